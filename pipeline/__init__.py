@@ -1,0 +1,1 @@
+"""Tensors in motion: data, models, training, evaluation."""

@@ -1,0 +1,9 @@
+"""Errors that end a command with a message instead of a traceback."""
+
+
+class UserError(Exception):
+    """The user's mistake. The message says what, the value, what is allowed and what to do (exit code 2)."""
+
+
+class WillNotSucceedError(Exception):
+    """Trying again with the same input gives the same end (exit code 78): non-finite loss, no progress."""
