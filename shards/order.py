@@ -1,0 +1,177 @@
+"""The sample order: a pure function of (block sizes, seed, lanes, window, step). No state, nothing to save.
+
+Every global position p = step * batch + slot has an epoch e = p // N and a place q = p mod N in it. An epoch permutes
+the blocks by a keyed hash; the permuted samples are cut into L lanes; place q is sample q // L of lane q mod L; inside
+a lane the samples of every window of W blocks are shuffled by the same hash. So positions eN .. (e+1)N-1 are an exact
+permutation of all samples, and any number of ranks reads the same global batches.
+
+Shape letters: N samples, B batch, L lanes, W blocks a window, R ranks.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.hashing import derive_key, hash_array
+
+ORDER_VERSION = 1
+_BLOCKS, _WINDOWS = 1, 2  # purposes of a key: one hash family for each permutation
+_EPOCHS_KEPT = 2  # a batch touches at most the end of one epoch and the start of the next, unless N < B
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowId:
+    """One lane's W consecutive (permuted) blocks: the unit that is read ahead and freed."""
+
+    epoch: int
+    lane: int
+    window: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockPart:
+    """Samples `first_sample_id` .. `first_sample_id + num_samples - 1`, all of one block."""
+
+    block: int
+    first_sample_id: int
+    num_samples: int
+
+
+class _Epoch:
+    """The block permutation of one epoch with its prefix sums."""
+
+    def __init__(self, block_sizes: NDArray[np.int64], *, key: int, lanes: int, window_blocks: int) -> None:
+        hashed = hash_array(np.arange(block_sizes.size, dtype=np.int64), key=key)
+        self.block_at = np.argsort(hashed, kind="stable")  # place in the epoch -> block
+        self.ends = np.cumsum(block_sizes[self.block_at])  # permuted samples up to and with this place
+        num_samples = int(self.ends[-1])
+        self.window_blocks = window_blocks
+        # The first N mod L lanes are one longer than the others.
+        lane = np.arange(lanes + 1, dtype=np.int64)
+        self.lane_start = lane * (num_samples // lanes) + np.minimum(lane, num_samples % lanes)
+        self.first_block = np.searchsorted(self.ends, self.lane_start[:-1], side="right")
+
+    def window_bounds(self, lane: int, window: int) -> tuple[int, int]:
+        """First and end permuted sample of a lane's window."""
+        first = int(self.first_block[lane]) + window * self.window_blocks
+        last = min(first + self.window_blocks, self.ends.size) - 1
+        start = int(self.ends[first - 1]) if first > 0 else 0
+        low, high = int(self.lane_start[lane]), int(self.lane_start[lane + 1])
+        return max(start, low), min(int(self.ends[last]), high)
+
+    def windows_of(self, lane: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Window number of each `index` (place inside the lane). Same shape as `index`."""
+        place = np.searchsorted(self.ends, index + self.lane_start[lane], side="right")
+        return np.asarray((place - self.first_block[lane]) // self.window_blocks, dtype=np.int64)
+
+
+class SampleOrder:
+    """Sample ids of every global batch, for any number of ranks, from any step.
+
+    `block_sizes`: int64[num_blocks], samples a block (uneven allowed), whose sample ids run on from block to block.
+    `lanes` L and `window_blocks` W set how far the shuffle reaches (L x W blocks at a time) and how much is read ahead.
+    Raises ValueError on empty blocks, lanes above the number of samples, or sizes below one.
+    """
+
+    def __init__(self, block_sizes: NDArray[np.int64], *, seed: int, lanes: int, window_blocks: int) -> None:
+        self.block_sizes = np.asarray(block_sizes, dtype=np.int64)
+        if self.block_sizes.ndim != 1 or self.block_sizes.size == 0 or int(self.block_sizes.min()) < 1:
+            raise ValueError("block_sizes must be a non-empty list of sizes of 1 or more; repack the dataset")
+        self.num_samples = int(self.block_sizes.sum())
+        if not 1 <= lanes <= self.num_samples:
+            raise ValueError(f"lanes is {lanes}; allowed is 1 to {self.num_samples} (the number of samples)")
+        if window_blocks < 1:
+            raise ValueError(f"window_blocks is {window_blocks}; allowed is 1 or more")
+        self.seed, self.lanes, self.window_blocks = seed, lanes, window_blocks
+        self._block_first = np.cumsum(self.block_sizes) - self.block_sizes
+        self._epochs: dict[int, _Epoch] = {}
+        self._windows: dict[WindowId, NDArray[np.int64]] = {}
+
+    def batch(self, step: int, batch_size: int) -> NDArray[np.int64]:
+        """Sample ids of global batch `step`: int64[batch_size], laid out lane group by lane group."""
+        return self.rank_batch(step, batch_size, 0, 1)
+
+    def rank_batch(self, step: int, batch_size: int, rank: int, num_ranks: int) -> NDArray[np.int64]:
+        """Rank's contiguous slice of global batch `step`: int64[batch_size / num_ranks]."""
+        return self.at(self.positions(step, batch_size, rank, num_ranks))
+
+    def positions(self, step: int, batch_size: int, rank: int, num_ranks: int) -> NDArray[np.int64]:
+        """Global positions behind `rank_batch`: entry g * (B/L) + m is position step * B + m * L + g."""
+        if batch_size % self.lanes or batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; allowed are multiples of lanes = {self.lanes}")
+        if num_ranks < 1 or batch_size % num_ranks or not 0 <= rank < num_ranks:
+            raise ValueError(f"rank {rank} of {num_ranks} does not fit a batch of {batch_size}: ranks must divide it")
+        share = batch_size // num_ranks
+        entry = np.arange(rank * share, (rank + 1) * share, dtype=np.int64)
+        group, member = np.divmod(entry, batch_size // self.lanes)
+        return np.asarray(step * batch_size + member * self.lanes + group, dtype=np.int64)
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sample ids at global positions; same shape as `positions`."""
+        ids = np.empty(positions.shape, dtype=np.int64)
+        for window, chosen, offset in self.locate(positions):
+            ids[chosen] = self.window_samples(window)[offset]
+        return ids
+
+    def locate(self, positions: NDArray[np.int64]) -> list[tuple[WindowId, NDArray[np.int64], NDArray[np.int64]]]:
+        """The windows that hold `positions`: (window, indices into `positions`, offsets inside the window) each."""
+        epoch, place = np.divmod(positions, self.num_samples)
+        index, lane = np.divmod(place, self.lanes)
+        found = []
+        pairs = np.stack([epoch, lane], axis=1)
+        for e, lane_number in np.unique(pairs, axis=0):
+            chosen = np.flatnonzero((epoch == e) & (lane == lane_number))
+            table = self._epoch(int(e))
+            windows = table.windows_of(int(lane_number), index[chosen])
+            for w in np.unique(windows):
+                part = chosen[windows == w]
+                window = WindowId(epoch=int(e), lane=int(lane_number), window=int(w))
+                start = table.window_bounds(window.lane, window.window)[0] - table.lane_start[window.lane]
+                found.append((window, part, index[part] - start))
+        return found
+
+    def window_samples(self, window: WindowId) -> NDArray[np.int64]:
+        """Shuffled sample ids of a window, int64[its size]."""
+        if window not in self._windows:
+            if len(self._windows) >= 4 * self.lanes:  # lifetimes are short: drop the oldest, they are passed
+                del self._windows[next(iter(self._windows))]
+            ids = np.concatenate(
+                [np.arange(p.first_sample_id, p.first_sample_id + p.num_samples) for p in self.window_parts(window)]
+            )
+            hashed = hash_array(ids, key=derive_key(self.seed, window.epoch, _WINDOWS))
+            self._windows[window] = ids[np.argsort(hashed, kind="stable")]
+        return self._windows[window]
+
+    def window_parts(self, window: WindowId) -> tuple[BlockPart, ...]:
+        """The blocks (or the parts of blocks that lie in the lane) that make up a window, in permuted order."""
+        table = self._epoch(window.epoch)
+        start, end = table.window_bounds(window.lane, window.window)
+        parts = []
+        place = int(np.searchsorted(table.ends, start, side="right"))
+        while start < end:
+            block, block_end = int(table.block_at[place]), int(table.ends[place])
+            inside = start - (block_end - int(self.block_sizes[block]))
+            count = min(block_end, end) - start
+            first = int(self._block_first[block]) + inside
+            parts.append(BlockPart(block=block, first_sample_id=first, num_samples=count))
+            start, place = start + count, place + 1
+        return tuple(parts)
+
+    def next_window(self, window: WindowId) -> WindowId:
+        """The window that follows in the same lane group: in the same lane, or in the next epoch's rotated lane."""
+        table = self._epoch(window.epoch)
+        if table.window_bounds(window.lane, window.window)[1] < int(table.lane_start[window.lane + 1]):
+            return WindowId(epoch=window.epoch, lane=window.lane, window=window.window + 1)
+        lane = (window.lane - self.num_samples) % self.lanes  # position eN + q has lane q mod L: groups rotate by N
+        return WindowId(epoch=window.epoch + 1, lane=lane, window=0)
+
+    def _epoch(self, epoch: int) -> _Epoch:
+        if epoch not in self._epochs:
+            while len(self._epochs) >= _EPOCHS_KEPT:
+                del self._epochs[min(self._epochs)]
+            key = derive_key(self.seed, epoch, _BLOCKS)
+            self._epochs[epoch] = _Epoch(
+                self.block_sizes, key=key, lanes=self.lanes, window_blocks=self.window_blocks
+            )
+        return self._epochs[epoch]
