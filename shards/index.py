@@ -1,0 +1,165 @@
+"""The Parquet tables of a dataset: the index of a shard, blocks, labels, quarantine. Layout: design.md section 2."""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+INDEX_SCHEMA = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("row", pa.int32()),
+        ("key", pa.string()),
+        ("offset", pa.int64()),
+        ("size", pa.int64()),
+        ("ext", pa.string()),
+        ("height", pa.int32()),
+        ("width", pa.int32()),
+        ("labels", pa.list_(pa.int32())),
+        ("crc32", pa.uint32()),
+        ("source", pa.string()),
+    ]
+)
+BLOCKS_SCHEMA = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("first_byte", pa.int64()),
+        ("end_byte", pa.int64()),
+        ("first_sample_id", pa.int64()),
+        ("num_samples", pa.int64()),
+    ]
+)
+LABELS_SCHEMA = pa.schema([("label", pa.int32()), ("name", pa.string()), ("num_samples", pa.int64())])
+QUARANTINE_SCHEMA = pa.schema(
+    [("position", pa.int64()), ("source", pa.string()), ("phase", pa.string()), ("reason", pa.string())]
+)
+_COMMIT_KEY = b"patchline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """An image of the plan that could not be packed; its slot stays empty."""
+
+    position: int
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardCommit:
+    """The footer of an index file, which commits its shard: what its tar is, and by which plan.
+
+    `data_end` is where the last sample ends in the tar, before the end-of-archive marker.
+    """
+
+    tar_sha256: str
+    tar_bytes: int
+    data_end: int
+    plan_hash: str
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexRow:
+    """One sample of a shard; `offset` and `size` are of the image's bytes in the tar."""
+
+    key: str
+    offset: int
+    size: int
+    ext: str
+    height: int
+    width: int
+    labels: tuple[int, ...]
+    crc32: int
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRows:
+    """A shard's index as arrays, one element a sample. `label` is the first of `labels` (-1: none)."""
+
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    height: NDArray[np.int32]
+    width: NDArray[np.int32]
+    crc32: NDArray[np.uint32]
+    label: NDArray[np.int64]
+    labels: list[list[int]]
+    key: list[str]
+    ext: list[str]
+    source: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTable:
+    """Every block's place: bytes first_byte..end_byte-1 of its shard hold its samples with their tar headers."""
+
+    shard: NDArray[np.int32]
+    first_byte: NDArray[np.int64]
+    end_byte: NDArray[np.int64]
+    first_sample_id: NDArray[np.int64]
+    num_samples: NDArray[np.int64]
+
+
+def table_bytes(table: pa.Table) -> bytes:
+    """`table` as one Parquet file."""
+    file = io.BytesIO()
+    pq.write_table(table, file, compression="zstd")
+    return file.getvalue()
+
+
+def read_table(data: bytes, columns: list[str] | None = None) -> pa.Table:
+    """The table in the bytes of a Parquet file."""
+    return pq.read_table(pa.BufferReader(data), columns=columns)
+
+
+def index_bytes(shard: int, rows: Sequence[IndexRow], commit: ShardCommit) -> bytes:
+    """The index file of one shard, its commit record in the footer."""
+    records = [{"shard": shard, "row": row, **asdict(item)} for row, item in enumerate(rows)]
+    table = pa.Table.from_pylist(records, schema=INDEX_SCHEMA)
+    footer = json.dumps(asdict(commit), sort_keys=True).encode()
+    return table_bytes(table.replace_schema_metadata({_COMMIT_KEY: footer}))
+
+
+def read_commit(data: bytes) -> ShardCommit:
+    """The commit record of an index file. Raises ValueError where there is none."""
+    try:
+        footer = json.loads(pq.read_schema(pa.BufferReader(data)).metadata[_COMMIT_KEY])
+        left_out = tuple(LeftOut(**item) for item in footer.pop("left_out"))
+        return ShardCommit(**footer, left_out=left_out)
+    except (pa.ArrowInvalid, KeyError, TypeError) as error:
+        raise ValueError(f"not an index file of a shard: {error}") from error
+
+
+def read_rows(data: bytes) -> ShardRows:
+    """All rows of an index file."""
+    table = read_table(data)
+    labels = table.column("labels").to_pylist()
+    return ShardRows(
+        offset=table.column("offset").to_numpy(),
+        size=table.column("size").to_numpy(),
+        height=table.column("height").to_numpy(),
+        width=table.column("width").to_numpy(),
+        crc32=table.column("crc32").to_numpy(),
+        label=np.array([item[0] if item else -1 for item in labels], dtype=np.int64),
+        labels=labels,
+        key=table.column("key").to_pylist(),
+        ext=table.column("ext").to_pylist(),
+        source=table.column("source").to_pylist(),
+    )
+
+
+def read_blocks(data: bytes) -> BlockTable:
+    """The block table."""
+    table = read_table(data)
+    return BlockTable(**{name: table.column(name).to_numpy() for name in BLOCKS_SCHEMA.names})
+
+
+def empty_table(schema: pa.Schema) -> pa.Table:
+    """A table without rows, where concatenation needs one."""
+    return pa.Table.from_pylist([], schema=schema)

@@ -1,0 +1,78 @@
+"""manifest.json: written last, so a dataset that has one is complete. It fixes every byte by sha256."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+FORMAT_VERSION = 1
+MANIFEST_PATH = "manifest.json"
+BLOCKS_PATH = "blocks.parquet"
+LABELS_PATH = "labels.parquet"
+QUARANTINE_PATH = "quarantine.parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """One shard: its tar (path relative to the dataset) and the sample ids that it holds."""
+
+    path: str
+    first_sample_id: int
+    num_samples: int
+    sha256: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a dataset is. `files` has the sha256 of every file but the shards and the manifest itself."""
+
+    format_version: int
+    plan_hash: str
+    split: str
+    num_samples: int
+    num_classes: int
+    num_quarantined: int
+    samples_per_block: int
+    shards: tuple[ShardRecord, ...]
+    files: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if self.format_version != FORMAT_VERSION:
+            message = f"the dataset has format version {self.format_version}; this version reads"
+            raise ValueError(f"{message} {FORMAT_VERSION}")
+        if self.num_samples != sum(shard.num_samples for shard in self.shards):
+            raise ValueError(f"num_samples is {self.num_samples}, but its shards hold another number")
+
+    def to_bytes(self) -> bytes:
+        """JSON with sorted keys: equal datasets have equal manifests."""
+        return json.dumps(asdict(self), sort_keys=True, indent=1).encode() + b"\n"
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Manifest":
+        """Raises ValueError for anything but a manifest of this format version."""
+        try:
+            fields = json.loads(data)
+            if fields.get("format_version") != FORMAT_VERSION:
+                message = (
+                    f"format version {fields.get('format_version')!r}, this version reads {FORMAT_VERSION}"
+                )
+                raise ValueError(message)
+            shards = tuple(ShardRecord(**record) for record in fields.pop("shards"))
+            return Manifest(**fields, shards=shards)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not a manifest: {error}") from error
+
+
+def sha256_hex(data: bytes) -> str:
+    """sha256 as it stands in manifests and plans."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def shard_path(shard: int) -> str:
+    """Where packing puts the tar of a shard."""
+    return f"shards/shard-{shard:06d}.tar"
+
+
+def index_path(shard: int) -> str:
+    """Where the index of a shard is."""
+    return f"index/shard-{shard:06d}.parquet"

@@ -1,0 +1,26 @@
+"""Every kind of image collection that can be packed. `kind` tells them apart in a written job."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from importlib.metadata import version
+
+from shards.digits import DigitsSource
+from shards.entry import Entry, Reader
+from shards.folders import FlatSource, FolderSource
+from shards.parquets import ParquetSource
+
+__all__ = ["DigitsSource", "Entry", "FlatSource", "FolderSource", "ParquetSource", "Reader", "Source"]
+
+Source = DigitsSource | FolderSource | FlatSource | ParquetSource
+
+
+def source_hash(source: Source) -> str:
+    """sha256 of a source's settings: what a scan or a plan was made from."""
+    return hashlib.sha256(json.dumps(asdict(source), sort_keys=True).encode()).hexdigest()
+
+
+def tool_versions(source: Source) -> dict[str, str]:
+    """Versions of the libraries that can change a written byte."""
+    packages = ["numpy", "pillow", "pyarrow"] + ["scikit-learn"] * isinstance(source, DigitsSource)
+    return {package: version(package) for package in packages}
