@@ -1,4 +1,4 @@
-"""The Parquet tables of a dataset: the index of a shard, blocks, labels, quarantine. Layout: design.md section 2."""
+"""The Parquet tables of a dataset: index of a shard, blocks, labels, quarantine (design.md section 2)."""
 
 import io
 import json
@@ -97,7 +97,7 @@ class ShardRows:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTable:
-    """Every block's place: bytes first_byte..end_byte-1 of its shard hold its samples with their tar headers."""
+    """Every block's place: bytes first_byte..end_byte-1 of its shard are its samples with their headers."""
 
     shard: NDArray[np.int32]
     first_byte: NDArray[np.int64]
@@ -106,10 +106,10 @@ class BlockTable:
     num_samples: NDArray[np.int64]
 
 
-def table_bytes(table: pa.Table) -> bytes:
+def table_bytes(table: pa.Table, *, row_group_size: int | None = None) -> bytes:
     """`table` as one Parquet file."""
     file = io.BytesIO()
-    pq.write_table(table, file, compression="zstd")
+    pq.write_table(table, file, compression="zstd", row_group_size=row_group_size)
     return file.getvalue()
 
 

@@ -79,10 +79,8 @@ class ParquetSource:
         wanted = (f"{self.image_column}.bytes", f"{self.image_column}.path", self.label_column)
         if missing := [column for column in wanted if column not in columns]:
             have = ", ".join(sorted(columns))
-            raise UserError(
-                f"{path} has no column {missing[0]}; it has {have}; set --source.image-column and "
-                "--source.label-column"
-            )
+            todo = "set --source.image-column and --source.label-column"
+            raise UserError(f"{path} has no column {missing[0]}; it has {have}; {todo}")
         return file
 
 

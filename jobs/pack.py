@@ -1,0 +1,151 @@
+"""`patchline pack`: an image collection becomes shards, in four phases that can each be continued."""
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from shards.errors import UserError
+from shards.manifest import MANIFEST_PATH, Manifest
+from shards.merge import merge, refuse_quarantine
+from shards.pack import ShardTask, pack_shard
+from shards.parallel import run_tasks
+from shards.plan import PackSpec, Plan, make_plan, read_plan, refuse_other_versions
+from shards.progress import Progress
+from shards.scan import ScanTask, scan_slice, slices
+from shards.sources import DigitsSource, FlatSource, FolderSource, ParquetSource, Source
+from shards.store import MissingObjectError, Store, open_store
+
+log = logging.getLogger(__name__)
+Phase = Literal["all", "scan", "plan", "shards", "merge"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackJob:
+    """What to pack and where to. `part` I/N is the share of a job array's task in the scan and shards phases.
+
+    `max_quarantined` is the share of images that may be refused before the job stops.
+    """
+
+    out: str = ""
+    source: DigitsSource | FolderSource | FlatSource | ParquetSource = field(default_factory=FolderSource)
+    split: str = "train"
+    samples_per_shard: int = 1000
+    samples_per_block: int = 64
+    seed: int = 0
+    workers: int = 1
+    phase: Phase = "all"
+    part: str = "0/1"
+    max_quarantined: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UserError(f"--workers is {self.workers}; allowed are 1 and more")
+        if not 0 <= self.max_quarantined <= 1:
+            raise UserError(f"--max-quarantined is {self.max_quarantined:g}; allowed are 0 to 1")
+        if self.share[1] > 1 and self.phase not in ("scan", "shards"):
+            raise UserError(f"--part {self.part} needs --phase scan or --phase shards; all else is one task")
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """`part` as numbers."""
+        first, _, count = self.part.partition("/")
+        if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
+            raise UserError(f"--part is {self.part!r}; allowed is I/N with I from 0 to N-1, e.g. 0/8")
+        return int(first), int(count)
+
+    def spec(self) -> PackSpec:
+        """What decides the bytes: neither workers nor parts do."""
+        return PackSpec(
+            source=source_of_split(self.source, self.split),
+            split=self.split,
+            samples_per_shard=self.samples_per_shard,
+            samples_per_block=self.samples_per_block,
+            seed=self.seed,
+        )
+
+
+def run(job: PackJob) -> int:
+    """Run the phases asked for; the exit code."""
+    if not job.out:
+        raise UserError("--out is missing; give a folder or s3://bucket/prefix")
+    store, spec = open_store(job.out), job.spec()
+    plan = read_plan(store, spec)
+    if plan is not None and _is_complete(store, plan):
+        log.info("%s is packed already: %d samples", store.url, plan.num_samples)
+        return 0
+    if job.phase in ("all", "scan") and plan is None:
+        _scan(job, spec)
+    if job.phase in ("all", "plan"):
+        plan = plan or _planned(store, spec)
+        refuse_quarantine(plan.num_quarantined, plan, max_quarantined=job.max_quarantined, url=store.url)
+    if job.phase in ("all", "shards"):
+        _shards(job, spec, _needed(plan, store))
+    if job.phase in ("all", "merge"):
+        _log_done(store, merge(store, spec, _needed(plan, store), max_quarantined=job.max_quarantined))
+    return 0
+
+
+def source_of_split(source: Source, split: str) -> Source:
+    """The source with `split` put in: the digits' own split, `{split}` in the names of Parquet files."""
+    if isinstance(source, DigitsSource):
+        if split not in ("train", "test"):
+            raise UserError(f"--split is {split!r}; the digits have train and test")
+        return replace(source, split=split)  # type: ignore[arg-type]
+    if isinstance(source, ParquetSource):
+        return replace(source, files=tuple(path.replace("{split}", split) for path in source.files))
+    return source
+
+
+def _scan(job: PackJob, spec: PackSpec) -> None:
+    part, num_parts = job.share
+    num_images = sum(1 for _ in spec.source.entries())
+    if not num_images:
+        raise UserError(f"no image found in {spec.source}; give a source that has some")
+    tasks = (
+        ScanTask(url=job.out, source=spec.source, slice=some)
+        for some in slices(spec.source)
+        if some.number % num_parts == part
+    )
+    with Progress("scan", num_images // num_parts, unit="images") as progress:
+        for count in run_tasks(scan_slice, tasks, workers=job.workers):
+            progress.advance(count)
+
+
+def _planned(store: Store, spec: PackSpec) -> Plan:
+    plan = make_plan(store, spec)
+    counts = (plan.num_samples, len(plan.label_names), plan.num_shards, plan.num_quarantined)
+    log.info("plan: %d images of %d classes into %d shards, %d refused", *counts)
+    return plan
+
+
+def _shards(job: PackJob, spec: PackSpec, plan: Plan) -> None:
+    refuse_other_versions(plan, spec.source)
+    part, num_parts = job.share
+    tasks = (
+        ShardTask(
+            url=job.out, plan=plan, source=spec.source, shard=shard, max_quarantined=job.max_quarantined
+        )
+        for shard in range(part, plan.num_shards, num_parts)
+    )
+    with Progress("shards", plan.num_samples // num_parts, unit="images") as progress:
+        for count in run_tasks(pack_shard, tasks, workers=job.workers):
+            progress.advance(count)
+
+
+def _needed(plan: Plan | None, store: Store) -> Plan:
+    if plan is None:
+        raise UserError(f"{store.url} has no plan yet; run --phase scan and --phase plan first")
+    return plan
+
+
+def _is_complete(store: Store, plan: Plan) -> bool:
+    try:
+        return Manifest.from_bytes(store.read(MANIFEST_PATH)).plan_hash == plan.hash
+    except (MissingObjectError, ValueError):
+        return False
+
+
+def _log_done(store: Store, manifest: Manifest) -> None:
+    num_bytes = sum(shard.num_bytes for shard in manifest.shards)
+    counts = (manifest.num_samples, len(manifest.shards), num_bytes / 1e6, manifest.num_quarantined)
+    log.info("%s: %d samples in %d shards, %.1f MB, %d in quarantine", store.url, *counts)
