@@ -1,0 +1,66 @@
+# Everything here sets up what it needs, in the checkout's own .venv, with no root and nothing to install by hand
+# but Python 3.11 or 3.12 and a C++ compiler. Settings of a site, for example: make setup TORCH='torch==2.13.0 ...'
+
+# The Python that makes .venv; the first of these names that is there, unless you give one.
+PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3 python,$(shell command -v $(name) 2>/dev/null)))
+# pip's arguments for torch: where an index offers a CPU build of this version, pip takes that one. A site that
+# wants another build of it (CUDA, ROCm) adds its own --index-url.
+TORCH ?= torch==2.13.0
+# More arguments for pytest, for example: make test ARGS='-m "not slow" tests/shards'
+ARGS ?=
+
+VENV := $(CURDIR)/.venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
+SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh) .ci/run
+
+# DeepSpeed calls ninja by its name to compile its operator.
+RUN := PATH="$(VENV)/bin:$$PATH"
+
+.PHONY: help setup demo test lint soak clean
+.DELETE_ON_ERROR:
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.all ## Make .venv with all that demo, test and lint need
+
+demo: .venv/.demo ## The whole pipeline on real handwritten digits, at most 5 minutes on 2 cores
+	$(RUN) $(VENV)/bin/patchline demo
+
+test: .venv/.all ## All tests; those of components that are not installed are skipped with the reason
+	$(RUN) $(VENV)/bin/python -m pytest $(ARGS)
+
+lint: .venv/.all ## Style, types and shell scripts
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	@command -v shellcheck >/dev/null || { echo "make lint: shellcheck is not installed (Debian: apt-get install shellcheck)"; exit 1; }
+	shellcheck $(SHELL_FILES)
+
+soak: .venv/.all ## A campaign of kills: every continued run must end like the unbroken one
+	$(RUN) $(VENV)/bin/python -m tests.soak.kills
+
+clean: ## Remove .venv, caches and the demo's folder
+	rm -rf .venv demo-run build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: each is renewed when the project's requirements change. torch goes first, so that pip settles its build
+# before anything that depends on it.
+.venv/.torch: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: no Python found; Python 3.11 or 3.12 is needed (or give one: make PYTHON=/path/to/python3.12)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || { echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 or 3.12 is needed (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) has no venv module (Debian: apt-get install python3-venv)"; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { echo "make: $(PYTHON) has no headers, and DeepSpeed compiles an operator against them at its first use (Debian: apt-get install python3-dev)"; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || { echo "make: no C++ compiler, and DeepSpeed compiles an operator at its first use (Debian: apt-get install g++)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@nvidia-smi --list-gpus 2>/dev/null || echo "no NVIDIA GPU answers here: training will run on the CPU"
+	$(PIP) $(TORCH)
+	@touch $@
+
+.venv/.demo: .venv/.torch
+	$(PIP) --constraint constraints.txt --editable '.[demo]'
+	@touch $@
+
+.venv/.all: .venv/.torch
+	$(PIP) --constraint constraints.txt --editable '.[demo,test,dev]'
+	@touch $@ .venv/.demo
