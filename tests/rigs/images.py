@@ -1,0 +1,30 @@
+"""Images made by the tests: noise with a few shapes, different for every seed, the same every time."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def image_bytes(seed: int, *, height: int = 24, width: int = 32, image_format: str = "JPEG") -> bytes:
+    """One encoded RGB image."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, size=(height // 4, width // 4, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+    file = io.BytesIO()
+    image.save(file, format=image_format)
+    return file.getvalue()
+
+
+def class_folders(root: Path, *, num_classes: int = 3, images_a_class: int = 5) -> Path:
+    """`root` with class folders c0, c1, ... of images in all three formats; suffixes vary in case."""
+    formats = (("JPEG", ".JPEG"), ("PNG", ".png"), ("WEBP", ".webp"), ("JPEG", ".jpg"))
+    for label in range(num_classes):
+        folder = root / f"c{label}"
+        folder.mkdir(parents=True)
+        for number in range(images_a_class):
+            image_format, suffix = formats[number % len(formats)]
+            data = image_bytes(100 * label + number, height=16 + 4 * label, image_format=image_format)
+            (folder / f"img {number}{suffix}").write_bytes(data)
+    return root

@@ -1,0 +1,32 @@
+"""What only a folder has: temporary names, leftovers of killed writers, permissions."""
+
+from pathlib import Path
+
+import pytest
+
+from shards.errors import UserError
+from shards.local import TEMPORARY_PREFIX, LocalStore
+
+
+def test_leftovers_are_no_objects_and_can_be_discarded(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    store.write("a/x", b"1")
+    leftover = tmp_path / "a" / f"{TEMPORARY_PREFIX}x.0011"
+    leftover.write_bytes(b"half")
+    assert list(store.list()) == ["a/x"]
+    store.discard_unfinished()
+    assert not leftover.exists()
+    assert store.read("a/x") == b"1"
+
+
+def test_a_file_in_the_way_of_a_folder_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UserError, match="cannot write"):
+        LocalStore(str(tmp_path / "file")).write("x", b"")
+
+
+def test_a_folder_is_not_an_object(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    store.write("a/x", b"1")
+    assert not store.exists("a")
+    assert not LocalStore(str(tmp_path / "none")).exists("a/x")
