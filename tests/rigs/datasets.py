@@ -1,0 +1,26 @@
+"""Small packed datasets for tests, and what a folder of one consists of."""
+
+import hashlib
+from pathlib import Path
+
+from jobs.pack import PackJob, run
+from shards.sources import FolderSource
+from tests.rigs.images import class_folders
+
+
+def packed_folders(folder: Path, *, num_classes: int = 3, images_a_class: int = 5) -> Path:
+    """Generated class folders packed into `folder`/packed: shards of 4 samples, blocks of 3."""
+    root = class_folders(folder / "images", num_classes=num_classes, images_a_class=images_a_class)
+    out = folder / "packed"
+    source = FolderSource(root=str(root))
+    assert run(PackJob(out=str(out), source=source, samples_per_shard=4, samples_per_block=3)) == 0
+    return out
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """sha256 of every file below `folder`, hidden ones included."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
