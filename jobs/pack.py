@@ -122,9 +122,7 @@ def _shards(job: PackJob, spec: PackSpec, plan: Plan) -> None:
     refuse_other_versions(plan, spec.source)
     part, num_parts = job.share
     tasks = (
-        ShardTask(
-            url=job.out, plan=plan, source=spec.source, shard=shard, max_quarantined=job.max_quarantined
-        )
+        ShardTask(url=job.out, plan=plan, source=spec.source, shard=shard, max_quarantined=job.max_quarantined)
         for shard in range(part, plan.num_shards, num_parts)
     )
     with Progress("shards", plan.num_samples // num_parts, unit="images") as progress:

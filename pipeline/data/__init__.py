@@ -1,0 +1,1 @@
+"""Planned reads -> decode -> augment -> batches of uint8 images."""

@@ -1,0 +1,1 @@
+"""Evaluation: scores over whole datasets."""

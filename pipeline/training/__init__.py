@@ -1,0 +1,1 @@
+"""Training: engine, loop, schedule, optimiser, loss, checkpoints, signals, metrics, ledger."""

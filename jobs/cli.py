@@ -1,0 +1,127 @@
+"""The command line: `patchline STAGE RECIPE|FILE.yaml [--any.field VALUE ...]`. Errors become exit codes here."""
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+
+from jobs import exit_codes
+from jobs.record import read_record
+from shards.errors import UserError, WillNotSucceedError
+
+log = logging.getLogger("patchline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A stage is a module of jobs/ with `run(job) -> exit code`; `second` says what its second word is."""
+
+    summary: str
+    second: str
+
+
+STAGES = {
+    "pack": Stage(summary="pack images into verified WebDataset shards", second="RECIPE|FILE.yaml"),
+    "verify": Stage(summary="check a dataset against its manifest", second="URL"),
+    "pretrain": Stage(summary="pre-train; the same command again continues the run", second="RECIPE|FILE.yaml"),
+    "finetune": Stage(summary="fine-tune a run's weights, usually at higher resolution", second="RECIPE|FILE.yaml"),
+    "evaluate": Stage(summary="accuracy of a run's weights on a dataset", second="RECIPE|FILE.yaml"),
+    "demo": Stage(summary="the whole pipeline on real images in five minutes", second=""),
+}
+
+
+def entry() -> None:
+    """Console script."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: list[str]) -> int:
+    """Runs one stage and returns its exit code; a user's mistake is a message, not a traceback."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    for noisy in ("botocore", "boto3", "urllib3", "s3transfer"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        return _run(argv)
+    except UserError as error:
+        return _end(exit_codes.USER_MISTAKE, f"error: {error}")
+    except WillNotSucceedError as error:
+        return _end(exit_codes.WILL_NOT_SUCCEED, f"error: {error}")
+    except KeyboardInterrupt:
+        return _end(130, "interrupted; the same command continues")
+    except (AssertionError, TypeError, AttributeError, LookupError):
+        log.exception("this is a bug in patchline; please report it with the lines below")
+        return exit_codes.OUR_BUG
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        _usage()
+        return exit_codes.DONE if argv else exit_codes.USER_MISTAKE
+    stage, rest = argv[0], argv[1:]
+    if stage not in STAGES:
+        raise UserError(f"unknown stage {stage!r}; allowed are {', '.join(STAGES)}")
+    module = importlib.import_module(f"jobs.{stage}")
+    if STAGES[stage].second == "":
+        job, words = module.DemoJob(environ=()), rest
+    elif not rest or rest[0].startswith("-"):
+        return _second_word_help(stage, asked=bool(rest) and rest[0] in ("-h", "--help"))
+    elif STAGES[stage].second == "URL":
+        job, words = module.VerifyJob(url=rest[0]), rest[1:]
+    else:
+        job, words = _job(stage, rest[0]), rest[1:]
+    job = tyro.cli(
+        type(job),
+        default=job,
+        args=words,
+        prog=f"patchline {stage} {rest[0] if rest and words is not rest else ''}".rstrip(),
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+    run: Callable[[Any], int] = module.run
+    return run(job)
+
+
+def _job(stage: str, word: str) -> Any:
+    recipes: dict[str, Callable[[], Any]] = importlib.import_module(f"jobs.recipes.{stage}").RECIPES
+    if word in recipes:
+        return recipes[word]()
+    if word.endswith((".yaml", ".yml")):
+        kind = type(next(iter(recipes.values()))())
+        return read_record(Path(word), stage=stage, kind=kind)
+    raise UserError(
+        f"unknown recipe {word!r} of patchline {stage}; allowed are {', '.join(recipes)}, or a job.yaml"
+    )
+
+
+def _second_word_help(stage: str, *, asked: bool) -> int:
+    console = Console(stderr=not asked)
+    console.print(f"usage: patchline {stage} {STAGES[stage].second} \\[--any.field VALUE ...]")
+    if STAGES[stage].second != "URL":
+        recipes = importlib.import_module(f"jobs.recipes.{stage}").RECIPES
+        for name, recipe in recipes.items():
+            console.print(f"  {name:16s} {(recipe.__doc__ or '').strip().splitlines()[0]}", highlight=False)
+        console.print(f"patchline {stage} RECIPE --help lists every field with its value")
+    return exit_codes.DONE if asked else exit_codes.USER_MISTAKE
+
+
+def _usage() -> None:
+    console = Console(stderr=True)
+    console.print("usage: patchline STAGE RECIPE|FILE.yaml|URL \\[--any.field VALUE ...]")
+    for name, stage in STAGES.items():
+        console.print(f"  {name:10s} {stage.summary}", highlight=False)
+
+
+def _end(code: int, message: str) -> int:
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    sys.stderr.write(message + "\n" if rank == "0" else f"rank {rank}: {message}\n")
+    return code
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,8 @@
+"""What a stage's exit code tells a shell, a batch script or Slurm (design section 8)."""
+
+DONE = 0
+FAULTS_FOUND = 1
+USER_MISTAKE = 2
+OUR_BUG = 70
+CONTINUE = 75  # stopped with a committed checkpoint; sites list it as RequeueExit
+WILL_NOT_SUCCEED = 78

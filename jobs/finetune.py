@@ -1,0 +1,12 @@
+"""`patchline finetune`: trains on from a run's weights, usually at a higher resolution and with a new zero head."""
+
+from jobs import pretrain
+from pipeline.training.config import TrainingJob
+from shards.errors import UserError
+
+
+def run(job: TrainingJob) -> int:
+    """Runs a fine-tuning job; it must name the weights it starts from."""
+    if not job.initial.weights:
+        raise UserError("--initial.weights is missing: give the weights/ folder of a finished run (RUN/weights)")
+    return pretrain.run(job, stage="finetune")

@@ -1,0 +1,87 @@
+"""Pre-training recipes."""
+
+from collections.abc import Callable
+
+from pipeline.data.augment import AugmentConfig
+from pipeline.data.batches import DataConfig
+from pipeline.models import ModelConfig
+from pipeline.training.checkpoint import CheckpointConfig
+from pipeline.training.config import TrainingJob
+from pipeline.training.engine import EngineConfig
+from pipeline.training.optimizer import OptimizerConfig
+from pipeline.training.schedule import ScheduleConfig
+
+
+def digits_smoke() -> TrainingJob:
+    """A ViT of 0.8 M parameters on 1,437 handwritten digits at 32 px: the whole pipeline in half a minute on two cores.
+
+    Source: ours, sized for scikit-learn's load_digits. Expected: 95 % and more on the test split after 300 steps.
+    Command: patchline pretrain digits_smoke --data.url URL --run-dir DIR
+    """
+    return TrainingJob(
+        model=ModelConfig(
+            name="vit", image_size=32, num_classes=0, patch=8, depth=4, width=128, mlp_width=512, num_heads=4
+        ),
+        data=DataConfig(
+            lanes=8,
+            window_blocks=2,
+            augment=AugmentConfig(min_area=0.6, min_ratio=0.85, max_ratio=1.18, flip=False),
+        ),
+        steps=300,
+        global_batch=128,
+        clip_norm=1.0,
+        optimizer=OptimizerConfig(name="adamw", weight_decay=0.05),
+        schedule=ScheduleConfig(learning_rate=1e-3, decay="cosine", warmup_steps=30),
+        engine=EngineConfig(zero_stage=1, precision="bf16"),
+        checkpoint=CheckpointConfig(every_steps=25),
+    )
+
+
+def cifar10_small() -> TrainingJob:
+    """A ViT of 1.2 M parameters on CIFAR-10 from scratch, fp32, 45 epochs: about half an hour on two cores.
+
+    Source: ours. Expected: above 55 % on the test split (a small ViT without pre-training).
+    Command: patchline pretrain cifar10_small --data.url URL --evaluation.url URL-test --run-dir DIR
+    """
+    return TrainingJob(
+        model=ModelConfig(
+            name="vit", image_size=32, num_classes=0, patch=8, depth=6, width=128, mlp_width=512, num_heads=4
+        ),
+        data=DataConfig(lanes=32, window_blocks=4, augment=AugmentConfig(min_area=0.4, flip=True)),
+        steps=8800,
+        global_batch=256,
+        clip_norm=1.0,
+        optimizer=OptimizerConfig(name="adamw", weight_decay=0.05),
+        schedule=ScheduleConfig(learning_rate=1e-3, decay="cosine", warmup_steps=500),
+        engine=EngineConfig(zero_stage=1, precision="fp32"),
+        checkpoint=CheckpointConfig(every_steps=500),
+        log_every_steps=10,
+    )
+
+
+def photos_smoke() -> TrainingJob:
+    """A small ViT at 64 px on photographs of any size, with the paper's inception crop: does a folder of images train?
+
+    Source: ours. Expected: the loss falls below ln(classes) within 100 steps on a few hundred photographs.
+    Command: patchline pretrain photos_smoke --data.url URL --run-dir DIR
+    """
+    return TrainingJob(
+        model=ModelConfig(
+            name="vit", image_size=64, num_classes=0, patch=16, depth=4, width=192, mlp_width=768, num_heads=3
+        ),
+        data=DataConfig(lanes=8, window_blocks=2, augment=AugmentConfig(min_area=0.05)),
+        steps=100,
+        global_batch=64,
+        clip_norm=1.0,
+        optimizer=OptimizerConfig(name="adamw", weight_decay=0.05),
+        schedule=ScheduleConfig(learning_rate=1e-3, decay="cosine", warmup_steps=10),
+        engine=EngineConfig(zero_stage=1, precision="bf16"),
+        checkpoint=CheckpointConfig(every_steps=50),
+    )
+
+
+RECIPES: dict[str, Callable[[], TrainingJob]] = {
+    "digits_smoke": digits_smoke,
+    "cifar10_small": cifar10_small,
+    "photos_smoke": photos_smoke,
+}

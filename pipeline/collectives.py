@@ -1,0 +1,54 @@
+"""Small exchanges between ranks: JSON in uint8 tensors (object collectives would unpickle) and tiny reductions."""
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def gather_json(value: object, *, device: torch.device) -> list[Any]:
+    """Every rank's value, in rank order, on every rank."""
+    encoded = _encode(value, device)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([encoded.numel()], device=device))
+    longest = max(int(size) for size in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: encoded.numel()] = encoded
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded)
+    return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+
+
+def broadcast_json(value: object, *, device: torch.device) -> Any:
+    """Rank 0's value on every rank; what the others pass is not looked at."""
+    encoded = _encode(value, device)
+    size = torch.tensor([encoded.numel()], device=device)
+    dist.broadcast(size, src=0)
+    if dist.get_rank() != 0:
+        encoded = torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(encoded, src=0)
+    return _decode(encoded)
+
+
+def all_agree(mine: bool, *, device: torch.device) -> bool:
+    """True where every rank says True."""
+    verdict = torch.tensor([int(mine)], device=device)
+    dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
+    return bool(int(verdict))
+
+
+def sums(values: list[float], *, device: torch.device) -> list[float]:
+    """Element-wise sum over ranks, in float64."""
+    total = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return [float(x) for x in total.tolist()]
+
+
+def _encode(value: object, device: torch.device) -> torch.Tensor:
+    data = bytearray(json.dumps(value).encode())
+    return torch.frombuffer(data, dtype=torch.uint8).to(device)
+
+
+def _decode(encoded: torch.Tensor) -> Any:
+    return json.loads(bytes(encoded.cpu().numpy()).decode())

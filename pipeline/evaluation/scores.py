@@ -1,0 +1,89 @@
+"""Accuracy over a whole dataset: every sample exactly once over all ranks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from pipeline.collectives import sums
+from pipeline.data.augment import EvaluationTransform
+from pipeline.data.batches import Batch, Share
+from pipeline.data.evaluation import evaluation_batches
+from pipeline.training.loss import LossName, classification_loss
+from pipeline.world import World
+from shards.dataset import Dataset
+from shards.errors import UserError
+from shards.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """What to evaluate on. `every_steps` 0: only at the end of training; `url` empty: never."""
+
+    url: str = ""
+    every_steps: int = 0
+    batch_size: int = 100
+    transform: EvaluationTransform = EvaluationTransform()
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.every_steps < 0:
+            raise UserError(f"allowed are a batch_size of 1 or more and every_steps of 0 or more: {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """`accuracy`: share of images whose highest logit is one of their labels. `loss`: mean over images."""
+
+    num_images: int
+    accuracy: float
+    loss: float
+
+
+def evaluate(model: nn.Module, dataset: Dataset, config: EvaluationConfig, *, loss: LossName, world: World) -> Scores:
+    """Scores of a model that maps uint8[B, H, W, 3] to logits. Collective over all ranks."""
+    image_size = model_image_size(model)
+    share = Share(global_batch=config.batch_size * world.num_ranks, rank=world.rank, num_ranks=world.num_ranks)
+    batches = evaluation_batches(
+        dataset,
+        batch_size=config.batch_size,
+        image_size=image_size,
+        transform=config.transform,
+        share=share,
+        threads=world.num_threads,
+    )
+    num, right, summed = sums(_count(model, batches, dataset, loss=loss, world=world), device=world.device)
+    return Scores(num_images=int(num), accuracy=right / num, loss=summed / num)
+
+
+def model_image_size(model: nn.Module) -> int:
+    """The side in pixels that a model of ours was built for."""
+    config = getattr(model, "config", None)
+    if config is None:
+        raise TypeError(f"{type(model).__name__} has no config; evaluate models from pipeline.models")
+    return int(config.image_size)
+
+
+def _count(
+    model: nn.Module,
+    batches: Iterator[tuple[Batch, torch.Tensor]],
+    dataset: Dataset,
+    *,
+    loss: LossName,
+    world: World,
+) -> list[float]:
+    """This rank's [images, right ones, summed loss]."""
+    num = right = summed = 0.0
+    total = dataset.num_samples if world.is_first else 0
+    with torch.no_grad(), Progress("evaluate", total, unit="images") as progress:
+        for batch, mask_B in batches:
+            logits_BK = model(batch.images.to(world.device)).float().cpu()[mask_B]
+            labels_BL = batch.labels[mask_B]
+            count = int(mask_B.sum())
+            if count:
+                num += count
+                right += float((logits_BK.argmax(dim=1, keepdim=True) == labels_BL).any(dim=1).sum())
+                summed += count * float(classification_loss(logits_BK, labels_BL, name=loss))
+            if world.is_first:
+                progress.advance(min(count * world.num_ranks, total - progress.done))
+    return [num, right, summed]

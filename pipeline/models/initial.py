@@ -1,0 +1,46 @@
+"""Initial weights as in the paper's JAX code: every tensor a function of (seed, its name, its shape).
+
+Being a function, no copy has to be kept or sent: each rank makes the part it owns, and the fp32 master weights get
+the values before any rounding to bf16.
+"""
+
+import math
+import zlib
+
+import torch
+
+from shards.hashing import derive_key
+
+# Standard deviation of a unit normal truncated at +-2, by which flax's lecun_normal divides.
+_TRUNCATED_STD = 0.87962566103423978
+
+
+def initial_tensor(name: str, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
+    """float32 initial value of the parameter `name`. Raises ValueError for a name it has no rule for."""
+    generator = torch.Generator().manual_seed(derive_key(seed, zlib.crc32(name.encode())) >> 1)
+    layer, kind = name.split(".")[-2:] if "." in name else ("", name)
+    if layer in ("norm", "norm1", "norm2"):
+        return torch.ones(shape) if kind == "weight" else torch.zeros(shape)
+    if layer == "embed" and kind == "position":
+        return torch.empty(shape).normal_(std=0.02, generator=generator)
+    if layer == "head" or kind == "class_token":
+        return torch.zeros(shape)
+    if layer in ("dense1", "dense2") and kind == "bias":
+        return torch.empty(shape).normal_(std=1e-6, generator=generator)
+    if kind == "bias":
+        return torch.zeros(shape)
+    if layer in ("patch", "representation"):
+        std = math.sqrt(1.0 / shape[1]) / _TRUNCATED_STD
+        tensor = torch.empty(shape)
+        return torch.nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std, generator=generator)
+    if layer == "qkv":  # q, k and v are three matrices: the fan of the fused one would be too small a bound
+        parts = [_xavier_uniform((shape[0] // 3, shape[1]), generator) for _ in range(3)]
+        return torch.cat(parts)
+    if layer in ("out", "dense1", "dense2"):
+        return _xavier_uniform((shape[0], shape[1]), generator)
+    raise ValueError(f"no initial value is defined for the parameter {name!r}")
+
+
+def _xavier_uniform(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    bound = math.sqrt(6.0 / (shape[0] + shape[1]))
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)

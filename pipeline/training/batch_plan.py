@@ -1,0 +1,43 @@
+"""Global batch = micro-batch x accumulation x ranks, or a refusal. Pure."""
+
+from dataclasses import dataclass
+
+from shards.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """How one optimiser step's images are shared out: `micro_batch` images a forward pass and rank."""
+
+    global_batch: int
+    micro_batch: int
+    accumulation: int
+    num_ranks: int
+
+    @property
+    def rank_batch(self) -> int:
+        """Images a rank and step."""
+        return self.micro_batch * self.accumulation
+
+
+def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: int) -> BatchPlan:
+    """The plan for these sizes; `micro_batch` 0 takes a rank's whole share. UserError where they do not divide."""
+    if global_batch < 1 or global_batch % lanes:
+        raise UserError(
+            f"--global-batch is {global_batch}, not a multiple of --data.lanes = {lanes}; "
+            f"take {max(1, round(global_batch / lanes)) * lanes}, or other lanes"
+        )
+    if global_batch % num_ranks:
+        divisors = [n for n in range(1, min(global_batch, 2 * num_ranks) + 1) if global_batch % n == 0]
+        raise UserError(
+            f"--global-batch is {global_batch}, not divisible by {num_ranks} ranks; "
+            f"start {' or '.join(map(str, divisors[-3:]))} ranks, or change --global-batch"
+        )
+    share = global_batch // num_ranks
+    micro = micro_batch or share
+    if micro < 1 or share % micro:
+        raise UserError(
+            f"--micro-batch is {micro_batch}, which does not divide a rank's share of {share} images "
+            f"(global batch {global_batch} / {num_ranks} ranks); take a divisor of {share}, or 0 for all of it"
+        )
+    return BatchPlan(global_batch=global_batch, micro_batch=micro, accumulation=share // micro, num_ranks=num_ranks)

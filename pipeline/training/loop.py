@@ -1,0 +1,198 @@
+"""The training loop: read, forward and backward, agree, update, write down, save."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeline.data.batches import Batch
+from pipeline.evaluation.scores import evaluate
+from pipeline.training.batch_plan import BatchPlan
+from pipeline.training.checkpoint import Checkpoints, Position
+from pipeline.training.config import TrainingJob
+from pipeline.training.engine import Engine, UpdateResult
+from pipeline.training.ledger import Ledger
+from pipeline.training.loss import classification_loss
+from pipeline.training.metrics import Metrics
+from pipeline.training.schedule import learning_rate
+from pipeline.training.signals import Signals, Wish
+from pipeline.world import World
+from shards.dataset import Dataset
+from shards.errors import WillNotSucceedError
+from shards.hashing import derive_key
+from shards.progress import Progress
+
+log = logging.getLogger(__name__)
+_DROPOUT = 5  # purpose of a key
+_MOST_FAILED_SAVES = 3
+
+
+class LoopEnd(Enum):
+    """Why the loop ended."""
+
+    ALL_STEPS = "all steps done"
+    ASKED = "asked to save and exit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the loop works with. `metrics` is None on all ranks but the first."""
+
+    job: TrainingJob
+    world: World
+    plan: BatchPlan
+    engine: Engine
+    checkpoints: Checkpoints
+    signals: Signals
+    ledger: Ledger
+    metrics: Metrics | None
+    held_out: Dataset | None
+    data_state: dict[str, Any]
+    record: dict[str, Any]
+
+
+class Loop:
+    """Runs steps from `step` on. `num_updates` are those the optimiser really made (non-finite ones are skipped)."""
+
+    def __init__(self, parts: Parts, *, step: int, num_updates: int) -> None:
+        self.parts, self.step, self.num_updates = parts, step, num_updates
+        self._skipped_in_a_row = self._failed_saves = 0
+        self._saved_step = step
+
+    def run(self, stream: Iterator[Batch]) -> LoopEnd:
+        """All steps up to the job's last, or until the ranks agree to stop. A checkpoint is committed at either end."""
+        parts, job = self.parts, self.parts.job
+        total = job.steps if parts.world.is_first else self.step
+        began = time.monotonic()
+        with Progress("train", total, unit="steps", start=self.step) as progress:
+            while self.step < job.steps:
+                with parts.ledger.time("data_wait"):
+                    batch = next(stream)
+                with parts.ledger.time("compute"):
+                    loss, wish, result = self._update(batch)
+                self.step += 1
+                self._guard(loss, result)
+                values = {
+                    "loss": loss,
+                    "grad_norm": result.grad_norm,
+                    "learning_rate": self._rate(self.step - 1),
+                }
+                values |= self._held_out_scores()
+                now = time.monotonic()
+                values["images_per_second"] = job.global_batch / max(now - began, 1e-9)
+                began = now
+                if parts.metrics and (self.step % job.log_every_steps == 0 or self.step == job.steps):
+                    parts.metrics.write(self.step, values)
+                if parts.world.is_first:
+                    progress.advance(note=f"loss {loss:.4f}")
+                if wish > Wish.NOTHING or self.step % job.checkpoint.every_steps == 0:
+                    self.save()
+                if wish == Wish.SAVE_AND_EXIT and self.step < job.steps:
+                    return LoopEnd.ASKED
+        if self._saved_step != self.step:
+            self.save()
+        return LoopEnd.ALL_STEPS
+
+    def save(self) -> None:
+        """A checkpoint of this moment; three failures in a row end the run, one does not."""
+        parts = self.parts
+        position = Position(
+            step=self.step, num_updates=self.num_updates, num_samples=self.step * parts.job.global_batch
+        )
+        with parts.ledger.time("checkpoint"):
+            manifest = parts.checkpoints.save(
+                parts.engine.fragments(),
+                position=position,
+                shapes=parts.engine.shapes,
+                data_state=parts.data_state,
+                record=parts.record | {"seconds": parts.ledger.record()},
+            )
+            if manifest:
+                parts.checkpoints.retire(parts.job.checkpoint)
+        if parts.world.is_first:
+            parts.ledger.append(parts.checkpoints.run_dir, step=self.step, attempt=parts.checkpoints.attempt.token)
+        self._failed_saves = 0 if manifest else self._failed_saves + 1
+        if self._failed_saves >= _MOST_FAILED_SAVES:
+            raise RuntimeError(f"{self._failed_saves} checkpoints in a row could not be written; see the log above")
+        if manifest:
+            self._saved_step = self.step
+            parts.signals.saved()
+
+    def _update(self, batch: Batch) -> tuple[float, Wish, UpdateResult]:
+        """One optimiser step: (mean loss over the global batch, the ranks' highest wish, what the engine did)."""
+        parts, plan = self.parts, self.parts.plan
+        losses = []
+        for micro in range(plan.accumulation):
+            chosen = slice(micro * plan.micro_batch, (micro + 1) * plan.micro_batch)
+            images = batch.images[chosen].to(parts.world.device, non_blocking=True)
+            labels = batch.labels[chosen].to(parts.world.device, non_blocking=True)
+            torch.manual_seed(derive_key(parts.job.seed, self.step, micro, parts.world.rank, _DROPOUT) >> 1)
+
+            def loss_of(model: nn.Module, x: torch.Tensor = images, y: torch.Tensor = labels) -> torch.Tensor:
+                return classification_loss(model(x), y, name=parts.job.loss)
+
+            losses.append(parts.engine.accumulate(loss_of))
+        # One reduction carries the loss and the ranks' wishes; the update's own synchronisation waits for it.
+        summary = torch.zeros(1 + len(Wish), dtype=torch.float64, device=parts.world.device)
+        summary[0] = torch.stack(losses).mean()
+        summary[1 + parts.signals.wish()] = 1.0
+        dist.all_reduce(summary)
+        result = parts.engine.update(learning_rate=self._rate(self.step))
+        loss_sum, *counts = summary.tolist()
+        wish = max(wish for wish in Wish if counts[wish] > 0)
+        return loss_sum / parts.world.num_ranks, wish, result
+
+    def _rate(self, step: int) -> float:
+        return learning_rate(step, config=self.parts.job.schedule, num_steps=self.parts.job.steps)
+
+    def _guard(self, loss: float, result: UpdateResult) -> None:
+        """Counts skipped updates; too many in a row (or one of a loss that is not finite) can not get better."""
+        if not result.skipped:
+            self.num_updates += 1
+            self._skipped_in_a_row = 0
+            if math.isfinite(loss):
+                return
+        self._skipped_in_a_row += 1
+        if self.parts.world.is_first:
+            log.warning("step %d: the update was skipped, its gradient is not finite (loss %s)", self.step, loss)
+        if self._skipped_in_a_row > self.parts.job.max_skipped_updates:
+            raise WillNotSucceedError(
+                f"{self._skipped_in_a_row} updates in a row had non-finite gradients, up to step {self.step} (loss "
+                f"{loss}); lower --schedule.learning-rate or set --clip-norm, and start from an earlier checkpoint"
+            )
+
+    def _held_out_scores(self) -> dict[str, float]:
+        """Accuracy and loss on the held-out split where they are due at this step."""
+        parts, every = self.parts, self.parts.job.evaluation.every_steps
+        due = self.step == parts.job.steps or (every > 0 and self.step % every == 0)
+        if parts.held_out is None or not due:
+            return {}
+        with parts.ledger.time("evaluation"):
+            parts.engine.train(False)
+            scores = evaluate(
+                parts.engine.module,
+                parts.held_out,
+                parts.job.evaluation,
+                loss=parts.job.loss,
+                world=parts.world,
+            )
+            parts.engine.train(True)
+        return {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
+
+
+def describe(job: TrainingJob, world: World) -> dict[str, Any]:
+    """What a checkpoint records of the run: the model (must stay) and the topology (bitwise equality needs it)."""
+    topology = {"num_ranks": world.num_ranks, "num_threads": world.num_threads, "device": world.device.type}
+    engine = {
+        "zero_stage": job.engine.zero_stage,
+        "precision": job.engine.precision,
+        "micro_batch": job.micro_batch,
+    }
+    return {"model": asdict(job.model), "topology": topology, "engine": engine}

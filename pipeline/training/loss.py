@@ -1,0 +1,25 @@
+"""Losses in fp32 over integer label lists, padded with -1: int64[B, most labels of one image]."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+LossName = Literal["softmax", "sigmoid"]
+
+
+def classification_loss(logits_BK: torch.Tensor, labels_BL: torch.Tensor, *, name: LossName) -> torch.Tensor:
+    """Mean over the batch. `softmax`: cross-entropy of the first label. `sigmoid`: cross-entropy summed over classes
+    (as big_vision's sigmoid_xent for JFT and ImageNet-21k; the mean over classes would be another run)."""
+    logits_BK = logits_BK.float()
+    if name == "softmax":
+        return F.cross_entropy(logits_BK, labels_BL[:, 0])
+    targets_BK = multi_hot(labels_BL, logits_BK.shape[1])
+    return F.binary_cross_entropy_with_logits(logits_BK, targets_BK, reduction="sum") / logits_BK.shape[0]
+
+
+def multi_hot(labels_BL: torch.Tensor, num_classes: int) -> torch.Tensor:
+    """float32[B, K] with 1 at each label; -1 stands for no label."""
+    targets_BK = torch.zeros(labels_BL.shape[0], num_classes + 1, device=labels_BL.device)
+    columns_BL = torch.where(labels_BL < 0, num_classes, labels_BL)  # padding goes to a column that is cut off
+    return targets_BK.scatter_(1, columns_BL, 1.0)[:, :num_classes]

@@ -1,0 +1,156 @@
+"""What a sharded checkpoint says about itself, and which checkpoints of a run count. Pure but for JSON.
+
+    step-00000120/attempt-0003-5f1c2a9e/rank-00000.safetensors   fragments of logical tensors
+    step-00000120/attempt-0003-5f1c2a9e/MANIFEST.json            written last: the checkpoint exists from then on
+    attempts/0003-5f1c2a9e.json                                  which checkpoint this attempt (start) resumed from
+
+The fence against zombies is on the reading side and asks nothing of the store: attempts are numbered, each says what it
+resumed from, and a manifest is ignored if a later attempt exists that did not resume from it or from its descendant.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+FORMAT = 1
+MANIFEST_NAME = "MANIFEST.json"
+ATTEMPTS = "attempts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Elements `start` .. `start + length - 1` of a flattened tensor, at byte `offset` of `file`, float32."""
+
+    file: str
+    offset: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogicalTensor:
+    """One parameter as the model knows it, and where the fragments of its master and moments lie."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    slots: dict[str, tuple[Place, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """Checksum and size of one file of the checkpoint."""
+
+    sha256: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointId:
+    """A checkpoint's place: its step and the attempt that wrote it."""
+
+    step: int
+    attempt: str
+
+    @property
+    def folder(self) -> str:
+        """Path below the checkpoints' root."""
+        return f"step-{self.step:08d}/attempt-{self.attempt}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of the run: its token sorts by number; `resumed_from` is None for a start from scratch."""
+
+    token: str
+    resumed_from: CheckpointId | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything needed to go on: `data_state` fixes the sample order, `record` is for people and reports."""
+
+    format: int
+    id: CheckpointId
+    tensors: dict[str, LogicalTensor]
+    files: dict[str, FileRecord]
+    moments: tuple[str, ...]
+    num_updates: int
+    num_samples: int
+    data_state: dict[str, Any]
+    record: dict[str, Any]
+
+
+_MANIFEST = TypeAdapter(Manifest)
+_ATTEMPT = TypeAdapter(Attempt)
+
+
+def manifest_to_json(manifest: Manifest) -> bytes:
+    """UTF-8 JSON of a manifest."""
+    return _MANIFEST.dump_json(manifest, indent=1) + b"\n"
+
+
+def manifest_from_json(data: bytes) -> Manifest:
+    """The manifest; ValueError where the JSON is broken or of another format."""
+    try:
+        manifest = _MANIFEST.validate_json(data)
+    except ValidationError as error:
+        raise ValueError(f"not a manifest: {error.errors()[0]['msg']}") from error
+    if manifest.format != FORMAT:
+        raise ValueError(f"manifest format {manifest.format}, this version reads {FORMAT}")
+    return manifest
+
+
+def attempt_to_json(attempt: Attempt) -> bytes:
+    """UTF-8 JSON of an attempt's record."""
+    return _ATTEMPT.dump_json(attempt) + b"\n"
+
+
+def attempt_from_json(data: bytes) -> Attempt:
+    """The attempt; ValueError where the JSON is broken."""
+    return _ATTEMPT.validate_json(data)
+
+
+def id_from_path(path: str) -> CheckpointId | None:
+    """The checkpoint whose manifest lies at `path` (relative to the checkpoints' root), or None for any other file."""
+    parts = path.split("/")
+    if len(parts) != 3 or parts[2] != MANIFEST_NAME:
+        return None
+    step, attempt = parts[0].removeprefix("step-"), parts[1].removeprefix("attempt-")
+    return CheckpointId(step=int(step), attempt=attempt) if step.isdigit() else None
+
+
+def next_token(attempts: list[Attempt], *, nonce: str) -> str:
+    """Token of a new attempt: one number above all others, and a nonce against two starts at once."""
+    numbers = [int(attempt.token.split("-")[0]) for attempt in attempts]
+    return f"{max(numbers, default=0) + 1:04d}-{nonce}"
+
+
+def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt]) -> list[CheckpointId]:
+    """Committed checkpoints that the fence lets through, newest first.
+
+    Walk from the latest attempt back along what each resumed from: of an attempt on this line, the checkpoints up to
+    the one that its successor resumed from stand; whatever else was written comes from a line that was left behind.
+    """
+    by_token = {attempt.token: attempt for attempt in attempts}
+    standing: list[CheckpointId] = []
+    token = max(by_token, default=None)
+    limit = None  # the latest attempt's own checkpoints stand without limit
+    while token is not None:
+        own = [c for c in committed if c.attempt == token and (limit is None or c.step <= limit)]
+        standing += own
+        attempt = by_token.get(token)
+        origin = attempt.resumed_from if attempt else None
+        token, limit = (origin.attempt, origin.step) if origin else (None, None)
+    return sorted(standing, key=lambda c: (c.step, c.attempt), reverse=True)
+
+
+def overlapping(places: tuple[Place, ...], *, start: int, length: int) -> list[tuple[Place, int, int]]:
+    """The places that hold elements of [start, start + length): (place, first element, number of elements) each."""
+    end = start + length
+    found = []
+    for place in places:
+        low, high = max(start, place.start), min(end, place.start + place.length)
+        if low < high:
+            found.append((place, low, high - low))
+    return sorted(found, key=lambda item: item[1])

@@ -1,0 +1,34 @@
+"""Learning rate as a pure function of the step ("An Image is Worth 16x16 Words", Table 3 and appendix B.1)."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from shards.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Linear warm-up to `learning_rate`, then a decay to `final_learning_rate` at the last step."""
+
+    learning_rate: float = 1e-3
+    decay: Literal["linear", "cosine", "constant"] = "cosine"
+    warmup_steps: int = 0
+    final_learning_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.learning_rate < 0 or self.final_learning_rate < 0 or self.warmup_steps < 0:
+            raise UserError(f"negative values are not allowed in the schedule: {self}")
+
+
+def learning_rate(step: int, *, config: ScheduleConfig, num_steps: int) -> float:
+    """Rate of update `step` (0 .. num_steps - 1); 0 at step 0 where there is a warm-up, as in the paper's code."""
+    if step < config.warmup_steps:
+        return config.learning_rate * step / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps)
+    low, high = config.final_learning_rate, config.learning_rate
+    if config.decay == "constant":
+        return high
+    if config.decay == "linear":
+        return high + (low - high) * progress
+    return low + (high - low) * 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -1,0 +1,59 @@
+"""Asking a run to save, or to save and exit: signals from Slurm or a person, and marker files in the run directory.
+
+A handler only sets a flag; the ranks agree by the reduction that every step makes anyway, so no rank saves alone.
+"""
+
+import signal
+import threading
+from enum import IntEnum
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+_EXIT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+
+
+class Wish(IntEnum):
+    """What a rank is asked for; the ranks do the highest wish of all."""
+
+    NOTHING = 0
+    SAVE = 1
+    SAVE_AND_EXIT = 2
+
+
+class Signals:
+    """Context manager: while it is open USR1, USR2 and TERM ask for save and exit, RUN/SAVE and RUN/STOP too."""
+
+    def __init__(self, run_dir: Path, *, watch_markers: bool) -> None:
+        self._stop, self._save = run_dir / "STOP", run_dir / "SAVE"
+        self._watch_markers = watch_markers
+        self._asked = threading.Event()
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _EXIT_SIGNALS:
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave back
+
+    def wish(self) -> Wish:
+        """This rank's wish now."""
+        if self._asked.is_set():
+            return Wish.SAVE_AND_EXIT
+        if self._watch_markers and self._stop.exists():
+            return Wish.SAVE_AND_EXIT
+        return Wish.SAVE if self._watch_markers and self._save.exists() else Wish.NOTHING
+
+    def saved(self) -> None:
+        """A save was made: RUN/SAVE is fulfilled."""
+        if self._watch_markers:
+            self._save.unlink(missing_ok=True)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._asked.set()

@@ -1,0 +1,138 @@
+"""Who I am among the ranks: the one place, besides the command line, that reads the environment.
+
+Three ways to start, one result: a single process, `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_*) or `srun`
+(SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID; the batch script exports MASTER_ADDR and MASTER_PORT).
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from shards.errors import UserError
+
+log = logging.getLogger(__name__)
+Device = Literal["auto", "cpu", "cuda"]
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The processes of one run and this one's place among them."""
+
+    rank: int
+    num_ranks: int
+    local_rank: int
+    num_local_ranks: int
+    master_address: str
+    master_port: int
+    device: torch.device
+    num_threads: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.num_ranks:
+            raise UserError(f"rank {self.rank} of {self.num_ranks} ranks: allowed is 0 to {self.num_ranks - 1}")
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0: the one that logs and writes what only one may write."""
+        return self.rank == 0
+
+
+def current_world(device: Device = "auto") -> World:
+    """This process's world, from the environment of torchrun or srun; alone where neither started it."""
+    return world_from(os.environ, device=device, num_cpus=len(os.sched_getaffinity(0)))
+
+
+def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> World:
+    """The world that an environment describes (pure but for asking torch for GPUs)."""
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    elif "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+    else:
+        names = ("", "", "", "")
+    rank = _number(environ, names[0], 0)
+    num_ranks = _number(environ, names[1], 1)
+    local_rank = _number(environ, names[2], rank)
+    num_local_ranks = _number(environ, names[3], num_ranks)
+    if num_ranks > 1 and "MASTER_ADDR" not in environ:
+        raise UserError(
+            f"MASTER_ADDR is not set for {num_ranks} ranks; start with torchrun, or export MASTER_ADDR and MASTER_PORT "
+            "in the batch script before srun (slurm/pretrain.sbatch does)"
+        )
+    cpus_per_task = _number(environ, "SLURM_CPUS_PER_TASK", 0)
+    return World(
+        rank=rank,
+        num_ranks=num_ranks,
+        local_rank=local_rank,
+        num_local_ranks=num_local_ranks,
+        master_address=environ.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=_number(environ, "MASTER_PORT", 0),
+        device=_device(device, local_rank),
+        num_threads=cpus_per_task or max(1, num_cpus // num_local_ranks),
+    )
+
+
+def enter(world: World) -> None:
+    """Joins the process group and fixes the threads a rank, which torchrun and srun would set differently."""
+    torch.set_num_threads(world.num_threads)
+    if world.device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed would pick a GPU it sees, whatever the model's device is
+    else:
+        torch.cuda.set_device(world.device)
+    port = world.master_port or _free_port()
+    settings = {
+        "RANK": world.rank,
+        "WORLD_SIZE": world.num_ranks,
+        "LOCAL_RANK": world.local_rank,
+        "MASTER_PORT": port,
+    }
+    os.environ.update({name: str(value) for name, value in settings.items()}, MASTER_ADDR=world.master_address)
+    dist.init_process_group(
+        "nccl" if world.device.type == "cuda" else "gloo",
+        init_method="env://",
+        timeout=COLLECTIVE_TIMEOUT,
+        device_id=world.device if world.device.type == "cuda" else None,
+    )
+
+
+def leave() -> None:
+    """Leaves the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "").split("(", maxsplit=1)[0]  # Slurm writes 4(x2) for four tasks on each of two nodes
+    text = text.split(",", maxsplit=1)[0]
+    if not text:
+        return default
+    if not text.isdigit():
+        raise UserError(f"the environment variable {name} is {environ[name]!r}; allowed is a whole number")
+    return int(text)
+
+
+def _device(device: Device, local_rank: int) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        num_gpus = torch.cuda.device_count()
+        if local_rank >= num_gpus:
+            raise UserError(
+                f"local rank {local_rank} has no GPU: this node has {num_gpus}; start one rank a GPU, or --device cpu"
+            )
+        return torch.device("cuda", local_rank)
+    return torch.device("cpu")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
