@@ -1,0 +1,71 @@
+"""Opening a dataset, and what is refused."""
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from shards.dataset import Dataset, open_dataset
+from shards.errors import UserError
+from shards.manifest import BLOCKS_PATH, MANIFEST_PATH, index_path
+from tests.rigs.datasets import packed_folders
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return open_dataset(str(packed_folders(tmp_path)))
+
+
+def test_what_a_dataset_says_of_itself(dataset: Dataset) -> None:
+    assert (dataset.num_samples, dataset.num_classes) == (15, 3)
+    assert dataset.label_names == ("c0", "c1", "c2")
+    assert dataset.first_sample_ids.tolist() == [0, 4, 8, 12]
+    assert dataset.block_sizes.sum() == 15
+    assert dataset.shard_path(1) == "shards/shard-000001.tar"
+    assert dataset.manifest.split == "train"
+    manifest = dataset.store.read(MANIFEST_PATH)
+    assert dataset.fingerprint == hashlib.sha256(manifest).hexdigest()
+
+
+def test_rows_are_held_for_few_shards_and_threads_may_ask(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shards.dataset.HELD_SHARDS", 2)
+    with ThreadPoolExecutor(4) as pool:
+        counts = list(pool.map(lambda shard: len(dataset.shard_rows(shard).key), [0, 1, 2, 3] * 8))
+    assert counts == [4, 4, 4, 3] * 8
+    assert dataset.shard_rows(3) is dataset.shard_rows(3)
+    held = dataset.shard_rows(0)
+    dataset.shard_rows(1)
+    dataset.shard_rows(2)
+    assert dataset.shard_rows(0) is not held
+
+
+def test_a_folder_without_manifest_is_no_dataset(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "not there"):
+        with pytest.raises(UserError, match=r"has no manifest\.json.*patchline pack .* --out "):
+            open_dataset(str(folder))
+
+
+def test_a_bucket_without_manifest_and_no_bucket_are_told_apart(s3_bucket: str) -> None:
+    with pytest.raises(UserError, match=rf"s3://{s3_bucket}/x has no manifest"):
+        open_dataset(f"s3://{s3_bucket}/x")
+    with pytest.raises(UserError, match="there is no bucket"):
+        open_dataset(f"s3://{s3_bucket}-other/x")
+
+
+def test_another_format_version_is_refused(dataset: Dataset) -> None:
+    manifest = dataset.store.read(MANIFEST_PATH).replace(b'"format_version": 1', b'"format_version": 2')
+    dataset.store.write(MANIFEST_PATH, manifest)
+    with pytest.raises(UserError, match="format version 2, this version reads 1"):
+        open_dataset(dataset.url)
+
+
+@pytest.mark.parametrize("path", [BLOCKS_PATH, index_path(1)])
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_damaged_tables_are_never_used(dataset: Dataset, path: str, damage: str) -> None:
+    if damage == "changed":
+        dataset.store.write(path, dataset.store.read(path)[:-1] + b"\xff")
+    else:
+        dataset.store.delete(path)
+    with pytest.raises(UserError, match=r"patchline verify"):
+        _ = dataset.blocks if path == BLOCKS_PATH else dataset.shard_rows(1)
