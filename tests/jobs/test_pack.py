@@ -1,0 +1,238 @@
+"""Packing as a whole: the same bytes however it was done, and clear ends where it cannot be done."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.dataset as pds
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.pack import PackJob, run, source_of_split
+from shards.dataset import Dataset, open_dataset
+from shards.errors import UserError
+from shards.index import read_table
+from shards.manifest import QUARANTINE_PATH
+from shards.sources import DigitsSource, FlatSource, FolderSource, ParquetSource
+from shards.store import open_store
+from shards.verify import verify_dataset
+from tests.rigs.datasets import file_hashes
+from tests.rigs.images import class_folders, image_bytes
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> PackJob:
+    """12 generated images into 4 shards."""
+    root = class_folders(tmp_path / "images", num_classes=3, images_a_class=4)
+    return PackJob(source=FolderSource(root=str(root)), samples_per_shard=3, samples_per_block=2)
+
+
+def image_of(dataset: Dataset, shard: int, row: int) -> bytes:
+    """The image that an index row points at."""
+    rows = dataset.shard_rows(shard)
+    begin = int(rows.offset[row])
+    return dataset.store.read_range(dataset.shard_path(shard), begin, begin + int(rows.size[row]))
+
+
+def test_workers_and_parts_change_no_byte(job: PackJob, tmp_path: Path) -> None:
+    assert run(replace(job, out=str(tmp_path / "one"))) == 0
+    expected = file_hashes(tmp_path / "one")
+    assert run(replace(job, out=str(tmp_path / "two"), workers=2)) == 0
+    assert file_hashes(tmp_path / "two") == expected
+    out = str(tmp_path / "parts")
+    shards = [replace(job, out=out, phase="shards", part=f"{part}/3") for part in (2, 0, 1)]
+    scans = [replace(job, out=out, phase="scan", part=f"{part}/2") for part in (1, 0)]
+    for step in (*scans, replace(job, out=out, phase="plan"), *shards, replace(job, out=out, phase="merge")):
+        assert run(step) == 0
+    assert file_hashes(tmp_path / "parts") == expected
+
+
+def test_s3_gets_the_same_bytes(job: PackJob, tmp_path: Path, s3_bucket: str) -> None:
+    url = f"s3://{s3_bucket}/data/train"
+    run(replace(job, out=str(tmp_path / "one")))
+    run(replace(job, out=url, workers=2))
+    store, local = open_store(url), open_store(str(tmp_path / "one"))
+    assert list(store.list()) == list(local.list())
+    assert all(store.read(path) == local.read(path) for path in local.list())
+    assert verify_dataset(url, deep=True) == []
+
+
+def test_a_second_run_changes_nothing(job: PackJob, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(replace(job, out=str(out)))
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert run(replace(job, out=str(out))) == 0
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_another_seed_is_another_order(job: PackJob, tmp_path: Path) -> None:
+    orders = []
+    for seed in (0, 1):
+        run(replace(job, out=str(tmp_path / str(seed)), seed=seed))
+        rows = open_dataset(str(tmp_path / str(seed))).shard_rows(0)
+        orders.append(rows.source)
+    assert orders[0] != orders[1]
+
+
+# 15 files are written, each synced and then its folder: 30 moments to die at.
+KILLED_SCRIPT = """
+import os, signal, sys
+from jobs.pack import PackJob, run
+from shards.sources import FolderSource
+
+left, real = int(sys.argv[3]), os.fsync
+def fsync_or_die(descriptor):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(descriptor)
+os.fsync = fsync_or_die
+run(PackJob(out=sys.argv[2], source=FolderSource(root=sys.argv[1]), samples_per_shard=3, samples_per_block=2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "what"),
+    [
+        (1, "the scan is a temporary file"),
+        (5, "the plan's samples are there, plan.json is a temporary file"),
+        (7, "the first tar is a temporary file"),
+        (14, "a tar is there, its index is not"),
+        (17, "two shards are committed, the third tar is a temporary file"),
+        (25, "the labels are there, the quarantine list is not"),
+        (29, "all is there but the manifest"),
+        (30, "the manifest is there"),
+    ],
+)
+def test_killed_and_run_again_gives_the_same_bytes(job: PackJob, tmp_path: Path, moment: int, what: str) -> None:
+    run(replace(job, out=str(tmp_path / "one")))
+    assert isinstance(job.source, FolderSource)
+    out = tmp_path / "killed"
+    command = [sys.executable, "-c", KILLED_SCRIPT, job.source.root, str(out), str(moment)]
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    killed = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (out / "manifest.json").exists() == (moment == 30)
+    assert run(replace(job, out=str(out))) == 0
+    assert file_hashes(out) == file_hashes(tmp_path / "one")
+
+
+@pytest.mark.parametrize(("split", "num_samples"), [("train", 1438), ("test", 359)])
+def test_digits(tmp_path: Path, split: str, num_samples: int) -> None:
+    job = PackJob(out=str(tmp_path), source=DigitsSource(), split=split, samples_per_shard=500)
+    assert run(job) == 0
+    dataset = open_dataset(str(tmp_path))
+    assert (dataset.num_samples, dataset.num_classes, dataset.manifest.split) == (num_samples, 10, split)
+    assert dataset.label_names == tuple("0123456789")
+    assert verify_dataset(str(tmp_path), deep=True) == []
+    index = pds.dataset(str(tmp_path / "index")).to_table()
+    assert index.num_rows == num_samples
+    assert set(index.column("height").to_pylist()) == {32}
+
+
+def test_bad_images_go_to_quarantine_and_are_counted(job: PackJob, tmp_path: Path) -> None:
+    (tmp_path / "images" / "c1" / "empty.jpg").write_bytes(b"")
+    (tmp_path / "images" / "c2" / "cut.jpg").write_bytes(image_bytes(3)[:20])
+    out = str(tmp_path / "out")
+    with pytest.raises(UserError, match=r"2 of 14 images cannot be packed.*--max-quarantined"):
+        run(replace(job, out=out))
+    assert run(replace(job, out=out, max_quarantined=0.2)) == 0
+    dataset = open_dataset(out)
+    assert (dataset.num_samples, dataset.manifest.num_quarantined) == (12, 2)
+    listed = read_table(dataset.store.read(QUARANTINE_PATH)).to_pylist()
+    assert [(row["source"], row["phase"]) for row in listed] == [
+        ("c1/empty.jpg", "scan"),
+        ("c2/cut.jpg", "scan"),
+    ]
+    assert verify_dataset(out) == []
+
+
+def test_an_image_lost_after_the_plan_is_listed(job: PackJob, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    for phase in ("scan", "plan"):
+        run(replace(job, out=out, phase=phase))
+    (tmp_path / "images" / "c0" / "img 0.JPEG").unlink()
+    run(replace(job, out=out, phase="shards"))
+    run(replace(job, out=out, phase="merge", max_quarantined=0.1))
+    dataset = open_dataset(out)
+    (row,) = read_table(dataset.store.read(QUARANTINE_PATH)).to_pylist()
+    assert (row["source"], row["phase"], row["reason"][:10]) == ("c0/img 0.JPEG", "shards", "unreadable")
+    assert dataset.num_samples == 11
+    assert verify_dataset(out) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"out": ""}, "--out is missing"),
+        ({"out": "ftp://x"}, "s3://bucket/prefix"),
+        ({"source": FolderSource()}, r"--source\.root is missing"),
+        ({"source": FolderSource(root="/nowhere")}, r"--source\.root '/nowhere' cannot be listed"),
+        ({"source": ParquetSource()}, r"--source\.files is missing"),
+        ({"source": DigitsSource(), "split": "val"}, "--split is 'val'"),
+        ({"workers": 0}, "--workers is 0"),
+        ({"samples_per_shard": 0}, "samples_per_shard 0"),
+        ({"part": "4/4", "phase": "shards"}, "--part is '4/4'"),
+        ({"part": "x", "phase": "shards"}, "--part is 'x'"),
+        ({"part": "0/2"}, "--part 0/2 needs --phase"),
+        ({"max_quarantined": 1.5}, "--max-quarantined is 1.5"),
+        ({"phase": "plan"}, "scan-000000.parquet is missing"),
+        ({"phase": "shards"}, "has no plan yet"),
+        ({"phase": "merge"}, "has no plan yet"),
+    ],
+)
+def test_mistakes_get_one_clear_message(job: PackJob, tmp_path: Path, change: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(replace(job, **{"out": str(tmp_path / "out"), **change}))  # type: ignore[arg-type]
+
+
+def test_an_empty_source_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    source = FolderSource(root=str(tmp_path / "none"))
+    with pytest.raises(UserError, match="no image found"):
+        run(PackJob(out=str(tmp_path / "out"), source=source))
+
+
+def test_the_split_is_put_into_the_source() -> None:
+    assert source_of_split(DigitsSource(), "test") == DigitsSource(split="test")
+    files = ParquetSource(files=("a/{split}-*.parquet",))
+    assert source_of_split(files, "val") == ParquetSource(files=("a/val-*.parquet",))
+    assert source_of_split(FolderSource(root="{split}"), "val") == FolderSource(root="{split}")
+
+
+def test_real_photographs(test_data: Path, tmp_path: Path) -> None:
+    root = test_data / "imagenet-sample"
+    out = str(tmp_path / "out")
+    run(PackJob(out=out, source=FlatSource(root=str(root)), samples_per_shard=200))
+    dataset = open_dataset(out)
+    assert (dataset.num_samples, dataset.num_classes) == (500, 500)
+    assert verify_dataset(out, deep=True) == []
+    rows = dataset.shard_rows(2)
+    for row in range(0, len(rows.key), 10):
+        assert image_of(dataset, 2, row) == (root / rows.source[row]).read_bytes()
+        assert rows.source[row].startswith(dataset.label_names[int(rows.label[row])])
+
+
+def test_real_parquet_with_embedded_images(test_data: Path, tmp_path: Path) -> None:
+    few = pq.ParquetFile(test_data / "cifar10" / "test.parquet").read_row_groups([1])
+    pq.write_table(few, tmp_path / "test.parquet", row_group_size=300)
+    source = ParquetSource(files=(str(tmp_path / "{split}.parquet"),))
+    out = str(tmp_path / "out")
+    run(PackJob(out=out, source=source, split="test"))
+    dataset = open_dataset(out)
+    assert verify_dataset(out) == []
+    expected = dict(zip(few["image"].combine_chunks().field("path").to_pylist(), few.to_pylist(), strict=True))
+    for shard in range(2):
+        rows = dataset.shard_rows(shard)
+        for row in range(0, len(rows.key), 50):
+            original = expected[rows.source[row]]
+            assert image_of(dataset, shard, row) == original["image"]["bytes"]
+            assert rows.label[row] == original["label"]
+    assert np.all(dataset.shard_rows(0).height == 32)
