@@ -1,8 +1,10 @@
 # Everything here sets up what it needs, in the checkout's own .venv, with no root and nothing to install by hand
 # but Python 3.11 or 3.12 and a C++ compiler. Settings of a site, for example: make setup TORCH='torch==2.13.0 ...'
 
-# The Python that makes .venv; the first of these names that is there, unless you give one.
-PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3 python,$(shell command -v $(name) 2>/dev/null)))
+# The Python that makes .venv: the first of these names that runs and is of a right version, unless you give one.
+IS_RIGHT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+PYTHON ?= $(shell for name in python3 python3.12 python3.11 python; do \
+    if "$$name" -c '$(IS_RIGHT)' 2>/dev/null; then command -v "$$name"; break; fi; done)
 # pip's arguments for torch: where an index offers a CPU build of this version, pip takes that one. A site that
 # wants another build of it (CUDA, ROCm) adds its own --index-url.
 TORCH ?= torch==2.13.0
@@ -23,6 +25,7 @@ help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.all ## Make .venv with all that demo, test and lint need
+	@echo ".venv is ready"
 
 demo: .venv/.demo ## The whole pipeline on real handwritten digits, at most 5 minutes on 2 cores
 	$(RUN) $(VENV)/bin/patchline demo
@@ -47,8 +50,8 @@ clean: ## Remove .venv, caches and the demo's folder
 # Stamps: each is renewed when the project's requirements change. torch goes first, so that pip settles its build
 # before anything that depends on it.
 .venv/.torch: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "make: no Python found; Python 3.11 or 3.12 is needed (or give one: make PYTHON=/path/to/python3.12)"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || { echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 or 3.12 is needed (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or 3.12 is needed, and none is on the PATH (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
+	@$(PYTHON) -c '$(IS_RIGHT)' || { echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 or 3.12 is needed (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) has no venv module (Debian: apt-get install python3-venv)"; exit 1; }
 	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { echo "make: $(PYTHON) has no headers, and DeepSpeed compiles an operator against them at its first use (Debian: apt-get install python3-dev)"; exit 1; }
 	@command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || { echo "make: no C++ compiler, and DeepSpeed compiles an operator at its first use (Debian: apt-get install g++)"; exit 1; }

@@ -81,9 +81,7 @@ class SlurmConfig:
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1 or self.cpus_per_node < 1:
-            raise ValueError(
-                f"a cluster has at least 1 node of 1 CPU, got {self.num_nodes} x {self.cpus_per_node}"
-            )
+            raise ValueError(f"a cluster has at least 1 node of 1 CPU, got {self.num_nodes} x {self.cpus_per_node}")
 
 
 class SlurmCluster:
@@ -157,9 +155,7 @@ class SlurmCluster:
             check=False,
         )
         if done.returncode != 0:
-            raise RuntimeError(
-                f"{program} {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()}"
-            )
+            raise RuntimeError(f"{program} {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()}")
         return done.stdout
 
     def wait_for(self, predicate: Callable[[], bool], *, deadline_seconds: float) -> None:
@@ -207,9 +203,7 @@ class SlurmCluster:
         """Cancel the jobs, end the daemons in the order of their need for each other, then the orphans."""
         if len(self._daemons) > 1:
             me = f"--user={os.getuid()}"
-            subprocess.run(
-                ["scancel", me], env=self.job_environment(), capture_output=True, timeout=60, check=False
-            )
+            subprocess.run(["scancel", me], env=self.job_environment(), capture_output=True, timeout=60, check=False)
         for daemon in reversed(self._daemons):
             daemon.terminate()
             try:

@@ -1,0 +1,41 @@
+"""The rig itself: a real Slurm that runs jobs on two nodes, and ends without leaving a process behind."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.rigs.slurm import SlurmCluster, SlurmConfig
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def slurm_cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster(SlurmConfig(num_nodes=2)) as cluster:
+        yield cluster
+
+
+def test_srun_reaches_every_node(slurm_cluster: SlurmCluster) -> None:
+    output = slurm_cluster.command(
+        "srun", "--nodes=2", "--ntasks=2", "--label", "bash", "-c", "hostname; echo $SLURMD_NODENAME"
+    )
+
+    assert {line.split(": ")[1] for line in output.splitlines() if line.endswith(("n1", "n2"))} == {"n1", "n2"}
+
+
+def test_nothing_is_left_after_the_end() -> None:
+    with SlurmCluster(SlurmConfig(num_nodes=1)) as cluster:
+        script = cluster.folder / "stubborn.sbatch"
+        script.write_text("#!/bin/bash\ntrap : TERM\nsrun bash -c 'trap : TERM; echo up; sleep 600; sleep 600'\n")
+        output = cluster.folder / "stubborn.out"
+        job_id = cluster.sbatch(script, options=[f"--output={output}"])
+        cluster.wait_for(lambda: output.exists() and "up" in output.read_text(), deadline_seconds=30)
+        assert cluster.squeue_state(job_id) == "RUNNING"
+
+    assert cluster.processes() == []
+    assert not cluster.folder.exists()
+
+
+def test_commands_that_fail_say_why(slurm_cluster: SlurmCluster) -> None:
+    with pytest.raises(RuntimeError, match="Invalid job id"):
+        slurm_cluster.scontrol("show", "job", "4000000")
