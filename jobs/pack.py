@@ -90,6 +90,8 @@ def source_of_split(source: Source, split: str) -> Source:
     if isinstance(source, DigitsSource):
         if split not in ("train", "test"):
             raise UserError(f"--split is {split!r}; the digits have train and test")
+        if source.split not in ("train", split):
+            raise UserError(f"--source.split is {source.split!r} but --split is {split!r}; set --split alone")
         return replace(source, split=split)  # type: ignore[arg-type]
     if isinstance(source, ParquetSource):
         return replace(source, files=tuple(path.replace("{split}", split) for path in source.files))

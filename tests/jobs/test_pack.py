@@ -177,6 +177,7 @@ def test_an_image_lost_after_the_plan_is_listed(job: PackJob, tmp_path: Path) ->
         ({"source": FolderSource(root="/nowhere")}, r"--source\.root '/nowhere' cannot be listed"),
         ({"source": ParquetSource()}, r"--source\.files is missing"),
         ({"source": DigitsSource(), "split": "val"}, "--split is 'val'"),
+        ({"source": DigitsSource(split="test")}, "set --split alone"),
         ({"workers": 0}, "--workers is 0"),
         ({"samples_per_shard": 0}, "samples_per_shard 0"),
         ({"part": "4/4", "phase": "shards"}, "--part is '4/4'"),

@@ -109,7 +109,7 @@ def test_urls_that_are_no_store_are_refused(url: str) -> None:
         open_store(url)
 
 
-@pytest.mark.parametrize("action", ["read", "exists", "list", "write"])
+@pytest.mark.parametrize("action", ["read", "exists", "list", "write", "write_file"])
 def test_a_missing_bucket_is_said_to_be_missing(s3_endpoint: str, action: str) -> None:
     store = open_store("s3://no-such-bucket/x")
     calls: dict[str, Callable[[], object]] = {
@@ -117,6 +117,7 @@ def test_a_missing_bucket_is_said_to_be_missing(s3_endpoint: str, action: str) -
         "exists": lambda: store.exists("a"),
         "list": lambda: list(store.list()),
         "write": partial(store.write, "a", b""),
+        "write_file": partial(store.write_file, "a", Path(__file__)),
     }
     with pytest.raises(UserError, match=rf"no bucket 'no-such-bucket' at {s3_endpoint}"):
         calls[action]()
