@@ -53,11 +53,11 @@ clean: ## Remove .venv, caches and the demo's folder
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or 3.12 is needed, and none is on the PATH (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
 	@$(PYTHON) -c '$(IS_RIGHT)' || { echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 or 3.12 is needed (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) has no venv module (Debian: apt-get install python3-venv)"; exit 1; }
-	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { echo "make: $(PYTHON) has no headers, and DeepSpeed compiles an operator against them at its first use (Debian: apt-get install python3-dev)"; exit 1; }
-	@command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || { echo "make: no C++ compiler, and DeepSpeed compiles an operator at its first use (Debian: apt-get install g++)"; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || echo "warning: $(PYTHON) has no headers (Debian: apt-get install python3-dev); an operator that DeepSpeed compiles at its first use would fail"
+	@command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || echo "warning: no C++ compiler (Debian: apt-get install g++); an operator that DeepSpeed compiles at its first use would fail"
 	$(PYTHON) -m venv $(VENV)
 	@nvidia-smi --list-gpus 2>/dev/null || echo "no NVIDIA GPU answers here: training will run on the CPU"
-	$(PIP) $(TORCH)
+	$(PIP) --constraint constraints.txt $(TORCH)
 	@touch $@
 
 .venv/.demo: .venv/.torch
