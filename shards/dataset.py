@@ -76,9 +76,7 @@ class Dataset:
         except MissingObjectError as error:
             raise UserError(f"{error}, but the manifest lists it; {self._advice()}") from None
         if sha256_hex(data) != self.manifest.files.get(path):
-            raise UserError(
-                f"{self.url}/{path} is damaged: its sha256 is not the manifest's; {self._advice()}"
-            )
+            raise UserError(f"{self.url}/{path} is damaged: its sha256 is not the manifest's; {self._advice()}")
         return data
 
     def _advice(self) -> str:

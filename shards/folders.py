@@ -48,13 +48,9 @@ class FlatSource:
         try:
             groups = re.compile(self.label_pattern).groups
         except re.error as error:
-            raise UserError(
-                f"--source.label-pattern {self.label_pattern!r} is not a pattern: {error}"
-            ) from error
+            raise UserError(f"--source.label-pattern {self.label_pattern!r} is not a pattern: {error}") from error
         if groups != 1:
-            message = (
-                f"--source.label-pattern {self.label_pattern!r} has {groups} groups; allowed is exactly one"
-            )
+            message = f"--source.label-pattern {self.label_pattern!r} has {groups} groups; allowed is exactly one"
             raise UserError(f"{message}, around the label, e.g. '([^_]+)_'")
 
     def entries(self) -> Iterator[Entry]:
@@ -79,9 +75,7 @@ def _sorted_names(root: str, folder: str = "", *, folders: bool) -> list[str]:
         with os.scandir(Path(root) / folder) as found:
             return sorted(item.name for item in found if _wanted(item, folders=folders))
     except OSError as error:
-        raise UserError(
-            f"--source.root {root!r} cannot be listed: {error.strerror}; give a folder"
-        ) from error
+        raise UserError(f"--source.root {root!r} cannot be listed: {error.strerror}; give a folder") from error
 
 
 def _wanted(item: os.DirEntry[str], *, folders: bool) -> bool:

@@ -36,9 +36,7 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise MissingObjectError(path, url=self.url) from None
         if len(data) != end - first:
-            raise EOFError(
-                f"{self.url}/{path}: bytes {first}..{end - 1} asked, it ends at {first + len(data)}"
-            )
+            raise EOFError(f"{self.url}/{path}: bytes {first}..{end - 1} asked, it ends at {first + len(data)}")
         return data
 
     def size(self, path: str) -> int:

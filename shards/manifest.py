@@ -53,9 +53,7 @@ class Manifest:
         try:
             fields = json.loads(data)
             if fields.get("format_version") != FORMAT_VERSION:
-                message = (
-                    f"format version {fields.get('format_version')!r}, this version reads {FORMAT_VERSION}"
-                )
+                message = f"format version {fields.get('format_version')!r}, this version reads {FORMAT_VERSION}"
                 raise ValueError(message)
             shards = tuple(ShardRecord(**record) for record in fields.pop("shards"))
             return Manifest(**fields, shards=shards)

@@ -80,9 +80,7 @@ def refuse_quarantine(count: int, plan: Plan, *, max_quarantined: float, url: st
     total = plan.num_samples + plan.num_quarantined
     if count > max_quarantined * total:
         message = f"{count} of {total} images cannot be packed, allowed is a share of {max_quarantined:g}"
-        raise UserError(
-            f"{message}; see column reason of {url}/plan/scan-*.parquet, or raise --max-quarantined"
-        )
+        raise UserError(f"{message}; see column reason of {url}/plan/scan-*.parquet, or raise --max-quarantined")
 
 
 def blocks_of_shard(
@@ -132,9 +130,7 @@ def _committed_index(store: Store, plan: Plan, shard: int) -> tuple[bytes, Shard
         reason = str(error)
     else:
         reason = "it is of another plan, or its tar has another size"
-    raise UserError(
-        f"shard {shard} of {store.url} is not packed ({reason}); run --phase shards with every part"
-    )
+    raise UserError(f"shard {shard} of {store.url} is not packed ({reason}); run --phase shards with every part")
 
 
 def _refused_by_scan(store: Store, plan: Plan) -> Iterator[dict[str, object]]:

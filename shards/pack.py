@@ -77,9 +77,7 @@ def planned_samples(store: Store, shard: int) -> list[PlannedSample]:
     return [PlannedSample(**row) for row in table.to_pylist()]
 
 
-def _write_tar(
-    file: BinaryIO, task: ShardTask, samples: list[PlannedSample]
-) -> tuple[list[IndexRow], ShardCommit]:
+def _write_tar(file: BinaryIO, task: ShardTask, samples: list[PlannedSample]) -> tuple[list[IndexRow], ShardCommit]:
     tar, rows, left_out = TarWriter(file), [], []
     for sample, image in _images(task.source, samples):
         if isinstance(image, bytes):
@@ -138,7 +136,5 @@ def _refuse_losses(task: ShardTask, left_out: list[LeftOut], num_samples: int) -
     # Once committed, a shard is never tried again: a source that is away for a moment must not empty it.
     if len(left_out) > max(1, task.max_quarantined * num_samples):
         example = f"{left_out[0].source}: {left_out[0].reason}"
-        message = (
-            f"{len(left_out)} of {num_samples} images of shard {task.shard} are not as scanned ({example})"
-        )
+        message = f"{len(left_out)} of {num_samples} images of shard {task.shard} are not as scanned ({example})"
         raise UserError(f"{message}; allowed is a share of {task.max_quarantined:g}; restore the source")

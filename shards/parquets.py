@@ -29,15 +29,11 @@ class ParquetSource:
     def paths(self) -> list[str]:
         """All files, sorted."""
         if not self.files:
-            raise UserError(
-                "--source.files is missing; give Parquet files or patterns such as 'DIR/*.parquet'"
-            )
+            raise UserError("--source.files is missing; give Parquet files or patterns such as 'DIR/*.parquet'")
         # Path.glob refuses absolute patterns.
         found = sorted({path for pattern in self.files for path in glob.glob(pattern)})  # noqa: PTH207
         if not found:
-            raise UserError(
-                f"--source.files {' '.join(self.files)!r} matches no file; give existing Parquet files"
-            )
+            raise UserError(f"--source.files {' '.join(self.files)!r} matches no file; give existing Parquet files")
         return found
 
     def entries(self) -> Iterator[Entry]:
@@ -53,9 +49,7 @@ class ParquetSource:
         labels = table.column(self.label_column).to_pylist()
         for row, (path, label) in enumerate(zip(paths, labels, strict=True)):
             locator = f"{number}:{group}:{row}"
-            yield Entry(
-                locator=locator, name=path or f"{name}:{group}:{row}", label_name=self._name_of(label)
-            )
+            yield Entry(locator=locator, name=path or f"{name}:{group}:{row}", label_name=self._name_of(label))
 
     def reader(self) -> "ParquetReader":
         """Reads whole row groups."""

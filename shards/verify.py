@@ -107,9 +107,7 @@ def _shard(dataset: Dataset, shard: int, blocks: BlockTable | None, *, deep: boo
     if blocks is not None:
         size = manifest.samples_per_block
         found.append(
-            checks.check_blocks(
-                rows, commit.data_end, record, shard=shard, blocks=blocks, samples_per_block=size
-            )
+            checks.check_blocks(rows, commit.data_end, record, shard=shard, blocks=blocks, samples_per_block=size)
         )
     if deep:
         found.append(checks.check_decode(rows, tar))

@@ -28,9 +28,7 @@ def test_class_folders_are_listed_in_order_with_their_label(tmp_path: Path) -> N
 def test_images_are_read_again_by_locator(tmp_path: Path) -> None:
     source = FolderSource(root=str(class_folders(tmp_path, num_classes=1, images_a_class=2)))
     locators = [entry.locator for entry in source.entries()]
-    assert list(source.reader().read_many(locators)) == [
-        (tmp_path / locator).read_bytes() for locator in locators
-    ]
+    assert list(source.reader().read_many(locators)) == [(tmp_path / locator).read_bytes() for locator in locators]
 
 
 def test_odd_names_are_normal_input(tmp_path: Path) -> None:
@@ -51,9 +49,7 @@ def test_odd_names_are_normal_input(tmp_path: Path) -> None:
         ("17-cat.png", r"\d+-(\w+)\.", "cat"),
     ],
 )
-def test_flat_labels_come_from_the_name(
-    tmp_path: Path, name: str, pattern: str | None, label: str | None
-) -> None:
+def test_flat_labels_come_from_the_name(tmp_path: Path, name: str, pattern: str | None, label: str | None) -> None:
     (tmp_path / name).write_bytes(b"")
     source = FlatSource(root=str(tmp_path))
     if pattern is not None:

@@ -55,9 +55,7 @@ def test_every_image_is_dealt_once_in_the_permuted_order(store: Store, spec: Pac
     assert all(sample.source.startswith(f"c{sample.label}/") for sample in samples)
 
 
-def test_many_shards_span_several_files(
-    store: Store, spec: PackSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_shards_span_several_files(store: Store, spec: PackSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("plan", "pack"):
         monkeypatch.setattr(f"shards.{module}.SHARDS_PER_FILE", 3)
     scanned(store, spec.source)
@@ -101,9 +99,7 @@ def test_an_incomplete_scan_is_refused(store: Store, spec: PackSpec) -> None:
         make_plan(store, spec)
 
 
-def test_a_source_that_changed_after_its_scan_is_refused(
-    store: Store, spec: PackSpec, tmp_path: Path
-) -> None:
+def test_a_source_that_changed_after_its_scan_is_refused(store: Store, spec: PackSpec, tmp_path: Path) -> None:
     scanned(store, spec.source)
     (tmp_path / "images" / "c1" / "late.jpg").write_bytes(image_bytes(5))
     with pytest.raises(UserError, match="has changed since"):
@@ -132,9 +128,7 @@ def test_labels_get_ids_in_sorted_order(names: list[str | None], ids: tuple[str,
 
 
 @given(count=st.integers(1, 300), seed=st.integers(0, 2**63 - 1), dropped=st.integers(0, 299))
-def test_the_permutation_is_exact_and_dropping_one_moves_no_other(
-    count: int, seed: int, dropped: int
-) -> None:
+def test_the_permutation_is_exact_and_dropping_one_moves_no_other(count: int, seed: int, dropped: int) -> None:
     positions = np.arange(count)
     order = positions[permutation(positions, seed=seed)]
     assert sorted(order.tolist()) == list(range(count))

@@ -123,17 +123,13 @@ def test_a_missing_bucket_is_said_to_be_missing(s3_endpoint: str, action: str) -
         calls[action]()
 
 
-def test_an_unreachable_server_is_said_to_be_unreachable(
-    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_server_is_said_to_be_unreachable(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(UserError, match=r"unreachable.*AWS_ENDPOINT_URL"):
         open_store("s3://bucket/x").read("a")
 
 
-def test_missing_credentials_are_said_to_be_missing(
-    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_credentials_are_said_to_be_missing(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
