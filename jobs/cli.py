@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def _run(argv: list[str]) -> int:
         raise UserError(f"unknown stage {stage!r}; allowed are {', '.join(STAGES)}")
     module = importlib.import_module(f"jobs.{stage}")
     if STAGES[stage].second == "":
-        job, words = module.DemoJob(environ=()), rest
+        job, words = module.DemoJob(), rest
     elif not rest or rest[0].startswith("-"):
         return _second_word_help(stage, asked=bool(rest) and rest[0] in ("-h", "--help"))
     elif STAGES[stage].second == "URL":
@@ -83,6 +83,8 @@ def _run(argv: list[str]) -> int:
         prog=f"patchline {stage} {rest[0] if rest and words is not rest else ''}".rstrip(),
         config=(tyro.conf.AvoidSubcommands,),
     )
+    if stage == "demo":  # its stages run as processes of their own, in this environment
+        job = replace(job, environ=tuple(os.environ.items()))
     run: Callable[[Any], int] = module.run
     return run(job)
 
@@ -94,9 +96,7 @@ def _job(stage: str, word: str) -> Any:
     if word.endswith((".yaml", ".yml")):
         kind = type(next(iter(recipes.values()))())
         return read_record(Path(word), stage=stage, kind=kind)
-    raise UserError(
-        f"unknown recipe {word!r} of patchline {stage}; allowed are {', '.join(recipes)}, or a job.yaml"
-    )
+    raise UserError(f"unknown recipe {word!r} of patchline {stage}; allowed are {', '.join(recipes)}, or a job.yaml")
 
 
 def _second_word_help(stage: str, *, asked: bool) -> int:

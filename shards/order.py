@@ -171,7 +171,5 @@ class SampleOrder:
             while len(self._epochs) >= _EPOCHS_KEPT:
                 del self._epochs[min(self._epochs)]
             key = derive_key(self.seed, epoch, _BLOCKS)
-            self._epochs[epoch] = _Epoch(
-                self.block_sizes, key=key, lanes=self.lanes, window_blocks=self.window_blocks
-            )
+            self._epochs[epoch] = _Epoch(self.block_sizes, key=key, lanes=self.lanes, window_blocks=self.window_blocks)
         return self._epochs[epoch]

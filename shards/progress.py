@@ -58,7 +58,9 @@ class Progress:
         """What a log shows: count, share, rate, time left."""
         share = 100.0 * self.done / max(self.total, 1)
         left = (self.total - self.done) / max(self.rate(), 1e-9)
-        text = f"{self.what}: {self.done:,}/{self.total:,} {self.unit} ({share:.0f} %), {self.rate():,.1f} {self.unit}/s"
+        text = (
+            f"{self.what}: {self.done:,}/{self.total:,} {self.unit} ({share:.0f} %), {self.rate():,.1f} {self.unit}/s"
+        )
         return f"{text}, {left:,.0f} s left {self.note}".rstrip()
 
 

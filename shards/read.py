@@ -103,7 +103,14 @@ class SampleReader:
     """Reads a rank's part of every global batch. Ask for steps in rising order; close it when done."""
 
     def __init__(
-        self, dataset: Dataset, order: SampleOrder, *, batch_size: int, rank: int, num_ranks: int, num_threads: int
+        self,
+        dataset: Dataset,
+        order: SampleOrder,
+        *,
+        batch_size: int,
+        rank: int,
+        num_ranks: int,
+        num_threads: int,
     ) -> None:
         self.dataset, self.order = dataset, order
         self.batch_size, self.rank, self.num_ranks = batch_size, rank, num_ranks

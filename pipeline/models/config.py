@@ -31,7 +31,9 @@ class ModelConfig:
 
     `num_classes` 0 stands for "as many as the dataset has". `representation`: the pre-training head's hidden tanh
     layer of width D. `head_bias`: a constant added to every logit in fp32, outside the trained bias (-10 for
-    multi-label pre-training, where bf16 steps are too wide). Raises UserError where the sizes do not fit together.
+    multi-label pre-training, where bf16 steps are too wide). `position_std`: of the initial position embeddings,
+    0.02 in the paper; runs of a few hundred steps need more to learn where a patch is. Raises UserError where the
+    sizes do not fit together.
     """
 
     name: str = "vit_b16"
@@ -45,6 +47,7 @@ class ModelConfig:
     representation: bool = False
     dropout: float = 0.0
     head_bias: float = 0.0
+    position_std: float = 0.02
 
     def __post_init__(self) -> None:
         size = self.size

@@ -15,14 +15,14 @@ from shards.hashing import derive_key
 _TRUNCATED_STD = 0.87962566103423978
 
 
-def initial_tensor(name: str, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
+def initial_tensor(name: str, shape: tuple[int, ...], *, seed: int, position_std: float = 0.02) -> torch.Tensor:
     """float32 initial value of the parameter `name`. Raises ValueError for a name it has no rule for."""
     generator = torch.Generator().manual_seed(derive_key(seed, zlib.crc32(name.encode())) >> 1)
     layer, kind = name.split(".")[-2:] if "." in name else ("", name)
     if layer in ("norm", "norm1", "norm2"):
         return torch.ones(shape) if kind == "weight" else torch.zeros(shape)
     if layer == "embed" and kind == "position":
-        return torch.empty(shape).normal_(std=0.02, generator=generator)
+        return torch.empty(shape).normal_(std=position_std, generator=generator)
     if layer == "head" or kind == "class_token":
         return torch.zeros(shape)
     if layer in ("dense1", "dense2") and kind == "bias":

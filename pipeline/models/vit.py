@@ -20,7 +20,8 @@ def build_model(config: ModelConfig, *, seed: int = 0) -> "ViT":
     model = ViT(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(initial_tensor(name, tuple(parameter.shape), seed=seed))
+            shape = tuple(parameter.shape)
+            parameter.copy_(initial_tensor(name, shape, seed=seed, position_std=config.position_std))
     return model
 
 

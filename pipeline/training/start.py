@@ -24,7 +24,7 @@ def starting_weights(job: TrainingJob) -> TensorByName:
     shapes = shapes_of(job.model)
 
     def scratch(name: str) -> Any:
-        return initial_tensor(name, shapes[name], seed=job.seed)
+        return initial_tensor(name, shapes[name], seed=job.seed, position_std=job.model.position_std)
 
     if not job.initial.weights:
         return scratch

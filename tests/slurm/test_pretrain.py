@@ -1,8 +1,11 @@
 """slurm/pretrain.sbatch on a real Slurm: two nodes, one rank each, real training."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,13 +35,16 @@ def digits_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(url)
 
 
+def output_of(cluster: SlurmCluster, run_dir: Path) -> Path:
+    return cluster.folder / f"{run_dir.name}.out"
+
+
 def submit(cluster: SlurmCluster, *arguments: str, run_dir: Path) -> int:
-    output = cluster.folder / f"{run_dir.name}.out"
     return cluster.sbatch(
         SCRIPT,
         *arguments,
         f"--run-dir={run_dir}",
-        options=["--nodes=2", f"--output={output}"],
+        options=["--nodes=2", f"--output={output_of(cluster, run_dir)}"],
         env={"PATCHLINE": str(PATCHLINE)},
     )
 
@@ -56,24 +62,58 @@ def logged_steps(run_dir: Path) -> list[tuple[int, float]]:
     return [(record["step"], record["loss"]) for record in records]
 
 
+@pytest.fixture(scope="module")
+def unbroken(
+    slurm_cluster: SlurmCluster, digits_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[int, float]]:
+    """The losses of a run that nothing disturbs."""
+    run_dir = tmp_path_factory.mktemp("runs") / "unbroken"
+    job = wait_until_ended(slurm_cluster, submit(slurm_cluster, *RECIPE, f"--data.url={digits_url}", run_dir=run_dir))
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), slurm_cluster.log_tail()
+    losses = logged_steps(run_dir)
+    assert [step for step, _ in losses] == list(range(1, STEPS + 1))
+    return losses
+
+
+def requeue(cluster: SlurmCluster, job_id: int) -> None:
+    cluster.scontrol("requeue", str(job_id))
+
+
+def signal_batch_shell(cluster: SlurmCluster, job_id: int) -> None:
+    """What --signal=B:USR1@120 does before the time limit."""
+    cluster.command("scancel", "--batch", "--signal=USR1", str(job_id))
+
+
+def kill_a_rank(cluster: SlurmCluster, job_id: int) -> None:
+    ranks = [pid for pid in cluster.processes() if Path(f"/proc/{pid}/exe").readlink().name.startswith("python")]
+    os.kill(max(ranks), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "cut_off",
+    [
+        requeue,  # preemption and node failure look like this: TERM to all, KILL soon after
+        signal_batch_shell,  # the script passes it on, the ranks save, the script requeues itself
+        kill_a_rank,  # a crash: Slurm would not requeue, the script does
+    ],
+)
 def test_a_run_cut_off_half_way_equals_an_unbroken_one(
-    slurm_cluster: SlurmCluster, digits_url: str, tmp_path: Path
+    slurm_cluster: SlurmCluster,
+    digits_url: str,
+    unbroken: list[tuple[int, float]],
+    tmp_path: Path,
+    cut_off: Callable[[SlurmCluster, int], None],
 ) -> None:
-    arguments = (*RECIPE, f"--data.url={digits_url}")
-    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-
-    job = wait_until_ended(slurm_cluster, submit(slurm_cluster, *arguments, run_dir=unbroken))
-    assert job["JobState"] == "COMPLETED", slurm_cluster.log_tail()
-
-    job_id = submit(slurm_cluster, *arguments, run_dir=broken)
-    slurm_cluster.wait_for(lambda: len(logged_steps(broken)) >= STEPS // 2, deadline_seconds=JOB_SECONDS)
-    slurm_cluster.scontrol("requeue", str(job_id))
+    run_dir = tmp_path / cut_off.__name__
+    job_id = submit(slurm_cluster, *RECIPE, f"--data.url={digits_url}", run_dir=run_dir)
+    slurm_cluster.wait_for(lambda: len(logged_steps(run_dir)) >= STEPS // 2, deadline_seconds=JOB_SECONDS)
+    cut_off(slurm_cluster, job_id)
     job = wait_until_ended(slurm_cluster, job_id)
 
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), slurm_cluster.log_tail()
-    assert (broken / "DONE").exists()
-    assert [step for step, _ in logged_steps(unbroken)] == list(range(1, STEPS + 1))
-    assert logged_steps(broken) == logged_steps(unbroken)
+    assert (run_dir / "DONE").exists()
+    assert "from checkpoint step-" in output_of(slurm_cluster, run_dir).read_text()  # continued, not begun again
+    assert logged_steps(run_dir) == unbroken
 
 
 def test_a_users_mistake_is_not_tried_again(slurm_cluster: SlurmCluster, digits_url: str, tmp_path: Path) -> None:
