@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 DECODER_VERSION = 1  # part of a run's data state: other pixels are another run
 _MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs
@@ -21,12 +21,15 @@ class DecodeError(Exception):
 def decode_rgb(data: bytes) -> Pixels:
     """uint8[height, width, 3]. Greyscale and CMYK become RGB. Raises DecodeError."""
     cv2.setNumThreads(1)  # parallelism is over images
-    if simplejpeg.is_jpeg(data):
-        try:
+    try:
+        if simplejpeg.is_jpeg(data):
+            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            _refuse_bombs(height, width)
             return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB"), dtype=np.uint8)
-        except ValueError:
-            return _decode_with_pillow(data)  # CMYK and other rarities
-    pixels = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+        encoded = np.frombuffer(data, dtype=np.uint8)
+        pixels = cv2.imdecode(encoded, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    except (ValueError, cv2.error):
+        return _decode_with_pillow(data)  # CMYK and other rarities, or no image at all
     if pixels is None:
         return _decode_with_pillow(data)
     return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), dtype=np.uint8)
@@ -35,8 +38,15 @@ def decode_rgb(data: bytes) -> Pixels:
 def _decode_with_pillow(data: bytes) -> Pixels:
     try:
         with Image.open(io.BytesIO(data)) as image:
-            if image.width * image.height > _MAX_PIXELS:
-                raise DecodeError(f"{image.width} x {image.height} pixels are above {_MAX_PIXELS}")
+            _refuse_bombs(image.height, image.width)
             return np.asarray(image.convert("RGB"), dtype=np.uint8)
+    except UnidentifiedImageError as error:  # its own message holds an address in memory
+        raise DecodeError(f"{len(data)} bytes are no image of a known format") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DecodeError(str(error)) from error
+
+
+def _refuse_bombs(height: int, width: int) -> None:
+    """Before a decoder allocates what a broken or hostile header promises."""
+    if height * width > _MAX_PIXELS:
+        raise DecodeError(f"{height} x {width} pixels are above {_MAX_PIXELS}")
