@@ -1,0 +1,203 @@
+"""Crops lie inside the image and inside their bounds, and depend on (seed, epoch, sample) alone."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.data.augment import (
+    AugmentConfig,
+    Crop,
+    EvaluationTransform,
+    apply_crop,
+    draw_crop,
+    draws_of,
+    evaluation_view,
+    resize,
+)
+from shards.errors import UserError
+
+CONFIGS = (
+    AugmentConfig(),
+    AugmentConfig(min_area=0.75, min_ratio=0.9, max_ratio=1.11, flip=False),
+    AugmentConfig(min_area=0.3, max_area=0.4, min_ratio=1.0, max_ratio=2.0),
+)
+
+
+def noise(seed: int, height: int, width: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, size=(height, width, 3), dtype=np.uint8)
+
+
+def one_draw(seed: int) -> NDArray[np.float64]:
+    draws: NDArray[np.float64] = draws_of(np.array([seed]), np.array([0]), seed=1)[0]
+    return draws
+
+
+def largest_centred(height: int, width: int, config: AugmentConfig) -> tuple[int, int, int, int]:
+    """The crop of an image in which no try fits: (top, left, height, width)."""
+    w = min(width, max(1, round(height * config.max_ratio)))
+    h = min(height, max(1, round(width / config.min_ratio)))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    height=st.integers(1, 700),
+    width=st.integers(1, 700),
+    sample=st.integers(0, 2**40),
+    config=st.sampled_from(CONFIGS),
+)
+def test_crops_stay_inside_the_image_and_their_bounds(
+    height: int, width: int, sample: int, config: AugmentConfig
+) -> None:
+    crop = draw_crop(height, width, one_draw(sample), config=config)
+    assert 0 <= crop.top <= crop.top + crop.height <= height
+    assert 0 <= crop.left <= crop.left + crop.width <= width
+    assert crop.height > 0
+    assert crop.width > 0
+    if (crop.top, crop.left, crop.height, crop.width) == largest_centred(height, width, config):
+        return
+    # Sides are rounded to pixels: somewhere within half a pixel the bounds are met.
+    assert (crop.height + 0.5) * (crop.width + 0.5) >= config.min_area * height * width
+    assert (crop.height - 0.5) * (crop.width - 0.5) <= config.max_area * height * width
+    assert (crop.width + 0.5) / max(crop.height - 0.5, 1e-9) >= config.min_ratio
+    assert (crop.width - 0.5) / (crop.height + 0.5) <= config.max_ratio
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [
+        pytest.param(10, 1000, (0, 493, 10, 13), id="a strip: ratio 4/3 from its middle"),
+        pytest.param(1000, 12, (492, 0, 16, 12), id="a tall strip: ratio 3/4 from its middle"),
+    ],
+)
+def test_where_no_try_fits_the_largest_centred_crop_is_taken(
+    height: int, width: int, expected: tuple[int, int, int, int]
+) -> None:
+    config = AugmentConfig(min_area=0.5)
+    for sample in range(20):
+        crop = draw_crop(height, width, one_draw(sample), config=config)
+        assert (crop.top, crop.left, crop.height, crop.width) == expected
+
+
+def test_areas_ratios_places_and_flips_are_spread_over_their_ranges() -> None:
+    draws = draws_of(np.arange(4000), np.zeros(4000, dtype=np.int64), seed=5)
+    crops = [draw_crop(1000, 1000, row, config=AugmentConfig()) for row in draws]
+    areas = np.array([crop.height * crop.width / 1e6 for crop in crops])
+    ratios = np.array([crop.width / crop.height for crop in crops])
+    assert areas.min() == pytest.approx(0.05, abs=0.01)
+    assert areas.max() > 0.95
+    assert np.abs(np.log(ratios)).max() == pytest.approx(np.log(4 / 3), abs=0.01)
+    assert np.log(ratios).mean() == pytest.approx(0, abs=0.02)
+    assert np.mean([crop.flip for crop in crops]) == pytest.approx(0.5, abs=0.03)
+    tops = np.array([crop.top / (1000 - crop.height) for crop in crops if crop.height < 900])
+    assert tops.mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_no_flip_and_no_crop_where_the_configuration_says_so() -> None:
+    config = AugmentConfig(crop="none", flip=False)
+    for sample in range(20):
+        crop = draw_crop(9, 14, one_draw(sample), config=config)
+        assert crop == Crop(top=0, left=0, height=9, width=14, flip=False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**40))
+def test_draws_do_not_depend_on_who_else_is_in_the_batch(data: st.DataObject, seed: int) -> None:
+    ids = np.array(data.draw(st.lists(st.integers(0, 2**40), min_size=1, max_size=12)))
+    epochs = np.array(data.draw(st.lists(st.integers(0, 3), min_size=ids.size, max_size=ids.size)))
+    chosen = np.array(data.draw(st.permutations(range(ids.size))))[: data.draw(st.integers(1, ids.size))]
+    together = draws_of(ids, epochs, seed=seed)
+    np.testing.assert_array_equal(draws_of(ids[chosen], epochs[chosen], seed=seed), together[chosen])
+    assert 0 <= together.min() <= together.max() < 1
+
+
+def test_draws_differ_by_seed_epoch_and_sample() -> None:
+    rows = [
+        draws_of(np.array([sample]), np.array([epoch]), seed=seed)[0]
+        for sample in (0, 1)
+        for epoch in (0, 1)
+        for seed in (0, 1)
+    ]
+    for index, row in enumerate(rows):
+        for other in rows[:index]:
+            assert not np.intersect1d(row, other).size
+
+
+@pytest.mark.parametrize(
+    ("from_size", "to_size"),
+    [
+        pytest.param((40, 60), (224, 224), id="larger"),
+        pytest.param((300, 200), (64, 64), id="much smaller, no antialiasing"),
+        pytest.param((64, 64), (32, 32), id="exactly half"),
+        pytest.param((33, 57), (32, 48), id="a little smaller"),
+        pytest.param((1, 5), (16, 16), id="a single line"),
+        pytest.param((17, 17), (17, 17), id="the same"),
+    ],
+)
+def test_resize_is_torchs_bilinear(from_size: tuple[int, int], to_size: tuple[int, int]) -> None:
+    pixels = noise(7, *from_size)
+    planes = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
+    expected = F.interpolate(planes, size=to_size, mode="bilinear", align_corners=False, antialias=False)
+    found = resize(pixels, height=to_size[0], width=to_size[1])
+    assert found.dtype == np.uint8
+    assert np.abs(found - expected[0].permute(1, 2, 0).numpy()).max() <= 1.0
+
+
+def test_a_crop_is_cut_resized_and_mirrored() -> None:
+    pixels = noise(8, 40, 50)
+    plain, mirrored = (np.zeros((16, 16, 3), dtype=np.uint8) for _ in range(2))
+    apply_crop(pixels, Crop(top=3, left=5, height=20, width=30, flip=False), out=plain)
+    apply_crop(pixels, Crop(top=3, left=5, height=20, width=30, flip=True), out=mirrored)
+    np.testing.assert_array_equal(plain, resize(pixels[3:23, 5:35].copy(), height=16, width=16))
+    np.testing.assert_array_equal(mirrored, plain[:, ::-1])
+
+
+@pytest.mark.parametrize(
+    ("size", "transform", "middle"),  # (resized height, width), (top, left) of the cut
+    [
+        pytest.param((100, 50), EvaluationTransform(mode="resize"), ((56, 56), (0, 0)), id="straight to the size"),
+        pytest.param((100, 50), EvaluationTransform(mode="central_crop"), ((128, 64), (36, 4)), id="56 x 256/224 = 64"),
+        pytest.param((50, 100), EvaluationTransform(mode="central_crop"), ((64, 128), (4, 36)), id="a broad image"),
+        pytest.param(
+            (100, 50),
+            EvaluationTransform(mode="central_crop", short_side=80),
+            ((160, 80), (52, 12)),
+            id="a short side of one's own",
+        ),
+        pytest.param(
+            (20, 20),
+            EvaluationTransform(mode="central_crop", short_side=10),
+            ((56, 56), (0, 0)),
+            id="never smaller than the model's size",
+        ),
+    ],
+)
+def test_evaluation_views(
+    size: tuple[int, int], transform: EvaluationTransform, middle: tuple[tuple[int, int], tuple[int, int]]
+) -> None:
+    pixels, out = noise(9, *size), np.zeros((56, 56, 3), dtype=np.uint8)
+    evaluation_view(pixels, transform, out=out)
+    (height, width), (top, left) = middle
+    resized = resize(pixels, height=height, width=width)
+    np.testing.assert_array_equal(out, resized[top : top + 56, left : left + 56])
+
+
+@pytest.mark.parametrize(
+    ("min_area", "max_area", "min_ratio", "max_ratio"),
+    [
+        pytest.param(0.0, 1.0, 0.75, 1.33, id="no area at all"),
+        pytest.param(0.5, 0.4, 0.75, 1.33, id="areas the wrong way round"),
+        pytest.param(0.5, 1.1, 0.75, 1.33, id="more than the image"),
+        pytest.param(0.5, 1.0, 0.0, 1.33, id="no width at all"),
+        pytest.param(0.5, 1.0, 1.4, 1.33, id="ratios the wrong way round"),
+    ],
+)
+def test_bounds_that_can_not_be_met_are_refused(
+    min_area: float, max_area: float, min_ratio: float, max_ratio: float
+) -> None:
+    with pytest.raises(UserError, match="allowed are areas"):
+        AugmentConfig(min_area=min_area, max_area=max_area, min_ratio=min_ratio, max_ratio=max_ratio)

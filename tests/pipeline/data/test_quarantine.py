@@ -1,0 +1,54 @@
+"""What was replaced is listed and counted; too much of it stops the run with the list's path."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pipeline.data.quarantine import Quarantine
+from shards.errors import WillNotSucceedError
+from shards.read import RawSample
+
+
+def sample(sample_id: int) -> RawSample:
+    return RawSample(
+        sample_id=sample_id, data=None, fault="gone", height=8, width=8, labels=(0,), source=f"c0/{sample_id}.jpg"
+    )
+
+
+def test_every_replaced_sample_is_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    quarantine = Quarantine(path, max_share=0.5)
+    quarantine.count(1000)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: quarantine.replace(sample(i), reason=f"crc of {i}", substitute=i + 1), range(200)))
+    lines = sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda line: line["sample_id"])
+    assert lines == [
+        {"sample_id": i, "source": f"c0/{i}.jpg", "reason": f"crc of {i}", "substitute": i + 1} for i in range(200)
+    ]
+    assert (quarantine.num_read, quarantine.num_replaced) == (1000, 200)
+
+
+@pytest.mark.parametrize(
+    ("num_read", "max_share", "allowed"),
+    [
+        pytest.param(100, 0.001, 10, id="ten are always allowed: a short run has too few to speak of shares"),
+        pytest.param(20_000, 0.001, 20, id="0.1 % of 20,000"),
+        pytest.param(20_000, 0.0, 10, id="no share"),
+    ],
+)
+def test_too_many_stop_the_run(tmp_path: Path, num_read: int, max_share: float, allowed: int) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    quarantine = Quarantine(path, max_share=max_share)
+    quarantine.count(num_read)
+    for i in range(allowed):
+        quarantine.replace(sample(i), reason="crc", substitute=0)
+    with pytest.raises(WillNotSucceedError, match=f"{allowed + 1} of {num_read} .*{max_share:.2%}.*{path}"):
+        quarantine.replace(sample(allowed), reason="crc", substitute=0)
+    assert len(path.read_text().splitlines()) == allowed + 1
+
+
+def test_without_a_fault_there_is_no_list(tmp_path: Path) -> None:
+    Quarantine(tmp_path / "quarantine.jsonl", max_share=0.1).count(5)
+    assert not (tmp_path / "quarantine.jsonl").exists()
