@@ -1,0 +1,90 @@
+"""Who I am: a table of environments, and the refusals."""
+
+import os
+from collections.abc import Mapping
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.world import World, current_world, world_from
+from shards.errors import UserError
+from tests.rigs.processes import one_world, run_ranks
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
+SRUN = {
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "MASTER_ADDR": "n1",
+    "MASTER_PORT": "29400",
+}
+INSIDE_A_JOB = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),  # (rank, ranks, local rank, local ranks, address, port, threads of 8 cores)
+    [
+        pytest.param({}, (0, 1, 0, 1, "127.0.0.1", 0, 8), id="alone"),
+        pytest.param(TORCHRUN, (3, 4, 1, 2, "n1", 0, 4), id="torchrun"),
+        pytest.param(TORCHRUN | {"MASTER_PORT": "29500"}, (3, 4, 1, 2, "n1", 29500, 4), id="torchrun's port"),
+        pytest.param(TORCHRUN | {"OMP_NUM_THREADS": "1"}, (3, 4, 1, 2, "n1", 0, 4), id="threads are not torchrun's"),
+        pytest.param(SRUN, (1, 2, 0, 1, "n1", 29400, 8), id="srun: 1(x2) is one task on each of two nodes"),
+        pytest.param(SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, (1, 2, 0, 4, "n1", 29400, 2), id="first of many"),
+        pytest.param(SRUN | {"SLURM_CPUS_PER_TASK": "3"}, (1, 2, 0, 1, "n1", 29400, 3), id="srun gives 3 cores a task"),
+        pytest.param(SRUN | TORCHRUN, (3, 4, 1, 2, "n1", 29400, 4), id="torchrun inside a Slurm job wins"),
+        pytest.param({"WORLD_SIZE": "4"}, (0, 1, 0, 1, "127.0.0.1", 0, 8), id="half of torchrun's names: alone"),
+        pytest.param(INSIDE_A_JOB, (0, 1, 0, 1, "127.0.0.1", 0, 8), id="in a batch script, not under srun"),
+        pytest.param(TORCHRUN | {"LOCAL_WORLD_SIZE": "32"}, (3, 4, 1, 32, "n1", 0, 1), id="never below one thread"),
+    ],
+)
+def test_worlds(environ: Mapping[str, str], expected: tuple[int, int, int, int, str, int, int]) -> None:
+    world = world_from(environ, device="cpu", num_cpus=8)
+    found = (world.rank, world.num_ranks, world.local_rank, world.num_local_ranks)
+    assert (*found, world.master_address, world.master_port, world.num_threads) == expected
+    assert world.device == torch.device("cpu")
+    assert world.is_first == (expected[0] == 0)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        pytest.param({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set for 2 ranks", id="nowhere to meet"),
+        pytest.param(TORCHRUN | {"RANK": "x"}, "RANK is 'x'; allowed is a whole number", id="no number"),
+        pytest.param(TORCHRUN | {"RANK": "-1"}, "RANK is '-1'", id="negative"),
+        pytest.param(TORCHRUN | {"MASTER_PORT": "http"}, "MASTER_PORT is 'http'", id="a port by name"),
+        pytest.param(TORCHRUN | {"RANK": "4"}, "rank 4 of 4 ranks: allowed is 0 to 3", id="a rank too many"),
+    ],
+)
+def test_what_does_not_fit_is_the_users_mistake(environ: Mapping[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        world_from(environ, device="cpu", num_cpus=8)
+
+
+def test_a_rank_without_a_gpu_is_refused() -> None:
+    environ = {"RANK": "99", "WORLD_SIZE": "100", "MASTER_ADDR": "n1"}
+    with pytest.raises(UserError, match=r"local rank 99 has no GPU: this node has .*--device cpu"):
+        world_from(environ, device="cuda", num_cpus=8)
+
+
+def test_auto_takes_a_gpu_only_where_there_is_one() -> None:
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert world_from({}, device="auto", num_cpus=1).device.type == expected
+
+
+def test_the_current_world_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert current_world("cpu") == world_from(os.environ, device="cpu", num_cpus=len(os.sched_getaffinity(0)))
+
+
+def what_enter_did(world: World) -> tuple[int, int, str, int]:
+    """As the libraries below see it."""
+    return dist.get_rank(), dist.get_world_size(), os.environ["DS_ACCELERATOR"], torch.get_num_threads()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_enter_joins_the_group_with_the_worlds_threads(num_ranks: int) -> None:
+    assert one_world().num_threads == 1
+    assert run_ranks(what_enter_did, num_ranks=num_ranks) == [(rank, num_ranks, "cpu", 1) for rank in range(num_ranks)]

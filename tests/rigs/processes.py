@@ -1,0 +1,93 @@
+"""Real processes for tests, quickly: forked from a server that has imported the project (and torch) once.
+
+Ranks are in a real gloo group; commands have their own environment, standard output and standard error.
+"""
+
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jobs.cli import main
+from pipeline.world import World, enter, leave
+from tests.rigs.s3 import free_port
+
+ANSWER_SECONDS = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command ended and what it said."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def one_world(rank: int = 0, num_ranks: int = 1, *, port: int = 0) -> World:
+    """A rank on this machine, on the CPU with one thread."""
+    return World(
+        rank=rank,
+        num_ranks=num_ranks,
+        local_rank=rank,
+        num_local_ranks=num_ranks,
+        master_address="127.0.0.1",
+        master_port=port,
+        device=torch.device("cpu"),
+        num_threads=1,
+    )
+
+
+def run_ranks(function: Callable[..., Any], *arguments: object, num_ranks: int) -> list[Any]:
+    """`function(world, *arguments)` in a process group of `num_ranks` processes; their results in rank order."""
+    port = free_port()
+    with ProcessPoolExecutor(num_ranks, mp_context=_context()) as pool:
+        worlds = [one_world(rank, num_ranks, port=port) for rank in range(num_ranks)]
+        futures = [pool.submit(_as_rank, function, world, arguments) for world in worlds]
+        return [future.result(ANSWER_SECONDS) for future in futures]
+
+
+def patchline(*words: str, environ: Mapping[str, str] | None = None) -> Ended:
+    """`patchline WORDS` in a process of its own, in this environment with `environ` added to it."""
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder) / "output", Path(folder) / "errors"
+        everything = {**os.environ, **(environ or {})}
+        process = _context().Process(target=_as_command, args=(list(words), everything, output, errors))
+        process.start()
+        process.join(ANSWER_SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutError(f"patchline {' '.join(words)} runs for {ANSWER_SECONDS:.0f} s: {errors.read_text()}")
+        return Ended(code=process.exitcode, output=output.read_text(), errors=errors.read_text())
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    stages = ("pack", "verify", "pretrain", "finetune", "evaluate", "demo")
+    context.set_forkserver_preload(["jobs.cli", *(f"jobs.{stage}" for stage in stages), "tests.rigs.processes"])
+    return context
+
+
+def _as_rank(function: Callable[..., Any], world: World, arguments: tuple[object, ...]) -> Any:
+    enter(world)
+    try:
+        return function(world, *arguments)
+    finally:
+        leave()
+
+
+def _as_command(words: list[str], environ: dict[str, str], output: Path, errors: Path) -> None:
+    for path, number in ((output, 1), (errors, 2)):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), number)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.exit(main(words))
