@@ -20,9 +20,9 @@ def resample_position_embeddings(
         raise ValueError(f"{table_ND.shape[0]} position embeddings do not fit 1 + {from_grid[0]} x {from_grid[1]}")
     if from_grid == to_grid:
         return table_ND.float()
-    class_1D, grid_ND = table_ND[:1].float(), table_ND[1:].float()
+    class_1D, grid_ND = table_ND[:1].float(), table_ND[1:].double()  # fp32 places would be off by a few millionths
     grid_1DHW = grid_ND.reshape(1, *from_grid, -1).permute(0, 3, 1, 2)
     resampled_1DHW = F.interpolate(grid_1DHW, size=to_grid, mode="bilinear", align_corners=True)
     # (1, D, H, W) -> (H * W, D)
-    resampled_ND = resampled_1DHW.permute(0, 2, 3, 1).reshape(to_grid[0] * to_grid[1], -1)
+    resampled_ND = resampled_1DHW.permute(0, 2, 3, 1).reshape(to_grid[0] * to_grid[1], -1).float()
     return torch.cat([class_1D, resampled_ND])

@@ -1,0 +1,126 @@
+"""Initial weights by their statistics: every kind of tensor as in the paper's JAX code."""
+
+import math
+
+import pytest
+import torch
+
+from pipeline.models.initial import initial_tensor
+
+D, M = 256, 1024  # width and MLP width
+
+
+def tensor(name: str, *shape: int, seed: int = 0) -> torch.Tensor:
+    return initial_tensor(name, shape, seed=seed)
+
+
+def assert_uniform(values: torch.Tensor, bound: float) -> None:
+    assert float(values.abs().max()) <= bound
+    assert float(values.abs().max()) > 0.999 * bound
+    assert float(values.std()) == pytest.approx(bound / math.sqrt(3), rel=0.01)
+    assert float(values.mean()) == pytest.approx(0.0, abs=0.01 * bound)
+
+
+@pytest.mark.parametrize("third", [pytest.param(0, id="q"), pytest.param(1, id="k"), pytest.param(2, id="v")])
+def test_q_k_and_v_are_three_xavier_matrices(third: int) -> None:
+    """The fused matrix's fan would give sqrt(6/4D), sqrt(2) too small."""
+    fused = tensor("blocks.3.attention.qkv.weight", 3 * D, D)
+    assert_uniform(fused[third * D : (third + 1) * D], math.sqrt(6 / (2 * D)))
+
+
+def test_q_k_and_v_are_independent() -> None:
+    parts = tensor("blocks.0.attention.qkv.weight", 3 * D, D).view(3, D * D)
+    assert float((torch.corrcoef(parts) - torch.eye(3)).abs().max()) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("blocks.0.attention.out.weight", (D, D)),
+        ("blocks.11.mlp.dense1.weight", (M, D)),
+        ("blocks.11.mlp.dense2.weight", (D, M)),
+    ],
+)
+def test_other_matrices_of_a_block_are_xavier_uniform(name: str, shape: tuple[int, int]) -> None:
+    assert_uniform(tensor(name, *shape), math.sqrt(6 / (shape[0] + shape[1])))
+
+
+@pytest.mark.parametrize(
+    ("name", "fan_in"),
+    [
+        pytest.param("embed.patch.weight", 16 * 16 * 3, id="patches"),
+        pytest.param("representation.weight", D, id="tanh"),
+    ],
+)
+def test_lecun_normal(name: str, fan_in: int) -> None:
+    """flax's: variance 1 / fan_in after the truncation at two standard deviations of the wider normal."""
+    values = tensor(name, M, fan_in)
+    assert float(values.std()) == pytest.approx(math.sqrt(1 / fan_in), rel=0.01)
+    assert float(values.mean()) == pytest.approx(0.0, abs=0.01 * math.sqrt(1 / fan_in))
+    bound = 2 * math.sqrt(1 / fan_in) / 0.8796256610342398
+    assert 0.99 * bound < float(values.abs().max()) <= bound * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", ["blocks.0.mlp.dense1.bias", "blocks.0.mlp.dense2.bias"])
+def test_mlp_biases_are_tiny_normal(name: str) -> None:
+    values = tensor(name, 20_000)
+    assert float(values.std()) == pytest.approx(1e-6, rel=0.02)
+    assert float(values.abs().max()) > 3e-6  # not truncated
+
+
+@pytest.mark.parametrize("std", [0.02, 0.3])
+def test_position_embeddings_are_normal(std: float) -> None:
+    values = initial_tensor("embed.position", (1, 197, D), seed=0, position_std=std)
+    assert float(values.std()) == pytest.approx(std, rel=0.01)
+    assert float(values.mean()) == pytest.approx(0.0, abs=0.01 * std)
+    assert float(values.abs().max()) > 3.5 * std
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "value"),
+    [
+        pytest.param("head.weight", (1000, D), 0.0, id="a zero head"),
+        pytest.param("head.bias", (1000,), 0.0, id="the head's constant is outside its bias"),
+        pytest.param("embed.class_token", (1, 1, D), 0.0, id="class token"),
+        pytest.param("embed.patch.bias", (D,), 0.0, id="patch bias"),
+        pytest.param("representation.bias", (D,), 0.0, id="representation bias"),
+        pytest.param("blocks.0.attention.qkv.bias", (3 * D,), 0.0, id="q, k, v biases"),
+        pytest.param("blocks.0.attention.out.bias", (D,), 0.0, id="out bias"),
+        pytest.param("blocks.0.norm1.weight", (D,), 1.0, id="norm scale"),
+        pytest.param("blocks.0.norm2.bias", (D,), 0.0, id="norm bias"),
+        pytest.param("norm.weight", (D,), 1.0, id="last norm's scale"),
+        pytest.param("norm.bias", (D,), 0.0, id="last norm's bias"),
+    ],
+)
+def test_constants(name: str, shape: tuple[int, ...], value: float) -> None:
+    assert torch.equal(tensor(name, *shape), torch.full(shape, value))
+
+
+def test_tensors_of_other_names_and_seeds_are_independent() -> None:
+    shape = (3 * D, D)
+    values = [
+        tensor(f"blocks.{number}.attention.qkv.weight", *shape, seed=seed).flatten()
+        for number in (0, 1, 10)
+        for seed in (0, 1)
+    ]
+    assert float((torch.corrcoef(torch.stack(values)) - torch.eye(6)).abs().max()) < 0.02
+
+
+def test_the_same_name_and_seed_give_the_same_bits_whatever_was_drawn_before() -> None:
+    first = tensor("blocks.0.mlp.dense1.weight", M, D, seed=9)
+    torch.rand(17)
+    assert torch.equal(first, tensor("blocks.0.mlp.dense1.weight", M, D, seed=9))
+
+
+def test_making_them_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    tensor("embed.position", 1, 5, D)
+    assert torch.equal(torch.rand(4), expected)
+
+
+@pytest.mark.parametrize("name", ["blocks.0.attention.rotary.weight", "scale"])
+def test_a_name_without_a_rule_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        tensor(name, 4, 4)

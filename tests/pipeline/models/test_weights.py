@@ -1,0 +1,209 @@
+"""Weights folders: bit-exact round trips, fitting to another size, and messages for folders that can not be used."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.models import ModelConfig, ViT, build_model
+from pipeline.models.pos_embed import resample_position_embeddings
+from pipeline.models.weights import HEAD, TensorByName, fit_weights, load_model, open_weights, save_weights
+from shards.errors import UserError
+
+TINY: dict[str, Any] = {"name": "vit", "image_size": 16, "num_classes": 3, "patch": 4, "depth": 2, "width": 12}
+TINY |= {"mlp_width": 20, "num_heads": 2}
+LABELS = ("cat", "dog", "Füchsin")
+
+
+def config_of(**fields: Any) -> ModelConfig:
+    return ModelConfig(**(TINY | fields))
+
+
+def random_model(**fields: Any) -> ViT:
+    model = build_model(config_of(**fields))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def saved(folder: Path, model: ViT, labels: tuple[str, ...] = LABELS) -> str:
+    state = model.state_dict()
+    save_weights(folder, config=model.config, labels=labels, tensor=lambda name: state[name])
+    return str(folder)
+
+
+def initial_of(target: ModelConfig) -> TensorByName:
+    """What a fresh model would have."""
+    state = build_model(target, seed=9).state_dict()
+    return lambda name: state[name]
+
+
+@pytest.mark.parametrize("representation", [False, True])
+def test_a_round_trip_changes_no_bit(tmp_path: Path, representation: bool) -> None:
+    model = random_model(representation=representation)
+    weights = open_weights(saved(tmp_path / "weights", model))
+    assert (weights.config, weights.labels) == (model.config, LABELS)
+    loaded = load_model(weights)
+    assert not loaded.training
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    images = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8)
+    assert torch.equal(loaded(images), model(images))
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_the_heads_constant_is_folded_into_its_bias(tmp_path: Path) -> None:
+    model = random_model(head_bias=-10.0)
+    weights = open_weights(saved(tmp_path, model))
+    assert weights.config == config_of(head_bias=0.0)
+    assert torch.equal(weights.tensor("head.bias"), model.head.bias - 10.0)
+    images = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8)
+    torch.testing.assert_close(load_model(weights)(images), model(images))
+
+
+def test_weights_of_a_bf16_model_are_written_as_fp32(tmp_path: Path) -> None:
+    model = random_model().to(torch.bfloat16)
+    weights = open_weights(saved(tmp_path, model))
+    assert weights.tensor("norm.weight").dtype == torch.float32
+    assert torch.equal(weights.tensor("norm.weight"), model.norm.weight.float())
+
+
+def test_saving_again_replaces_both_files(tmp_path: Path) -> None:
+    saved(tmp_path, random_model())
+    other = random_model(num_classes=7)
+    weights = open_weights(saved(tmp_path, other, labels=tuple("abcdefg")))
+    assert weights.config.num_classes == 7
+    assert len(weights.labels) == 7
+    assert torch.equal(weights.tensor("head.weight"), other.head.weight)
+
+
+@pytest.mark.parametrize(
+    ("fields", "grid"),
+    [
+        pytest.param({"num_classes": 5}, (4, 4), id="other classes"),
+        pytest.param({"num_classes": 5, "image_size": 24}, (6, 6), id="other classes at a higher resolution"),
+        pytest.param({"image_size": 8}, (2, 2), id="a lower resolution"),
+    ],
+)
+@pytest.mark.parametrize("representation", [False, True])
+def test_fine_tuning_takes_all_but_the_head(
+    tmp_path: Path, fields: dict[str, Any], grid: tuple[int, int], representation: bool
+) -> None:
+    model, target = random_model(representation=representation), config_of(**fields)
+    tensor = fit_weights(open_weights(saved(tmp_path, model)), target, initial=initial_of(target), new_head=True)
+    state = model.state_dict()
+    for name, wanted in build_model(target).state_dict().items():
+        assert tensor(name).shape == wanted.shape
+        if name in HEAD:
+            assert not tensor(name).any(), "a new head is zero"
+        elif name == "embed.position":
+            expected = resample_position_embeddings(state[name][0], from_grid=(4, 4), to_grid=grid)
+            assert torch.equal(tensor(name)[0], expected)
+        else:
+            assert torch.equal(tensor(name), state[name]), name
+
+
+def test_without_a_new_head_the_head_is_kept(tmp_path: Path) -> None:
+    model, target = random_model(representation=True), config_of(representation=True, image_size=24)
+    tensor = fit_weights(open_weights(saved(tmp_path, model)), target, initial=initial_of(target), new_head=False)
+    for name in (*HEAD, "representation.weight", "representation.bias"):
+        assert torch.equal(tensor(name), model.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    ("fields", "new_head", "messages"),
+    [
+        pytest.param(
+            {"num_classes": 5},
+            False,
+            ("head.weight is [3, 12], the model needs [5, 12]", "head.bias is [3], the model needs [5]"),
+            id="other classes with the old head",
+        ),
+        pytest.param(
+            {"width": 16},
+            True,
+            (
+                "embed.position is [1, 17, 12], the model needs [1, 17, 16]",
+                "embed.patch.weight is [12, 48], the model needs [16, 48]",
+                "; and ",
+                "--model.width",
+            ),
+            id="another width: the first eight are listed",
+        ),
+        pytest.param(
+            {"depth": 3},
+            True,
+            ("blocks.2.norm1.weight [12] is not there", "blocks.2.attention.qkv.weight [36, 12] is not there"),
+            id="a layer more",
+        ),
+        pytest.param({"depth": 1}, True, ("blocks.1.norm1.weight [12] is not in the model",), id="a layer less"),
+        pytest.param({"patch": 8}, True, ("embed.patch.weight is [12, 48], the model needs [12, 192]",), id="patch"),
+        pytest.param(
+            {"representation": True}, False, ("representation.weight [12, 12] is not there",), id="a hidden layer"
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_with_both_shapes(
+    tmp_path: Path, fields: dict[str, Any], new_head: bool, messages: tuple[str, ...]
+) -> None:
+    weights, target = open_weights(saved(tmp_path / "w", random_model())), config_of(**fields)
+    with pytest.raises(UserError) as caught:
+        fit_weights(weights, target, initial=initial_of(target), new_head=new_head)
+    for message in (str(tmp_path / "w"), *messages):
+        assert message in str(caught.value)
+
+
+def rewrite(folder: Path, **entries: object) -> None:
+    """Changes entries of config.json; None removes one."""
+    description = json.loads((folder / "config.json").read_text()) | entries
+    kept = {key: value for key, value in description.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+
+
+def cut(folder: Path, num_bytes: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:num_bytes])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        pytest.param(lambda f: (f / "config.json").unlink(), "no weights at .*RUN/weights", id="no config.json"),
+        pytest.param(lambda f: (f / "model.safetensors").unlink(), "no weights at", id="no tensors"),
+        pytest.param(lambda f: (f / "config.json").write_text('{"model": {'), "can not be read", id="broken JSON"),
+        pytest.param(lambda f: (f / "config.json").write_text("[1, 2]"), "can not be read", id="a JSON list"),
+        pytest.param(lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"), "can not be read", id="not UTF-8"),
+        pytest.param(lambda f: rewrite(f, model=None), "can not be read .'model'", id="no model in it"),
+        pytest.param(lambda f: rewrite(f, model=TINY | {"colour": 3}), "'colour'", id="a field of another version"),
+        pytest.param(
+            lambda f: rewrite(f, model=TINY | {"image_size": "16"}), "can not be read", id="text for a number"
+        ),
+        pytest.param(lambda f: rewrite(f, labels=3), "can not be read", id="labels are a number"),
+        pytest.param(lambda f: cut(f, 500), "can not be read", id="tensors cut off in their header"),
+        pytest.param(lambda f: cut(f, -100), "can not be read", id="tensors cut off in their data"),
+        pytest.param(lambda f: cut(f, 0), "can not be read", id="an empty file"),
+        pytest.param(
+            lambda f: rewrite(f, model=TINY | {"width": 14}),
+            r"embed.class_token is \[1, 1, 12\], the model needs \[1, 1, 14\]",
+            id="two files that do not belong together",
+        ),
+    ],
+)
+def test_folders_that_can_not_be_used(tmp_path: Path, spoil: Callable[[Path], object], message: str) -> None:
+    folder = tmp_path / "weights"
+    saved(folder, random_model())
+    spoil(folder)
+    with pytest.raises(UserError, match=message):
+        open_weights(str(folder))
+
+
+@pytest.mark.parametrize("name", ["", "nowhere", "file"])
+def test_no_folder_at_all(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match=r"holds config\.json and model\.safetensors"):
+        open_weights(str(tmp_path / name))
