@@ -1,0 +1,67 @@
+"""Evaluation sees every sample exactly once, for any number of ranks and sizes that do not divide."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.data.augment import EvaluationTransform, evaluation_view
+from pipeline.data.batches import Batch, Share
+from pipeline.data.decode import decode_rgb
+from pipeline.data.evaluation import evaluation_batches
+from shards.dataset import open_dataset
+from shards.errors import UserError
+from shards.read import checked_sample, read_sample
+from tests.rigs.datasets import packed_folders
+
+NUM_SAMPLES, SIZE = 15, 16
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed_folders(tmp_path_factory.mktemp("evaluation"), num_classes=3, images_a_class=5)
+
+
+def rank_batches(url: Path, *, batch_size: int, rank: int, ranks: int) -> list[tuple[Batch, torch.Tensor]]:
+    return list(
+        evaluation_batches(
+            open_dataset(str(url)),
+            batch_size=batch_size,
+            image_size=SIZE,
+            transform=EvaluationTransform(),
+            share=Share(global_batch=batch_size * ranks, rank=rank, num_ranks=ranks),
+            threads=2,
+        )
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", [1, 4, 5, 7, 15, 40])
+def test_every_sample_exactly_once(packed: Path, batch_size: int, ranks: int) -> None:
+    dataset = open_dataset(str(packed))
+    all_ranks = [rank_batches(packed, batch_size=batch_size, rank=rank, ranks=ranks) for rank in range(ranks)]
+    assert len({len(batches) for batches in all_ranks}) == 1, "a rank with fewer batches would leave the others waiting"
+    seen: list[int] = []
+    for batch, mask in (pair for batches in all_ranks for pair in batches):
+        assert batch.images.shape == (batch_size, SIZE, SIZE, 3)
+        assert mask.tolist() == [True] * batch.sample_ids.size + [False] * (batch_size - batch.sample_ids.size)
+        seen += batch.sample_ids.tolist()
+        assert (batch.labels[~mask] == -1).all()
+        for entry, sample_id in enumerate(batch.sample_ids.tolist()):
+            sample = checked_sample(dataset, sample_id, read_sample(dataset, sample_id))
+            view = np.zeros((SIZE, SIZE, 3), dtype=np.uint8)
+            evaluation_view(decode_rgb(sample.data or b""), EvaluationTransform(), out=view)
+            assert torch.equal(batch.images[entry], torch.from_numpy(view))
+            assert batch.labels[entry].tolist() == list(sample.labels)
+    assert sorted(seen) == list(range(NUM_SAMPLES))
+
+
+def test_a_sample_that_can_not_be_read_is_named(tmp_path: Path) -> None:
+    url = packed_folders(tmp_path)
+    dataset = open_dataset(str(url))
+    with (url / dataset.shard_path(1)).open("r+b") as tar:
+        tar.seek(int(dataset.shard_rows(1).offset[2]) + 4)
+        tar.write(b"????")
+    with pytest.raises(UserError, match=r"sample 6 \(c.*\): crc32 .*an evaluation needs every sample"):
+        rank_batches(url, batch_size=4, rank=0, ranks=1)
