@@ -25,7 +25,6 @@ from shards.errors import UserError
 log = logging.getLogger(__name__)
 _URL, _TEST_URL = "s3://demo/digits", "s3://demo/digits-test"
 _MARKER = ".patchline-demo"
-_LEAST_ACCURACY = 0.95
 _SERVER_SECONDS = 30.0
 
 
@@ -37,6 +36,7 @@ class DemoJob:
     steps: int = 300
     finetune_steps: int = 150
     num_ranks: int = 2
+    least_accuracy: float = 0.95
     environ: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
@@ -68,8 +68,8 @@ def run(job: DemoJob) -> int:
     if not comparison.equal:
         log.error("the continued run differs from the unbroken run; this is a bug")
         return exit_codes.FAULTS_FOUND
-    if accuracy < _LEAST_ACCURACY:
-        log.error("accuracy after fine-tuning is %.4f, below %.2f", accuracy, _LEAST_ACCURACY)
+    if accuracy < job.least_accuracy:
+        log.error("accuracy after fine-tuning is %.4f, below %.2f", accuracy, job.least_accuracy)
         return exit_codes.FAULTS_FOUND
     return exit_codes.DONE
 

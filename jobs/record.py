@@ -25,7 +25,7 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
 def read_record(path: Path, *, stage: str, kind: type[Job]) -> Job:
     """The job in a record. UserError where it is of another stage or a field is unknown or wrong."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path} can not be read: {error.strerror}; give a recipe's name or a job.yaml") from error
     except yaml.YAMLError as error:
@@ -37,8 +37,8 @@ def read_record(path: Path, *, stage: str, kind: type[Job]) -> Job:
             f"{path} is a record of the stage {content['stage']!r}; run: patchline {content['stage']} {path}"
         )
     try:
-        # Through JSON, where strict mode still lets a list stand for a tuple.
-        job = _adapter(kind).validate_json(json.dumps(content["job"]), strict=True)
+        # Through JSON, where strict mode still lets a list stand for a tuple; what YAML takes for a date was a name.
+        job = _adapter(kind).validate_json(json.dumps(content["job"], default=str), strict=True)
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (given {e['input']!r})" for e in error.errors()]
         raise UserError(f"{path}: {'; '.join(faults[:5])}") from error
@@ -57,6 +57,6 @@ def _unknown(given: Any, known: Any, prefix: str = "") -> list[str]:
     """Dotted names of fields in `given` that the job does not have (pydantic drops them in plain dataclasses)."""
     if not isinstance(given, dict) or not isinstance(known, dict):
         return []
-    extra = [prefix + key for key in given if key not in known]
+    extra = [f"{prefix}{key}" for key in given if key not in known]
     nested = [_unknown(value, known[key], f"{prefix}{key}.") for key, value in given.items() if key in known]
     return extra + [name for names in nested for name in names]

@@ -1,6 +1,7 @@
 """DeepSpeed as the ZeRO engine and nothing more: rates, clipping, batch plan and checkpoints are ours."""
 
 import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -82,7 +83,8 @@ class Engine:
         # Not at the top: importing it chooses an accelerator from the environment, which `world.enter` prepares.
         import deepspeed  # noqa: PLC0415
 
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", message=".*all_gather_into_tensor", category=FutureWarning)
         # Skips the run-time C++ build of a shared-memory collective that only inference uses.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)

@@ -94,7 +94,8 @@ class Loop:
                     progress.advance(note=f"loss {loss:.4f}")
                 if wish > Wish.NOTHING or self.step % job.checkpoint.every_steps == 0:
                     self.save()
-                if wish == Wish.SAVE_AND_EXIT and self.step < job.steps:
+                # Exit code 75 promises a committed checkpoint: where the save failed, the next step tries again.
+                if wish == Wish.SAVE_AND_EXIT and self._saved_step == self.step < job.steps:
                     return LoopEnd.ASKED
         if self._saved_step != self.step:
             self.save()
@@ -116,14 +117,14 @@ class Loop:
             )
             if manifest:
                 parts.checkpoints.retire(parts.job.checkpoint)
-        if parts.world.is_first:
-            parts.ledger.append(parts.checkpoints.run_dir, step=self.step, attempt=parts.checkpoints.attempt.token)
         self._failed_saves = 0 if manifest else self._failed_saves + 1
         if self._failed_saves >= _MOST_FAILED_SAVES:
             raise RuntimeError(f"{self._failed_saves} checkpoints in a row could not be written; see the log above")
         if manifest:
             self._saved_step = self.step
             parts.signals.saved()
+            if parts.world.is_first:
+                parts.ledger.append(parts.checkpoints.run_dir, step=self.step, attempt=parts.checkpoints.attempt.token)
 
     def _update(self, batch: Batch) -> tuple[float, Wish, UpdateResult]:
         """One optimiser step: (mean loss over the global batch, the ranks' highest wish, what the engine did)."""

@@ -1,0 +1,45 @@
+"""The demo end to end, shortened: every stage is the real one, on the embedded S3 server."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.demo import DemoJob, compare, run
+from shards.errors import UserError
+
+
+@pytest.mark.slow
+def test_demo_ends_with_the_promised_table(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "jobs.cli", "demo", "--run-dir", str(tmp_path / "demo")]
+    short = ["--steps", "60", "--finetune-steps", "20", "--least-accuracy", "0.2"]
+    done = subprocess.run([*command, *short], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    table = " ".join(done.stdout.split())
+    assert "continued run equals unbroken run" in table
+    assert "yes (" in table
+    assert "losses bit-identical" in table
+    assert "accuracy after fine-tuning" in table
+    assert "tensorboard --logdir" in table
+    for name in ("unbroken", "pretrain", "finetune"):
+        assert (tmp_path / "demo" / name / "DONE").is_file()
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="is not empty"):
+        run(DemoJob(run_dir=str(tmp_path)))
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_difference_in_the_last_bit_is_seen(tmp_path: Path) -> None:
+    for name, loss in (("unbroken", 0.1), ("continued", 0.1 + 2**-56)):
+        attempts = tmp_path / name / "checkpoints" / "attempts"
+        attempts.mkdir(parents=True)
+        (attempts / "0001-a.json").write_text('{"token": "0001-a", "resumed_from": {"step": 1, "attempt": "0000-z"}}')
+        lines = [f'{{"step": {step}, "loss": {loss if step == 3 else 0.5!r}}}\n' for step in (1, 2, 3)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
+    comparison = compare(tmp_path / "unbroken", tmp_path / "continued", killed_at=2)
+    assert (comparison.num_losses, comparison.num_identical, comparison.equal) == (2, 1, False)
+    assert compare(tmp_path / "unbroken", tmp_path / "unbroken", killed_at=2).equal

@@ -1,0 +1,94 @@
+"""DeepSpeed does what plain PyTorch does: the same losses and gradient norms, whatever the stage."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.data.augment import AugmentConfig
+from pipeline.data.batches import DataConfig, Share, TrainBatches
+from pipeline.data.quarantine import Quarantine
+from pipeline.models import ModelConfig, build_model
+from pipeline.training.batch_plan import plan_batch
+from pipeline.training.engine import EngineConfig, deepspeed_config
+from pipeline.training.loss import classification_loss
+from pipeline.training.metrics import read_metrics
+from pipeline.training.optimizer import OptimizerConfig, build_optimizer
+from pipeline.training.schedule import ScheduleConfig, learning_rate
+from shards.dataset import open_dataset
+from shards.errors import UserError
+from tests.rigs.training import STEPS, pretrain_words, run
+
+
+def plain_torch(url: str, folder: Path) -> list[tuple[float, float]]:
+    """(loss, gradient norm) of the rig's tiny run, as a loop of a few lines without any engine."""
+    model = build_model(
+        ModelConfig(
+            name="vit",
+            image_size=32,
+            num_classes=10,
+            patch=8,
+            depth=2,
+            width=32,
+            mlp_width=64,
+            num_heads=2,
+            position_std=0.3,
+        )
+    )
+    optimizer = build_optimizer(model.named_parameters(), OptimizerConfig(weight_decay=0.05))
+    schedule = ScheduleConfig(learning_rate=1e-3, decay="cosine", warmup_steps=2)
+    augment = AugmentConfig(min_area=0.75, min_ratio=0.9, max_ratio=1.11, flip=False)
+    batches = TrainBatches(
+        open_dataset(url),
+        DataConfig(lanes=8, window_blocks=2, augment=augment),
+        seed=0,
+        image_size=32,
+        share=Share(global_batch=32, rank=0, num_ranks=1),
+        quarantine=Quarantine(folder / "quarantine.jsonl", max_share=0.0),
+    )
+    found = []
+    stream = batches(0)
+    for step in range(STEPS):
+        batch = next(stream)
+        loss = classification_loss(model(batch.images), batch.labels, name="softmax")
+        torch.autograd.backward(loss)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config=schedule, num_steps=STEPS)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append((float(loss), float(norm)))
+    batches.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "num_ranks"), [(1, 2), (2, 2), (3, 2)])
+def test_equals_plain_torch_in_fp32(digits_url: str, tmp_path: Path, stage: int, num_ranks: int) -> None:
+    words = pretrain_words(
+        digits_url, tmp_path / "run", "--engine.precision", "fp32", "--engine.zero-stage", str(stage)
+    )
+    assert run(words, num_ranks=num_ranks, log_dir=tmp_path) == 0
+    found = [(float(line["loss"]), float(line["grad_norm"])) for line in read_metrics(tmp_path / "run")]
+    expected = plain_torch(digits_url, tmp_path)
+    assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], abs=2e-5)
+    assert [norm for _, norm in found] == pytest.approx([norm for _, norm in expected], rel=1e-3)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+def test_clipping_is_always_written(clip_norm: float) -> None:
+    """DeepSpeed's default became 1.0 in 2026; the paper's JFT recipe does not clip."""
+    plan = plan_batch(64, micro_batch=0, num_ranks=2, lanes=8)
+    assert deepspeed_config(EngineConfig(), plan, clip_norm=clip_norm)["gradient_clipping"] == clip_norm
+
+
+def test_accumulation_in_bf16_is_kept_in_fp32() -> None:
+    plan = plan_batch(64, micro_batch=16, num_ranks=2, lanes=8)
+    settings = deepspeed_config(EngineConfig(precision="bf16"), plan, clip_norm=0.0)
+    assert settings["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert settings["train_micro_batch_size_per_gpu"] * settings["gradient_accumulation_steps"] * 2 == 64
+
+
+def test_empty_buckets_are_refused() -> None:
+    with pytest.raises(UserError, match="buckets"):
+        EngineConfig(reduce_bucket=0)

@@ -1,0 +1,67 @@
+"""Where a run starts from, and which changes are refused when it continues."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.recipes.finetune import digits_48
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.models import build_model
+from pipeline.models.initial import initial_tensor
+from pipeline.models.weights import save_weights
+from pipeline.training.config import InitialConfig, TrainingJob
+from pipeline.training.manifest import FORMAT, CheckpointId, Manifest
+from pipeline.training.start import refuse_changes, starting_weights
+from shards.errors import UserError
+
+
+def with_classes(job: TrainingJob) -> TrainingJob:
+    return replace(job, model=replace(job.model, num_classes=10))
+
+
+def test_scratch_is_the_initial_value_of_the_seed() -> None:
+    job = replace(with_classes(digits_smoke()), seed=3)
+    shape = (1, 17, 128)
+    expected = initial_tensor("embed.position", shape, seed=3, position_std=0.3)
+    assert torch.equal(starting_weights(job)("embed.position"), expected)
+
+
+def test_fine_tuning_takes_the_weights_with_a_new_head_and_a_larger_grid(tmp_path: Path) -> None:
+    source = with_classes(digits_smoke()).model
+    model = build_model(source, seed=1)
+    with torch.no_grad():
+        model.head.weight.normal_()
+    state = model.state_dict()
+    save_weights(tmp_path / "weights", config=source, labels=("a",) * 10, tensor=lambda name: state[name])
+    job = replace(with_classes(digits_48()), initial=InitialConfig(weights=str(tmp_path / "weights")))
+
+    tensor = starting_weights(job)
+
+    assert torch.equal(tensor("blocks.0.attention.qkv.weight"), state["blocks.0.attention.qkv.weight"])
+    assert tensor("embed.position").shape == (1, 1 + 36, 128)
+    assert torch.count_nonzero(tensor("head.weight")) == 0
+    with pytest.raises(UserError, match=r"blocks\.0\.norm1\.weight is \[128\], the model needs \[64\]"):
+        starting_weights(replace(job, model=replace(job.model, width=64)))
+
+
+def test_what_would_be_another_run_is_refused_by_name() -> None:
+    job = with_classes(digits_smoke())
+    state = {"seed": 0, "lanes": 8}
+    manifest = Manifest(
+        format=FORMAT,
+        id=CheckpointId(step=4, attempt="0001-a"),
+        tensors={},
+        files={},
+        moments=(),
+        num_updates=4,
+        num_samples=128,
+        data_state=state,
+        record={"model": {f: getattr(job.model, f) for f in job.model.__dataclass_fields__}},
+    )
+    refuse_changes(manifest, data_state=state, model=job.model, run_dir="R")
+    with pytest.raises(UserError, match="data: lanes was 8, now 16"):
+        refuse_changes(manifest, data_state={**state, "lanes": 16}, model=job.model, run_dir="R")
+    with pytest.raises(UserError, match=r"model\.depth was 4, now 5"):
+        refuse_changes(manifest, data_state=state, model=replace(job.model, depth=5), run_dir="R")

@@ -1,0 +1,64 @@
+"""Kills a real run on real processes at given moments and starts it again with the same command."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs.launch import Ranks
+from tests.rigs.training import start
+
+Moment = Callable[[Path], bool]
+_POLL_SECONDS = 0.01
+_DEADLINE_SECONDS = 240.0
+
+
+def attempts_at_least(count: int) -> Moment:
+    """True once the run was started `count` times and each start is on record."""
+    return lambda run_dir: len(list((run_dir / "checkpoints" / "attempts").glob("*.json"))) >= count
+
+
+def step_at_least(step: int) -> Moment:
+    """True once metrics.jsonl has the line of `step`, whole or half-written."""
+
+    def reached(run_dir: Path) -> bool:
+        path = run_dir / "metrics.jsonl"
+        return path.exists() and f'"step": {step},' in path.read_text()
+
+    return reached
+
+
+def saving(step: int) -> Moment:
+    """True once anything of the checkpoint of `step` is there: its files are being written, or just were."""
+    return lambda run_dir: any((run_dir / "checkpoints").glob(f"step-{step:08d}/*/*"))
+
+
+def after_seconds(seconds: float) -> Moment:
+    """True `seconds` after the first question."""
+    began: list[float] = []
+
+    def passed(_: Path) -> bool:
+        began.append(time.monotonic())
+        return began[-1] - began[0] >= seconds
+
+    return passed
+
+
+def run_and_kill(words: list[str], run_dir: Path, *, moment: Moment, num_ranks: int, log_dir: Path) -> bool:
+    """Starts the command and kills all ranks (SIGKILL) at the moment; False where the run ended before it."""
+    ranks = start(words, num_ranks=num_ranks, log_dir=log_dir)
+    try:
+        return wait_until(ranks, moment, run_dir)
+    finally:
+        ranks.kill()
+
+
+def wait_until(ranks: Ranks, moment: Moment, run_dir: Path) -> bool:
+    """Waits for the moment; False where the ranks ended before it."""
+    pause = threading.Event()
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while ranks.poll() and time.monotonic() < deadline:
+        if moment(run_dir):
+            return True
+        pause.wait(_POLL_SECONDS)
+    return False

@@ -1,0 +1,47 @@
+"""Small real training runs on real processes, for tests."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from jobs.launch import Ranks, start_ranks
+from pipeline.training.metrics import read_metrics
+
+STEPS = 16
+TINY = (
+    *("--model.width", "32", "--model.depth", "2", "--model.mlp-width", "64", "--model.num-heads", "2"),
+    *("--steps", str(STEPS), "--global-batch", "32", "--schedule.warmup-steps", "2"),
+    *("--checkpoint.every-steps", "4", "--device", "cpu"),
+)
+
+
+def pretrain_words(url: str, run_dir: Path, *more: str) -> list[str]:
+    """Words of a `patchline pretrain` that takes a few seconds."""
+    return ["pretrain", "digits_smoke", "--data.url", url, "--run-dir", str(run_dir), *TINY, *more]
+
+
+def start(words: list[str], *, num_ranks: int, log_dir: Path) -> Ranks:
+    """Starts `patchline WORDS` on real processes; ranks above 0 write to log_dir."""
+    return start_ranks(words, num_ranks=num_ranks, environ=os.environ, log_dir=log_dir)
+
+
+def run(words: list[str], *, num_ranks: int, log_dir: Path) -> int:
+    """Runs `patchline WORDS` to its end and returns the exit code."""
+    return start(words, num_ranks=num_ranks, log_dir=log_dir).wait()
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    """Loss of every step in metrics.jsonl; a step that stands there twice is an error."""
+    lines: list[dict[str, Any]] = read_metrics(run_dir)
+    steps = [int(line["step"]) for line in lines]
+    if len(steps) != len(set(steps)):
+        raise AssertionError(f"steps written twice in {run_dir}: {steps}")
+    return {int(line["step"]): float(line["loss"]) for line in lines}
+
+
+def resumed_steps(run_dir: Path) -> list[int]:
+    """The step that each start of the run resumed from, 0 for scratch, in order."""
+    attempts = sorted((run_dir / "checkpoints" / "attempts").glob("*.json"))
+    origins = [json.loads(attempt.read_text())["resumed_from"] for attempt in attempts]
+    return [int(origin["step"]) if origin else 0 for origin in origins]

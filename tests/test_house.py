@@ -1,0 +1,142 @@
+"""House rules: imports go one way, one file a library, importing is silent, nothing is unpickled."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+ROOMS = ("shards", "pipeline", "jobs")
+SOURCES = sorted(path for room in ROOMS for path in (CHECKOUT / room).rglob("*.py"))
+
+# A room may import itself and the rooms below it.
+MAY_IMPORT = {"shards": {"shards"}, "pipeline": {"pipeline", "shards"}, "jobs": {"jobs", "pipeline", "shards"}}
+
+# Library -> where it may be imported: files or folders, relative to the checkout.
+DOORS = {
+    "boto3": ("shards/store.py",),
+    "botocore": ("shards/store.py",),
+    "webdataset": ("shards/",),
+    "pyarrow": ("shards/",),
+    "sklearn": ("shards/digits.py",),
+    "deepspeed": ("pipeline/training/engine.py", "pipeline/training/zero_state.py"),
+    "tensorboard": ("pipeline/training/metrics.py",),
+    "torch.utils.tensorboard": ("pipeline/training/metrics.py",),
+    "tyro": ("jobs/cli.py",),
+    "torch": ("pipeline/",),
+    "simplejpeg": ("pipeline/data/",),
+    "cv2": ("pipeline/data/",),
+}
+ENVIRONMENT = ("pipeline/world.py", "jobs/cli.py")
+BANNED = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+BANNED_NAMES = {"utils.py", "common.py", "helpers.py", "core.py", "base.py", "misc.py"}
+BANNED_CALLS = {
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "scatter_object_list",
+    "extractall",
+    "eval",
+    "exec",
+    "system",
+    "popen",
+}
+MOST_LINES = 300
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(CHECKOUT).as_posix()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every imported module, those inside functions included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(path)}: relative imports hide the room"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_imports_go_down(path: Path) -> None:
+    room = path.relative_to(CHECKOUT).parts[0]
+    for module in imports(path):
+        top = module.split(".")[0]
+        if top in ROOMS or top in ("tests", "benchmarks", "slurm"):
+            assert top in MAY_IMPORT[room], f"{relative(path)} imports {module}: {room} may import {MAY_IMPORT[room]}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_one_door_a_library(path: Path) -> None:
+    for module in imports(path):
+        assert module.split(".")[0] not in BANNED, f"{relative(path)} imports {module}: nothing is unpickled here"
+        for library, doors in DOORS.items():
+            if module == library or module.startswith(library + "."):
+                assert relative(path).startswith(doors), f"{relative(path)} imports {module}; its door is {doors}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_only_the_doors_read_the_environment(path: Path) -> None:
+    if relative(path) in ENVIRONMENT:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            where = f"{relative(path)}:{node.lineno}"
+            assert node.attr not in ("environ", "getenv", "putenv"), f"{where} reads the environment"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_no_dangerous_call(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        is_model_switch = name == "eval" and isinstance(node.func, ast.Attribute)
+        assert name not in BANNED_CALLS or is_model_switch, f"{relative(path)}:{node.lineno} calls {name}"
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        for argument, value in (("shell", True), ("allow_pickle", True), ("weights_only", False)):
+            constant = given.get(argument)
+            is_bad = isinstance(constant, ast.Constant) and constant.value is value
+            assert not is_bad, f"{relative(path)}:{node.lineno} passes {argument}={value}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_files_are_named_for_what_they_do_and_short(path: Path) -> None:
+    assert path.name not in BANNED_NAMES
+    num_lines = len(path.read_text().splitlines())
+    assert num_lines <= MOST_LINES, f"{relative(path)} has {num_lines} lines; is it two rooms?"
+
+
+def test_importing_is_silent() -> None:
+    """Importing every module prints nothing, writes nothing, and changes neither environment nor process group."""
+    modules = [relative(path).removesuffix(".py").replace("/", ".") for path in SOURCES if path.name != "__init__.py"]
+    program = (
+        "import importlib, os, sys\n"
+        "import cv2  # sets LD_LIBRARY_PATH by itself\n"
+        "before = dict(os.environ)\n"
+        f"[importlib.import_module(name) for name in {modules!r}]\n"
+        "assert dict(os.environ) == before, 'the environment changed'\n"
+        "assert 'deepspeed' not in sys.modules, 'deepspeed is imported before the device is known'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=CHECKOUT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_shards_work_without_torch() -> None:
+    modules = [relative(path).removesuffix(".py").replace("/", ".") for path in SOURCES if path.parts[-2] == "shards"]
+    modules = [name for name in modules if not name.endswith("__init__")]
+    program = (
+        f"import importlib, sys\n[importlib.import_module(n) for n in {modules!r}]\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=CHECKOUT)
+
+
+def test_every_source_file_has_a_test_file() -> None:
+    tests = {path.name for path in (CHECKOUT / "tests").rglob("test_*.py")}
+    missing = [relative(p) for p in SOURCES if p.name != "__init__.py" and f"test_{p.name}" not in tests]
+    assert missing == []
