@@ -1,0 +1,98 @@
+"""`patchline evaluate` on packed digits: the scores of a model that is known to say one class."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs import pack
+from jobs.evaluate import EvaluateJob, run
+from jobs.recipes.evaluate import resize
+from jobs.record import read_record
+from pipeline.evaluation.scores import EvaluationConfig
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.weights import save_weights
+from shards.dataset import open_dataset
+from shards.digits import DigitsSource
+from shards.errors import UserError
+from tests.rigs.processes import patchline
+
+TINY: dict[str, Any] = {"name": "vit", "image_size": 32, "patch": 16, "depth": 1, "width": 8, "mlp_width": 8}
+TINY |= {"num_heads": 2, "num_classes": 10}
+SAID = 7
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The test split: 359 images."""
+    out = str(tmp_path_factory.mktemp("digits") / "test")
+    assert pack.run(pack.PackJob(out=out, source=DigitsSource(split="test"), split="test", samples_per_shard=128)) == 0
+    return out
+
+
+def weights_that_say(folder: Path, label: int, **fields: Any) -> str:
+    """Saved weights of a model whose head says `label` of every image."""
+    config = ModelConfig(**(TINY | fields))
+    state = build_model(config).state_dict()
+    state["head.bias"][label] = 1.0
+    save_weights(folder, config=config, labels=tuple("0123456789"), tensor=lambda name: state[name])
+    return str(folder)
+
+
+def test_scores_are_logged_and_written(tmp_path: Path, digits: str) -> None:
+    weights, run_dir = weights_that_say(tmp_path / "weights", SAID), tmp_path / "scores"
+    words = ("--weights", weights, "--data.url", digits, "--run-dir", str(run_dir), "--device", "cpu")
+    ended = patchline("evaluate", "resize", *words)
+    assert (ended.code, "Traceback" in ended.errors) == (0, False), ended.errors
+    labels = [label for shard in range(3) for row in open_dataset(digits).shard_rows(shard).labels for label in row]
+    scores = json.loads((run_dir / "scores.json").read_text())
+    assert scores["num_images"] == len(labels) == 359
+    share = labels.count(SAID) / 359
+    assert scores["accuracy"] == pytest.approx(share, rel=1e-12)
+    partition = math.log(9 + math.e)
+    assert scores["loss"] == pytest.approx(partition - share, rel=1e-6)
+    assert f"accuracy {share:.4f}" in ended.errors
+    assert "359 images" in ended.errors
+    record = read_record(run_dir / "job.yaml", stage="evaluate", kind=EvaluateJob)
+    assert (record.weights, record.data.url) == (weights, digits)
+    again = patchline("evaluate", str(run_dir / "job.yaml"), "--run-dir", str(tmp_path / "again"))
+    assert again.code == 0
+    assert json.loads((tmp_path / "again" / "scores.json").read_text()) == scores
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        pytest.param(EvaluateJob(), "--weights is missing: give the weights folder as --weights", id="no weights"),
+        pytest.param(EvaluateJob(weights="w"), "--data.url is missing: give the dataset as --data.url", id="no data"),
+        pytest.param(
+            EvaluateJob(weights="/nowhere", data=EvaluationConfig(url="/nowhere")),
+            "no weights at '/nowhere'",
+            id="gone",
+        ),
+    ],
+)
+def test_flags_that_are_missing(job: EvaluateJob, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(job)
+
+
+def test_weights_that_know_fewer_classes_are_refused(tmp_path: Path, digits: str) -> None:
+    weights = weights_that_say(tmp_path / "weights", 0, num_classes=3)
+    with pytest.raises(UserError, match=r"has 10 classes, the weights at .* know 3"):
+        run(EvaluateJob(weights=weights, data=EvaluationConfig(url=digits)))
+
+
+def test_weights_that_say_nothing_are_right_by_chance(tmp_path: Path, digits: str) -> None:
+    config = ModelConfig(**TINY)
+    state = build_model(config).state_dict()
+    with torch.no_grad():
+        state["head.weight"].normal_(generator=torch.Generator().manual_seed(1))
+    save_weights(tmp_path / "w", config=config, labels=tuple("0123456789"), tensor=lambda name: state[name])
+    words = ("--weights", str(tmp_path / "w"), "--data.url", digits, "--run-dir", str(tmp_path / "run"))
+    assert patchline("evaluate", "central_crop", *words, "--device", "cpu").code == 0
+    assert 0 <= json.loads((tmp_path / "run" / "scores.json").read_text())["accuracy"] < 0.5
+    assert resize().data.transform.mode == "resize"

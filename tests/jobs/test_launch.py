@@ -1,0 +1,65 @@
+"""Ranks as real processes: their environment, their exit code, and their end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs.launch import Ranks, free_port, start_ranks
+
+
+def ranks_of(*scripts: str) -> Ranks:
+    """A process a script."""
+    return Ranks(processes=tuple(subprocess.Popen([sys.executable, "-S", "-c", script]) for script in scripts))
+
+
+@pytest.mark.parametrize(
+    ("scripts", "code"),
+    [
+        pytest.param(("", ""), 0, id="all well"),
+        pytest.param(("raise SystemExit(75)", "raise SystemExit(75)"), 75, id="stopped, to be continued"),
+        pytest.param(("", "raise SystemExit(2)"), 2, id="one fails"),
+        pytest.param(("import os; os.kill(os.getpid(), 9)",), -signal.SIGKILL, id="killed from outside"),
+    ],
+)
+def test_waiting_gives_the_first_code_that_is_not_zero(scripts: tuple[str, ...], code: int) -> None:
+    ranks = ranks_of(*scripts)
+    assert ranks.wait() == code
+    assert not ranks.poll()
+
+
+def test_when_a_rank_fails_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.launch._GRACE_SECONDS", 0.1)
+    ranks = ranks_of("raise SystemExit(3)", "import signal; signal.pause()")
+    began = time.monotonic()
+    assert ranks.wait() == 3
+    assert time.monotonic() - began < 30
+    assert not ranks.poll()
+
+
+def test_killing_ends_all_at_once() -> None:
+    ranks = ranks_of(*["import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"] * 2)
+    assert ranks.poll()
+    ranks.kill()
+    assert [process.returncode for process in ranks.processes] == [-signal.SIGKILL] * 2
+    ranks.kill()  # once more is no error
+
+
+def test_every_rank_knows_its_place(tmp_path: Path) -> None:
+    """An unknown stage makes each rank say who it is; the logs of ranks above 0 are appended to."""
+    for _ in range(2):
+        ranks = start_ranks(["nope"], num_ranks=3, environ=os.environ, log_dir=tmp_path / "logs")
+        assert [process.wait() for process in ranks.processes] == [2, 2, 2]
+        assert ranks.wait() == 2
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["rank-1.log", "rank-2.log"]
+    for rank in (1, 2):
+        lines = (tmp_path / "logs" / f"rank-{rank}.log").read_text().splitlines()
+        assert [line.startswith(f"rank {rank}: error: unknown stage 'nope'") for line in lines] == [True, True]
+
+
+def test_free_ports_are_ports() -> None:
+    assert 1024 <= free_port() <= 65535

@@ -1,0 +1,82 @@
+"""Scores over a whole dataset in a real process group: the same for one and two ranks, and right by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.evaluation.scores import EvaluationConfig, Scores, evaluate, model_image_size
+from pipeline.models import ModelConfig, build_model
+from pipeline.training.loss import LossName
+from pipeline.world import World
+from shards.dataset import open_dataset
+from shards.errors import UserError
+from tests.rigs.datasets import packed_folders
+from tests.rigs.processes import run_ranks
+
+TINY = ModelConfig(name="vit", image_size=8, patch=4, depth=1, width=8, mlp_width=8, num_heads=2, num_classes=3)
+PER_CLASS, NUM_SAMPLES = 5, 15
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(packed_folders(tmp_path_factory.mktemp("scores"), num_classes=3, images_a_class=PER_CLASS))
+
+
+def scores(world: World, url: str, batch_size: int, loss: LossName, bias: tuple[float, ...]) -> Scores:
+    """Of a model whose head is zero but for its bias: it says the same of every image."""
+    model = build_model(TINY)
+    with torch.no_grad():
+        model.head.bias.copy_(torch.tensor(bias))
+    config = EvaluationConfig(url=url, batch_size=batch_size)
+    return evaluate(model, open_dataset(url), config, loss=loss, world=world)
+
+
+def random_scores(world: World, url: str, batch_size: int) -> Scores:
+    """Of a model that says something else of every image."""
+    model = build_model(TINY)
+    with torch.no_grad():
+        model.head.weight.normal_(generator=torch.Generator().manual_seed(0))
+    return evaluate(model, open_dataset(url), EvaluationConfig(batch_size=batch_size), loss="softmax", world=world)
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_model_that_always_says_one_class_is_right_in_that_classes_share(packed: str, num_ranks: int) -> None:
+    bias = (2.0, 0.0, 1.0)
+    found = run_ranks(scores, packed, 4, "softmax", bias, num_ranks=num_ranks)
+    for score in found:  # every rank has the sums over all
+        assert (score.num_images, score.accuracy) == (NUM_SAMPLES, PER_CLASS / NUM_SAMPLES)
+        partition = math.log(sum(math.exp(x) for x in bias))
+        assert score.loss == pytest.approx(sum(partition - x for x in bias) / 3, rel=1e-6)
+
+
+def test_the_sigmoid_loss_is_summed_over_classes(packed: str) -> None:
+    (score,) = run_ranks(scores, packed, 4, "sigmoid", (2.0, 0.0, 1.0), num_ranks=1)
+    of_class = [softplus(-2) + softplus(0) + softplus(1), softplus(2) + softplus(0) + softplus(1)]
+    of_class.append(softplus(2) + softplus(0) + softplus(-1))
+    assert score.loss == pytest.approx(sum(of_class) / 3, rel=1e-6)
+
+
+def test_batches_and_ranks_change_no_score(packed: str) -> None:
+    (expected,) = run_ranks(random_scores, packed, NUM_SAMPLES, num_ranks=1)
+    others = [*run_ranks(random_scores, packed, 1, num_ranks=1), *run_ranks(random_scores, packed, 4, num_ranks=2)]
+    for score in others:
+        assert (score.num_images, score.accuracy) == (expected.num_images, expected.accuracy)
+        assert score.loss == pytest.approx(expected.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("fields", [{"batch_size": 0}, {"every_steps": -1}])
+def test_sizes_that_can_not_be_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="batch_size of 1 or more"):
+        EvaluationConfig(**fields)
+
+
+def test_only_our_own_models_are_evaluated() -> None:
+    assert model_image_size(build_model(TINY)) == 8
+    with pytest.raises(TypeError, match="Linear has no config"):
+        model_image_size(torch.nn.Linear(2, 2))
