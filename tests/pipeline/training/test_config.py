@@ -1,0 +1,55 @@
+"""A job refuses what can not run, with the values."""
+
+from typing import Any
+
+import pytest
+
+from jobs.recipes import finetune, pretrain
+from pipeline.training.checkpoint import CheckpointConfig
+from pipeline.training.config import TrainingJob
+from pipeline.training.engine import EngineConfig
+from pipeline.training.schedule import ScheduleConfig
+from shards.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        pytest.param({"steps": 0}, "given are 0, 1, 0.0 and 0", id="no steps"),
+        pytest.param({"log_every_steps": 0}, "given are 1000, 0,", id="logging never"),
+        pytest.param({"clip_norm": -1.0}, "given are .* -1.0 and 0", id="negative clipping"),
+        pytest.param({"micro_batch": -2}, "0.0 and -2", id="negative micro-batch"),
+        pytest.param(
+            {"steps": 100, "schedule": ScheduleConfig(warmup_steps=100)},
+            "warmup_steps is 100, not below the 100 steps",
+            id="all steps are warm-up: nothing would be learned at the rate asked for",
+        ),
+    ],
+)
+def test_refusals(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TrainingJob(**fields)
+
+
+def test_a_constant_rate_may_warm_up_for_the_whole_run() -> None:
+    schedule = ScheduleConfig(decay="constant", warmup_steps=100)
+    assert TrainingJob(steps=10, schedule=schedule).schedule.warmup_steps == 100
+
+
+@pytest.mark.parametrize("fields", [{"every_steps": 0}, {"keep_newest": 0}, {"keep_every": -1}])
+def test_checkpoints_that_would_never_be_kept_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="allowed are every_steps and keep_newest of 1 or more"):
+        CheckpointConfig(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"reduce_bucket": 0}, {"allgather_bucket": 0}])
+def test_empty_buckets_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="counted in elements"):
+        EngineConfig(**fields)
+
+
+@pytest.mark.parametrize("job", [recipe() for recipe in (*pretrain.RECIPES.values(), *finetune.RECIPES.values())])
+def test_recipes_fit_their_own_lanes_and_take_their_classes_from_the_data(job: TrainingJob) -> None:
+    assert job.global_batch % job.data.lanes == 0
+    assert job.model.num_classes == 0
+    assert (job.run_dir, job.data.url) == ("", "")

@@ -1,0 +1,51 @@
+"""Wall time by account adds up, errors included, and goodput is the share of compute."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.training.ledger import ACCOUNTS, Ledger
+
+
+def test_time_is_added_to_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 12.5, 100.0, 101.0, 200.0, 200.5])
+    monkeypatch.setattr("pipeline.training.ledger.time.monotonic", lambda: next(clock))
+    ledger = Ledger()
+    with ledger.time("compute"):
+        pass
+    with ledger.time("data_wait"):
+        pass
+    with ledger.time("compute"):
+        pass
+    assert ledger.seconds == dict.fromkeys(ACCOUNTS, 0.0) | {"compute": 3.0, "data_wait": 1.0}
+    assert ledger.record() == dict.fromkeys(ACCOUNTS, 0.0) | {
+        "compute": 3.0,
+        "data_wait": 1.0,
+        "total": 4.0,
+        "goodput": 0.75,
+    }
+
+
+def test_time_of_what_fails_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1.0, 3.0])
+    monkeypatch.setattr("pipeline.training.ledger.time.monotonic", lambda: next(clock))
+    ledger = Ledger()
+    with pytest.raises(ZeroDivisionError), ledger.time("checkpoint"):
+        raise ZeroDivisionError
+    assert ledger.seconds["checkpoint"] == 2.0
+
+
+def test_an_unused_ledger_divides_by_nothing() -> None:
+    assert Ledger().record()["goodput"] == 0.0
+
+
+def test_a_line_a_save(tmp_path: Path) -> None:
+    ledger = Ledger()
+    with ledger.time("compute"):
+        pass
+    for step in (25, 50):
+        ledger.append(tmp_path, step=step, attempt="0001-aa")
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["attempt"]) for line in lines] == [(25, "0001-aa"), (50, "0001-aa")]
+    assert lines[0]["seconds"] == ledger.record()

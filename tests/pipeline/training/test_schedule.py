@@ -1,0 +1,77 @@
+"""The learning rate against closed forms."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.training.schedule import ScheduleConfig, learning_rate
+from shards.errors import UserError
+
+LINEAR = ScheduleConfig(learning_rate=1e-3, decay="linear", warmup_steps=10_000, final_learning_rate=1e-5)
+COSINE = ScheduleConfig(learning_rate=0.03, decay="cosine", warmup_steps=500)
+CONSTANT = ScheduleConfig(learning_rate=0.01, decay="constant", warmup_steps=4)
+
+
+@pytest.mark.parametrize(
+    ("config", "num_steps", "step", "expected"),
+    [
+        pytest.param(LINEAR, 312_000, 0, 0.0, id="0 at step 0 of a warm-up, as in the paper's code"),
+        pytest.param(LINEAR, 312_000, 2500, 2.5e-4, id="a quarter of the warm-up"),
+        pytest.param(LINEAR, 312_000, 10_000, 1e-3, id="the peak right after the warm-up"),
+        pytest.param(LINEAR, 312_000, 161_000, (1e-3 + 1e-5) / 2, id="linear: half-way is the mean"),
+        pytest.param(LINEAR, 312_000, 312_000, 1e-5, id="linear: the end"),
+        pytest.param(COSINE, 20_000, 0, 0.0, id="cosine: 0 at step 0"),
+        pytest.param(COSINE, 20_000, 500, 0.03, id="cosine: peak"),
+        pytest.param(COSINE, 20_000, 500 + 19_500 // 2, 0.015, id="cosine: half-way is half"),
+        pytest.param(COSINE, 20_000, 500 + 19_500 // 3, 0.0225, id="cosine of 60 degrees: three quarters"),
+        pytest.param(COSINE, 20_000, 20_000, 0.0, id="cosine: the end"),
+        pytest.param(CONSTANT, 10, 2, 0.005, id="constant: with its warm-up"),
+        pytest.param(CONSTANT, 10, 9, 0.01, id="constant: to the end"),
+        pytest.param(ScheduleConfig(learning_rate=0.1), 10, 0, 0.1, id="no warm-up: the peak at once"),
+    ],
+)
+def test_closed_forms(config: ScheduleConfig, num_steps: int, step: int, expected: float) -> None:
+    assert learning_rate(step, config=config, num_steps=num_steps) == pytest.approx(expected, rel=1e-12, abs=1e-18)
+
+
+@given(
+    peak=st.floats(1e-6, 1.0),
+    share=st.floats(0.0, 1.0),
+    num_steps=st.integers(2, 5000),
+    warmup=st.integers(0, 4999),
+    kind=st.sampled_from(["linear", "cosine"]),
+)
+def test_it_rises_then_falls_between_its_bounds(
+    peak: float, share: float, num_steps: int, warmup: int, kind: str
+) -> None:
+    warmup %= num_steps
+    config = ScheduleConfig(
+        learning_rate=peak,
+        decay="linear" if kind == "linear" else "cosine",
+        warmup_steps=warmup,
+        final_learning_rate=share * peak,
+    )
+    places = sorted({0, 1, warmup // 2, warmup, (warmup + num_steps) // 2, num_steps - 1, num_steps})
+    rates = [(step, learning_rate(step, config=config, num_steps=num_steps)) for step in places]
+    slack = 1e-12 * peak
+    for (step, rate), (_, following) in pairwise(rates):
+        assert rate <= following + slack if step < warmup else following <= rate + slack
+    assert all(0 <= rate <= peak + slack for _, rate in rates)
+    assert rates[-1][1] == pytest.approx(share * peak, abs=slack)
+    assert all(math.isfinite(rate) for _, rate in rates)
+
+
+@pytest.mark.parametrize(
+    ("rate", "final", "warmup"),
+    [
+        pytest.param(-1e-3, 0.0, 0, id="learning rate"),
+        pytest.param(1e-3, -1e-5, 0, id="end"),
+        pytest.param(1e-3, 0.0, -1, id="warm-up"),
+    ],
+)
+def test_negative_values_are_refused(rate: float, final: float, warmup: int) -> None:
+    with pytest.raises(UserError, match="negative values are not allowed"):
+        ScheduleConfig(learning_rate=rate, final_learning_rate=final, warmup_steps=warmup)
