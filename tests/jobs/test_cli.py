@@ -1,0 +1,215 @@
+"""The command line's promises: a user's mistake ends with code 2 and one message that names the value, no traceback.
+
+Commands run as processes of their own (see tests/rigs/processes.py); one test starts the real `python -m jobs.cli`.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.cli import STAGES
+from jobs.record import read_record
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.weights import save_weights
+from pipeline.training.config import TrainingJob
+from tests.rigs.datasets import packed_folders
+from tests.rigs.processes import Ended, patchline
+from tests.rigs.s3 import free_port
+
+TINY = ("--model.width", "8", "--model.depth", "1", "--model.mlp-width", "8", "--model.num-heads", "2")
+CPU = ("--device", "cpu")
+ALONE: dict[str, str] = {}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """15 samples of 3 classes."""
+    return packed_folders(tmp_path_factory.mktemp("cli"))
+
+
+def assert_refused(ended: Ended, message: str) -> None:
+    """Exit code 2, and `message` in the one error that was said."""
+    assert "Traceback" not in ended.errors, ended.errors
+    assert ended.code == 2, ended.errors
+    assert message in " ".join(ended.errors.split()), ended.errors
+    errors = [line for line in ended.errors.splitlines() if line.startswith(("error: ", "rank "))]
+    assert len(errors) <= 1, "one message"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param((), "usage: patchline STAGE", id="nothing"),
+        pytest.param(("pretain",), "unknown stage 'pretain'; allowed are pack, verify, pretrain", id="stage"),
+        pytest.param(("pretrain",), "usage: patchline pretrain RECIPE|FILE.yaml", id="no recipe"),
+        pytest.param(
+            ("pretrain", "digit"), "unknown recipe 'digit' of patchline pretrain; allowed are digits_smoke", id="recipe"
+        ),
+        pytest.param(
+            ("pretrain", "--steps", "3"), "usage: patchline pretrain RECIPE|FILE.yaml", id="fields, no recipe"
+        ),
+        pytest.param(("pretrain", "digits_smoke", "--stepz", "3"), "--stepz", id="unknown field"),
+        pytest.param(("pretrain", "digits_smoke", "--steps", "ten"), "ten", id="not a number"),
+        pytest.param(("pretrain", "digits_smoke", "--steps"), "--steps", id="no value"),
+        pytest.param(("pretrain", "digits_smoke", "--engine.zero-stage", "4"), "4", id="not one of the choices"),
+        pytest.param(("pretrain", "digits_smoke", "--steps", "0"), "given are 0, 1,", id="refused by the job"),
+        pytest.param(("pretrain", "nothing.yaml"), "nothing.yaml can not be read: No such file", id="no such record"),
+        pytest.param(("evaluate", "resize"), "--weights is missing", id="evaluate without weights"),
+        pytest.param(("finetune", "digits_48"), "--initial.weights is missing", id="finetune without weights"),
+        pytest.param(("pack", "folder"), "--out is missing", id="pack without out"),
+        pytest.param(("pack", "folder", "--workers", "0"), "--workers is 0", id="pack without workers"),
+        pytest.param(("verify", "/nowhere"), "/nowhere has no manifest.json", id="verify without a dataset"),
+        pytest.param(
+            ("pretrain", "digits_smoke", "--model.image-size", "33"),
+            "model.image_size is 33, not a multiple of the patch (8 px); take 32 or 40",
+            id="image size and patch",
+        ),
+    ],
+)
+def test_mistakes_in_the_words(words: tuple[str, ...], message: str) -> None:
+    assert_refused(patchline(*words), message)
+
+
+@pytest.mark.parametrize(
+    ("change", "environ", "message"),
+    [
+        pytest.param(("--run-dir", ""), ALONE, "--run-dir is missing", id="no run directory"),
+        pytest.param(("--data.url", ""), ALONE, "--data.url is missing", id="no dataset"),
+        pytest.param(("--data.url", "/nowhere"), ALONE, "/nowhere has no manifest.json", id="no manifest"),
+        pytest.param(("--data.url", "gs://x/y"), ALONE, "cannot open 'gs://x/y'", id="another store"),
+        pytest.param(("--evaluation.url", "/gone"), ALONE, "/gone has no manifest.json", id="no held-out split"),
+        pytest.param(
+            ("--global-batch", "100"),
+            ALONE,
+            "--global-batch is 100, not a multiple of --data.lanes = 8; take 96",
+            id="lanes",
+        ),
+        pytest.param(
+            ("--global-batch", "128"),
+            {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"},
+            "--global-batch is 128, not divisible by 3 ranks; start 1 or 2 or 4 ranks",
+            id="ranks",
+        ),
+        pytest.param((), {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set for 2 ranks", id="nowhere to meet"),
+        pytest.param(
+            (), {"RANK": "first", "WORLD_SIZE": "2"}, "the environment variable RANK is 'first'", id="no rank"
+        ),
+        pytest.param(
+            ("--micro-batch", "24"),
+            ALONE,
+            "--micro-batch is 24, which does not divide a rank's share of 128",
+            id="micro",
+        ),
+        pytest.param(("--data.memory-limit-bytes", "10"), ALONE, "--data.memory-limit-bytes = 0.0 GB", id="memory"),
+        pytest.param(("--data.lanes", "16"), ALONE, "lanes is 16; allowed is 1 to 15", id="more lanes than samples"),
+        pytest.param(
+            ("--model.num-classes", "2"),
+            ALONE,
+            "has 3 classes, the model has 2; set --model.num-classes 3",
+            id="classes",
+        ),
+        pytest.param(("--initial.weights", "/w"), ALONE, "no weights at '/w'", id="no weights there"),
+    ],
+)
+def test_mistakes_before_training(
+    packed: Path, tmp_path: Path, change: tuple[str, ...], environ: Mapping[str, str], message: str
+) -> None:
+    words = ("--data.url", str(packed), "--run-dir", str(tmp_path / "run"), *CPU, *change)
+    assert_refused(patchline("pretrain", "digits_smoke", *words, environ=environ), message)
+
+
+def test_the_other_ranks_say_who_they_are(packed: Path, tmp_path: Path) -> None:
+    environ = {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
+    words = ("--data.url", str(packed), "--run-dir", str(tmp_path), *CPU)
+    ended = patchline("pretrain", "digits_smoke", *words, environ=environ)
+    assert_refused(ended, "rank 2: error: --global-batch is 128")
+
+
+def test_weights_that_do_not_fit_are_named_with_their_shapes(packed: Path, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"patch": 8, "depth": 1, "width": 12, "mlp_width": 8, "num_heads": 2}
+    config = ModelConfig(name="vit", image_size=32, num_classes=3, **sizes)
+    state = build_model(config).state_dict()
+    save_weights(tmp_path / "w", config=config, labels=("a", "b", "c"), tensor=lambda name: state[name])
+    words = ("--initial.weights", str(tmp_path / "w"), "--data.url", str(packed), "--run-dir", str(tmp_path / "run"))
+    ended = patchline("finetune", "digits_48", *words, *TINY, *CPU)
+    assert_refused(ended, "embed.patch.weight is [12, 192], the model needs [8, 192]")
+    assert "--model.width" in ended.errors
+
+
+@pytest.mark.usefixtures("s3_endpoint")
+def test_a_bucket_that_is_not_there_is_named(tmp_path: Path) -> None:
+    words = ("--data.url", "s3://no-such-bucket/data", "--run-dir", str(tmp_path), *CPU)
+    assert_refused(patchline("pretrain", "digits_smoke", *words), "'no-such-bucket'")
+
+
+def test_a_store_that_does_not_answer_is_named(s3_endpoint: str, tmp_path: Path) -> None:
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    words = ("--data.url", "s3://bucket/data", "--run-dir", str(tmp_path), *CPU)
+    ended = patchline("pretrain", "digits_smoke", *words, environ={"AWS_ENDPOINT_URL": endpoint})
+    assert_refused(ended, f"S3 is unreachable for s3://bucket/data at {endpoint}")
+
+
+def test_a_changed_model_can_not_go_on_with_a_record(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("stage: pretrain\njob:\n  stepz: 3\n")
+    assert_refused(patchline("pretrain", str(tmp_path / "job.yaml")), "unknown fields stepz")
+    assert_refused(patchline("finetune", str(tmp_path / "job.yaml")), "run: patchline pretrain")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_has_help(stage: str) -> None:
+    ended = patchline(stage, "--help")
+    assert (ended.code, "Traceback" in ended.errors) == (0, False)
+    assert f"usage: patchline {stage}" in ended.output
+
+
+@pytest.mark.parametrize(
+    "words", [("pretrain", "digits_smoke"), ("finetune", "digits_48"), ("evaluate", "resize"), ("pack", "digits")]
+)
+def test_every_recipe_lists_its_fields(words: tuple[str, str]) -> None:
+    ended = patchline(*words, "--help")
+    assert ended.code == 0
+    assert f"usage: patchline {words[0]} {words[1]}" in ended.output
+
+
+def test_help_names_every_stage() -> None:
+    ended = patchline("--help")
+    assert ended.code == 0
+    assert all(f"  {stage} " in ended.output + ended.errors for stage in STAGES)
+
+
+def test_the_record_holds_what_was_given(packed: Path, tmp_path: Path) -> None:
+    """The weights are not there, so the run ends after its record was written."""
+    words = ("--data.url", str(packed), "--run-dir", str(tmp_path / "run"), "--initial.weights", "/w", *TINY, *CPU)
+    assert_refused(patchline("pretrain", "digits_smoke", *words), "no weights at '/w'")
+    job = read_record(tmp_path / "run" / "job.yaml", stage="pretrain", kind=TrainingJob)
+    assert (job.model.width, job.model.num_classes, job.initial.weights, job.device) == (8, 3, "/w", "cpu")
+
+
+def test_packing_and_verifying_from_the_command_line(packed: Path, tmp_path: Path) -> None:
+    source = str(packed.parent / "images")
+    words = ("--source.root", source, "--out", str(tmp_path / "out"), "--samples-per-shard", "4", "--workers", "1")
+    assert patchline("pack", "folder", *words, "--samples-per-block", "3").code == 0
+    assert patchline("verify", str(tmp_path / "out"), "--deep").code == 0
+    (tmp_path / "out" / "shards" / "shard-000000.tar").write_bytes(b"")
+    ended = patchline("verify", str(tmp_path / "out"))
+    assert ended.code == 1
+    assert "shard-000000.tar" in ended.errors
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        pytest.param(["pretrain", "nope"], 2, "unknown recipe 'nope'", id="a mistake"),
+        pytest.param(["verify", "--help"], 0, "usage: patchline verify URL", id="help"),
+    ],
+)
+def test_the_real_program(words: list[str], code: int, said: str) -> None:
+    command = [sys.executable, "-m", "jobs.cli", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == code
+    assert said in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
