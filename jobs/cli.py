@@ -5,8 +5,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import tyro
@@ -17,6 +18,7 @@ from jobs.record import read_record
 from shards.errors import UserError, WillNotSucceedError
 
 log = logging.getLogger("patchline")
+_RECIPE, _URL = "RECIPE|FILE.yaml", "URL|FILE.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +30,11 @@ class Stage:
 
 
 STAGES = {
-    "pack": Stage(summary="pack images into verified WebDataset shards", second="RECIPE|FILE.yaml"),
-    "verify": Stage(summary="check a dataset against its manifest", second="URL"),
-    "pretrain": Stage(summary="pre-train; the same command again continues the run", second="RECIPE|FILE.yaml"),
-    "finetune": Stage(summary="fine-tune a run's weights, usually at higher resolution", second="RECIPE|FILE.yaml"),
-    "evaluate": Stage(summary="accuracy of a run's weights on a dataset", second="RECIPE|FILE.yaml"),
+    "pack": Stage(summary="pack images into verified WebDataset shards", second=_RECIPE),
+    "verify": Stage(summary="check a dataset against its manifest", second=_URL),
+    "pretrain": Stage(summary="pre-train; the same command again continues the run", second=_RECIPE),
+    "finetune": Stage(summary="fine-tune a run's weights, usually at higher resolution", second=_RECIPE),
+    "evaluate": Stage(summary="accuracy of a run's weights on a dataset", second=_RECIPE),
     "demo": Stage(summary="the whole pipeline on real images in five minutes", second=""),
 }
 
@@ -67,33 +69,32 @@ def _run(argv: list[str]) -> int:
     stage, rest = argv[0], argv[1:]
     if stage not in STAGES:
         raise UserError(f"unknown stage {stage!r}; allowed are {', '.join(STAGES)}")
-    module = importlib.import_module(f"jobs.{stage}")
-    if STAGES[stage].second == "":
-        job, words = module.DemoJob(), rest
-    elif not rest or rest[0].startswith("-"):
+    second = STAGES[stage].second
+    if second and (not rest or rest[0].startswith("-")):
         return _second_word_help(stage, asked=bool(rest) and rest[0] in ("-h", "--help"))
-    elif STAGES[stage].second == "URL":
-        job, words = module.VerifyJob(url=rest[0]), rest[1:]
-    else:
-        job, words = _job(stage, rest[0]), rest[1:]
+    module = importlib.import_module(f"jobs.{stage}")
+    default = _default_job(stage, module, rest[0]) if second else module.DemoJob()
     job = tyro.cli(
-        type(job),
-        default=job,
-        args=words,
-        prog=f"patchline {stage} {rest[0] if rest and words is not rest else ''}".rstrip(),
+        type(default),
+        default=default,
+        args=rest[1:] if second else rest,
+        prog=f"patchline {stage} {rest[0] if second else ''}".rstrip(),
         config=(tyro.conf.AvoidSubcommands,),
     )
-    if stage == "demo":  # its stages run as processes of their own, in this environment
-        job = replace(job, environ=tuple(os.environ.items()))
-    run: Callable[[Any], int] = module.run
-    return run(job)
+    if stage == "demo":  # its stages are processes of their own, in this environment
+        return int(module.run(job, environ=dict(os.environ)))
+    return int(module.run(job))
 
 
-def _job(stage: str, word: str) -> Any:
+def _default_job(stage: str, module: ModuleType, word: str) -> Any:
+    """The job that a stage's second word stands for: a recipe, a record, or a URL."""
+    is_file = word.endswith((".yaml", ".yml"))
+    if STAGES[stage].second == _URL:
+        return read_record(Path(word), stage=stage, kind=module.VerifyJob) if is_file else module.VerifyJob(url=word)
     recipes: dict[str, Callable[[], Any]] = importlib.import_module(f"jobs.recipes.{stage}").RECIPES
     if word in recipes:
         return recipes[word]()
-    if word.endswith((".yaml", ".yml")):
+    if is_file:
         kind = type(next(iter(recipes.values()))())
         return read_record(Path(word), stage=stage, kind=kind)
     raise UserError(f"unknown recipe {word!r} of patchline {stage}; allowed are {', '.join(recipes)}, or a job.yaml")
@@ -102,7 +103,7 @@ def _job(stage: str, word: str) -> Any:
 def _second_word_help(stage: str, *, asked: bool) -> int:
     console = Console(stderr=not asked)
     console.print(f"usage: patchline {stage} {STAGES[stage].second} \\[--any.field VALUE ...]")
-    if STAGES[stage].second != "URL":
+    if STAGES[stage].second != _URL:
         recipes = importlib.import_module(f"jobs.recipes.{stage}").RECIPES
         for name, recipe in recipes.items():
             console.print(f"  {name:16s} {(recipe.__doc__ or '').strip().splitlines()[0]}", highlight=False)

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -30,14 +30,13 @@ _SERVER_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class DemoJob:
-    """Work folder and length. `environ` is filled in by the command line, the only one that may read it."""
+    """Work folder, length, processes, and the accuracy after fine-tuning below which the demo has failed."""
 
     run_dir: str = "demo-run"
     steps: int = 300
     finetune_steps: int = 150
     num_ranks: int = 2
     least_accuracy: float = 0.95
-    environ: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +54,16 @@ class Comparison:
         return self.num_losses > 0 and self.num_losses == self.num_identical
 
 
-def run(job: DemoJob) -> int:
-    """Runs every stage as the command a user would type; the last table says whether the promises were kept."""
+def run(job: DemoJob, *, environ: Mapping[str, str]) -> int:
+    """Runs every stage as the command a user would type; the last table says whether the promises were kept.
+
+    `environ`: the caller's environment, which only the command line may read.
+    """
     began = time.monotonic()
     folder = _fresh_folder(Path(job.run_dir))
     with _s3_server(folder) as endpoint:
         console = Console(stderr=True)
-        stages = _Stages(job=job, folder=folder, environ=_environment(job, endpoint), console=console)
+        stages = _Stages(job=job, folder=folder, environ=_environment(environ, endpoint), console=console)
         comparison = _all_stages(stages)
     table, accuracy = _table(job, folder, comparison, seconds=time.monotonic() - began)
     Console().print(table)
@@ -209,10 +211,10 @@ def _fresh_folder(folder: Path) -> Path:
     return folder
 
 
-def _environment(job: DemoJob, endpoint: str) -> dict[str, str]:
+def _environment(environ: Mapping[str, str], endpoint: str) -> dict[str, str]:
     """The caller's environment with the demo's own S3, whatever profile or proxy is set there."""
     dropped = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")
-    kept = {name: value for name, value in job.environ if name not in dropped}
+    kept = {name: value for name, value in environ.items() if name not in dropped}
     own = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "demo"}
     return {**kept, **own, "AWS_DEFAULT_REGION": "us-east-1", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 

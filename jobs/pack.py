@@ -2,8 +2,10 @@
 
 import logging
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
+from jobs.record import write_record
 from shards.errors import UserError
 from shards.manifest import MANIFEST_PATH, Manifest
 from shards.merge import merge, refuse_quarantine
@@ -23,7 +25,8 @@ Phase = Literal["all", "scan", "plan", "shards", "merge"]
 class PackJob:
     """What to pack and where to. `part` I/N is the share of a job array's task in the scan and shards phases.
 
-    `max_quarantined` is the share of images that may be refused before the job stops.
+    `max_quarantined` is the share of images that may be refused before the job stops. `run_dir`: where job.yaml goes
+    (empty: nowhere; it is not part of the dataset, whose bytes do not depend on who packed it).
     """
 
     out: str = ""
@@ -36,6 +39,7 @@ class PackJob:
     phase: Phase = "all"
     part: str = "0/1"
     max_quarantined: float = 0.01
+    run_dir: str = ""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -69,6 +73,8 @@ def run(job: PackJob) -> int:
     if not job.out:
         raise UserError("--out is missing; give a folder or s3://bucket/prefix")
     store, spec = open_store(job.out), job.spec()
+    if job.run_dir:
+        write_record(Path(job.run_dir), stage="pack", job=job)
     plan = read_plan(store, spec)
     if plan is not None and _is_complete(store, plan):
         log.info("%s is packed already: %d samples", store.url, plan.num_samples)
