@@ -13,6 +13,7 @@ from shards.errors import UserError
 from shards.objects import MissingObjectError, checked_path
 
 TEMPORARY_PREFIX = ".tmp-"
+_OPEN_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,7 @@ class LocalStore:
         """Yield a temporary file of the same folder; synced and renamed when the block ends well."""
         target = self._file(path)
         temporary = target.with_name(f"{TEMPORARY_PREFIX}{target.name}.{secrets.token_hex(8)}")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file = temporary.open("xb")
-        except (PermissionError, NotADirectoryError, FileExistsError) as error:
-            message = f"cannot write {target}: {error.strerror}; use a folder that this user may write to"
-            raise UserError(message) from error
+        file = _open_new(temporary, target)
         try:
             with file:
                 yield file
@@ -89,8 +85,14 @@ class LocalStore:
         _sync_folder(target.parent)
 
     def delete(self, path: str) -> None:
-        """Remove the file if it is there."""
-        self._file(path).unlink(missing_ok=True)
+        """Remove the file if it is there, and the folders that it leaves empty: S3 has no empty folders either."""
+        file = self._file(path)
+        file.unlink(missing_ok=True)
+        for folder in file.parents[: len(Path(path).parts) - 1]:
+            try:
+                folder.rmdir()
+            except OSError:  # not empty, or gone already
+                return
 
     def discard_unfinished(self) -> None:
         """Remove temporary files that killed writers left."""
@@ -103,6 +105,21 @@ class LocalStore:
 
     def _file(self, path: str) -> Path:
         return Path(self.url) / checked_path(path.rstrip("/"))
+
+
+def _open_new(temporary: Path, target: Path) -> BinaryIO:
+    """The temporary file, its folder made; once more where another process's `delete` took the folder in between."""
+    for attempt in range(_OPEN_TRIES):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return temporary.open("xb")
+        except FileNotFoundError:
+            if attempt == _OPEN_TRIES - 1:
+                raise
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            message = f"cannot write {target}: {error.strerror}; use a folder that this user may write to"
+            raise UserError(message) from error
+    raise AssertionError("unreachable: the last try returns or raises")
 
 
 def _read_exactly(descriptor: int, first: int, end: int) -> bytes:

@@ -30,3 +30,16 @@ def test_a_folder_is_not_an_object(tmp_path: Path) -> None:
     store.write("a/x", b"1")
     assert not store.exists("a")
     assert not LocalStore(str(tmp_path / "none")).exists("a/x")
+
+
+def test_deleting_leaves_no_empty_folders(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "store"))
+    store.write("a/b/one", b"1")
+    store.write("a/two", b"2")
+    store.delete("a/b/one")
+    assert not (tmp_path / "store" / "a" / "b").exists()
+    assert list(store.list()) == ["a/two"]
+    store.delete("a/two")
+    assert (tmp_path / "store").is_dir()  # the root stays
+    assert not (tmp_path / "store" / "a").exists()
+    store.delete("a/two")  # deleting what is gone is no error

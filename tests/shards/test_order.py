@@ -1,5 +1,7 @@
 """The order is exact: every epoch a permutation, every number of ranks the same batches, nothing precomputed."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -65,7 +67,7 @@ def test_next_window_walks_the_windows_that_the_positions_touch() -> None:
         positions = np.arange(group, 6 * order.num_samples, 2)
         touched = sorted(order.locate(positions), key=lambda found: int(positions[found[1][0]]))
         windows = [w for w, _, _ in touched]
-        for earlier, later in zip(windows, windows[1:], strict=False):
+        for earlier, later in itertools.pairwise(windows):
             assert order.next_window(earlier) == later
 
 

@@ -57,7 +57,7 @@ def plain_torch(url: str, folder: Path) -> list[tuple[float, float]]:
             group["lr"] = learning_rate(step, config=schedule, num_steps=STEPS)
         optimizer.step()
         optimizer.zero_grad()
-        found.append((float(loss), float(norm)))
+        found.append((loss.item(), float(norm)))
     batches.close()
     return found
 
