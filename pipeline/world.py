@@ -67,7 +67,8 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
             f"MASTER_ADDR is not set for {num_ranks} ranks; start with torchrun, or export MASTER_ADDR and MASTER_PORT "
             "in the batch script before srun (slurm/pretrain.sbatch does)"
         )
-    cpus_per_task = _number(environ, "SLURM_CPUS_PER_TASK", 0)
+    is_srun = names[0].startswith("SLURM")
+    num_threads = _number(environ, "SLURM_CPUS_PER_TASK", 0) if is_srun else 0
     return World(
         rank=rank,
         num_ranks=num_ranks,
@@ -76,7 +77,7 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
         master_address=environ.get("MASTER_ADDR", "127.0.0.1"),
         master_port=_number(environ, "MASTER_PORT", 0),
         device=_device(device, local_rank),
-        num_threads=cpus_per_task or max(1, num_cpus // num_local_ranks),
+        num_threads=num_threads or max(1, num_cpus // num_local_ranks),
     )
 
 

@@ -88,7 +88,8 @@ class Loop:
                 now = time.monotonic()
                 values["images_per_second"] = job.global_batch / max(now - began, 1e-9)
                 began = now
-                if parts.metrics and (self.step % job.log_every_steps == 0 or self.step == job.steps):
+                is_due = self.step % job.log_every_steps == 0 or self.step == job.steps or "test_loss" in values
+                if parts.metrics and is_due:
                     parts.metrics.write(self.step, values)
                 if parts.world.is_first:
                     progress.advance(note=f"loss {loss:.4f}")

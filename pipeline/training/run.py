@@ -125,7 +125,10 @@ def _train(prepared: Prepared, world: World, signals: Signals, stack: ExitStack)
         record=describe(job, world) | {"versions": {name: version(name) for name in _LIBRARIES}},
     )
     loop = Loop(parts, step=step, num_updates=manifest.num_updates if manifest else 0)
-    end = loop.run(batches(step))
+    try:
+        end = loop.run(batches(step))
+    except UserError as error:  # what started well is no mistake any more: storage that fails in mid-run is retried
+        raise ConnectionError(f"after {loop.step} steps: {error}") from error
     if end is LoopEnd.ASKED:
         if world.is_first:
             log.info("stopped at step %d with a committed checkpoint; the same command continues it", loop.step)

@@ -56,6 +56,20 @@ def test_ten_kills_end_at_the_unbroken_runs_losses(digits_url: str, tmp_path: Pa
     assert weights[0] == weights[1]
 
 
+def test_when_one_rank_dies_the_other_ends_and_the_run_goes_on(digits_url: str, tmp_path: Path) -> None:
+    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
+    assert run(pretrain_words(digits_url, unbroken), num_ranks=2, log_dir=tmp_path) == 0
+    words = pretrain_words(digits_url, killed)
+    ranks = start(words, num_ranks=2, log_dir=tmp_path)
+    assert wait_until(ranks, step_at_least(6), killed)
+    ranks.processes[1].kill()
+
+    assert ranks.wait() not in (0, exit_codes.USER_MISTAKE, exit_codes.CONTINUE, exit_codes.WILL_NOT_SUCCEED)
+
+    assert run(words, num_ranks=2, log_dir=tmp_path) == 0
+    assert losses(killed) == losses(unbroken)
+
+
 @pytest.mark.parametrize("ask", ["USR2", "TERM", "STOP"])
 def test_asked_to_stop_it_saves_and_says_75(digits_url: str, tmp_path: Path, ask: str) -> None:
     run_dir = tmp_path / "run"
