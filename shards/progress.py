@@ -18,13 +18,14 @@ class Progress:
     """Counts finished units of one piece of work, e.g. `Progress("scan", 1797, unit="images")`.
 
     Use as a context manager. `start` is where the count begins (a continued run). `note` is shown behind the rate.
+    `bar` False writes lines on a terminal too: for work inside work that has a bar already.
     """
 
-    def __init__(self, what: str, total: int, *, unit: str, start: int = 0) -> None:
+    def __init__(self, what: str, total: int, *, unit: str, start: int = 0, bar: bool = True) -> None:
         self.what, self.total, self.unit = what, total, unit
         self.start, self.done, self.note = start, start, ""
         self._began = self._last_line = time.monotonic()
-        self._bar = _terminal_bar(unit) if sys.stderr.isatty() else None
+        self._bar = _terminal_bar(unit) if bar and sys.stderr.isatty() else None
         self._task = None if self._bar is None else self._bar.add_task(what, total=total, completed=start, rate="")
 
     def __enter__(self) -> Self:

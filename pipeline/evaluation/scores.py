@@ -40,8 +40,10 @@ class Scores:
     loss: float
 
 
-def evaluate(model: nn.Module, dataset: Dataset, config: EvaluationConfig, *, loss: LossName, world: World) -> Scores:
-    """Scores of a model that maps uint8[B, H, W, 3] to logits. Collective over all ranks."""
+def evaluate(
+    model: nn.Module, dataset: Dataset, config: EvaluationConfig, *, loss: LossName, world: World, bar: bool = True
+) -> Scores:
+    """Scores of a model that maps uint8[B, H, W, 3] to logits. Collective over all ranks. `bar`: as Progress has it."""
     image_size = model_image_size(model)
     share = Share(global_batch=config.batch_size * world.num_ranks, rank=world.rank, num_ranks=world.num_ranks)
     batches = evaluation_batches(
@@ -52,7 +54,10 @@ def evaluate(model: nn.Module, dataset: Dataset, config: EvaluationConfig, *, lo
         share=share,
         threads=world.num_threads,
     )
-    num, right, summed = sums(_count(model, batches, dataset, loss=loss, world=world), device=world.device)
+    total = dataset.num_samples if world.is_first else 0
+    with Progress("evaluate", total, unit="images", bar=bar) as progress:
+        counts = _count(model, batches, progress, loss=loss, world=world)
+    num, right, summed = sums(counts, device=world.device)
     return Scores(num_images=int(num), accuracy=right / num, loss=summed / num)
 
 
@@ -67,15 +72,14 @@ def model_image_size(model: nn.Module) -> int:
 def _count(
     model: nn.Module,
     batches: Iterator[tuple[Batch, torch.Tensor]],
-    dataset: Dataset,
+    progress: Progress,
     *,
     loss: LossName,
     world: World,
 ) -> list[float]:
     """This rank's [images, right ones, summed loss]."""
     num = right = summed = 0.0
-    total = dataset.num_samples if world.is_first else 0
-    with torch.no_grad(), Progress("evaluate", total, unit="images") as progress:
+    with torch.no_grad():
         for batch, mask_B in batches:
             logits_BK = model(batch.images.to(world.device)).float().cpu()[mask_B]
             labels_BL = batch.labels[mask_B]
@@ -85,5 +89,5 @@ def _count(
                 right += float((logits_BK.argmax(dim=1, keepdim=True) == labels_BL).any(dim=1).sum())
                 summed += count * float(classification_loss(logits_BK, labels_BL, name=loss))
             if world.is_first:
-                progress.advance(min(count * world.num_ranks, total - progress.done))
+                progress.advance(min(count * world.num_ranks, progress.total - progress.done))
     return [num, right, summed]

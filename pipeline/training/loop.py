@@ -178,13 +178,8 @@ class Loop:
             return {}
         with parts.ledger.time("evaluation"):
             parts.engine.train(False)
-            scores = evaluate(
-                parts.engine.module,
-                parts.held_out,
-                parts.job.evaluation,
-                loss=parts.job.loss,
-                world=parts.world,
-            )
+            module, loss, world = parts.engine.module, parts.job.loss, parts.world
+            scores = evaluate(module, parts.held_out, parts.job.evaluation, loss=loss, world=world, bar=False)
             parts.engine.train(True)
         return {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
 

@@ -129,6 +129,16 @@ def test_logits_are_the_papers_equations(fields: dict[str, Any]) -> None:
     assert np.ptp(expected) > 0.1, "logits that hardly differ would prove nothing"
 
 
+def test_layer_norms_epsilon_is_flaxs() -> None:
+    """Features as small as epsilon tell 1e-6 from PyTorch's 1e-5."""
+    model, images = random_model(depth=1), random_images()
+    with torch.no_grad():
+        for parameter in (*model.embed.parameters(), *model.blocks[0].attention.parameters()):
+            parameter.mul_(1e-3)
+        found = model(images)
+    np.testing.assert_allclose(found.numpy(), reference_logits(model, images.numpy()), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("representation", [False, True])
 def test_the_head_is_fp32_in_a_bf16_model(representation: bool) -> None:
     model = random_model(representation=representation, head_bias=-10.0).to(torch.bfloat16)
