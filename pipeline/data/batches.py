@@ -86,15 +86,20 @@ def data_state(dataset: Dataset, config: DataConfig, *, seed: int, global_batch:
     }
 
 
-def check_memory(dataset: Dataset, config: DataConfig, *, num_ranks: int, num_local_ranks: int) -> None:
+def check_memory(
+    dataset: Dataset, config: DataConfig, *, global_batch: int, num_ranks: int, num_local_ranks: int
+) -> None:
     """Refuses a start whose read-ahead would exceed its budget, with the number."""
     blocks = dataset.blocks
     mean_bytes = float(np.mean(blocks.end_byte - blocks.first_byte))
     lanes_here = min(config.lanes, -(-config.lanes * num_local_ranks // num_ranks) + num_local_ranks - 1)
-    windows = min(2 * config.window_blocks * lanes_here, 2 * blocks.shard.size)
-    if windows * mean_bytes > config.memory_limit_bytes:
+    window_samples = config.window_blocks * float(np.mean(blocks.num_samples))
+    # The window in use and the next one; more in use where a batch takes more than one window of a lane.
+    windows = 2 + int((global_batch / config.lanes - 1) // window_samples)
+    num_blocks = min(windows * config.window_blocks * lanes_here, 2 * blocks.shard.size)
+    if num_blocks * mean_bytes > config.memory_limit_bytes:
         raise UserError(
-            f"reading ahead would hold {windows * mean_bytes / 1e9:.1f} GB on this host (2 windows x "
+            f"reading ahead would hold {num_blocks * mean_bytes / 1e9:.1f} GB on this host ({windows} windows x "
             f"{config.window_blocks} blocks x {mean_bytes / 1e6:.1f} MB x {lanes_here} lanes), above "
             f"--data.memory-limit-bytes = {config.memory_limit_bytes / 1e9:.1f} GB; lower --data.window-blocks"
         )

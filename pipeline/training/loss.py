@@ -14,8 +14,10 @@ def classification_loss(logits_BK: torch.Tensor, labels_BL: torch.Tensor, *, nam
     logits_BK = logits_BK.float()
     if name == "softmax":
         return F.cross_entropy(logits_BK, labels_BL[:, 0])
-    targets_BK = multi_hot(labels_BL, logits_BK.shape[1])
-    return F.binary_cross_entropy_with_logits(logits_BK, targets_BK, reduction="sum") / logits_BK.shape[0]
+    # softplus(-x) where the label is there and softplus(x) where it is not: PyTorch's own binary cross-entropy rounds
+    # 1 + exp(x) and is 0.08 % off at logits of -10, where 20,000 classes start.
+    signs_BK = 1.0 - 2.0 * multi_hot(labels_BL, logits_BK.shape[1])
+    return F.softplus(signs_BK * logits_BK).sum() / logits_BK.shape[0]
 
 
 def multi_hot(labels_BL: torch.Tensor, num_classes: int) -> torch.Tensor:

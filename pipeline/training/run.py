@@ -12,12 +12,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pipeline.data.batches import Share, TrainBatches, check_memory, data_state
+from pipeline.data.batches import Share, TrainBatches, check_memory, data_state, sample_order
 from pipeline.data.quarantine import Quarantine
 from pipeline.models.vit import ViT
 from pipeline.models.weights import save_weights
 from pipeline.training.batch_plan import BatchPlan, plan_batch
-from pipeline.training.checkpoint import Checkpoints, read_tensor
+from pipeline.training.checkpoint import Checkpoints, list_committed, read_tensor
 from pipeline.training.config import TrainingJob
 from pipeline.training.engine import Engine
 from pipeline.training.ledger import Ledger
@@ -29,7 +29,7 @@ from pipeline.training.start import fill_from_checkpoint, fill_from_weights, ref
 from pipeline.world import World, enter, leave
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
-from shards.store import open_store
+from shards.store import Store, open_store
 
 log = logging.getLogger(__name__)
 _LIBRARIES = ("patchline", "torch", "deepspeed", "numpy", "simplejpeg", "opencv-python-headless")
@@ -63,7 +63,16 @@ def prepare(job: TrainingJob, world: World) -> Prepared:
     dataset = open_dataset(job.data.url)
     held_out = open_dataset(job.evaluation.url) if job.evaluation.url else None
     job = replace(job, model=replace(job.model, num_classes=_num_classes(job, dataset, held_out)))
-    check_memory(dataset, job.data, num_ranks=world.num_ranks, num_local_ranks=world.num_local_ranks)
+    sample_order(dataset, job.data, seed=job.seed)
+    check_memory(
+        dataset,
+        job.data,
+        global_batch=job.global_batch,
+        num_ranks=world.num_ranks,
+        num_local_ranks=world.num_local_ranks,
+    )
+    if job.initial.weights and not list_committed(_checkpoint_store(job)):
+        starting_weights(job)
     state = data_state(dataset, job.data, seed=job.seed, global_batch=job.global_batch)
     return Prepared(job=job, run_dir=Path(job.run_dir), dataset=dataset, held_out=held_out, plan=plan, data_state=state)
 
@@ -95,8 +104,7 @@ def is_done(run_dir: Path, *, steps: int) -> bool:
 def _train(prepared: Prepared, world: World, signals: Signals, stack: ExitStack) -> Ending:
     job, run_dir, ledger = prepared.job, prepared.run_dir, Ledger()
     with ledger.time("startup"):
-        store = open_store(job.checkpoint.url or str(run_dir / "checkpoints"))
-        checkpoints, manifest = Checkpoints.start(store, world, run_dir=run_dir)
+        checkpoints, manifest = Checkpoints.start(_checkpoint_store(job), world, run_dir=run_dir)
         engine = _start_engine(prepared, world, checkpoints, manifest)
         step = manifest.id.step if manifest else 0
         metrics = Metrics(run_dir, step=step) if world.is_first else None
@@ -195,6 +203,10 @@ def _finish(prepared: Prepared, checkpoints: Checkpoints) -> None:
     waiting.write_text(json.dumps(marker) + "\n")
     waiting.replace(prepared.run_dir / "DONE")
     log.info("done: %d steps, weights in %s", manifest.id.step, folder)
+
+
+def _checkpoint_store(job: TrainingJob) -> Store:
+    return open_store(job.checkpoint.url or str(Path(job.run_dir) / "checkpoints"))
 
 
 def _num_classes(job: TrainingJob, dataset: Dataset, held_out: Dataset | None) -> int:

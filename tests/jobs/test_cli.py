@@ -182,11 +182,12 @@ def test_help_names_every_stage() -> None:
 
 
 def test_the_record_holds_what_was_given(packed: Path, tmp_path: Path) -> None:
-    """The weights are not there, so the run ends after its record was written."""
-    words = ("--data.url", str(packed), "--run-dir", str(tmp_path / "run"), "--initial.weights", "/w", *TINY, *CPU)
-    assert_refused(patchline("pretrain", "digits_smoke", *words), "no weights at '/w'")
+    words = ("--data.url", str(packed), "--run-dir", str(tmp_path / "run"), *TINY, *CPU)
+    assert_refused(patchline("pretrain", "digits_smoke", *words, "--initial.weights", "/w"), "no weights at '/w'")
+    assert not (tmp_path / "run").exists()  # a mistake leaves nothing behind
+    assert patchline("pretrain", "digits_smoke", *words, "--steps", "1", "--schedule.warmup-steps", "0").code == 0
     job = read_record(tmp_path / "run" / "job.yaml", stage="pretrain", kind=TrainingJob)
-    assert (job.model.width, job.model.num_classes, job.initial.weights, job.device) == (8, 3, "/w", "cpu")
+    assert (job.model.width, job.model.num_classes, job.steps, job.device) == (8, 3, 1, "cpu")
 
 
 def test_packing_and_verifying_from_the_command_line(packed: Path, tmp_path: Path) -> None:

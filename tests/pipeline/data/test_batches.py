@@ -175,26 +175,27 @@ def with_large_blocks(dataset: Dataset) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "local_ranks", "lanes", "refused"),
+    ("ranks", "local_ranks", "lanes", "batch", "refused"),
     [
-        pytest.param(1, 1, 64, "8.2 GB", id="2 x 4 blocks x 16 MB x 64 lanes"),
-        pytest.param(8, 8, 64, "8.2 GB", id="all ranks on one host: the host is what counts"),
-        pytest.param(8, 4, 64, "4.5 GB", id="half of the ranks here, and a lane more where they share one"),
-        pytest.param(8, 1, 64, "", id="an eighth of the lanes here"),
-        pytest.param(1, 1, 16, "", id="fewer lanes"),
-        pytest.param(1, 1, 1000, "32.0 GB", id="never more than all blocks twice"),
+        pytest.param(1, 1, 64, 64, "8.2 GB", id="2 x 4 blocks x 16 MB x 64 lanes"),
+        pytest.param(8, 8, 64, 64, "8.2 GB", id="all ranks on one host: the host is what counts"),
+        pytest.param(8, 4, 64, 64, "4.5 GB", id="half of the ranks here, and a lane more where they share one"),
+        pytest.param(8, 1, 64, 64, "", id="an eighth of the lanes here"),
+        pytest.param(1, 1, 16, 16, "", id="fewer lanes"),
+        pytest.param(1, 1, 16, 16 * 257, "3.1 GB", id="a batch that takes more than one window (of 256) of a lane"),
+        pytest.param(1, 1, 1000, 1000, "32.0 GB", id="never more than all blocks twice"),
     ],
 )
 def test_more_memory_than_allowed_is_refused_with_the_number(
-    packed: Path, ranks: int, local_ranks: int, lanes: int, refused: str
+    packed: Path, ranks: int, local_ranks: int, lanes: int, batch: int, refused: str
 ) -> None:
     dataset = with_large_blocks(open_dataset(str(packed)))
-    config = DataConfig(lanes=lanes, window_blocks=4)
+    config = DataConfig(lanes=lanes, window_blocks=4, memory_limit_bytes=3_000_000_000)
     if not refused:
-        check_memory(dataset, config, num_ranks=ranks, num_local_ranks=local_ranks)
+        check_memory(dataset, config, global_batch=batch, num_ranks=ranks, num_local_ranks=local_ranks)
         return
-    with pytest.raises(UserError, match=rf"would hold {refused} .*memory-limit-bytes = 4\.0 GB"):
-        check_memory(dataset, config, num_ranks=ranks, num_local_ranks=local_ranks)
+    with pytest.raises(UserError, match=rf"would hold {refused} .*memory-limit-bytes = 3\.0 GB"):
+        check_memory(dataset, config, global_batch=batch, num_ranks=ranks, num_local_ranks=local_ranks)
 
 
 def test_the_data_state_changes_with_what_changes_the_batches(packed: Path) -> None:

@@ -1,0 +1,32 @@
+"""Scripts, Slurm sites and the batch script rely on these numbers."""
+
+import re
+from pathlib import Path
+
+from jobs import exit_codes
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def test_the_numbers_are_the_documented_ones() -> None:
+    codes = {name: value for name, value in vars(exit_codes).items() if name.isupper()}
+    assert codes == {
+        "DONE": 0,
+        "FAULTS_FOUND": 1,
+        "USER_MISTAKE": 2,
+        "OUR_BUG": 70,
+        "CONTINUE": 75,
+        "WILL_NOT_SUCCEED": 78,
+    }
+
+
+def test_the_batch_script_has_the_same_numbers() -> None:
+    script = (CHECKOUT / "slurm" / "pretrain.sbatch").read_text()
+    found = dict(re.findall(r"\b(USER_ERROR|CONTINUE|HOPELESS)=(\d+)", script))
+    assert found == {"USER_ERROR": "2", "CONTINUE": "75", "HOPELESS": "78"}
+
+
+def test_the_readme_lists_them() -> None:
+    readme = (CHECKOUT / "README.md").read_text()
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", readme, flags=re.MULTILINE)}
+    assert listed == {0, 1, 2, 70, 75, 78}
