@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 _URL, _TEST_URL = "s3://demo/digits", "s3://demo/digits-test"
 _MARKER = ".patchline-demo"
 _SERVER_SECONDS = 30.0
+_STEPS_PAST_A_CHECKPOINT = 10  # so that the continued run has steps to do again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class DemoJob:
 
     run_dir: str = "demo-run"
     steps: int = 300
-    finetune_steps: int = 150
+    finetune_steps: int = 100
     num_ranks: int = 2
     least_accuracy: float = 0.95
 
@@ -132,15 +133,16 @@ def _evaluate_words(folder: Path, name: str) -> list[str]:
 
 
 def _run_and_kill(stages: _Stages) -> int:
-    """Starts the run, kills every rank once half of the steps are written down, and returns that step."""
+    """Starts the run, kills every rank once more than half of the steps are written down, and returns that step."""
     run_dir = stages.folder / "pretrain"
     running = stages.start(stages.pretrain_words("pretrain"), num_ranks=stages.job.num_ranks)
     while running.poll():
-        if last_step(run_dir) >= stages.job.steps // 2:
+        if last_step(run_dir) > stages.job.steps // 2 + _STEPS_PAST_A_CHECKPOINT:
             running.kill()
             killed_at = last_step(run_dir)
+            stages.console.show_cursor()  # the killed process can not give it back
             stages.console.print(
-                f"SIGKILL to all {stages.job.num_ranks} processes at step {killed_at}", style="bold red"
+                f"\nSIGKILL to all {stages.job.num_ranks} processes at step {killed_at}", style="bold red"
             )
             return killed_at
         time.sleep(0.05)

@@ -25,10 +25,10 @@ def digits_48() -> TrainingJob:
         job,
         model=replace(job.model, image_size=48),
         data=replace(job.data, augment=AugmentConfig(min_area=0.8, min_ratio=0.9, max_ratio=1.11, flip=False)),
-        steps=150,
+        steps=100,
         clip_norm=1.0,
         optimizer=_SGD,
-        schedule=ScheduleConfig(learning_rate=0.03, decay="cosine", warmup_steps=15),
+        schedule=ScheduleConfig(learning_rate=0.03, decay="cosine", warmup_steps=10),
         checkpoint=CheckpointConfig(every_steps=50),
     )
 
