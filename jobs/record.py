@@ -13,13 +13,20 @@ Job = TypeVar("Job")
 
 
 def write_record(run_dir: Path, *, stage: str, job: object) -> None:
-    """Writes run_dir/job.yaml, whole or absent; the run directory is made readable by its owner alone."""
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Writes run_dir/job.yaml, whole or absent; the run directory is made readable by its owner alone.
+
+    UserError where the folder can not be made or written to.
+    """
     fields = _adapter(type(job)).dump_python(job, mode="json")
     text = yaml.safe_dump({"stage": stage, "job": fields}, sort_keys=False)
     waiting = run_dir / "job.yaml.part"
-    waiting.write_text(f"# patchline {stage} {run_dir / 'job.yaml'}\n{text}")
-    waiting.replace(run_dir / "job.yaml")
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        waiting.write_text(f"# patchline {stage} {run_dir / 'job.yaml'}\n{text}")
+        waiting.replace(run_dir / "job.yaml")
+    except OSError as error:
+        what = f"cannot write job.yaml in {run_dir}: {error.strerror}"
+        raise UserError(f"{what}; give --run-dir a folder that this user may write to") from error
 
 
 def read_record(path: Path, *, stage: str, kind: type[Job]) -> Job:

@@ -1,5 +1,6 @@
 """A folder as a store: whole files by rename, durable by fsync."""
 
+import errno
 import os
 import secrets
 import shutil
@@ -14,6 +15,11 @@ from shards.objects import MissingObjectError, checked_path
 
 TEMPORARY_PREFIX = ".tmp-"
 _OPEN_TRIES = 5
+# Trying again mends none of these. A full disk or one that fails (ENOSPC, EDQUOT, EIO) is not among them.
+_MISTAKES = (
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL),
+)
 
 
 @dataclass(frozen=True)
@@ -113,10 +119,11 @@ def _open_new(temporary: Path, target: Path) -> BinaryIO:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             return temporary.open("xb")
-        except FileNotFoundError:
-            if attempt == _OPEN_TRIES - 1:
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and attempt < _OPEN_TRIES - 1:
+                continue
+            if error.errno not in _MISTAKES:
                 raise
-        except (PermissionError, NotADirectoryError, FileExistsError) as error:
             message = f"cannot write {target}: {error.strerror}; use a folder that this user may write to"
             raise UserError(message) from error
     raise AssertionError("unreachable: the last try returns or raises")

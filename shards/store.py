@@ -17,7 +17,7 @@ import botocore.exceptions as boto_errors
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 
-from shards.errors import UserError
+from shards.errors import StorageError, UserError
 from shards.local import LocalStore
 from shards.objects import MissingObjectError, Store, checked_path
 
@@ -41,12 +41,12 @@ _BROKEN_BODY = (
     boto_errors.IncompleteReadError,
 )
 _UNREACHABLE = (boto_errors.HTTPClientError, boto_errors.ConnectionError)
-_NO_CREDENTIALS = (
-    boto_errors.NoCredentialsError,
-    boto_errors.PartialCredentialsError,
+_NO_CREDENTIALS = (boto_errors.NoCredentialsError, boto_errors.PartialCredentialsError, boto_errors.ProfileNotFound)
+# A process or service that hands out credentials and failed this time.
+_CREDENTIALS_FAILED = (
     boto_errors.CredentialRetrievalError,
     boto_errors.TokenRetrievalError,
-    boto_errors.ProfileNotFound,
+    boto_errors.MetadataRetrievalError,
 )
 
 
@@ -60,7 +60,10 @@ def open_store(url: str) -> Store:
     bucket, _, prefix = rest.partition("/")
     if scheme != "s3" or not bucket:
         raise UserError(f"cannot open {url!r}; give a folder or s3://bucket/prefix")
-    return S3Store(bucket=bucket, prefix=checked_path(prefix.strip("/")) if prefix.strip("/") else "")
+    try:
+        return S3Store(bucket=bucket, prefix=checked_path(prefix.strip("/")) if prefix.strip("/") else "")
+    except ValueError as error:
+        raise UserError(f"cannot open {url!r}: {error}") from error
 
 
 class ClientOfProcess:
@@ -201,13 +204,19 @@ class S3Store:
             self._client_error(error, path)
         except boto3.exceptions.S3UploadFailedError as error:
             raise UserError(f"cannot upload {self.url}/{path}: {error}") from error
+        except (boto_errors.ParamValidationError, boto_errors.EndpointResolutionError) as error:
+            what = " ".join(str(error).split())
+            raise UserError(f"cannot use {self.url}: {what}; correct the URL or AWS_ENDPOINT_URL") from error
         except _NO_CREDENTIALS as error:
             what = f"no usable S3 credentials for {self.url}"
             todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
             raise UserError(f"{what} ({type(error).__name__}); {todo}") from error
+        except _CREDENTIALS_FAILED as error:
+            what = f"the S3 credentials for {self.url} could not be fetched: {error}"
+            raise StorageError(f"{what}; try again, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from error
         except _UNREACHABLE as error:
             what = f"S3 is unreachable for {self.url} at {self._endpoint()} ({type(error).__name__})"
-            raise UserError(f"{what}; start the server or correct AWS_ENDPOINT_URL") from error
+            raise StorageError(f"{what}; start the server or correct AWS_ENDPOINT_URL") from error
 
     def _client_error(self, error: boto_errors.ClientError, path: str) -> NoReturn:
         code = str(error.response.get("Error", {}).get("Code", ""))
@@ -240,7 +249,11 @@ def _new_client() -> Any:
         response_checksum_validation="when_required",
     )
     session = boto3.session.Session()
-    client = session.client("s3", config=config)
+    try:
+        client = session.client("s3", config=config)
+    except ValueError as error:
+        todo = "set AWS_ENDPOINT_URL to http://HOST:PORT or https://HOST, and AWS_DEFAULT_REGION to a region's name"
+        raise UserError(f"S3 can not be used: {error}; {todo}") from error
     if ".amazonaws.com" in client.meta.endpoint_url:
         return client
     # Only Amazon resolves bucket.host; a server of one's own has one host name.

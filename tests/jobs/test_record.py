@@ -1,5 +1,6 @@
 """RUN/job.yaml replays any job, and refuses what is not exactly one."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,28 @@ def test_every_recipe_reads_back(tmp_path: Path, stage: str, name: str) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["job.yaml"]
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
     assert path.read_text().startswith(f"# patchline {stage} {path}\n")
+
+
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [
+        pytest.param("file", "File exists", id="a file"),
+        pytest.param("file/run", "Not a directory", id="below a file"),
+        pytest.param("/proc/nope", "No such file", id="a file system that takes no folders"),
+        pytest.param("run" * 100, "File name too long", id="a name that is too long"),
+    ],
+)
+def test_a_run_folder_that_can_not_be_made_is_the_users_mistake(tmp_path: Path, folder: str, why: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    run_dir = tmp_path / folder
+    with pytest.raises(UserError, match=f"cannot write .*{re.escape(str(run_dir))}: {why}.*--run-dir"):
+        write_record(run_dir, stage="pretrain", job=pretrain.digits_smoke())
+
+
+def test_a_record_that_can_not_be_written_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").mkdir()
+    with pytest.raises(UserError, match=f"cannot write .*{re.escape(str(tmp_path))}: Is a directory"):
+        write_record(tmp_path, stage="pretrain", job=pretrain.digits_smoke())
 
 
 def rewritten(folder: Path, change: dict[str, Any], *, stage: str = "pretrain") -> Path:

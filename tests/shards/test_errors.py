@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from pydantic import TypeAdapter
 
-from shards.errors import UserError, WillNotSucceedError
+from shards.errors import StorageError, UserError, WillNotSucceedError
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Refusing:
         raise UserError(f"size is {self.size}")
 
 
-@pytest.mark.parametrize("kind", [UserError, WillNotSucceedError])
+@pytest.mark.parametrize("kind", [UserError, StorageError, WillNotSucceedError])
 def test_they_are_none_of_the_kinds_that_libraries_catch(kind: type[Exception]) -> None:
     assert not issubclass(kind, ValueError | TypeError | OSError | AssertionError)
 

@@ -1,5 +1,7 @@
 """What only a folder has: temporary names, leftovers of killed writers, permissions."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,30 @@ def test_a_file_in_the_way_of_a_folder_is_the_users_mistake(tmp_path: Path) -> N
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match="cannot write"):
         LocalStore(str(tmp_path / "file")).write("x", b"")
+
+
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [
+        pytest.param("/proc/nope", "No such file", id="a file system that takes no folders"),
+        pytest.param("name" * 100, "File name too long", id="a name that is too long"),
+        pytest.param("loop/x", "Too many levels", id="a link to itself"),
+    ],
+)
+def test_a_folder_that_can_not_be_made_is_the_users_mistake(tmp_path: Path, folder: str, why: str) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UserError, match=f"cannot write .*{folder}/x: {why}.*; use a folder"):
+        LocalStore(str(tmp_path / folder)).write("x", b"")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+def test_a_fault_that_may_pass_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        LocalStore(str(tmp_path / "a")).write("x", b"")
 
 
 def test_a_folder_is_not_an_object(tmp_path: Path) -> None:

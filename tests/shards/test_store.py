@@ -1,14 +1,16 @@
 """Folder and S3 behave the same; S3's faults end in messages that say what to do."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import boto3
+import botocore.exceptions
 import pytest
 
-from shards.errors import UserError
+from shards.errors import StorageError, UserError
 from shards.store import LocalStore, MissingObjectError, S3Store, Store, open_store
 from tests.rigs.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.rigs.s3 import free_port
@@ -109,6 +111,28 @@ def test_urls_that_are_no_store_are_refused(url: str) -> None:
         open_store(url)
 
 
+@pytest.mark.parametrize("prefix", ["a//b", "../x", "a/./b"])
+def test_a_prefix_with_two_spellings_is_refused(prefix: str) -> None:
+    with pytest.raises(UserError, match=rf"cannot open 's3://bucket/{re.escape(prefix)}'.*plain relative path"):
+        open_store(f"s3://bucket/{prefix}")
+
+
+def test_a_name_that_no_bucket_can_have_is_the_users_mistake(s3_endpoint: str) -> None:
+    with pytest.raises(UserError, match=r"s3://Bad_Bucket!/x.*Invalid bucket name.*correct the URL") as caught:
+        open_store("s3://Bad_Bucket!/x").read("a")
+    assert type(caught.value) is UserError
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "http://", "http://127.0.0.1:99999", "localhost"])
+def test_an_endpoint_that_is_no_url_is_the_users_mistake(
+    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(UserError, match=rf"{re.escape(endpoint)}.*AWS_ENDPOINT_URL"):
+        open_store("s3://bucket/x").read("a")
+
+
 @pytest.mark.parametrize("action", ["read", "exists", "list", "write", "write_file"])
 def test_a_missing_bucket_is_said_to_be_missing(s3_endpoint: str, action: str) -> None:
     store = open_store("s3://no-such-bucket/x")
@@ -125,7 +149,7 @@ def test_a_missing_bucket_is_said_to_be_missing(s3_endpoint: str, action: str) -
 
 def test_an_unreachable_server_is_said_to_be_unreachable(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(UserError, match=r"unreachable.*AWS_ENDPOINT_URL"):
+    with pytest.raises(StorageError, match=r"unreachable.*AWS_ENDPOINT_URL"):
         open_store("s3://bucket/x").read("a")
 
 
@@ -133,8 +157,36 @@ def test_missing_credentials_are_said_to_be_missing(s3_endpoint: str, monkeypatc
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with pytest.raises(UserError, match=r"no usable S3 credentials.*AWS_ACCESS_KEY_ID"):
+    with pytest.raises(UserError, match=r"no usable S3 credentials.*AWS_ACCESS_KEY_ID") as caught:
         open_store("s3://bucket/x").read("a")
+    assert type(caught.value) is UserError, "trying again gives no credentials"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(
+            botocore.exceptions.CredentialRetrievalError(provider="custom-process", error_msg="timed out"),
+            id="a credential process that failed",
+        ),
+        pytest.param(
+            botocore.exceptions.TokenRetrievalError(provider="sso", error_msg="timed out"), id="a token that failed"
+        ),
+        pytest.param(botocore.exceptions.MetadataRetrievalError(error_msg="timed out"), id="a metadata service"),
+        pytest.param(botocore.exceptions.ReadTimeoutError(endpoint_url="x"), id="a slow answer"),
+        pytest.param(botocore.exceptions.ConnectTimeoutError(endpoint_url="x"), id="no answer"),
+    ],
+)
+def test_what_may_pass_is_the_storages_fault(s3_bucket: str, monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    store = open_store(f"s3://{s3_bucket}")
+    assert isinstance(store, S3Store)
+
+    def fail(**_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(store.clients.get(), "get_object", fail)
+    with pytest.raises(StorageError, match=f"s3://{s3_bucket}"):
+        store.read("a")
 
 
 @pytest.fixture
