@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.record import write_record
+from pipeline.data.evaluation import label_map
 from pipeline.evaluation.scores import EvaluationConfig, evaluate
 from pipeline.models.weights import load_model, open_weights
 from pipeline.training.loss import LossName
@@ -35,15 +36,11 @@ def run(job: EvaluateJob) -> int:
             raise UserError(f"{flag} is missing: give the {'weights folder' if 'w' in flag else 'dataset'} as {flag}")
     world = current_world(job.device)
     weights, dataset = open_weights(job.weights), open_dataset(job.data.url)
-    if dataset.num_classes > weights.config.num_classes:
-        raise UserError(
-            f"{dataset.url} has {dataset.num_classes} classes, the weights at {job.weights} know "
-            f"{weights.config.num_classes}; evaluate on the dataset they were trained for"
-        )
+    label_map(dataset, weights.labels)
     enter(world)
     try:
         model = load_model(weights).to(world.device)
-        scores = evaluate(model, dataset, job.data, loss=job.loss, world=world)
+        scores = evaluate(model, dataset, job.data, labels=weights.labels, loss=job.loss, world=world)
     finally:
         leave()
     if world.is_first:

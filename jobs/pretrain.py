@@ -1,12 +1,15 @@
 """`patchline pretrain`: trains a model on a packed dataset; the same command again continues the run."""
 
 import logging
+from functools import partial
+from pathlib import Path
 
 from jobs import exit_codes
 from jobs.record import write_record
 from pipeline.training.config import TrainingJob
 from pipeline.training.run import Ending, prepare, train
 from pipeline.world import current_world
+from shards.errors import StorageError
 
 log = logging.getLogger(__name__)
 
@@ -14,8 +17,13 @@ log = logging.getLogger(__name__)
 def run(job: TrainingJob, *, stage: str = "pretrain") -> int:
     """Runs one training stage; the exit code says whether it is done or is to be continued."""
     world = current_world(job.device)
-    prepared = prepare(job, world)
-    if world.is_first:
-        write_record(prepared.run_dir, stage=stage, job=prepared.job)
-    ending = train(prepared, world)
+    try:
+        prepared = prepare(job, world)
+        record = partial(write_record, prepared.run_dir, stage=stage, job=prepared.job)
+        ending = train(prepared, world, on_start=record)
+    except StorageError as error:
+        if not (Path(job.run_dir) / "job.yaml").exists():
+            raise
+        # The address was right when the run began: a fault to try again, not a mistake.
+        raise ConnectionError(str(error)) from error
     return exit_codes.DONE if ending is Ending.DONE else exit_codes.CONTINUE

@@ -6,6 +6,7 @@ Three ways to start, one result: a single process, `torchrun` (RANK, WORLD_SIZE,
 
 import logging
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,13 +56,14 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
     if "RANK" in environ and "WORLD_SIZE" in environ:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     elif "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
-        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
     else:
         names = ("", "", "", "")
     rank = _number(environ, names[0], 0)
     num_ranks = _number(environ, names[1], 1)
     local_rank = _number(environ, names[2], rank)
-    num_local_ranks = _number(environ, names[3], num_ranks)
+    num_local_ranks = _tasks_on_this_node(environ) if names[0].startswith("SLURM") else 0
+    num_local_ranks = num_local_ranks or _number(environ, names[3], num_ranks)
     if num_ranks > 1 and "MASTER_ADDR" not in environ:
         raise UserError(
             f"MASTER_ADDR is not set for {num_ranks} ranks; start with torchrun, or export MASTER_ADDR and MASTER_PORT "
@@ -110,9 +112,19 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
+def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
+    """Slurm writes `4(x2),3`: four tasks on each of two nodes, three on the third. 0 where it says nothing."""
+    counts: list[int] = []
+    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found:
+            counts += [int(found[1])] * int(found[2] or 1)
+    node = _number(environ, "SLURM_NODEID", 0)
+    return counts[node] if node < len(counts) else 0
+
+
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name, "").split("(", maxsplit=1)[0]  # Slurm writes 4(x2) for four tasks on each of two nodes
-    text = text.split(",", maxsplit=1)[0]
+    text = environ.get(name, "")
     if not text:
         return default
     if not text.isdigit():

@@ -12,7 +12,3 @@ class StorageError(UserError):
 
 class WillNotSucceedError(Exception):
     """Trying again with the same input gives the same end (exit code 78): non-finite loss, no progress."""
-
-
-class StorageError(UserError):
-    """Storage that does not answer: a mistake in its address when a command starts, a fault to retry in mid-run."""

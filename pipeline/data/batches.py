@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from shards.read import RawBatch, RawSample, SampleReader, checked_sample, read_
 
 _SUBSTITUTES = 4  # purpose of a key
 _MAX_SUBSTITUTES = 20
+_DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,8 @@ class DataConfig:
     """Where the samples come from and how they are shuffled and read.
 
     The shuffle reaches over lanes x window_blocks blocks. `num_threads` 0: the rank's share of the machine's cores.
-    `max_quarantined`: the share of samples that may be replaced before the run stops.
+    `max_quarantined`: the share of samples that may be replaced before the run stops. `allow_other_decoder`: continue a
+    run although the decoding libraries' versions, and so the pixels, may differ.
     """
 
     url: str = ""
@@ -39,6 +42,7 @@ class DataConfig:
     steps_ahead: int = 3
     memory_limit_bytes: int = 4_000_000_000
     max_quarantined: float = 0.001
+    allow_other_decoder: bool = False
 
     def __post_init__(self) -> None:
         if self.lanes < 1 or self.window_blocks < 1 or self.steps_ahead < 1 or self.num_threads < 0:
@@ -80,8 +84,8 @@ def data_state(dataset: Dataset, config: DataConfig, *, seed: int, global_batch:
         "global_batch": global_batch,
         "lanes": config.lanes,
         "window_blocks": config.window_blocks,
-        "decoder_version": DECODER_VERSION,
-        "augment_version": AUGMENT_VERSION,
+        "augment": asdict(config.augment) | {"version": AUGMENT_VERSION},
+        "decoder": {"version": DECODER_VERSION} | {name: version(name) for name in _DECODERS},
         "dataset": dataset.fingerprint,
     }
 

@@ -16,6 +16,18 @@ from shards.order import BlockPart
 from shards.read import RawSample, checked_sample, read_part
 
 
+def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:
+    """For every label of the dataset its number among the `known` names of a model; UserError where one is unknown."""
+    numbers = {name: number for number, name in enumerate(known)}
+    unknown = [name for name in dataset.label_names if name not in numbers]
+    if unknown:
+        raise UserError(
+            f"{dataset.url} has {len(unknown)} classes that the model was not trained on, for example {unknown[0]!r}; "
+            f"the model knows {', '.join(known[:5])}{', ...' if len(known) > 5 else ''}"
+        )
+    return np.array([numbers[name] for name in dataset.label_names], dtype=np.int64)
+
+
 def evaluation_batches(
     dataset: Dataset,
     *,

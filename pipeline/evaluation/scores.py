@@ -1,7 +1,7 @@
 """Accuracy over a whole dataset: every sample exactly once over all ranks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from torch import nn
 from pipeline.collectives import sums
 from pipeline.data.augment import EvaluationTransform
 from pipeline.data.batches import Batch, Share
-from pipeline.data.evaluation import evaluation_batches
+from pipeline.data.evaluation import evaluation_batches, label_map
 from pipeline.training.loss import LossName, classification_loss
 from pipeline.world import World
 from shards.dataset import Dataset
@@ -41,10 +41,22 @@ class Scores:
 
 
 def evaluate(
-    model: nn.Module, dataset: Dataset, config: EvaluationConfig, *, loss: LossName, world: World, bar: bool = True
+    model: nn.Module,
+    dataset: Dataset,
+    config: EvaluationConfig,
+    *,
+    labels: tuple[str, ...],
+    loss: LossName,
+    world: World,
+    bar: bool = True,
 ) -> Scores:
-    """Scores of a model that maps uint8[B, H, W, 3] to logits. Collective over all ranks. `bar`: as Progress has it."""
+    """Scores of a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Collective over all ranks.
+
+    Labels are matched by name, so a dataset may lack some of the model's classes; UserError where it has others.
+    `bar`: as Progress has it.
+    """
     image_size = model_image_size(model)
+    numbers = torch.from_numpy(label_map(dataset, labels))
     share = Share(global_batch=config.batch_size * world.num_ranks, rank=world.rank, num_ranks=world.num_ranks)
     batches = evaluation_batches(
         dataset,
@@ -56,7 +68,7 @@ def evaluate(
     )
     total = dataset.num_samples if world.is_first else 0
     with Progress("evaluate", total, unit="images", bar=bar) as progress:
-        counts = _count(model, batches, progress, loss=loss, world=world)
+        counts = _count(model, _renumbered(batches, numbers), progress, loss=loss, world=world)
     num, right, summed = sums(counts, device=world.device)
     return Scores(num_images=int(num), accuracy=right / num, loss=summed / num)
 
@@ -67,6 +79,15 @@ def model_image_size(model: nn.Module) -> int:
     if config is None:
         raise TypeError(f"{type(model).__name__} has no config; evaluate models from pipeline.models")
     return int(config.image_size)
+
+
+def _renumbered(
+    batches: Iterator[tuple[Batch, torch.Tensor]], numbers: torch.Tensor
+) -> Iterator[tuple[Batch, torch.Tensor]]:
+    """The batches with the model's label numbers; padding stays -1."""
+    for batch, mask_B in batches:
+        labels_BL = torch.where(batch.labels < 0, -1, numbers[batch.labels.clamp(min=0)])
+        yield replace(batch, labels=labels_BL), mask_B
 
 
 def _count(

@@ -5,27 +5,24 @@ byte. Works on a folder and on S3 alike, since it needs only whole-or-absent wri
 """
 
 import hashlib
-import json
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from pipeline.collectives import all_agree, broadcast_json, gather_json
+from pipeline.training.fragments import FLOAT_BYTES, Position, assemble_manifest, pack_fragments
+from pipeline.training.ledger import last_line
 from pipeline.training.manifest import (
     ATTEMPTS,
-    FORMAT,
     MANIFEST_NAME,
     Attempt,
     CheckpointId,
-    FileRecord,
-    LogicalTensor,
     Manifest,
-    Place,
     attempt_from_json,
     attempt_to_json,
     id_from_path,
@@ -34,14 +31,14 @@ from pipeline.training.manifest import (
     next_token,
     overlapping,
     standing_checkpoints,
+    token_order,
 )
 from pipeline.training.zero_state import MASTER, Fragment
 from pipeline.world import World
-from shards.errors import UserError
+from shards.errors import UserError, WillNotSucceedError
 from shards.store import MissingObjectError, Store
 
 log = logging.getLogger(__name__)
-_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +56,6 @@ class CheckpointConfig:
             raise UserError(f"allowed are every_steps and keep_newest of 1 or more, keep_every of 0 or more: {self}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where a run stands when it is saved."""
-
-    step: int
-    num_updates: int
-    num_samples: int
-
-
 class Checkpoints:
     """The checkpoints of one run, seen by all ranks together: every public method but `open` is collective."""
 
@@ -77,21 +65,49 @@ class Checkpoints:
         self._read_ahead: dict[str, bytes] = {}
 
     @classmethod
-    def start(cls, store: Store, world: World, *, run_dir: Path) -> tuple["Checkpoints", Manifest | None]:
-        """Registers a new attempt, and finds the newest checkpoint that stands and verifies (None: from scratch)."""
-        reader = cls(store, world, run_dir=run_dir)
-        manifest = reader._newest_verified()
-        token = next_token(read_attempts(store), nonce=secrets.token_hex(4)) if world.is_first else ""
-        token = broadcast_json(token, device=world.device)
-        reader.attempt = Attempt(token=token, resumed_from=manifest.id if manifest else None)
-        if world.is_first:
-            store.write(f"{ATTEMPTS}/{token}.json", attempt_to_json(reader.attempt))
-        return reader, manifest
+    def start(
+        cls, store: Store, world: World, *, run_dir: Path, accept: Callable[[Manifest], None]
+    ) -> tuple["Checkpoints", Manifest | None]:
+        """Finds the newest checkpoint that stands and verifies (None: from scratch), and registers a new attempt.
 
-    def newest(self) -> Manifest:
-        """The newest committed checkpoint that stands (not collective, not verified)."""
-        standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
-        return manifest_from_json(self.store.read(f"{standing[0].folder}/{MANIFEST_NAME}"))
+        `accept` raises where the job can not continue it; only then is the attempt on record, so that a refused
+        command does not take a run over.
+        """
+        reader = cls(store, world, run_dir=run_dir)
+        while True:
+            manifest = reader._newest_verified()
+            if manifest:
+                accept(manifest)
+            token = next_token(read_attempts(store), nonce=secrets.token_hex(4)) if world.is_first else ""
+            token = broadcast_json(token, device=world.device)
+            reader.attempt = Attempt(token=token, resumed_from=manifest.id if manifest else None)
+            if broadcast_json(reader._register() if world.is_first else True, device=world.device):
+                return reader, manifest
+
+    def _register(self) -> bool:
+        """Puts this attempt on record; False (and off the record) where an older process, still alive until it reads
+        the record, has in the meantime retired the checkpoint that this attempt resumes from."""
+        path = f"{ATTEMPTS}/{self.attempt.token}.json"
+        self.store.write(path, attempt_to_json(self.attempt))
+        origin = self.attempt.resumed_from
+        if origin is None or self.store.exists(f"{origin.folder}/{MANIFEST_NAME}"):
+            self.store.discard_unfinished()
+            return True
+        self.store.delete(path)
+        return False
+
+    def refuse_if_overtaken(self) -> None:
+        """Collective. Raises WillNotSucceedError where a later attempt of this run has started elsewhere."""
+        later = ""
+        if self.world.is_first:
+            tokens = [attempt.token for attempt in read_attempts(self.store)]
+            later = max([t for t in tokens if token_order(t) > token_order(self.attempt.token)], default="")
+        later = broadcast_json(later, device=self.world.device)
+        if later:
+            raise WillNotSucceedError(
+                f"attempt {self.attempt.token} of {self.run_dir} ends here: a later one, {later}, took the run over; "
+                "leave the run to it, or end it and start again"
+            )
 
     def save(
         self,
@@ -103,6 +119,7 @@ class Checkpoints:
         record: dict[str, Any],
     ) -> Manifest | None:
         """Writes and commits a checkpoint; None (and an error in the log) where any rank could not write its part."""
+        self.refuse_if_overtaken()
         place = CheckpointId(step=position.step, attempt=self.attempt.token)
         try:
             report = self._write_fragments(place, fragments)
@@ -112,7 +129,9 @@ class Checkpoints:
         errors = [r["error"] for r in reports if "error" in r]
         manifest = None
         if not errors:
-            manifest = _assemble(place, reports, position=position, shapes=shapes, data_state=data_state, record=record)
+            manifest = assemble_manifest(
+                place, reports, position=position, shapes=shapes, data_state=data_state, record=record
+            )
             if self.world.is_first:
                 try:
                     self.store.write(f"{place.folder}/{MANIFEST_NAME}", manifest_to_json(manifest))
@@ -129,8 +148,8 @@ class Checkpoints:
         places = manifest.tensors[fragment.name].slots[slot]
         filled = 0
         for place, first, count in overlapping(places, start=fragment.start, length=fragment.length):
-            begin = place.offset + (first - place.start) * _FLOAT_BYTES
-            data = self._bytes(f"{manifest.id.folder}/{place.file}", begin, begin + count * _FLOAT_BYTES)
+            begin = place.offset + (first - place.start) * FLOAT_BYTES
+            data = self._bytes(f"{manifest.id.folder}/{place.file}", begin, begin + count * FLOAT_BYTES)
             inside = first - fragment.start
             fragment.slots[slot][inside : inside + count].copy_(torch.frombuffer(data, dtype=torch.float32))
             filled += count
@@ -142,46 +161,38 @@ class Checkpoints:
         self._read_ahead.clear()
 
     def retire(self, config: CheckpointConfig) -> None:
-        """Deletes checkpoints that retention does not keep; rank 0 alone does it, after a commit."""
+        """Deletes what retention does not keep, and what killed or overtaken attempts left; rank 0, after a commit.
+
+        A store that does not let us delete costs space, not the run.
+        """
         if not self.world.is_first:
             return
-        standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
-        for old in standing[config.keep_newest :]:
-            if config.keep_every and old.step % config.keep_every == 0:
-                continue
-            # Manifest first: from then on the checkpoint does not exist, whatever of its files is still there.
-            files = sorted(self.store.list(old.folder + "/"), key=lambda path: not path.endswith(MANIFEST_NAME))
-            for path in files:
+        try:
+            standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
+            kept = {place.folder for place in standing[: config.keep_newest]}
+            kept |= {p.folder for p in standing if config.keep_every and p.step % config.keep_every == 0}
+            files = [path for path in self.store.list() if path.startswith("step-")]
+            unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
+            # Manifests first: from then on a checkpoint does not exist, whatever of its files is still there.
+            for path in sorted(unwanted, key=lambda path: not path.endswith(MANIFEST_NAME)):
                 self.store.delete(path)
+        except (OSError, UserError) as error:
+            log.warning("old checkpoints could not be deleted: %s", error)
 
     def _write_fragments(self, place: CheckpointId, fragments: list[Fragment]) -> dict[str, Any]:
         name = f"rank-{self.world.rank:05d}.safetensors"
-        tensors = {
-            f"{slot}:{fragment.name}": view.detach().cpu().contiguous()
-            for fragment in fragments
-            for slot, view in fragment.slots.items()
-        }
-        data = save(tensors)
+        data, pieces = pack_fragments(fragments)
         self.store.write(f"{place.folder}/{name}", data)
-        offsets = _tensor_offsets(data)
-        pieces = [
-            [fragment.name, slot, offsets[f"{slot}:{fragment.name}"], fragment.start, fragment.length]
-            for fragment in fragments
-            for slot in fragment.slots
-        ]
-        return {
-            "file": name,
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "num_bytes": len(data),
-            "pieces": pieces,
-        }
+        return {"file": name, "sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data), "pieces": pieces}
 
     def _newest_verified(self) -> Manifest | None:
+        """The newest standing checkpoint that every rank finds sound; None where none was ever committed."""
         candidates: list[str] = []
         if self.world.is_first:
             standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
             candidates = [place.folder for place in standing]
-        for folder in broadcast_json(candidates, device=self.world.device):
+        candidates = broadcast_json(candidates, device=self.world.device)
+        for folder in candidates:
             manifest, fault = None, ""
             try:
                 manifest = manifest_from_json(self.store.read(f"{folder}/{MANIFEST_NAME}"))
@@ -194,6 +205,17 @@ class Checkpoints:
             faults = [f for f in gather_json(fault, device=self.world.device) if f]
             if self.world.is_first:
                 log.warning("passing over checkpoint %s: %s", folder, "; ".join(faults))
+        where = self.store.url
+        if candidates:
+            raise WillNotSucceedError(
+                f"none of the {len(candidates)} checkpoints in {where} can be used (see above); nothing was changed. "
+                f"Mend them, or start anew in another --run-dir"
+            )
+        if broadcast_json(bool(last_line(self.run_dir)), device=self.world.device):
+            raise UserError(
+                f"{self.run_dir} has committed checkpoints on record, but {where} holds none that counts; give the "
+                "--checkpoint.url that the run was started with, or another --run-dir to start anew"
+            )
         return None
 
     def _verify_share(self, manifest: Manifest) -> str:
@@ -229,48 +251,6 @@ def read_tensor(store: Store, manifest: Manifest, name: str, *, slot: str = MAST
     flat = torch.empty(int(torch.Size(tensor.shape).numel()))
     for place in tensor.slots[slot]:
         path = f"{manifest.id.folder}/{place.file}"
-        data = bytearray(store.read_range(path, place.offset, place.offset + place.length * _FLOAT_BYTES))
+        data = bytearray(store.read_range(path, place.offset, place.offset + place.length * FLOAT_BYTES))
         flat[place.start : place.start + place.length] = torch.frombuffer(data, dtype=torch.float32)
     return flat.reshape(tensor.shape)
-
-
-def _assemble(
-    place: CheckpointId,
-    reports: list[dict[str, Any]],
-    *,
-    position: Position,
-    shapes: dict[str, tuple[int, ...]],
-    data_state: dict[str, Any],
-    record: dict[str, Any],
-) -> Manifest:
-    slots: dict[str, dict[str, list[Place]]] = {name: {} for name in shapes}
-    for report in reports:
-        for name, slot, offset, start, length in report["pieces"]:
-            found = Place(file=report["file"], offset=offset, start=start, length=length)
-            slots[name].setdefault(slot, []).append(found)
-    moments = sorted({slot for places in slots.values() for slot in places} - {MASTER})
-    tensors = {}
-    for name, shape in shapes.items():
-        places = {slot: tuple(sorted(found, key=lambda p: p.start)) for slot, found in slots[name].items()}
-        tensors[name] = LogicalTensor(shape=shape, dtype="float32", slots=places)
-    files = {r["file"]: FileRecord(sha256=r["sha256"], num_bytes=r["num_bytes"]) for r in reports}
-    return Manifest(
-        format=FORMAT,
-        id=place,
-        tensors=tensors,
-        files=files,
-        moments=tuple(moments),
-        num_updates=position.num_updates,
-        num_samples=position.num_samples,
-        data_state=data_state,
-        record=record,
-    )
-
-
-def _tensor_offsets(data: bytes) -> dict[str, int]:
-    """Byte offset in the file of every tensor of a safetensors file (8-byte header length, JSON header, data)."""
-    header_bytes = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + header_bytes])
-    return {
-        name: 8 + header_bytes + int(entry["data_offsets"][0]) for name, entry in header.items() if name[:2] != "__"
-    }

@@ -5,17 +5,26 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-Account = Literal["startup", "compute", "data_wait", "checkpoint", "evaluation"]
-ACCOUNTS: tuple[Account, ...] = ("startup", "compute", "data_wait", "checkpoint", "evaluation")
+Account = Literal["restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation"]
+ACCOUNTS: tuple[Account, ...] = ("restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation")
+FILE_NAME = "ledger.jsonl"
 
 
 class Ledger:
-    """Seconds by account since this process started; goodput is the share of compute."""
+    """Seconds by account over the whole run; goodput is the share of compute.
 
-    def __init__(self) -> None:
+    A continued run starts from the totals of its last line; `restarts` is what passed since then: the work that was
+    lost, the wait for a new start.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
         self.seconds: dict[Account, float] = dict.fromkeys(ACCOUNTS, 0.0)
+        last = last_line(run_dir)
+        if last:
+            self.seconds |= {account: float(last["seconds"][account]) for account in ACCOUNTS}
+            self.seconds["restarts"] += max(0.0, time.time() - float(last["unix_time"]))
 
     @contextmanager
     def time(self, account: Account) -> Iterator[None]:
@@ -37,6 +46,20 @@ class Ledger:
         }
 
     def append(self, run_dir: Path, *, step: int, attempt: str) -> None:
-        """One line of RUN/ledger.jsonl: this attempt's totals up to `step`."""
-        with (run_dir / "ledger.jsonl").open("a") as file:
-            file.write(json.dumps({"step": step, "attempt": attempt, "seconds": self.record()}) + "\n")
+        """One line of RUN/ledger.jsonl: the run's totals up to `step`."""
+        line = {"step": step, "attempt": attempt, "unix_time": round(time.time(), 3), "seconds": self.record()}
+        with (run_dir / FILE_NAME).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def last_line(run_dir: Path) -> dict[str, Any]:
+    """The last complete line of a run's ledger; empty where no checkpoint was ever committed."""
+    path = run_dir / FILE_NAME
+    lines = path.read_text().splitlines() if path.exists() else []
+    for line in reversed(lines):
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:  # half-written when the run was killed
+            continue
+        return found
+    return {}

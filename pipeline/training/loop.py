@@ -15,11 +15,13 @@ from torch import nn
 from pipeline.data.batches import Batch
 from pipeline.evaluation.scores import evaluate
 from pipeline.training.batch_plan import BatchPlan
-from pipeline.training.checkpoint import Checkpoints, Position
+from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import TrainingJob
 from pipeline.training.engine import Engine, UpdateResult
+from pipeline.training.fragments import Position
 from pipeline.training.ledger import Ledger
 from pipeline.training.loss import classification_loss
+from pipeline.training.manifest import Manifest
 from pipeline.training.metrics import Metrics
 from pipeline.training.schedule import learning_rate
 from pipeline.training.signals import Signals, Wish
@@ -54,24 +56,27 @@ class Parts:
     ledger: Ledger
     metrics: Metrics | None
     held_out: Dataset | None
+    labels: tuple[str, ...]
     data_state: dict[str, Any]
     record: dict[str, Any]
 
 
 class Loop:
-    """Runs steps from `step` on. `num_updates` are those the optimiser really made (non-finite ones are skipped)."""
+    """Runs the steps that a run still has to do. `num_updates` are those the optimiser really made (non-finite ones are
+    skipped), `saved` is the newest committed checkpoint."""
 
-    def __init__(self, parts: Parts, *, step: int, num_updates: int) -> None:
-        self.parts, self.step, self.num_updates = parts, step, num_updates
+    def __init__(self, parts: Parts, *, resumed_from: Manifest | None) -> None:
+        self.parts, self.saved = parts, resumed_from
+        self.step = resumed_from.id.step if resumed_from else 0
+        self.num_updates = resumed_from.num_updates if resumed_from else 0
         self._skipped_in_a_row = self._failed_saves = 0
-        self._saved_step = step
 
     def run(self, stream: Iterator[Batch]) -> LoopEnd:
         """All steps up to the job's last, or until the ranks agree to stop. A checkpoint is committed at either end."""
         parts, job = self.parts, self.parts.job
         total = job.steps if parts.world.is_first else self.step
         began = time.monotonic()
-        with Progress("train", total, unit="steps", start=self.step) as progress:
+        with Progress("train", total, unit="steps", start=self.step, bar=parts.world.is_first) as progress:
             while self.step < job.steps:
                 with parts.ledger.time("data_wait"):
                     batch = next(stream)
@@ -93,14 +98,20 @@ class Loop:
                     parts.metrics.write(self.step, values)
                 if parts.world.is_first:
                     progress.advance(note=f"loss {loss:.4f}")
-                if wish > Wish.NOTHING or self.step % job.checkpoint.every_steps == 0:
+                is_due = wish > Wish.NOTHING or self.step % job.checkpoint.every_steps == 0
+                if is_due and self._skipped_in_a_row == 0:  # a model that may be lost must not replace a good one
                     self.save()
-                # Exit code 75 promises a committed checkpoint: where the save failed, the next step tries again.
-                if wish == Wish.SAVE_AND_EXIT and self._saved_step == self.step < job.steps:
+                # Exit code 75 promises a committed checkpoint: where there is none, the next step tries again.
+                if wish == Wish.SAVE_AND_EXIT and self._is_saved() and self.step < job.steps:
                     return LoopEnd.ASKED
-        if self._saved_step != self.step:
+        if self._skipped_in_a_row:
+            raise WillNotSucceedError(self._hopeless())
+        while not self._is_saved():
             self.save()
         return LoopEnd.ALL_STEPS
+
+    def _is_saved(self) -> bool:
+        return self.saved is not None and self.saved.id.step == self.step
 
     def save(self) -> None:
         """A checkpoint of this moment; three failures in a row end the run, one does not."""
@@ -122,7 +133,7 @@ class Loop:
         if self._failed_saves >= _MOST_FAILED_SAVES:
             raise RuntimeError(f"{self._failed_saves} checkpoints in a row could not be written; see the log above")
         if manifest:
-            self._saved_step = self.step
+            self.saved = manifest
             parts.signals.saved()
             if parts.world.is_first:
                 parts.ledger.append(parts.checkpoints.run_dir, step=self.step, attempt=parts.checkpoints.attempt.token)
@@ -155,20 +166,25 @@ class Loop:
         return learning_rate(step, config=self.parts.job.schedule, num_steps=self.parts.job.steps)
 
     def _guard(self, loss: float, result: UpdateResult) -> None:
-        """Counts skipped updates; too many in a row (or one of a loss that is not finite) can not get better."""
-        if not result.skipped:
-            self.num_updates += 1
+        """Counts updates that were skipped, or made from a loss that is not finite; too many in a row is the end."""
+        self.num_updates += not result.skipped
+        if not result.skipped and math.isfinite(loss):
             self._skipped_in_a_row = 0
-            if math.isfinite(loss):
-                return
+            return
         self._skipped_in_a_row += 1
         if self.parts.world.is_first:
-            log.warning("step %d: the update was skipped, its gradient is not finite (loss %s)", self.step, loss)
+            what = "skipped, its gradient is not finite" if result.skipped else "made from a loss that is not finite"
+            log.warning("step %d: the update was %s (loss %s)", self.step, what, loss)
         if self._skipped_in_a_row > self.parts.job.max_skipped_updates:
-            raise WillNotSucceedError(
-                f"{self._skipped_in_a_row} updates in a row had non-finite gradients, up to step {self.step} (loss "
-                f"{loss}); lower --schedule.learning-rate or set --clip-norm, and start from an earlier checkpoint"
-            )
+            raise WillNotSucceedError(self._hopeless())
+
+    def _hopeless(self) -> str:
+        saved = self.saved
+        last_good = f"the last good checkpoint is of step {saved.id.step}" if saved else "no checkpoint is there"
+        return (
+            f"{self._skipped_in_a_row} updates in a row, up to step {self.step}, had a non-finite gradient or loss; "
+            f"{last_good}; lower --schedule.learning-rate or set --clip-norm, and run the command again"
+        )
 
     def _held_out_scores(self) -> dict[str, float]:
         """Accuracy and loss on the held-out split where they are due at this step."""
@@ -178,14 +194,21 @@ class Loop:
             return {}
         with parts.ledger.time("evaluation"):
             parts.engine.train(False)
-            module, loss, world = parts.engine.module, parts.job.loss, parts.world
-            scores = evaluate(module, parts.held_out, parts.job.evaluation, loss=loss, world=world, bar=False)
+            scores = evaluate(
+                parts.engine.module,
+                parts.held_out,
+                parts.job.evaluation,
+                labels=parts.labels,
+                loss=parts.job.loss,
+                world=parts.world,
+                bar=False,
+            )
             parts.engine.train(True)
         return {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
 
 
 def describe(job: TrainingJob, world: World) -> dict[str, Any]:
-    """What a checkpoint records of the run: the model (must stay) and the topology (bitwise equality needs it)."""
+    """What a checkpoint records: what must stay, the topology (bitwise equality needs the same), the job's hash."""
     topology = {"num_ranks": world.num_ranks, "num_threads": world.num_threads, "device": world.device.type}
     engine = {
         "zero_stage": job.engine.zero_stage,

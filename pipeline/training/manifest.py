@@ -120,9 +120,15 @@ def id_from_path(path: str) -> CheckpointId | None:
     return CheckpointId(step=int(step), attempt=attempt) if step.isdigit() else None
 
 
+def token_order(token: str) -> tuple[int, str]:
+    """Sort key of an attempt's token: its number, then the nonce."""
+    number, _, nonce = token.partition("-")
+    return int(number), nonce
+
+
 def next_token(attempts: list[Attempt], *, nonce: str) -> str:
     """Token of a new attempt: one number above all others, and a nonce against two starts at once."""
-    numbers = [int(attempt.token.split("-")[0]) for attempt in attempts]
+    numbers = [token_order(attempt.token)[0] for attempt in attempts]
     return f"{max(numbers, default=0) + 1:04d}-{nonce}"
 
 
@@ -134,7 +140,7 @@ def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt])
     """
     by_token = {attempt.token: attempt for attempt in attempts}
     standing: list[CheckpointId] = []
-    token = max(by_token, default=None)
+    token = max(by_token, key=token_order, default=None)
     limit = None  # the latest attempt's own checkpoints stand without limit
     while token is not None:
         own = [c for c in committed if c.attempt == token and (limit is None or c.step <= limit)]

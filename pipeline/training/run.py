@@ -3,8 +3,9 @@
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pipeline.collectives import broadcast_json
 from pipeline.data.batches import Share, TrainBatches, check_memory, data_state, sample_order
+from pipeline.data.evaluation import label_map
 from pipeline.data.quarantine import Quarantine
 from pipeline.models.vit import ViT
-from pipeline.models.weights import save_weights
+from pipeline.models.weights import TensorByName, save_weights
 from pipeline.training.batch_plan import BatchPlan, plan_batch
 from pipeline.training.checkpoint import Checkpoints, list_committed, read_tensor
 from pipeline.training.config import TrainingJob
@@ -25,7 +28,14 @@ from pipeline.training.loop import Loop, LoopEnd, Parts, describe
 from pipeline.training.manifest import Manifest
 from pipeline.training.metrics import Metrics
 from pipeline.training.signals import Signals
-from pipeline.training.start import fill_from_checkpoint, fill_from_weights, refuse_changes, starting_weights
+from pipeline.training.start import (
+    SavedJob,
+    fill_from_checkpoint,
+    fill_from_weights,
+    refuse_changes,
+    saved_job,
+    starting_weights,
+)
 from pipeline.world import World, enter, leave
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
@@ -71,41 +81,63 @@ def prepare(job: TrainingJob, world: World) -> Prepared:
         num_ranks=world.num_ranks,
         num_local_ranks=world.num_local_ranks,
     )
+    stop = Path(job.run_dir) / "STOP"
+    if stop.exists():
+        raise UserError(f"{stop} is there: someone wants the run to rest; delete it to continue")
     if job.initial.weights and not list_committed(_checkpoint_store(job)):
         starting_weights(job)
     state = data_state(dataset, job.data, seed=job.seed, global_batch=job.global_batch)
     return Prepared(job=job, run_dir=Path(job.run_dir), dataset=dataset, held_out=held_out, plan=plan, data_state=state)
 
 
-def train(prepared: Prepared, world: World) -> Ending:
-    """Runs a prepared job, from its newest checkpoint where it has one, to its end or until it is asked to stop."""
-    done = prepared.run_dir / "DONE"
-    if is_done(prepared.run_dir, steps=prepared.job.steps):
-        if world.is_first:
-            log.info("%s is done: %s", prepared.run_dir, done.read_text().strip())
-        return Ending.DONE
+def train(prepared: Prepared, world: World, *, on_start: Callable[[], None]) -> Ending:
+    """Runs a prepared job, from its newest checkpoint where it has one, to its end or until it is asked to stop.
+
+    `on_start` is called on rank 0 once nothing speaks against the start any more (the job's record is written there).
+    """
     enter(world)
     with ExitStack() as stack:
         stack.callback(leave)
         signals = stack.enter_context(Signals(prepared.run_dir, watch_markers=world.is_first))
-        return _train(prepared, world, signals, stack)
+        marker = broadcast_json(read_done(prepared.run_dir) if world.is_first else None, device=world.device)
+        if marker:
+            _refuse_changes(prepared, SavedJob(**marker["job"]))
+            if marker["job"]["step"] == prepared.job.steps:
+                if world.is_first:
+                    log.info("%s is done already: %d steps", prepared.run_dir, prepared.job.steps)
+                return Ending.DONE
+        ending = _train(prepared, world, signals, stack, on_start=on_start)
+        dist.barrier()
+        signals.over()
+        return ending
 
 
-def is_done(run_dir: Path, *, steps: int) -> bool:
-    """True where a DONE marker is there for these steps and the weights it vouches for are the ones that lie there."""
+def read_done(run_dir: Path) -> dict[str, Any] | None:
+    """The DONE marker, where the weights that it vouches for are the ones that lie there; else None."""
     try:
-        marker = json.loads((run_dir / "DONE").read_text())
-        weights = (run_dir / "weights" / "model.safetensors").read_bytes()
-    except (OSError, ValueError):
-        return False
-    return bool(marker["step"] >= steps and marker["weights_sha256"] == hashlib.sha256(weights).hexdigest())
+        marker: dict[str, Any] = json.loads((run_dir / "DONE").read_text())
+        digest = hashlib.sha256((run_dir / "weights" / "model.safetensors").read_bytes()).hexdigest()
+        SavedJob(**marker["job"])
+        return marker if marker["weights_sha256"] == digest else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
-def _train(prepared: Prepared, world: World, signals: Signals, stack: ExitStack) -> Ending:
-    job, run_dir, ledger = prepared.job, prepared.run_dir, Ledger()
+def _train(
+    prepared: Prepared, world: World, signals: Signals, stack: ExitStack, *, on_start: Callable[[], None]
+) -> Ending:
+    job, run_dir, ledger = prepared.job, prepared.run_dir, Ledger(prepared.run_dir)
     with ledger.time("startup"):
-        checkpoints, manifest = Checkpoints.start(_checkpoint_store(job), world, run_dir=run_dir)
-        engine = _start_engine(prepared, world, checkpoints, manifest)
+        checkpoints, manifest = Checkpoints.start(
+            _checkpoint_store(job),
+            world,
+            run_dir=run_dir,
+            accept=lambda found: _refuse_changes(prepared, saved_job(found)),
+        )
+        weights = None if manifest else starting_weights(job)
+        if world.is_first:
+            on_start()
+        engine = _start_engine(prepared, world, checkpoints, manifest, weights)
         step = manifest.id.step if manifest else 0
         metrics = Metrics(run_dir, step=step) if world.is_first else None
         if metrics:
@@ -129,76 +161,60 @@ def _train(prepared: Prepared, world: World, signals: Signals, stack: ExitStack)
         ledger=ledger,
         metrics=metrics,
         held_out=prepared.held_out,
+        labels=prepared.dataset.label_names,
         data_state=prepared.data_state,
         record=describe(job, world) | {"versions": {name: version(name) for name in _LIBRARIES}},
     )
-    loop = Loop(parts, step=step, num_updates=manifest.num_updates if manifest else 0)
+    loop = Loop(parts, resumed_from=manifest)
     try:
         end = loop.run(batches(step))
+        if end is LoopEnd.ALL_STEPS:
+            checkpoints.refuse_if_overtaken()
+            if world.is_first and loop.saved:
+                _finish(prepared, checkpoints.store, loop.saved)
     except UserError as error:  # what started well is no mistake any more: storage that fails in mid-run is retried
         raise ConnectionError(f"after {loop.step} steps: {error}") from error
-    if end is LoopEnd.ASKED:
-        if world.is_first:
-            log.info("stopped at step %d with a committed checkpoint; the same command continues it", loop.step)
-        dist.barrier()
-        return Ending.STOPPED
-    if world.is_first:
-        _finish(prepared, checkpoints)
-    dist.barrier()
-    return Ending.DONE
+    if end is LoopEnd.ASKED and world.is_first:
+        how = f"delete {run_dir / 'STOP'}, then the" if (run_dir / "STOP").exists() else "the"
+        log.info("stopped at step %d with a committed checkpoint; %s same command continues it", loop.step, how)
+    return Ending.DONE if end is LoopEnd.ALL_STEPS else Ending.STOPPED
 
 
-def _start_engine(prepared: Prepared, world: World, checkpoints: Checkpoints, manifest: Manifest | None) -> Engine:
+def _refuse_changes(prepared: Prepared, saved: SavedJob) -> None:
+    refuse_changes(saved, data_state=prepared.data_state, job=prepared.job)
+
+
+def _start_engine(
+    prepared: Prepared, world: World, checkpoints: Checkpoints, manifest: Manifest | None, weights: TensorByName | None
+) -> Engine:
     """The starts, in this order: 1. the run's own newest checkpoint, 2. initial weights, 3. scratch."""
-    job = prepared.job
-    weights = None
-    if manifest:
-        refuse_changes(manifest, data_state=prepared.data_state, model=job.model, run_dir=job.run_dir)
-    else:
-        weights = starting_weights(job)
-    engine = Engine(
-        ViT(job.model),
-        config=job.engine,
-        plan=prepared.plan,
-        optimizer=job.optimizer,
-        clip_norm=job.clip_norm,
-    )
+    job, plan = prepared.job, prepared.plan
+    engine = Engine(ViT(job.model), config=job.engine, plan=plan, optimizer=job.optimizer, clip_norm=job.clip_norm)
     if manifest:
         fill_from_checkpoint(engine, checkpoints, manifest)
     elif weights:
         fill_from_weights(engine, weights)
     if world.is_first:
         origin = f"checkpoint {manifest.id.folder}" if manifest else job.initial.weights or f"scratch, seed {job.seed}"
-        plan = prepared.plan
-        log.info(
-            "%s from %s: %d ranks x %d threads on %s, ZeRO-%d, %s, batch %d = %d x %d x %d ranks",
-            job.run_dir,
-            origin,
-            world.num_ranks,
-            world.num_threads,
-            world.device.type,
-            job.engine.zero_stage,
-            job.engine.precision,
-            plan.global_batch,
-            plan.micro_batch,
-            plan.accumulation,
-            plan.num_ranks,
-        )
+        ranks = f"{world.num_ranks} ranks x {world.num_threads} threads on {world.device.type}"
+        batch = f"batch {plan.global_batch} = {plan.micro_batch} x {plan.accumulation} x {plan.num_ranks} ranks"
+        engine_text = f"ZeRO-{job.engine.zero_stage}, {job.engine.precision}"
+        log.info("%s from %s: %s, %s, %s", job.run_dir, origin, ranks, engine_text, batch)
     return engine
 
 
-def _finish(prepared: Prepared, checkpoints: Checkpoints) -> None:
+def _finish(prepared: Prepared, store: Store, manifest: Manifest) -> None:
     """Weights out of the final checkpoint (any ZeRO stage), then the DONE marker."""
-    manifest = checkpoints.newest()
     folder = prepared.run_dir / "weights"
     save_weights(
         folder,
         config=prepared.job.model,
         labels=prepared.dataset.label_names,
-        tensor=lambda name: read_tensor(checkpoints.store, manifest, name),
+        tensor=lambda name: read_tensor(store, manifest, name),
     )
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    marker = {"step": manifest.id.step, "checkpoint": manifest.id.folder, "weights_sha256": digest}
+    job = asdict(saved_job(manifest))
+    marker = {"step": manifest.id.step, "checkpoint": manifest.id.folder, "weights_sha256": digest, "job": job}
     waiting = prepared.run_dir / "DONE.part"
     waiting.write_text(json.dumps(marker) + "\n")
     waiting.replace(prepared.run_dir / "DONE")
@@ -212,10 +228,11 @@ def _checkpoint_store(job: TrainingJob) -> Store:
 def _num_classes(job: TrainingJob, dataset: Dataset, held_out: Dataset | None) -> int:
     """The model's classes: as many as the dataset has where the job leaves it open; never fewer."""
     wanted = job.model.num_classes or dataset.num_classes
-    for data in (dataset, held_out):
-        if data is not None and data.num_classes > wanted:
-            raise UserError(
-                f"{data.url} has {data.num_classes} classes, the model has {wanted}; "
-                f"set --model.num-classes {data.num_classes}, or 0 to take the dataset's"
-            )
+    if dataset.num_classes > wanted:
+        raise UserError(
+            f"{dataset.url} has {dataset.num_classes} classes, the model has {wanted}; "
+            f"set --model.num-classes {dataset.num_classes}, or 0 to take the dataset's"
+        )
+    if held_out:
+        label_map(held_out, dataset.label_names)
     return wanted

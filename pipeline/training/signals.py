@@ -29,6 +29,7 @@ class Signals:
         self._watch_markers = watch_markers
         self._asked = threading.Event()
         self._before: dict[signal.Signals, object] = {}
+        self._is_over = False
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -40,7 +41,9 @@ class Signals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave back
+            # After the last barrier a peer that left first must not take this rank with it (torchrun sends TERM).
+            after = signal.SIG_IGN if self._is_over else handler
+            signal.signal(number, after)  # type: ignore[arg-type]  # what signal.signal gave back
 
     def wish(self) -> Wish:
         """This rank's wish now."""
@@ -49,6 +52,10 @@ class Signals:
         if self._watch_markers and self._stop.exists():
             return Wish.SAVE_AND_EXIT
         return Wish.SAVE if self._watch_markers and self._save.exists() else Wish.NOTHING
+
+    def over(self) -> None:
+        """All is committed and all ranks know: from now on, and after the context, the signals are ignored."""
+        self._is_over = True
 
     def saved(self) -> None:
         """A save was made: RUN/SAVE is fulfilled."""

@@ -1,10 +1,9 @@
 """Where a run starts: its own newest checkpoint, named weights, or scratch; and what must still be the same."""
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.models import ModelConfig
 from pipeline.models.initial import initial_tensor
 from pipeline.models.vit import shapes_of
 from pipeline.models.weights import TensorByName, fit_weights, open_weights
@@ -16,6 +15,29 @@ from pipeline.training.zero_state import Fragment
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedJob:
+    """What a checkpoint or a DONE marker says of the job that wrote it."""
+
+    step: int
+    model: dict[str, Any]
+    loss: str
+    optimizer: str
+    data_state: dict[str, Any]
+
+
+def saved_job(manifest: Manifest) -> SavedJob:
+    """The job behind a checkpoint."""
+    record = manifest.record
+    return SavedJob(
+        step=manifest.id.step,
+        model=record["model"],
+        loss=record["loss"],
+        optimizer=record["optimizer"],
+        data_state=manifest.data_state,
+    )
 
 
 def starting_weights(job: TrainingJob) -> TensorByName:
@@ -51,14 +73,22 @@ def fill_from_checkpoint(engine: Engine, checkpoints: Checkpoints, manifest: Man
     checkpoints.loaded()
 
 
-def refuse_changes(manifest: Manifest, *, data_state: dict[str, Any], model: ModelConfig, run_dir: str) -> None:
+def refuse_changes(saved: SavedJob, *, data_state: dict[str, Any], job: TrainingJob) -> None:
     """A continued run must read the same batches into the same model; UserError names what differs."""
-    saved_model: dict[str, Any] = manifest.record["model"]
-    pairs = [(f"model.{key}", saved_model.get(key), value) for key, value in asdict(model).items()]
-    pairs += [(f"data: {key}", manifest.data_state.get(key), value) for key, value in data_state.items()]
+    pairs = [(f"model.{key}", saved.model.get(key), value) for key, value in asdict(job.model).items()]
+    pairs += [("loss", saved.loss, job.loss), ("optimizer.name", saved.optimizer, job.optimizer.name)]
+    ignored = ("decoder",) if job.data.allow_other_decoder else ()
+    pairs += [(f"data: {k}", saved.data_state.get(k), value) for k, value in data_state.items() if k not in ignored]
     changed = [f"{name} was {before!r}, now {now!r}" for name, before, now in pairs if before != now]
     if changed:
+        is_decoder = any(name.startswith("data: decoder") for name in changed)
+        hint = "; --data.allow-other-decoder accepts other versions" if is_decoder else ""
         raise UserError(
-            f"{run_dir} holds a run that can not be continued like this: {'; '.join(changed)}. "
-            "Use the same values, or another --run-dir"
+            f"{job.run_dir} holds a run that can not be continued like this: {'; '.join(changed)}. "
+            f"Use the same values, or another --run-dir{hint}"
+        )
+    if saved.step > job.steps:
+        raise UserError(
+            f"{job.run_dir} has {saved.step} steps already, --steps is {job.steps}; give {saved.step} or more, "
+            "or another --run-dir"
         )

@@ -161,6 +161,13 @@ def test_too_many_broken_samples_stop_the_run(packed: Path, tmp_path: Path) -> N
         batches(url, tmp_path / "q.jsonl", steps=range(2))
 
 
+def test_a_dataset_without_a_usable_sample_ends_the_run(packed: Path, tmp_path: Path) -> None:
+    url = damaged(packed, tmp_path / "broken", list(range(NUM_SAMPLES)))
+    config = replace(CONFIG, max_quarantined=100.0)
+    with pytest.raises(WillNotSucceedError, match=f"20 substitutes in a row.*run: patchline verify {url}"):
+        batches(url, tmp_path / "q.jsonl", steps=range(1), config=config)
+
+
 def with_large_blocks(dataset: Dataset) -> Dataset:
     """The dataset as if it had 1,000 blocks of 16 MB."""
     numbers = np.arange(1000, dtype=np.int64)

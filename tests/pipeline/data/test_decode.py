@@ -86,6 +86,14 @@ def png_of_size(height: int, width: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(body)
 
 
+def webp_of_size(height: int, width: int) -> bytes:
+    """A lossless WebP whose header promises this size; the pixels are those of a small one."""
+    data = bytearray(encoded(RGB, "WEBP", lossless=True))
+    place = data.index(b"VP8L") + 9  # after the chunk's name, its size and a signature of one byte
+    data[place : place + 4] = struct.pack("<I", (width - 1) | (height - 1) << 14)
+    return bytes(data)
+
+
 def jpeg_of_size(height: int, width: int) -> bytes:
     """A JPEG whose header promises this size; the pixels are those of a small one."""
     data = bytearray(encoded(RGB, "JPEG"))
@@ -116,3 +124,22 @@ def test_what_is_no_whole_image_is_a_decode_error(data: bytes) -> None:
         decode_rgb(data)
     assert str(caught.value)
     assert " at 0x" not in str(caught.value), "the reason goes to quarantine.jsonl: the same for the same bytes"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(png_of_size(60_000, 60_000), id="a PNG beyond OpenCV's own bound"),
+        pytest.param(png_of_size(15_000, 15_000), id="a PNG within it"),
+        pytest.param(webp_of_size(15_000, 15_000), id="a WebP"),
+    ],
+)
+def test_a_size_above_the_bound_is_refused_before_anything_is_allocated(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*_: object) -> None:
+        raise AssertionError("the decoder was asked for pixels")
+
+    monkeypatch.setattr("pipeline.data.decode.cv2.imdecode", decode)
+    with pytest.raises(DecodeError, match=r"pixels"):
+        decode_rgb(data)

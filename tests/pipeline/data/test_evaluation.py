@@ -8,10 +8,10 @@ import torch
 
 from pipeline.data.augment import EvaluationTransform, evaluation_view
 from pipeline.data.batches import Batch, Share
-from pipeline.data.decode import decode_rgb
+from pipeline.data.decode import DecodeError, decode_rgb
 from pipeline.data.evaluation import evaluation_batches
 from shards.dataset import open_dataset
-from shards.errors import UserError
+from shards.errors import WillNotSucceedError
 from shards.read import checked_sample, read_sample
 from tests.rigs.datasets import packed_folders
 
@@ -63,5 +63,16 @@ def test_a_sample_that_can_not_be_read_is_named(tmp_path: Path) -> None:
     with (url / dataset.shard_path(1)).open("r+b") as tar:
         tar.seek(int(dataset.shard_rows(1).offset[2]) + 4)
         tar.write(b"????")
-    with pytest.raises(UserError, match=r"sample 6 \(c.*\): crc32 .*an evaluation needs every sample"):
+    expected = rf"{url}: sample 6 \(c.*\): crc32 .*an evaluation needs every sample.*run: patchline verify {url}"
+    with pytest.raises(WillNotSucceedError, match=expected):
         rank_batches(url, batch_size=4, rank=0, ranks=1)
+
+
+def test_a_sample_that_can_not_be_decoded_is_named(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(data: bytes) -> None:
+        raise DecodeError(f"{len(data)} bytes are no image")
+
+    monkeypatch.setattr("pipeline.data.evaluation.decode_rgb", fail)
+    expected = rf"{packed}: sample \d+ \(c.*\): decode: \d+ bytes.*run: patchline verify {packed} --deep"
+    with pytest.raises(WillNotSucceedError, match=expected):
+        rank_batches(packed, batch_size=4, rank=0, ranks=1)

@@ -30,7 +30,7 @@ def scores(world: World, url: str, batch_size: int, loss: LossName, bias: tuple[
     with torch.no_grad():
         model.head.bias.copy_(torch.tensor(bias))
     config = EvaluationConfig(url=url, batch_size=batch_size)
-    return evaluate(model, open_dataset(url), config, loss=loss, world=world)
+    return evaluate(model, open_dataset(url), config, labels=("c0", "c1", "c2"), loss=loss, world=world)
 
 
 def random_scores(world: World, url: str, batch_size: int) -> Scores:
@@ -38,7 +38,14 @@ def random_scores(world: World, url: str, batch_size: int) -> Scores:
     model = build_model(TINY)
     with torch.no_grad():
         model.head.weight.normal_(generator=torch.Generator().manual_seed(0))
-    return evaluate(model, open_dataset(url), EvaluationConfig(batch_size=batch_size), loss="softmax", world=world)
+    return evaluate(
+        model,
+        open_dataset(url),
+        EvaluationConfig(batch_size=batch_size),
+        labels=("c0", "c1", "c2"),
+        loss="softmax",
+        world=world,
+    )
 
 
 def softplus(x: float) -> float:

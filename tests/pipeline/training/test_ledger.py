@@ -8,10 +8,10 @@ import pytest
 from pipeline.training.ledger import ACCOUNTS, Ledger
 
 
-def test_time_is_added_to_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_added_to_its_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = iter([10.0, 12.5, 100.0, 101.0, 200.0, 200.5])
     monkeypatch.setattr("pipeline.training.ledger.time.monotonic", lambda: next(clock))
-    ledger = Ledger()
+    ledger = Ledger(tmp_path)
     with ledger.time("compute"):
         pass
     with ledger.time("data_wait"):
@@ -27,21 +27,21 @@ def test_time_is_added_to_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_time_of_what_fails_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_what_fails_is_counted_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = iter([1.0, 3.0])
     monkeypatch.setattr("pipeline.training.ledger.time.monotonic", lambda: next(clock))
-    ledger = Ledger()
+    ledger = Ledger(tmp_path)
     with pytest.raises(ZeroDivisionError), ledger.time("checkpoint"):
         raise ZeroDivisionError
     assert ledger.seconds["checkpoint"] == 2.0
 
 
-def test_an_unused_ledger_divides_by_nothing() -> None:
-    assert Ledger().record()["goodput"] == 0.0
+def test_an_unused_ledger_divides_by_nothing(tmp_path: Path) -> None:
+    assert Ledger(tmp_path).record()["goodput"] == 0.0
 
 
 def test_a_line_a_save(tmp_path: Path) -> None:
-    ledger = Ledger()
+    ledger = Ledger(tmp_path)
     with ledger.time("compute"):
         pass
     for step in (25, 50):
@@ -49,3 +49,16 @@ def test_a_line_a_save(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     assert [(line["step"], line["attempt"]) for line in lines] == [(25, "0001-aa"), (50, "0001-aa")]
     assert lines[0]["seconds"] == ledger.record()
+
+
+def test_a_continued_run_counts_on_and_what_passed_is_restarts(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.seconds["compute"] = 40.0
+    ledger.append(tmp_path, step=25, attempt="0001-aa")
+    lines = (tmp_path / "ledger.jsonl").read_text()
+    line = json.loads(lines)
+    line["unix_time"] -= 100.0
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(line) + '\n{"step": 50, "att')  # killed while writing
+    again = Ledger(tmp_path)
+    assert again.seconds["compute"] == 40.0
+    assert again.seconds["restarts"] == pytest.approx(100.0, abs=5.0)

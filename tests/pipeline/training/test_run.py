@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.training.run import is_done
-from tests.rigs.training import STEPS, losses, pretrain_words, resumed_steps, run
+from pipeline.training.run import read_done
+from tests.rigs.kills import saving, wait_until
+from tests.rigs.training import STEPS, losses, pretrain_words, resumed_steps, run, start
 
 pytestmark = pytest.mark.slow
 
@@ -74,25 +75,39 @@ def test_a_run_goes_on_with_other_ranks_and_stages(
     assert [found[s] for s in sorted(found)] == pytest.approx([expected[s] for s in sorted(expected)], abs=2e-5)
 
 
-def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(digits_url: str, run_dir: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(
+    digits_url: str, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     words = pretrain_words(digits_url, run_dir)
     assert run(words, num_ranks=1, log_dir=tmp_path) == 0
-    marker = (run_dir / "DONE").read_text()
-    assert json.loads(marker)["step"] == STEPS
-    assert is_done(run_dir, steps=STEPS)
-    assert not is_done(run_dir, steps=STEPS + 1)
+    marker, record = (run_dir / "DONE").read_text(), (run_dir / "job.yaml").read_text()
+    done = read_done(run_dir)
+    assert done is not None
+    assert done["step"] == STEPS
 
     assert run(words, num_ranks=1, log_dir=tmp_path) == 0
-    assert (run_dir / "DONE").read_text() == marker
+    assert run([*words, "--seed", "7"], num_ranks=1, log_dir=tmp_path) == 2  # a finished run of another job
+    assert "seed was 0, now 7" in capfd.readouterr().err
+    assert run([*words, "--steps", str(STEPS - 1)], num_ranks=1, log_dir=tmp_path) == 2
+    assert f"has {STEPS} steps already" in capfd.readouterr().err
+    assert ((run_dir / "DONE").read_text(), (run_dir / "job.yaml").read_text()) == (marker, record)
     assert resumed_steps(run_dir) == [0]  # no second start
 
     weights = run_dir / "weights" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    assert not is_done(run_dir, steps=STEPS)  # a marker that does not verify is none
+    assert read_done(run_dir) is None  # a marker that does not verify is none
 
     assert run([*words, "--steps", str(STEPS + 4)], num_ranks=1, log_dir=tmp_path) == 0
     assert resumed_steps(run_dir) == [0, STEPS]
     assert set(losses(run_dir)) == set(range(1, STEPS + 5))
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "null", '{"step": 16, "weights_sha256": "0"}'])
+def test_a_marker_of_other_content_is_none(run_dir: Path, content: str) -> None:
+    (run_dir / "weights").mkdir(parents=True)
+    (run_dir / "weights" / "model.safetensors").write_bytes(b"x")
+    (run_dir / "DONE").write_text(content)
+    assert read_done(run_dir) is None
 
 
 def test_a_torn_checkpoint_is_passed_over(
@@ -119,10 +134,57 @@ def test_a_change_that_would_be_another_run_is_refused(
 ) -> None:
     words = pretrain_words(digits_url, run_dir)
     assert run([*words, "--steps", "4"], num_ranks=1, log_dir=tmp_path) == 0
-    for change in (("--seed", "1"), ("--data.lanes", "4"), ("--model.depth", "1")):
+    (run_dir / "DONE").unlink()
+    record = (run_dir / "job.yaml").read_text()
+    for change in (("--seed", "1"), ("--model.depth", "1"), ("--optimizer.name", "sgd"), ("--data.augment.flip",)):
         capfd.readouterr()
         assert run([*words, *change], num_ranks=1, log_dir=tmp_path) == 2
         message = capfd.readouterr().err
         assert change[0].removeprefix("--").split(".")[-1] in message
         assert "another --run-dir" in message
         assert "Traceback" not in message
+    assert (run_dir / "job.yaml").read_text() == record  # a refused command leaves the record alone
+    assert resumed_steps(run_dir) == [0]  # and does not take the run over
+
+
+def test_checkpoints_that_can_not_be_used_are_no_reason_to_start_from_scratch(
+    digits_url: str, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = pretrain_words(digits_url, run_dir)
+    assert run([*words, "--steps", "8"], num_ranks=1, log_dir=tmp_path) == 0
+    (run_dir / "DONE").unlink()
+    expected = losses(run_dir)
+    for manifest in (run_dir / "checkpoints").glob("step-*/*/MANIFEST.json"):
+        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+    assert run(words, num_ranks=1, log_dir=tmp_path) == 78
+    assert "none of the 2 checkpoints" in capfd.readouterr().err
+
+    shutil.rmtree(run_dir / "checkpoints")
+    assert run(words, num_ranks=1, log_dir=tmp_path) == 2
+    assert "--checkpoint.url" in capfd.readouterr().err
+    assert losses(run_dir) == expected
+
+
+def test_an_overtaken_process_ends_and_leaves_the_run_to_the_later_one(
+    digits_url: str, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = pretrain_words(digits_url, run_dir, "--steps", "400")
+    zombie = start(words, num_ranks=1, log_dir=tmp_path)
+    assert wait_until(zombie, saving(8), run_dir)
+    later = {"token": "0002-ffffffff", "resumed_from": None}
+    (run_dir / "checkpoints" / "attempts" / "0002-ffffffff.json").write_text(json.dumps(later))
+    assert zombie.wait() == 78
+    assert "a later one, 0002-ffffffff, took the run over" in capfd.readouterr().err
+    assert not (run_dir / "DONE").exists()
+
+
+def test_a_last_save_that_fails_is_no_done(digits_url: str, run_dir: Path, tmp_path: Path) -> None:
+    (run_dir / "checkpoints").mkdir(parents=True)
+    blocked = run_dir / "checkpoints" / f"step-{STEPS:08d}"
+    blocked.write_text("a file where a folder must be")
+    words = pretrain_words(digits_url, run_dir)
+    assert run(words, num_ranks=1, log_dir=tmp_path) not in (0, 2, 75, 78)
+    assert not (run_dir / "DONE").exists()
+    blocked.unlink()
+    assert run(words, num_ranks=1, log_dir=tmp_path) == 0
+    assert set(losses(run_dir)) == set(range(1, STEPS + 1))

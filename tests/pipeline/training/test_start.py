@@ -1,6 +1,6 @@
 """Where a run starts from, and which changes are refused when it continues."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,9 @@ from pipeline.models import build_model
 from pipeline.models.initial import initial_tensor
 from pipeline.models.weights import save_weights
 from pipeline.training.config import InitialConfig, TrainingJob
-from pipeline.training.manifest import FORMAT, CheckpointId, Manifest
-from pipeline.training.start import refuse_changes, starting_weights
+from pipeline.training.optimizer import OptimizerConfig
+from pipeline.training.schedule import ScheduleConfig
+from pipeline.training.start import SavedJob, refuse_changes, starting_weights
 from shards.errors import UserError
 
 
@@ -48,20 +49,19 @@ def test_fine_tuning_takes_the_weights_with_a_new_head_and_a_larger_grid(tmp_pat
 
 def test_what_would_be_another_run_is_refused_by_name() -> None:
     job = with_classes(digits_smoke())
-    state = {"seed": 0, "lanes": 8}
-    manifest = Manifest(
-        format=FORMAT,
-        id=CheckpointId(step=4, attempt="0001-a"),
-        tensors={},
-        files={},
-        moments=(),
-        num_updates=4,
-        num_samples=128,
-        data_state=state,
-        record={"model": {f: getattr(job.model, f) for f in job.model.__dataclass_fields__}},
-    )
-    refuse_changes(manifest, data_state=state, model=job.model, run_dir="R")
-    with pytest.raises(UserError, match="data: lanes was 8, now 16"):
-        refuse_changes(manifest, data_state={**state, "lanes": 16}, model=job.model, run_dir="R")
-    with pytest.raises(UserError, match=r"model\.depth was 4, now 5"):
-        refuse_changes(manifest, data_state=state, model=replace(job.model, depth=5), run_dir="R")
+    state = {"seed": 0, "lanes": 8, "decoder": {"simplejpeg": "1.9.0"}}
+    saved = SavedJob(step=4, model=asdict(job.model), loss="softmax", optimizer="adamw", data_state=state)
+    refuse_changes(saved, data_state=state, job=job)
+    table = [
+        ({**state, "lanes": 16}, job, "data: lanes was 8, now 16"),
+        (state, replace(job, model=replace(job.model, depth=5)), r"model\.depth was 4, now 5"),
+        (state, replace(job, loss="sigmoid"), "loss was 'softmax', now 'sigmoid'"),
+        (state, replace(job, optimizer=OptimizerConfig(name="sgd")), r"optimizer\.name was 'adamw', now 'sgd'"),
+        ({**state, "decoder": {"simplejpeg": "2.0"}}, job, "--data.allow-other-decoder"),
+        (state, replace(job, steps=3, schedule=ScheduleConfig()), "has 4 steps already, --steps is 3"),
+    ]
+    for now, changed, message in table:
+        with pytest.raises(UserError, match=message):
+            refuse_changes(saved, data_state=now, job=changed)
+    allowed = replace(job, data=replace(job.data, allow_other_decoder=True))
+    refuse_changes(saved, data_state={**state, "decoder": {"simplejpeg": "2.0"}}, job=allowed)
