@@ -1,8 +1,10 @@
 """Planned reads: the bytes of a rank's batches, as large range reads of whole windows, one window ahead.
 
 A window (W blocks of one lane) is fetched once and dropped when its lane has moved on, so there is no cache to size or
-to evict; memory is bounded by 2 windows a lane. The first batches after a start read single samples by their offset
-while the windows are still on their way, so the time to the first batch does not grow with the window.
+to evict. Held are the windows that a batch touches and the one after each: 2 a lane as a rule, 3 where a batch goes from
+one window to the next, more where a lane's share of the batch is larger than a window. The first batches after a start
+read single samples by their offset while the windows are still on their way, so the time to the first batch does not
+grow with the window.
 """
 
 import zlib
@@ -13,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.dataset import Dataset
+from shards.errors import WillNotSucceedError
+from shards.objects import MissingObjectError
 from shards.order import BlockPart, SampleOrder, WindowId
 
 
@@ -45,12 +49,20 @@ def locate_row(dataset: Dataset, sample_id: int) -> tuple[int, int]:
 
 
 def read_part(dataset: Dataset, part: BlockPart) -> list[bytes]:
-    """The image bytes of consecutive samples of one block, by one range read."""
+    """The image bytes of consecutive samples of one block, by one range read.
+
+    WillNotSucceedError where the shard's tar is missing or cut off.
+    """
     shard, row = locate_row(dataset, part.first_sample_id)
     rows = dataset.shard_rows(shard)
     last = row + part.num_samples - 1
     begin, end = int(rows.offset[row]), int(rows.offset[last] + rows.size[last])
-    body = memoryview(dataset.store.read_range(dataset.shard_path(shard), begin, end))
+    path = dataset.shard_path(shard)
+    try:
+        body = memoryview(dataset.store.read_range(path, begin, end))
+    except (MissingObjectError, EOFError) as error:
+        where = f"{dataset.url}/{path}: bytes {begin}..{end - 1} are not there ({error})"
+        raise WillNotSucceedError(f"{where}; run: patchline verify {dataset.url}") from error
     starts = rows.offset[row : last + 1] - begin
     sizes = rows.size[row : last + 1]
     return [bytes(body[first : first + size]) for first, size in zip(starts.tolist(), sizes.tolist(), strict=True)]

@@ -15,7 +15,7 @@ from pipeline.data.augment import AUGMENT_VERSION, AugmentConfig, apply_crop, dr
 from pipeline.data.decode import DECODER_VERSION, DecodeError, Pixels, decode_rgb
 from pipeline.data.quarantine import Quarantine
 from shards.dataset import Dataset
-from shards.errors import UserError
+from shards.errors import UserError, WillNotSucceedError
 from shards.hashing import derive_key
 from shards.order import ORDER_VERSION, SampleOrder
 from shards.read import RawBatch, RawSample, SampleReader, checked_sample, read_sample
@@ -184,7 +184,10 @@ class TrainBatches:
             substitute = derive_key(self.seed, original, attempt, _SUBSTITUTES) % self.dataset.num_samples
             self.quarantine.replace(sample, reason=reason, substitute=substitute)
             sample = checked_sample(self.dataset, substitute, read_sample(self.dataset, substitute))
-        raise UserError(f"{_MAX_SUBSTITUTES} substitutes in a row could not be used; verify {self.dataset.url}")
+        url = self.dataset.url
+        raise WillNotSucceedError(
+            f"{_MAX_SUBSTITUTES} substitutes in a row could not be used in {url}; run: patchline verify {url} --deep"
+        )
 
 
 def most_labels(samples: list[RawSample]) -> int:

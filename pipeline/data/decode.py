@@ -1,6 +1,8 @@
 """Image bytes -> uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock)."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import cv2
 import numpy as np
@@ -26,6 +28,8 @@ def decode_rgb(data: bytes) -> Pixels:
             height, width, _, _ = simplejpeg.decode_jpeg_header(data)
             _refuse_bombs(height, width)
             return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB"), dtype=np.uint8)
+        with _opened(data):  # OpenCV itself would allow 2 ** 30 pixels
+            pass
         encoded = np.frombuffer(data, dtype=np.uint8)
         pixels = cv2.imdecode(encoded, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     except (ValueError, cv2.error):
@@ -36,10 +40,17 @@ def decode_rgb(data: bytes) -> Pixels:
 
 
 def _decode_with_pillow(data: bytes) -> Pixels:
+    with _opened(data) as image:
+        return np.asarray(image.convert("RGB"), dtype=np.uint8)
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[Image.Image]:
+    """The image with only its header read, of a size that may be decoded; Pillow's errors become DecodeError."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             _refuse_bombs(image.height, image.width)
-            return np.asarray(image.convert("RGB"), dtype=np.uint8)
+            yield image
     except UnidentifiedImageError as error:  # its own message holds an address in memory
         raise DecodeError(f"{len(data)} bytes are no image of a known format") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

@@ -11,7 +11,7 @@ from pipeline.data.augment import EvaluationTransform, evaluation_view
 from pipeline.data.batches import Batch, Share, label_matrix, most_labels
 from pipeline.data.decode import DecodeError, Pixels, decode_rgb
 from shards.dataset import Dataset
-from shards.errors import UserError
+from shards.errors import UserError, WillNotSucceedError
 from shards.order import BlockPart
 from shards.read import RawSample, checked_sample, read_part
 
@@ -46,7 +46,7 @@ def evaluation_batches(
             images = np.zeros((batch_size, image_size, image_size, 3), dtype=np.uint8)
             samples = [sample for part in _parts(dataset, ids) for sample in _read_checked(dataset, part)]
             views = [images[entry] for entry in range(len(samples))]
-            list(pool.map(lambda sample, view: _evaluate_one(sample, transform, view), samples, views))
+            list(pool.map(lambda sample, view: _evaluate_one(sample, transform, view, url=dataset.url), samples, views))
             labels = torch.full((batch_size, most_labels(samples)), -1, dtype=torch.int64)
             if samples:
                 labels[: len(samples)] = label_matrix(samples)
@@ -54,15 +54,20 @@ def evaluation_batches(
             yield batch, torch.arange(batch_size) < len(samples)
 
 
-def _evaluate_one(sample: RawSample, transform: EvaluationTransform, view: Pixels) -> None:
+def _evaluate_one(sample: RawSample, transform: EvaluationTransform, view: Pixels, *, url: str) -> None:
     if sample.data is None:
-        raise UserError(
-            f"sample {sample.sample_id} ({sample.source}): {sample.fault}; an evaluation needs every sample"
-        )
+        raise _damaged(sample, sample.fault, url=url)
     try:
         evaluation_view(decode_rgb(sample.data), transform, out=view)
     except DecodeError as error:
-        raise UserError(f"sample {sample.sample_id} ({sample.source}) can not be decoded: {error}") from error
+        raise _damaged(sample, f"decode: {error}", url=url) from error
+
+
+def _damaged(sample: RawSample, reason: str, *, url: str) -> WillNotSucceedError:
+    where = f"{url}: sample {sample.sample_id} ({sample.source})"
+    return WillNotSucceedError(
+        f"{where}: {reason}; an evaluation needs every sample; run: patchline verify {url} --deep"
+    )
 
 
 def _parts(dataset: Dataset, ids: NDArray[np.int64]) -> Iterator[BlockPart]:

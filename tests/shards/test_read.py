@@ -1,5 +1,6 @@
 """Planned reads give exactly the bytes of the order's samples, each window once, and say which bytes are wrong."""
 
+import re
 import shutil
 import tarfile
 import threading
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from shards.dataset import Dataset, open_dataset
+from shards.errors import WillNotSucceedError
 from shards.order import BlockPart, SampleOrder
 from shards.read import RawBatch, SampleReader, checked_sample, locate_row, read_part, read_sample
 from shards.store import LocalStore, open_store
@@ -206,6 +208,31 @@ def test_a_part_of_a_block_is_one_range(packed: Path, first: int, count: int) ->
     part = BlockPart(block=-1, first_sample_id=first, num_samples=count)
     assert read_part(dataset, part) == bytes_in_tars(packed)[first : first + count]
     assert len(store.seen) == 1
+
+
+@pytest.mark.parametrize("cut", [pytest.param(0, id="missing"), pytest.param(700, id="cut off")])
+@pytest.mark.parametrize("scheme", ["folder", "s3"])
+def test_a_tar_without_its_bytes_ends_the_run(
+    packed: Path, tmp_path: Path, request: pytest.FixtureRequest, scheme: str, cut: int
+) -> None:
+    store = open_store(str(tmp_path / "data"))
+    if scheme == "s3":
+        store = open_store(f"s3://{request.getfixturevalue('s3_bucket')}/data")
+    for path in packed.rglob("*"):
+        if path.is_file():
+            store.write(str(path.relative_to(packed)), path.read_bytes())
+    dataset = open_dataset(store.url)
+    tar = dataset.shard_path(1)
+    body = store.read(tar)
+    store.delete(tar)
+    if cut:
+        store.write(tar, body[:cut])
+    order = order_of(dataset)
+    expected = f"{store.url}/{tar}: .*run: patchline verify {store.url}"
+    with pytest.raises(WillNotSucceedError, match=expected):
+        read_steps(dataset, order, range(8), batch=4)
+    with pytest.raises(WillNotSucceedError, match=re.escape(tar)):
+        read_sample(dataset, 7)  # the last of shard 1
 
 
 def test_every_sample_has_its_row(packed: Path) -> None:

@@ -212,11 +212,12 @@ def test_the_data_state_changes_with_what_changes_the_batches(packed: Path) -> N
     others = [
         data_state(dataset, CONFIG, seed=4, global_batch=BATCH),
         data_state(dataset, CONFIG, seed=3, global_batch=24),
-        data_state(dataset, DataConfig(lanes=2, window_blocks=2), seed=3, global_batch=BATCH),
-        data_state(dataset, DataConfig(lanes=4, window_blocks=1), seed=3, global_batch=BATCH),
+        data_state(dataset, replace(CONFIG, lanes=2), seed=3, global_batch=BATCH),
+        data_state(dataset, replace(CONFIG, window_blocks=1), seed=3, global_batch=BATCH),
+        data_state(dataset, replace(CONFIG, augment=AugmentConfig(min_area=0.4)), seed=3, global_batch=BATCH),
     ]
     assert all(other != state for other in others)
-    assert data_state(dataset, DataConfig(lanes=4, window_blocks=2), seed=3, global_batch=BATCH) == state
+    assert data_state(dataset, replace(CONFIG, num_threads=1, steps_ahead=1), seed=3, global_batch=BATCH) == state
 
 
 def test_labels_are_padded_with_minus_one() -> None:
