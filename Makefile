@@ -1,5 +1,5 @@
 # Everything here sets up what it needs, in the checkout's own .venv, with no root and nothing to install by hand
-# but Python 3.11 or 3.12 and a C++ compiler. Settings of a site, for example: make setup TORCH='torch==2.13.0 ...'
+# but Python 3.11 or 3.12. Settings of a site, for example: make setup TORCH='torch==2.13.0 ...'
 
 # The Python that makes .venv: the first of these names that runs and is of a right version, unless you give one.
 IS_RIGHT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
@@ -15,9 +15,6 @@ VENV := $(CURDIR)/.venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh) .ci/run
 
-# DeepSpeed calls ninja by its name to compile its operator.
-RUN := PATH="$(VENV)/bin:$$PATH"
-
 .PHONY: help setup demo test lint soak clean
 .DELETE_ON_ERROR:
 
@@ -28,10 +25,10 @@ setup: .venv/.all ## Make .venv with all that demo, test and lint need
 	@echo ".venv is ready"
 
 demo: .venv/.demo ## The whole pipeline on real handwritten digits, at most 5 minutes on 2 cores
-	$(RUN) $(VENV)/bin/patchline demo
+	$(VENV)/bin/patchline demo
 
 test: .venv/.all ## All tests; those of components that are not installed are skipped with the reason
-	$(RUN) $(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest $(ARGS)
 
 lint: .venv/.all ## Style, types and shell scripts
 	$(VENV)/bin/ruff check .
@@ -41,7 +38,7 @@ lint: .venv/.all ## Style, types and shell scripts
 	shellcheck $(SHELL_FILES)
 
 soak: .venv/.all ## A campaign of kills: every continued run must end like the unbroken one
-	$(RUN) $(VENV)/bin/python -m tests.soak.kills
+	$(VENV)/bin/python -m tests.soak.kills
 
 clean: ## Remove .venv, caches and the demo's folder
 	rm -rf .venv demo-run build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -53,8 +50,6 @@ clean: ## Remove .venv, caches and the demo's folder
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or 3.12 is needed, and none is on the PATH (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
 	@$(PYTHON) -c '$(IS_RIGHT)' || { echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 or 3.12 is needed (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) has no venv module (Debian: apt-get install python3-venv)"; exit 1; }
-	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || echo "warning: $(PYTHON) has no headers (Debian: apt-get install python3-dev); an operator that DeepSpeed compiles at its first use would fail"
-	@command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || echo "warning: no C++ compiler (Debian: apt-get install g++); an operator that DeepSpeed compiles at its first use would fail"
 	$(PYTHON) -m venv $(VENV)
 	@nvidia-smi --list-gpus 2>/dev/null || echo "no NVIDIA GPU answers here: training will run on the CPU"
 	$(PIP) --constraint constraints.txt $(TORCH)

@@ -1,10 +1,10 @@
 """Planned reads: the bytes of a rank's batches, as large range reads of whole windows, one window ahead.
 
 A window (W blocks of one lane) is fetched once and dropped when its lane has moved on, so there is no cache to size or
-to evict. Held are the windows that a batch touches and the one after each: 2 a lane as a rule, 3 where a batch goes from
-one window to the next, more where a lane's share of the batch is larger than a window. The first batches after a start
-read single samples by their offset while the windows are still on their way, so the time to the first batch does not
-grow with the window.
+to evict. Held are the windows that a batch touches and the one after each: 2 a lane as a rule, 3 where a batch goes
+from one window to the next, more where a lane's share of the batch is larger than a window. The first batches after a
+start read single samples by their offset while the windows are still on their way, so the time to the first batch does
+not grow with the window.
 """
 
 import zlib

@@ -9,7 +9,8 @@ from shards.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Linear warm-up to `learning_rate`, then a decay to `final_learning_rate` at the last step."""
+    """Linear warm-up to `learning_rate`, then a decay that would reach `final_learning_rate` at step num_steps: the
+    last update, step num_steps - 1, is one step short of it."""
 
     learning_rate: float = 1e-3
     decay: Literal["linear", "cosine", "constant"] = "cosine"

@@ -23,6 +23,9 @@ CONSTANT = ScheduleConfig(learning_rate=0.01, decay="constant", warmup_steps=4)
         pytest.param(LINEAR, 312_000, 10_000, 1e-3, id="the peak right after the warm-up"),
         pytest.param(LINEAR, 312_000, 161_000, (1e-3 + 1e-5) / 2, id="linear: half-way is the mean"),
         pytest.param(LINEAR, 312_000, 312_000, 1e-5, id="linear: the end"),
+        pytest.param(
+            LINEAR, 312_000, 311_999, 1e-5 + (1e-3 - 1e-5) / 302_000, id="linear: the last update is one step short"
+        ),
         pytest.param(COSINE, 20_000, 0, 0.0, id="cosine: 0 at step 0"),
         pytest.param(COSINE, 20_000, 500, 0.03, id="cosine: peak"),
         pytest.param(COSINE, 20_000, 500 + 19_500 // 2, 0.015, id="cosine: half-way is half"),
