@@ -210,9 +210,12 @@ class Loop:
 def describe(job: TrainingJob, world: World) -> dict[str, Any]:
     """What a checkpoint records: what must stay, the topology (bitwise equality needs the same), the job's hash."""
     topology = {"num_ranks": world.num_ranks, "num_threads": world.num_threads, "device": world.device.type}
-    engine = {
-        "zero_stage": job.engine.zero_stage,
-        "precision": job.engine.precision,
-        "micro_batch": job.micro_batch,
-    }
-    return {"model": asdict(job.model), "topology": topology, "engine": engine}
+    engine = {"zero_stage": job.engine.zero_stage, "precision": job.engine.precision, "micro_batch": job.micro_batch}
+    kept = {"model": asdict(job.model), "loss": job.loss, "optimizer": job.optimizer.name}
+    return kept | {"topology": topology, "engine": engine, "job_sha256": fingerprint(job)}
+
+
+def fingerprint(job: TrainingJob) -> str:
+    """sha256 of everything that the job says but where it runs."""
+    fields = {name: value for name, value in asdict(job).items() if name not in ("run_dir", "device")}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
