@@ -1,5 +1,7 @@
 """The training loop: read, forward and backward, agree, update, write down, save."""
 
+import hashlib
+import json
 import logging
 import math
 import time
