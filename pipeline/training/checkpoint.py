@@ -26,6 +26,7 @@ from pipeline.training.manifest import (
     attempt_from_json,
     attempt_to_json,
     id_from_path,
+    is_checkpoint_file,
     manifest_from_json,
     manifest_to_json,
     next_token,
@@ -171,7 +172,7 @@ class Checkpoints:
             standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
             kept = {place.folder for place in standing[: config.keep_newest]}
             kept |= {p.folder for p in standing if config.keep_every and p.step % config.keep_every == 0}
-            files = [path for path in self.store.list() if path.startswith("step-")]
+            files = [path for path in self.store.list() if is_checkpoint_file(path)]
             unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
             # Manifests first: from then on a checkpoint does not exist, whatever of its files is still there.
             for path in sorted(unwanted, key=lambda path: not path.endswith(MANIFEST_NAME)):

@@ -120,6 +120,12 @@ def id_from_path(path: str) -> CheckpointId | None:
     return CheckpointId(step=int(step), attempt=attempt) if step.isdigit() else None
 
 
+def is_checkpoint_file(path: str) -> bool:
+    """True for a file of a checkpoint, committed or not: step-N/attempt-TOKEN/NAME."""
+    parts = path.split("/")
+    return len(parts) == 3 and parts[0].startswith("step-") and parts[1].startswith("attempt-")
+
+
 def token_order(token: str) -> tuple[int, str]:
     """Sort key of an attempt's token: its number, then the nonce."""
     number, _, nonce = token.partition("-")
