@@ -47,8 +47,8 @@ def test_made_photographs_train(tmp_path: Path) -> None:
     photos, url = tmp_path / "images", str(tmp_path / "photos")
     photos.mkdir()
     for number in range(24):
-        size = {"height": 40 + 13 * (number % 5), "width": 48 + 29 * (number % 7)}
-        (photos / f"n{number:08d}_word.JPEG").write_bytes(image_bytes(number, **size))
+        data = image_bytes(number, height=40 + 13 * (number % 5), width=48 + 29 * (number % 7))
+        (photos / f"n{number:08d}_word.JPEG").write_bytes(data)
     assert pack.run(replace(flat(), out=url, source=FlatSource(root=str(photos)))) == 0
     assert open_dataset(url).label_names == tuple(f"n{number:08d}" for number in range(24))
     words = ["pretrain", "photos_smoke", "--data.url", url, "--run-dir", str(tmp_path / "run"), *FEW_STEPS]
