@@ -4,6 +4,7 @@ import http.client
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ def free_port() -> int:
 
 def _wait_until_it_answers(process: "subprocess.Popen[bytes]", port: int) -> None:
     deadline = time.monotonic() + START_SECONDS
+    pause = threading.Event()
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"moto_server ended with code {process.returncode}; install moto[server,s3]")
@@ -48,7 +50,7 @@ def _wait_until_it_answers(process: "subprocess.Popen[bytes]", port: int) -> Non
             connection.getresponse()
             return
         except OSError:
-            time.sleep(POLL_SECONDS)
+            pause.wait(POLL_SECONDS)
         finally:
             connection.close()
     raise RuntimeError(f"moto_server does not answer on port {port} after {START_SECONDS:.0f} s")
