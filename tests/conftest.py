@@ -4,12 +4,16 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import boto3
 import pytest
 
+from jobs import pack
+from jobs.recipes.pack import digits
 from tests.rigs.s3 import moto_server
+from tests.rigs.training import FinishedRuns
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
@@ -53,6 +57,20 @@ def s3_bucket(s3_endpoint: str) -> str:
     bucket = f"test-{secrets.token_hex(6)}"
     boto3.session.Session().client("s3", endpoint_url=s3_endpoint).create_bucket(Bucket=bucket)
     return bucket
+
+
+@pytest.fixture(scope="session")
+def digits_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The training split of the digits, packed into a local folder."""
+    url = str(tmp_path_factory.mktemp("packed") / "digits")
+    assert pack.run(replace(digits(), out=url)) == 0
+    return url
+
+
+@pytest.fixture(scope="session")
+def finished_runs(digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRuns:
+    """Finished tiny runs, each made when it is first asked for."""
+    return FinishedRuns(tmp_path_factory.mktemp("finished"), digits_url)
 
 
 @pytest.fixture(scope="session")

@@ -87,6 +87,9 @@ class Engine:
         warnings.filterwarnings("ignore", message=".*all_gather_into_tensor", category=FutureWarning)
         # Skips the run-time C++ build of a shared-memory collective that only inference uses.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # DeepSpeed decorates its Muon kernels with torch.compile when they are imported, and imports them whatever the
+        # optimiser: a second a rank for what is never called here.
+        deepspeed.runtime.compiler.compile = lambda: lambda function: function
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         if config.precision == "bf16":

@@ -13,7 +13,7 @@ from shards.errors import UserError
 @pytest.mark.slow
 def test_demo_ends_with_the_promised_table(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jobs.cli", "demo", "--run-dir", str(tmp_path / "demo")]
-    short = ["--steps", "60", "--finetune-steps", "20", "--least-accuracy", "0.2"]
+    short = ["--steps", "40", "--finetune-steps", "12", "--least-accuracy", "0.2"]
     done = subprocess.run([*command, *short], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     table = " ".join(done.stdout.split())

@@ -4,25 +4,16 @@ import json
 import os
 import signal
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from jobs import exit_codes, pack
-from jobs.recipes.pack import digits
+from jobs import exit_codes
 from tests.rigs.kills import Moment, attempts_at_least, run_and_kill, saving, step_at_least, wait_until
-from tests.rigs.training import STEPS, losses, pretrain_words, resumed_steps, run, start
+from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run, start
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def digits_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The training split of the digits in a local folder."""
-    url = str(tmp_path_factory.mktemp("packed") / "digits")
-    assert pack.run(replace(digits(), out=url)) == 0
-    return url
+STAGE_1 = ("--engine.zero-stage", "1")
 
 
 # Each start makes progress or not; each is killed at the next moment of this list.
@@ -40,9 +31,10 @@ TEN_MOMENTS: list[Moment] = [
 ]
 
 
-def test_ten_kills_end_at_the_unbroken_runs_losses(digits_url: str, tmp_path: Path) -> None:
-    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
-    assert run(pretrain_words(digits_url, unbroken), num_ranks=2, log_dir=tmp_path) == 0
+def test_ten_kills_end_at_the_unbroken_runs_losses(
+    digits_url: str, finished_runs: FinishedRuns, tmp_path: Path
+) -> None:
+    unbroken, killed = finished_runs.get(2, *STAGE_1), tmp_path / "killed"
     words = pretrain_words(digits_url, killed)
 
     for moment in TEN_MOMENTS:
@@ -56,9 +48,10 @@ def test_ten_kills_end_at_the_unbroken_runs_losses(digits_url: str, tmp_path: Pa
     assert weights[0] == weights[1]
 
 
-def test_when_one_rank_dies_the_other_ends_and_the_run_goes_on(digits_url: str, tmp_path: Path) -> None:
-    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
-    assert run(pretrain_words(digits_url, unbroken), num_ranks=2, log_dir=tmp_path) == 0
+def test_when_one_rank_dies_the_other_ends_and_the_run_goes_on(
+    digits_url: str, finished_runs: FinishedRuns, tmp_path: Path
+) -> None:
+    unbroken, killed = finished_runs.get(2, *STAGE_1), tmp_path / "killed"
     words = pretrain_words(digits_url, killed)
     ranks = start(words, num_ranks=2, log_dir=tmp_path)
     assert wait_until(ranks, step_at_least(6), killed)
@@ -70,7 +63,7 @@ def test_when_one_rank_dies_the_other_ends_and_the_run_goes_on(digits_url: str, 
     assert losses(killed) == losses(unbroken)
 
 
-@pytest.mark.parametrize("ask", ["USR2", "TERM", "STOP"])
+@pytest.mark.parametrize("ask", ["USR2", "STOP"])
 def test_asked_to_stop_it_saves_and_says_75(digits_url: str, tmp_path: Path, ask: str) -> None:
     run_dir = tmp_path / "run"
     words = pretrain_words(digits_url, run_dir, "--steps", "400", "--checkpoint.every-steps", "1000")
@@ -89,9 +82,8 @@ def test_asked_to_stop_it_saves_and_says_75(digits_url: str, tmp_path: Path, ask
     assert not (run_dir / "DONE").exists()
 
 
-def test_the_run_directory_says_everything_and_replays(digits_url: str, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    assert run(pretrain_words(digits_url, run_dir), num_ranks=1, log_dir=tmp_path) == 0
+def test_the_run_directory_says_everything_and_replays(finished_runs: FinishedRuns, tmp_path: Path) -> None:
+    run_dir = finished_runs.get(1, *STAGE_1)
 
     names = {path.name for path in run_dir.iterdir()}
     assert {"job.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "ledger.jsonl", "weights", "DONE"} <= names

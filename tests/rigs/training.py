@@ -12,7 +12,7 @@ STEPS = 16
 TINY = (
     *("--model.width", "32", "--model.depth", "2", "--model.mlp-width", "64", "--model.num-heads", "2"),
     *("--steps", str(STEPS), "--global-batch", "32", "--schedule.warmup-steps", "2"),
-    *("--checkpoint.every-steps", "4", "--device", "cpu"),
+    *("--checkpoint.every-steps", "4", "--checkpoint.keep-newest", "4", "--device", "cpu"),
 )
 
 
@@ -29,6 +29,24 @@ def start(words: list[str], *, num_ranks: int, log_dir: Path) -> Ranks:
 def run(words: list[str], *, num_ranks: int, log_dir: Path) -> int:
     """Runs `patchline WORDS` to its end and returns the exit code."""
     return start(words, num_ranks=num_ranks, log_dir=log_dir).wait()
+
+
+class FinishedRuns:
+    """Runs to their end that several tests look at or copy: each is made once a session. Leave them as they are."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        self._made: dict[tuple[int, tuple[str, ...]], Path] = {}
+
+    def get(self, num_ranks: int, *options: str) -> Path:
+        """The run directory of the tiny run on so many ranks with these options."""
+        key = num_ranks, options
+        if key not in self._made:
+            run_dir = self.folder / f"run-{len(self._made)}"
+            if run(pretrain_words(self.url, run_dir, *options), num_ranks=num_ranks, log_dir=self.folder) != 0:
+                raise AssertionError(f"the run on {num_ranks} ranks with {options} failed, see above")
+            self._made[key] = run_dir
+        return self._made[key]
 
 
 def losses(run_dir: Path) -> dict[int, float]:

@@ -1,20 +1,8 @@
-"""One packed digits dataset for all training tests."""
+"""Fixtures for training tests."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from jobs import pack
-from jobs.recipes.pack import digits
-
-
-@pytest.fixture(scope="session")
-def digits_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The training split of the digits in a local folder."""
-    url = str(tmp_path_factory.mktemp("packed") / "digits")
-    assert pack.run(replace(digits(), out=url)) == 0
-    return url
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pipeline.training.checkpoint import CheckpointConfig, list_committed, read_
 from pipeline.training.manifest import Manifest, manifest_from_json, standing_checkpoints
 from shards.errors import UserError
 from shards.store import open_store
-from tests.rigs.training import STEPS, losses, pretrain_words, resumed_steps, run
+from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +22,8 @@ def manifest_of(run_dir: Path, step: int) -> Manifest:
 
 
 @pytest.mark.parametrize(("stage", "num_ranks"), [(1, 2), (3, 2)])
-def test_the_fragments_are_the_whole_model(digits_url: str, tmp_path: Path, stage: int, num_ranks: int) -> None:
-    run_dir = tmp_path / "run"
-    words = pretrain_words(digits_url, run_dir, "--engine.zero-stage", str(stage))
-    assert run(words, num_ranks=num_ranks, log_dir=tmp_path) == 0
+def test_the_fragments_are_the_whole_model(finished_runs: FinishedRuns, stage: int, num_ranks: int) -> None:
+    run_dir = finished_runs.get(num_ranks, "--engine.zero-stage", str(stage))
     manifest = manifest_of(run_dir, STEPS)
     store = open_store(str(run_dir / "checkpoints"))
     weights = load_file(run_dir / "weights" / "model.safetensors")
@@ -45,6 +43,7 @@ def test_the_fragments_are_the_whole_model(digits_url: str, tmp_path: Path, stag
 def test_retention_keeps_the_newest_and_every_kth(digits_url: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = pretrain_words(digits_url, run_dir, "--checkpoint.every-steps", "2", "--checkpoint.keep-every", "6")
+    words += ["--checkpoint.keep-newest", "2"]
     assert run(words, num_ranks=1, log_dir=tmp_path) == 0
     folders = sorted(path.name for path in (run_dir / "checkpoints").glob("step-*"))
     assert folders == ["step-00000006", "step-00000012", "step-00000014", "step-00000016"]
@@ -66,7 +65,7 @@ def test_checkpoints_on_s3(digits_url: str, tmp_path: Path, s3_bucket: str) -> N
     words = pretrain_words(digits_url, run_dir, "--checkpoint.url", f"s3://{s3_bucket}/run/checkpoints")
     assert run(words, num_ranks=2, log_dir=tmp_path) == 0
     store = open_store(f"s3://{s3_bucket}/run/checkpoints")
-    assert sorted(place.step for place in list_committed(store)) == [STEPS - 4, STEPS]
+    assert sorted(place.step for place in list_committed(store)) == [4, 8, 12, STEPS]
     assert [attempt.resumed_from for attempt in read_attempts(store)] == [None]
     assert not (run_dir / "checkpoints").exists()
 
@@ -78,7 +77,7 @@ def test_checkpoints_on_s3(digits_url: str, tmp_path: Path, s3_bucket: str) -> N
 def test_a_zombies_checkpoint_is_ignored(digits_url: str, tmp_path: Path) -> None:
     """An old process that wakes up and saves after the run went on elsewhere does not become the newest."""
     run_dir = tmp_path / "run"
-    words = pretrain_words(digits_url, run_dir, "--checkpoint.keep-newest", "4")
+    words = pretrain_words(digits_url, run_dir)
     assert run([*words, "--steps", "8"], num_ranks=1, log_dir=tmp_path) == 0
     assert run(words, num_ranks=1, log_dir=tmp_path) == 0  # the second attempt resumes from step 8
     store = open_store(str(run_dir / "checkpoints"))

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from pipeline.training.run import read_done
 from tests.rigs.kills import saving, wait_until
-from tests.rigs.training import STEPS, losses, pretrain_words, resumed_steps, run, start
+from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run, start
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +37,10 @@ def continue_from(source: Path, target: Path, *, step: int) -> None:
     ],
 )
 def test_a_continued_run_equals_the_unbroken_one(
-    digits_url: str, tmp_path: Path, stage: int, num_ranks: int, more: tuple[str, ...]
+    digits_url: str, finished_runs: FinishedRuns, tmp_path: Path, stage: int, num_ranks: int, more: tuple[str, ...]
 ) -> None:
-    options = ("--engine.zero-stage", str(stage), "--checkpoint.keep-newest", "4", *more)
-    unbroken, continued = tmp_path / "unbroken", tmp_path / "continued"
-    assert run(pretrain_words(digits_url, unbroken, *options), num_ranks=num_ranks, log_dir=tmp_path) == 0
+    options = ("--engine.zero-stage", str(stage), *more)
+    unbroken, continued = finished_runs.get(num_ranks, *options), tmp_path / "continued"
     continue_from(unbroken, continued, step=STEPS // 2)
 
     assert run(pretrain_words(digits_url, continued, *options), num_ranks=num_ranks, log_dir=tmp_path) == 0
@@ -58,16 +57,15 @@ def test_a_continued_run_equals_the_unbroken_one(
     [((2, 1), (1, 3)), ((1, 3), (2, 2))],  # (ranks, ZeRO stage) before and after the continuation
 )
 def test_a_run_goes_on_with_other_ranks_and_stages(
-    digits_url: str, tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
+    digits_url: str, finished_runs: FinishedRuns, tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
 ) -> None:
     """fp32: equal to rounding, since the order of additions differs."""
-    fp32 = ("--engine.precision", "fp32", "--checkpoint.keep-newest", "4")
-    unbroken, continued = tmp_path / "unbroken", tmp_path / "continued"
-    words = pretrain_words(digits_url, unbroken, *fp32, "--engine.zero-stage", str(before[1]))
-    assert run(words, num_ranks=before[0], log_dir=tmp_path) == 0
+    fp32 = ("--engine.precision", "fp32")
+    unbroken = finished_runs.get(before[0], "--engine.zero-stage", str(before[1]), *fp32)
+    continued = tmp_path / "continued"
     continue_from(unbroken, continued, step=STEPS // 2)
 
-    words = pretrain_words(digits_url, continued, *fp32, "--engine.zero-stage", str(after[1]))
+    words = pretrain_words(digits_url, continued, "--engine.zero-stage", str(after[1]), *fp32)
     assert run(words, num_ranks=after[0], log_dir=tmp_path) == 0
 
     expected, found = losses(unbroken), losses(continued)
@@ -111,10 +109,10 @@ def test_a_marker_of_other_content_is_none(run_dir: Path, content: str) -> None:
 
 
 def test_a_torn_checkpoint_is_passed_over(
-    digits_url: str, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    digits_url: str, finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = pretrain_words(digits_url, run_dir, "--checkpoint.keep-newest", "4")
-    assert run(words, num_ranks=2, log_dir=tmp_path) == 0
+    shutil.copytree(finished_runs.get(2, "--engine.zero-stage", "1"), run_dir)
+    words = pretrain_words(digits_url, run_dir)
     expected = losses(run_dir)
     newest = next((run_dir / "checkpoints").glob(f"step-{STEPS:08d}/*/rank-00001.safetensors"))
     data = bytearray(newest.read_bytes())
