@@ -90,17 +90,13 @@ def enter(world: World) -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed would pick a GPU it sees, whatever the model's device is
     else:
         torch.cuda.set_device(world.device)
-    port = world.master_port or _free_port()
-    settings = {
-        "RANK": world.rank,
-        "WORLD_SIZE": world.num_ranks,
-        "LOCAL_RANK": world.local_rank,
-        "MASTER_PORT": port,
-    }
-    os.environ.update({name: str(value) for name, value in settings.items()}, MASTER_ADDR=world.master_address)
+    os.environ["LOCAL_RANK"] = str(world.local_rank)  # DeepSpeed insists on it
+    # Rank and size are given, not put into the environment, where a process started from here would believe them.
     dist.init_process_group(
         "nccl" if world.device.type == "cuda" else "gloo",
-        init_method="env://",
+        init_method=f"tcp://{world.master_address}:{world.master_port or _free_port()}",
+        rank=world.rank,
+        world_size=world.num_ranks,
         timeout=COLLECTIVE_TIMEOUT,
         device_id=world.device if world.device.type == "cuda" else None,
     )

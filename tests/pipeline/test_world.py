@@ -1,6 +1,8 @@
 """Who I am: a table of environments, and the refusals."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 
 import pytest
@@ -88,3 +90,17 @@ def what_enter_did(world: World) -> tuple[int, int, str, int]:
 def test_enter_joins_the_group_with_the_worlds_threads(num_ranks: int) -> None:
     assert one_world().num_threads == 1
     assert run_ranks(what_enter_did, num_ranks=num_ranks) == [(rank, num_ranks, "cpu", 1) for rank in range(num_ranks)]
+
+
+def test_entering_leaves_no_rank_for_child_processes_to_believe() -> None:
+    """A job submitted from a process that once entered a world must not think that torchrun started it."""
+    program = (
+        "import os\n"
+        "from pipeline.world import current_world, enter, leave\n"
+        "enter(current_world('cpu'))\n"
+        "leave()\n"
+        "assert not {'RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'} & set(os.environ)\n"
+    )
+    outside = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run([sys.executable, "-c", program], env=outside, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
