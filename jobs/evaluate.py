@@ -36,11 +36,12 @@ def run(job: EvaluateJob) -> int:
             raise UserError(f"{flag} is missing: give the {'weights folder' if 'w' in flag else 'dataset'} as {flag}")
     world = current_world(job.device)
     weights, dataset = open_weights(job.weights), open_dataset(job.data.url)
-    label_map(dataset, weights.labels)
+    labels = weights.labels[: weights.config.num_classes]
+    label_map(dataset, labels)
     enter(world)
     try:
         model = load_model(weights).to(world.device)
-        scores = evaluate(model, dataset, job.data, labels=weights.labels, loss=job.loss, world=world)
+        scores = evaluate(model, dataset, job.data, labels=labels, loss=job.loss, world=world)
     finally:
         leave()
     if world.is_first:

@@ -82,7 +82,7 @@ def test_flags_that_are_missing(job: EvaluateJob, message: str) -> None:
 
 def test_weights_that_know_fewer_classes_are_refused(tmp_path: Path, digits: str) -> None:
     weights = weights_that_say(tmp_path / "weights", 0, num_classes=3)
-    with pytest.raises(UserError, match=r"has 10 classes, the weights at .* know 3"):
+    with pytest.raises(UserError, match=r"has 7 classes that the model was not trained on, for example '3'"):
         run(EvaluateJob(weights=weights, data=EvaluationConfig(url=digits)))
 
 
