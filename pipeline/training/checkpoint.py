@@ -67,18 +67,17 @@ class Checkpoints:
 
     @classmethod
     def start(
-        cls, store: Store, world: World, *, run_dir: Path, accept: Callable[[Manifest], None]
+        cls, store: Store, world: World, *, run_dir: Path, accept: Callable[[Manifest | None], None]
     ) -> tuple["Checkpoints", Manifest | None]:
         """Finds the newest checkpoint that stands and verifies (None: from scratch), and registers a new attempt.
 
-        `accept` raises where the job can not continue it; only then is the attempt on record, so that a refused
+        `accept` raises where the job can not start from it; only after it is the attempt on record, so that a refused
         command does not take a run over.
         """
         reader = cls(store, world, run_dir=run_dir)
         while True:
             manifest = reader._newest_verified()
-            if manifest:
-                accept(manifest)
+            accept(manifest)
             token = next_token(read_attempts(store), nonce=secrets.token_hex(4)) if world.is_first else ""
             token = broadcast_json(token, device=world.device)
             reader.attempt = Attempt(token=token, resumed_from=manifest.id if manifest else None)

@@ -127,16 +127,21 @@ def _train(
     prepared: Prepared, world: World, signals: Signals, stack: ExitStack, *, on_start: Callable[[], None]
 ) -> Ending:
     job, run_dir, ledger = prepared.job, prepared.run_dir, Ledger(prepared.run_dir)
+
+    def accept(found: Manifest | None) -> None:
+        if found:
+            _refuse_changes(prepared, saved_job(found))
+        if world.is_first:
+            on_start()
+
     with ledger.time("startup"):
         checkpoints, manifest = Checkpoints.start(
             _checkpoint_store(job),
             world,
             run_dir=run_dir,
-            accept=lambda found: _refuse_changes(prepared, saved_job(found)),
+            accept=accept,
         )
         weights = None if manifest else starting_weights(job)
-        if world.is_first:
-            on_start()
         engine = _start_engine(prepared, world, checkpoints, manifest, weights)
         step = manifest.id.step if manifest else 0
         metrics = Metrics(run_dir, step=step) if world.is_first else None
