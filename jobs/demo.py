@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs import exit_codes
-from jobs.launch import Ranks, free_port, start_ranks
+from jobs.launch import Ranks, start_ranks
 from pipeline.training.metrics import read_metrics
+from pipeline.world import free_port
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -1,12 +1,13 @@
 """Starts the ranks of one stage on this machine, each a process of its own that can be waited for or killed."""
 
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from pipeline.world import free_port
 
 _GRACE_SECONDS = 10.0
 
@@ -60,10 +61,3 @@ def start_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str],
             with (log_dir / f"rank-{rank}.log").open("ab") as log:
                 processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=log))
     return Ranks(processes=tuple(processes))
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -1,6 +1,5 @@
 """`patchline pretrain`: trains a model on a packed dataset; the same command again continues the run."""
 
-import logging
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +9,6 @@ from pipeline.training.config import TrainingJob
 from pipeline.training.run import Ending, prepare, train
 from pipeline.world import current_world
 from shards.errors import StorageError
-
-log = logging.getLogger(__name__)
 
 
 def run(job: TrainingJob, *, stage: str = "pretrain") -> int:

@@ -94,7 +94,7 @@ def enter(world: World) -> None:
     # Rank and size are given, not put into the environment, where a process started from here would believe them.
     dist.init_process_group(
         "nccl" if world.device.type == "cuda" else "gloo",
-        init_method=f"tcp://{world.master_address}:{world.master_port or _free_port()}",
+        init_method=f"tcp://{world.master_address}:{world.master_port or free_port()}",
         rank=world.rank,
         world_size=world.num_ranks,
         timeout=COLLECTIVE_TIMEOUT,
@@ -141,7 +141,8 @@ def _device(device: Device, local_rank: int) -> torch.device:
     return torch.device("cpu")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -1,6 +1,5 @@
 """Where a run starts: its own newest checkpoint, named weights, or scratch; and what must still be the same."""
 
-import logging
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,8 +12,6 @@ from pipeline.training.engine import Engine
 from pipeline.training.manifest import Manifest
 from pipeline.training.zero_state import Fragment
 from shards.errors import UserError
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.launch import Ranks, free_port, start_ranks
+from jobs.launch import Ranks, start_ranks
+from pipeline.world import free_port
 
 
 def ranks_of(*scripts: str) -> Ranks:
