@@ -15,11 +15,11 @@ VENV := $(CURDIR)/.venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh) .ci/run
 
-.PHONY: help setup demo test lint soak clean
+.PHONY: help setup demo test lint soak bench-env clean
 .DELETE_ON_ERROR:
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.all ## Make .venv with all that demo, test and lint need
 	@echo ".venv is ready"
@@ -39,9 +39,16 @@ lint: .venv/.all ## Style, types and shell scripts
 
 soak: .venv/.all ## A campaign of kills: every continued run must end like the unbroken one
 	$(VENV)/bin/python -m tests.soak.kills
+	$(VENV)/bin/python -m tests.soak.packing
 
-clean: ## Remove .venv, caches and the demo's folder
-	rm -rf .venv demo-run build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+# The peers ask for older versions of what we use, so they have an environment of their own.
+bench-env: ## Make .venv-bench with the peers that benchmarks/ measures
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip --disable-pip-version-check install $(TORCH)
+	.venv-bench/bin/python -m pip --disable-pip-version-check install $(TORCH) --editable '.[bench]'
+
+clean: ## Remove .venv, .venv-bench, caches and the demo's folder
+	rm -rf .venv .venv-bench demo-run build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: each is renewed when the project's requirements change. torch goes first, so that pip settles its build

@@ -1,10 +1,13 @@
 """The command line: `patchline STAGE RECIPE|FILE.yaml [--any.field VALUE ...]`. Errors become exit codes here."""
 
+import errno
 import importlib
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +34,9 @@ class Stage:
 
 STAGES = {
     "pack": Stage(summary="pack images into verified WebDataset shards", second=_RECIPE),
+    "index": Stage(summary="index WebDataset tars made by others, in place", second=_URL),
     "verify": Stage(summary="check a dataset against its manifest", second=_URL),
+    "card": Stage(summary="one page that shows what is in a dataset", second=_URL),
     "pretrain": Stage(summary="pre-train; the same command again continues the run", second=_RECIPE),
     "finetune": Stage(summary="fine-tune a run's weights, usually at higher resolution", second=_RECIPE),
     "evaluate": Stage(summary="accuracy of a run's weights on a dataset", second=_RECIPE),
@@ -60,6 +65,18 @@ def main(argv: list[str]) -> int:
     except (AssertionError, TypeError, AttributeError, LookupError):
         log.exception("this is a bug in patchline; please report it with the lines below")
         return exit_codes.OUR_BUG
+    except BrokenExecutor as error:
+        message = f"a worker process was killed ({error}); was memory short?"
+        return _end(exit_codes.CRASH, f"error: {message} The same command continues; take fewer --workers")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM):
+            log.exception("the system refused; the same command continues")
+            return exit_codes.CRASH
+        where = f" at {error.filename}" if error.filename else ""
+        return _end(exit_codes.CRASH, f"error: {error.strerror}{where}; make room, and the same command continues")
+    except Exception:
+        log.exception("ended by an unexpected error; the same command continues")
+        return exit_codes.CRASH
 
 
 def _run(argv: list[str]) -> int:
@@ -72,6 +89,7 @@ def _run(argv: list[str]) -> int:
     second = STAGES[stage].second
     if second and (not rest or rest[0].startswith("-")):
         return _second_word_help(stage, asked=bool(rest) and rest[0] in ("-h", "--help"))
+    multiprocessing.set_forkserver_preload(["jobs.cli", f"jobs.{stage}"])  # workers need not load them one by one
     module = importlib.import_module(f"jobs.{stage}")
     default = _default_job(stage, module, rest[0]) if second else module.DemoJob()
     job = tyro.cli(
@@ -90,7 +108,8 @@ def _default_job(stage: str, module: ModuleType, word: str) -> Any:
     """The job that a stage's second word stands for: a recipe, a record, or a URL."""
     is_file = word.endswith((".yaml", ".yml"))
     if STAGES[stage].second == _URL:
-        return read_record(Path(word), stage=stage, kind=module.VerifyJob) if is_file else module.VerifyJob(url=word)
+        kind = getattr(module, f"{stage.capitalize()}Job")
+        return read_record(Path(word), stage=stage, kind=kind) if is_file else kind(url=word)
     recipes: dict[str, Callable[[], Any]] = importlib.import_module(f"jobs.recipes.{stage}").RECIPES
     if word in recipes:
         return recipes[word]()

@@ -4,5 +4,6 @@ DONE = 0
 FAULTS_FOUND = 1
 USER_MISTAKE = 2
 OUR_BUG = 70
+CRASH = 74  # a full disk, a lost worker: the same command continues
 CONTINUE = 75  # stopped with a committed checkpoint; sites list it as RequeueExit
 WILL_NOT_SUCCEED = 78

@@ -1,20 +1,29 @@
 """`patchline pack`: an image collection becomes shards, in four phases that can each be continued."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from jobs.record import write_record
 from shards.errors import UserError
+from shards.images.image_header import Limits
+from shards.images.perceptual import PERCEPTUAL_HASH
+from shards.images.resize import Resize
 from shards.manifest import MANIFEST_PATH, Manifest
-from shards.merge import merge, refuse_quarantine
-from shards.pack import ShardTask, pack_shard
+from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
+from shards.packing.listing import Listing, listed
+from shards.packing.merge import discard_work, merge, refuse_quarantine
+from shards.packing.pack import ShardTask, pack_shard, samples_of_shard
+from shards.packing.plan import Plan, read_plan, refuse_other_versions
+from shards.packing.planning import make_plan
+from shards.packing.scan import ScanTask, scan_slice
+from shards.packing.spec import Dedup, PackSpec
 from shards.parallel import run_tasks
-from shards.plan import PackSpec, Plan, make_plan, read_plan, refuse_other_versions
 from shards.progress import Progress
-from shards.scan import ScanTask, scan_slice, slices
-from shards.sources import DigitsSource, FlatSource, FolderSource, ParquetSource, Source
+from shards.sources.archives import ClassTarsSource, TarOfTarsSource
+from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource, Source
 from shards.store import MissingObjectError, Store, open_store
 
 log = logging.getLogger(__name__)
@@ -25,16 +34,24 @@ Phase = Literal["all", "scan", "plan", "shards", "merge"]
 class PackJob:
     """What to pack and where to. `part` I/N is the share of a job array's task in the scan and shards phases.
 
-    `max_quarantined` is the share of images that may be refused before the job stops. `run_dir`: where job.yaml goes
-    (empty: nowhere; it is not part of the dataset, whose bytes do not depend on who packed it).
+    `labels_file` has one class name a line, in the order of their ids (empty: the names that the source has, sorted).
+    `max_quarantined` is the share of images that may be refused before the job stops; duplicates do not count.
+    `run_dir`: where job.yaml goes (empty: nowhere; it is not part of the dataset, whose bytes do not depend on who
+    packed it).
     """
 
     out: str = ""
-    source: DigitsSource | FolderSource | FlatSource | ParquetSource = field(default_factory=FolderSource)
+    source: (
+        DigitsSource | FolderSource | FlatSource | ParquetSource | ManifestSource | ClassTarsSource | TarOfTarsSource
+    ) = field(default_factory=FolderSource)
     split: str = "train"
+    labels_file: str = ""
     samples_per_shard: int = 1000
     samples_per_block: int = 64
     seed: int = 0
+    limits: Limits = field(default_factory=Limits)
+    dedup: Dedup = field(default_factory=Dedup)
+    resize: Resize = field(default_factory=Resize)
     workers: int = 1
     phase: Phase = "all"
     part: str = "0/1"
@@ -65,6 +82,10 @@ class PackJob:
             samples_per_shard=self.samples_per_shard,
             samples_per_block=self.samples_per_block,
             seed=self.seed,
+            labels_file=self.labels_file,
+            limits=self.limits,
+            dedup=self.dedup,
+            resize=self.resize,
         )
 
 
@@ -77,13 +98,14 @@ def run(job: PackJob) -> int:
         write_record(Path(job.run_dir), stage="pack", job=job)
     plan = read_plan(store, spec)
     if plan is not None and _is_complete(store, plan):
-        log.info("%s is packed already: %d samples", store.url, plan.num_samples)
+        discard_work(store)  # where the command was killed just before
+        log.info("%s is packed already: %d samples; its source was not read again", store.url, plan.num_samples)
         return 0
     if job.phase in ("all", "scan") and plan is None:
-        _scan(job, spec)
+        _scan(job, spec, store)
     if job.phase in ("all", "plan"):
-        plan = plan or _planned(store, spec)
-        refuse_quarantine(plan.num_quarantined, plan, max_quarantined=job.max_quarantined, url=store.url)
+        plan = plan or _planned(job, spec, store)
+        refuse_quarantine(plan, max_quarantined=job.max_quarantined, url=store.url)
     if job.phase in ("all", "shards"):
         _shards(job, spec, _needed(plan, store))
     if job.phase in ("all", "merge"):
@@ -92,48 +114,72 @@ def run(job: PackJob) -> int:
 
 
 def source_of_split(source: Source, split: str) -> Source:
-    """The source with `split` put in: the digits' own split, `{split}` in the names of Parquet files."""
+    """The source with `split` put in: the digits' own split, `{split}` in the names of files and lists."""
     if isinstance(source, DigitsSource):
         if split not in ("train", "test"):
             raise UserError(f"--split is {split!r}; the digits have train and test")
         if source.split not in ("train", split):
             raise UserError(f"--source.split is {source.split!r} but --split is {split!r}; set --split alone")
         return replace(source, split=split)  # type: ignore[arg-type]
-    if isinstance(source, ParquetSource):
+    if isinstance(source, ParquetSource | ManifestSource):
         return replace(source, files=tuple(path.replace("{split}", split) for path in source.files))
     return source
 
 
-def _scan(job: PackJob, spec: PackSpec) -> None:
+def _scan(job: PackJob, spec: PackSpec, store: Store) -> None:
     part, num_parts = job.share
-    num_images = sum(1 for _ in spec.source.entries())
-    if not num_images:
-        raise UserError(f"no image found in {spec.source}; give a source that has some")
+    find_sets(spec.dedup.against)  # a wrong URL is to be said now, not after all images are read
+    listing = listed(store, spec.source, scan_hash=spec.scan_hash(), anew=job.phase == "all")
+    amounts, unit = listing.amounts()
+    mine = range(part, len(listing.slices), num_parts)
     tasks = (
-        ScanTask(url=job.out, source=spec.source, slice=some)
-        for some in slices(spec.source)
-        if some.number % num_parts == part
+        ScanTask(url=job.out, spec=spec, number=number, slice_sha256=listing.slices[number].sha256) for number in mine
     )
-    with Progress("scan", num_images // num_parts, unit="images") as progress:
-        for count in run_tasks(scan_slice, tasks, workers=job.workers):
+    with Progress("scan", sum(amounts[number] for number in mine), unit=unit) as progress:
+        for number in run_tasks(scan_slice, tasks, workers=job.workers):
+            progress.advance(amounts[number])
+    if spec.is_hashed:
+        _hash_evaluation_sets(job, spec)
+
+
+def _hash_evaluation_sets(job: PackJob, spec: PackSpec) -> None:
+    part, num_parts = job.share
+    every = list(hash_tasks(job.out, find_sets(spec.dedup.against), hash_name=PERCEPTUAL_HASH))
+    tasks: Iterator[HashTask] = iter(every[part::num_parts])
+    with Progress("evaluation sets", len(every[part::num_parts]), unit="shards") as progress:
+        for count in run_tasks(hash_shard, tasks, workers=job.workers):
             progress.advance(count)
 
 
-def _planned(store: Store, spec: PackSpec) -> Plan:
-    plan = make_plan(store, spec)
-    counts = (plan.num_samples, len(plan.label_names), plan.num_shards, plan.num_quarantined)
-    log.info("plan: %d images of %d classes into %d shards, %d refused", *counts)
+def _planned(job: PackJob, spec: PackSpec, store: Store) -> Plan:
+    listing: Listing = listed(store, spec.source, scan_hash=spec.scan_hash())
+    plan = make_plan(store, spec, listing, workers=job.workers)
+    counts = (plan.num_samples, len(plan.label_names), plan.num_shards)
+    log.info("plan: %d images of %d classes into %d shards", *counts)
+    left_out = (plan.num_refused, plan.num_duplicates, plan.num_relabelled, plan.num_evaluation)
+    if any(left_out):
+        message = "left out: %d refused, %d duplicates (%d of them with other labels), %d of evaluation sets"
+        log.info(message, *left_out)
     return plan
 
 
 def _shards(job: PackJob, spec: PackSpec, plan: Plan) -> None:
-    refuse_other_versions(plan, spec.source)
+    refuse_other_versions(plan, spec)
     part, num_parts = job.share
+    mine = range(part, plan.num_shards, num_parts)
     tasks = (
-        ShardTask(url=job.out, plan=plan, source=spec.source, shard=shard, max_quarantined=job.max_quarantined)
-        for shard in range(part, plan.num_shards, num_parts)
+        ShardTask(
+            url=job.out,
+            plan_hash=plan.hash,
+            spec=spec,
+            shard=shard,
+            samples_sha256=plan.files[samples_of_shard(shard, spec)],
+            max_quarantined=job.max_quarantined,
+        )
+        for shard in mine
     )
-    with Progress("shards", plan.num_samples // num_parts, unit="images") as progress:
+    most = min(plan.num_samples, len(mine) * spec.samples_per_shard)
+    with Progress("shards", most, unit="images") as progress:
         for count in run_tasks(pack_shard, tasks, workers=job.workers):
             progress.advance(count)
 

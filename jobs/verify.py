@@ -5,18 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.record import write_record
+from shards.checking.verify import verify_dataset
 from shards.errors import UserError
-from shards.verify import verify_dataset
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyJob:
-    """The dataset at `url`. `deep` decodes every image as well. `run_dir`: where job.yaml goes (empty: nowhere)."""
+    """The dataset at `url`, checked by `workers` processes. `deep` decodes every image as well.
+
+    `run_dir`: where job.yaml goes (empty: nowhere).
+    """
 
     url: str = ""
     deep: bool = False
+    workers: int = 1
     run_dir: str = ""
 
 
@@ -24,9 +28,11 @@ def run(job: VerifyJob) -> int:
     """0 where nothing is wrong, 1 with the faults listed."""
     if not job.url:
         raise UserError("the dataset's URL is missing; give a folder or s3://bucket/prefix")
+    if job.workers < 1:
+        raise UserError(f"--workers is {job.workers}; allowed are 1 and more")
     if job.run_dir:
         write_record(Path(job.run_dir), stage="verify", job=job)
-    faults = verify_dataset(job.url, deep=job.deep)
+    faults = verify_dataset(job.url, deep=job.deep, workers=job.workers)
     for fault in faults:
         log.error("%s: %s", fault.where, fault.what)
     if faults:

@@ -28,6 +28,7 @@ class Dataset:
     def __init__(self, store: Store, manifest: Manifest, *, fingerprint: str) -> None:
         self.store, self.manifest, self.fingerprint = store, manifest, fingerprint
         self.url = store.url
+        self.shard_store = open_store(manifest.shards_url) if manifest.shards_url else store
         self.num_samples = manifest.num_samples
         self.num_classes = manifest.num_classes
         self.first_sample_ids: NDArray[np.int64] = np.array(
@@ -52,7 +53,7 @@ class Dataset:
         return tuple(read_table(self.checked_file(LABELS_PATH)).column("name").to_pylist())
 
     def shard_path(self, shard: int) -> str:
-        """The tar's path below the store."""
+        """The tar's path below `shard_store`."""
         return self.manifest.shards[shard].path
 
     def shard_rows(self, shard: int) -> ShardRows:

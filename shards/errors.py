@@ -12,3 +12,7 @@ class StorageError(UserError):
 
 class WillNotSucceedError(Exception):
     """Trying again with the same input gives the same end (exit code 78): non-finite loss, no progress."""
+
+
+class ImageRefusedError(Exception):
+    """These bytes can not go into a shard. The message is the reason that the quarantine list shows."""

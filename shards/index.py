@@ -23,6 +23,8 @@ INDEX_SCHEMA = pa.schema(
         ("labels", pa.list_(pa.int32())),
         ("crc32", pa.uint32()),
         ("source", pa.string()),
+        ("weights", pa.list_(pa.float32())),  # one a label, or none
+        ("orientation", pa.int8()),  # as in EXIF: 1 to 8, 1 is upright; height and width are before it is applied
     ]
 )
 BLOCKS_SCHEMA = pa.schema(
@@ -36,7 +38,15 @@ BLOCKS_SCHEMA = pa.schema(
 )
 LABELS_SCHEMA = pa.schema([("label", pa.int32()), ("name", pa.string()), ("num_samples", pa.int64())])
 QUARANTINE_SCHEMA = pa.schema(
-    [("position", pa.int64()), ("source", pa.string()), ("phase", pa.string()), ("reason", pa.string())]
+    [
+        ("position", pa.int64()),
+        ("source", pa.string()),
+        ("phase", pa.string()),  # scan, plan or shards
+        ("kind", pa.string()),  # refused, duplicate or evaluation
+        ("reason", pa.string()),
+        ("match", pa.string()),  # the image that it is a copy of
+        ("distance", pa.int32()),  # from that image, in bits of the perceptual hash
+    ]
 )
 _COMMIT_KEY = b"patchline"
 
@@ -77,6 +87,8 @@ class IndexRow:
     labels: tuple[int, ...]
     crc32: int
     source: str
+    weights: tuple[float, ...] = ()
+    orientation: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +105,7 @@ class ShardRows:
     key: list[str]
     ext: list[str]
     source: list[str]
+    orientation: NDArray[np.int8]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +122,7 @@ class BlockTable:
 def table_bytes(table: pa.Table, *, row_group_size: int | None = None) -> bytes:
     """`table` as one Parquet file."""
     file = io.BytesIO()
-    pq.write_table(table, file, compression="zstd", row_group_size=row_group_size)
+    pq.write_table(table, file, compression="zstd", row_group_size=row_group_size, write_page_checksum=True)
     return file.getvalue()
 
 
@@ -120,8 +133,10 @@ def read_table(data: bytes, columns: list[str] | None = None) -> pa.Table:
 
 def index_bytes(shard: int, rows: Sequence[IndexRow], commit: ShardCommit) -> bytes:
     """The index file of one shard, its commit record in the footer."""
-    records = [{"shard": shard, "row": row, **asdict(item)} for row, item in enumerate(rows)]
-    table = pa.Table.from_pylist(records, schema=INDEX_SCHEMA)
+    records = [vars(item) for item in rows]
+    columns = {name: [record[name] for record in records] for name in INDEX_SCHEMA.names[2:]}
+    numbers = {"shard": np.full(len(rows), shard), "row": np.arange(len(rows))}
+    table = pa.table({**numbers, **columns}, schema=INDEX_SCHEMA)
     footer = json.dumps(asdict(commit), sort_keys=True).encode()
     return table_bytes(table.replace_schema_metadata({_COMMIT_KEY: footer}))
 
@@ -151,6 +166,7 @@ def read_rows(data: bytes) -> ShardRows:
         key=table.column("key").to_pylist(),
         ext=table.column("ext").to_pylist(),
         source=table.column("source").to_pylist(),
+        orientation=table.column("orientation").to_numpy(),
     )
 
 

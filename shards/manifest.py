@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: weights and orientation in the index, kinds in the quarantine list
 MANIFEST_PATH = "manifest.json"
 BLOCKS_PATH = "blocks.parquet"
 LABELS_PATH = "labels.parquet"
@@ -24,7 +24,11 @@ class ShardRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a dataset is. `files` has the sha256 of every file but the shards and the manifest itself."""
+    """What a dataset is. `files` has the sha256 of every file but the shards and the manifest itself.
+
+    `shards_url` is where the shards are, empty where they are beside the manifest: tars made by others can be indexed
+    from another place. `adopted`: the tars were made by others, and have other members besides images.
+    """
 
     format_version: int
     plan_hash: str
@@ -35,6 +39,8 @@ class Manifest:
     samples_per_block: int
     shards: tuple[ShardRecord, ...]
     files: dict[str, str]
+    shards_url: str = ""
+    adopted: bool = False
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:

@@ -1,9 +1,12 @@
-"""The same function over many tasks, in this process or in a pool of fresh ones."""
+"""The same function over many tasks, in this process or in a pool of others."""
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from itertools import islice
+from itertools import chain, islice
+from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
 Task = TypeVar("Task")
@@ -12,16 +15,34 @@ Result = TypeVar("Result")
 
 def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, workers: int) -> Iterator[Result]:
     """Results as they come. Tasks are drawn only as workers get free, so they may be many and large."""
-    if workers == 1:
-        yield from map(function, tasks)
+    left = iter(tasks)
+    first = list(islice(left, 2))
+    if workers == 1 or len(first) < 2:
+        yield from map(function, chain(first, left))
         return
-    # Fresh processes: a fork would carry S3 connections and locks of other threads along.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context)
+    # Workers are forked from a process that has done nothing but load the modules which jobs/cli.py names: a fork of
+    # this one would carry S3 connections and locks of other threads along.
+    context = multiprocessing.get_context("forkserver")
+    environment = dict(os.environ)  # that process keeps the one it was started with
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(environment,))
     try:
-        yield from _in_pool(pool, function, iter(tasks), window=2 * workers)
+        yield from _in_pool(pool, function, chain(first, left), window=2 * workers)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(environment: dict[str, str]) -> None:
+    """A worker whose parent was killed would wait for tasks for ever: it ends with it."""
+    os.environ.clear()
+    os.environ.update(environment)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
+
+
+def _exit_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _in_pool(

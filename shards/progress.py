@@ -17,8 +17,8 @@ LINE_INTERVAL_SECONDS = 30.0
 class Progress:
     """Counts finished units of one piece of work, e.g. `Progress("scan", 1797, unit="images")`.
 
-    Use as a context manager. `start` is where the count begins (a continued run). `note` is shown behind the rate.
-    `bar` False writes lines on a terminal too: for work inside work that has a bar already.
+    Use as a context manager. `total` 0: nobody knows yet. `start` is where the count begins (a continued run). `note`
+    is shown behind the rate. `bar` False writes lines on a terminal too: for work inside work that has a bar already.
     """
 
     def __init__(self, what: str, total: int, *, unit: str, start: int = 0, bar: bool = True) -> None:
@@ -26,7 +26,9 @@ class Progress:
         self.start, self.done, self.note = start, start, ""
         self._began = self._last_line = time.monotonic()
         self._bar = _terminal_bar(unit) if bar and sys.stderr.isatty() else None
-        self._task = None if self._bar is None else self._bar.add_task(what, total=total, completed=start, rate="")
+        self._task = (
+            None if self._bar is None else self._bar.add_task(what, total=total or None, completed=start, rate="")
+        )
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -57,6 +59,8 @@ class Progress:
 
     def line(self) -> str:
         """What a log shows: count, share, rate, time left."""
+        if not self.total:
+            return f"{self.what}: {self.done:,} {self.unit}, {self.rate():,.1f} {self.unit}/s {self.note}".rstrip()
         share = 100.0 * self.done / max(self.total, 1)
         left = (self.total - self.done) / max(self.rate(), 1e-9)
         text = (

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
-from shards.objects import MissingObjectError
 from shards.order import BlockPart, SampleOrder, WindowId
+from shards.storage.objects import MissingObjectError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,9 @@ class RawSample:
     sample_id: int
     data: bytes | None
     fault: str
-    height: int  # pixels, from the index
+    height: int  # pixels as stored, from the index
     width: int
+    orientation: int  # as in EXIF, from the index: 1 to 8, 1 is upright
     labels: tuple[int, ...]
     source: str
 
@@ -59,7 +60,7 @@ def read_part(dataset: Dataset, part: BlockPart) -> list[bytes]:
     begin, end = int(rows.offset[row]), int(rows.offset[last] + rows.size[last])
     path = dataset.shard_path(shard)
     try:
-        body = memoryview(dataset.store.read_range(path, begin, end))
+        body = memoryview(dataset.shard_store.read_range(path, begin, end))
     except (MissingObjectError, EOFError) as error:
         where = f"{dataset.url}/{path}: bytes {begin}..{end - 1} are not there ({error})"
         raise WillNotSucceedError(f"{where}; run: patchline verify {dataset.url}") from error
@@ -88,6 +89,7 @@ def checked_sample(dataset: Dataset, sample_id: int, data: bytes) -> RawSample:
         fault=fault,
         height=int(rows.height[row]),
         width=int(rows.width[row]),
+        orientation=int(rows.orientation[row]),
         labels=tuple(rows.labels[row]),
         source=rows.source[row],
     )

@@ -1,5 +1,6 @@
-"""Fixtures for all tests: an S3 server, the shared test data; and what is skipped without a Slurm."""
+"""Fixtures for all tests: S3 servers, the shared test data; and what is skipped without a Slurm or a Ceph."""
 
+import multiprocessing
 import os
 import secrets
 import shutil
@@ -12,22 +13,47 @@ import pytest
 
 from jobs import pack
 from jobs.recipes.pack import digits
+from shards.store import open_store
+from tests.rigs import ceph
+from tests.rigs.forks import PRELOADED
 from tests.rigs.s3 import moto_server
 from tests.rigs.training import FinishedRuns
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
+WHAT_IS = {"slurm": "Slurm", "rgw": "Ceph's RADOS Gateway"}
+PACKAGES = {"slurm": "slurm-wlm munge", "rgw": "ceph-mon ceph-mgr ceph-osd radosgw ceph-common"}
+
+
+def pytest_configure() -> None:
+    """Packing's own workers may be the first to be forked."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests marked `slurm` where it is not installed, unless PATCHLINE_REQUIRE names it."""
-    missing = [program for program in SLURM_PROGRAMS if shutil.which(program) is None]
-    if not missing or "slurm" in os.environ.get("PATCHLINE_REQUIRE", ""):
-        return
-    reason = f"Slurm is not installed: no {', '.join(missing)} on PATH (Debian: slurm-wlm munge)"
-    for item in items:
-        if item.get_closest_marker("slurm"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+    """Skip what needs programs that are not installed, unless PATCHLINE_REQUIRE (as `slurm,rgw`) names its marker."""
+    missing = {
+        "slurm": [program for program in SLURM_PROGRAMS if shutil.which(program) is None],
+        "rgw": ceph.missing_programs(),
+    }
+    required = {name.strip() for name in os.environ.get("PATCHLINE_REQUIRE", "").split(",") if name.strip()}
+    if unknown := required - missing.keys():
+        raise pytest.UsageError(f"PATCHLINE_REQUIRE names {', '.join(unknown)}; known are {', '.join(missing)}")
+    for marker, programs in missing.items():
+        if not programs or marker in required:
+            continue
+        reason = f"{WHAT_IS[marker]} is not installed: no {', '.join(programs)} on PATH (Debian: {PACKAGES[marker]})"
+        for item in items:
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _stores_of_this_test() -> Iterator[None]:
+    """A process keeps its stores, but endpoints and credentials change from test to test."""
+    open_store.cache_clear()
+    yield
+    open_store.cache_clear()
 
 
 @pytest.fixture(scope="session")
@@ -37,25 +63,62 @@ def moto_endpoint() -> Iterator[str]:
         yield endpoint
 
 
+@pytest.fixture(scope="session")
+def ceph_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ceph.Gateway]:
+    """One Ceph for all tests of a run, started by the first that asks."""
+    with ceph.ceph_gateway(tmp_path_factory.mktemp("ceph")) as gateway:
+        yield gateway
+
+
 @pytest.fixture
 def s3_endpoint(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The S3 server's endpoint, with credentials and endpoint in the environment, for child processes too."""
+    return use_s3(monkeypatch, moto_endpoint, access_key="test", secret_key="test-secret")
+
+
+@pytest.fixture
+def ceph_endpoint(ceph_gateway: ceph.Gateway, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As `s3_endpoint`, of Ceph's gateway."""
+    keys = {"access_key": ceph_gateway.access_key, "secret_key": ceph_gateway.secret_key}
+    return use_s3(monkeypatch, ceph_gateway.endpoint, **keys)
+
+
+def use_s3(monkeypatch: pytest.MonkeyPatch, endpoint: str, *, access_key: str, secret_key: str) -> str:
+    """Put all that botocore asks into the environment, and nothing else."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret_key)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-    return moto_endpoint
+    return endpoint
 
 
 @pytest.fixture
 def s3_bucket(s3_endpoint: str) -> str:
     """The name of a new, empty bucket."""
+    return new_bucket(s3_endpoint)
+
+
+@pytest.fixture
+def ceph_bucket(ceph_endpoint: str) -> str:
+    """The name of a new, empty bucket of Ceph's gateway."""
+    return new_bucket(ceph_endpoint)
+
+
+@pytest.fixture(params=["s3", pytest.param("ceph", marks=pytest.mark.rgw)])
+def any_bucket(request: pytest.FixtureRequest) -> str:
+    """A new, empty bucket of each S3 server in turn."""
+    bucket: str = request.getfixturevalue(f"{request.param}_bucket")
+    return bucket
+
+
+def new_bucket(endpoint: str) -> str:
+    """Made with the credentials of the environment."""
     bucket = f"test-{secrets.token_hex(6)}"
-    boto3.session.Session().client("s3", endpoint_url=s3_endpoint).create_bucket(Bucket=bucket)
+    boto3.session.Session().client("s3", endpoint_url=endpoint).create_bucket(Bucket=bucket)
     return bucket
 
 

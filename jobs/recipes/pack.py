@@ -1,7 +1,16 @@
 """Recipes of `patchline pack`: where images come from. Every field can be overridden on the command line."""
 
 from jobs.pack import PackJob
-from shards.sources import DigitsSource, FlatSource, FolderSource, ParquetSource
+from shards.packing.spec import Dedup
+from shards.sources.kinds import (
+    ClassTarsSource,
+    DigitsSource,
+    FlatSource,
+    FolderSource,
+    ManifestSource,
+    ParquetSource,
+    TarOfTarsSource,
+)
 
 CIFAR10_CLASSES = (
     "airplane",
@@ -20,27 +29,57 @@ CIFAR10_CLASSES = (
 def folder() -> PackJob:
     """Class folders, ImageNet style: ROOT/CLASS/*.JPEG; labels are the folders' names in sorted order.
 
-    Result: one dataset at URL. Command:
-    `patchline pack folder --source.root DIR --out URL --samples-per-shard 1000 --workers 8`
+    ROOT is a folder or s3://bucket/prefix; images may lie deeper in a class folder. Result: one dataset at URL.
+    Command: `patchline pack folder --source.root ROOT --out URL --samples-per-shard 1000 --workers 8`
     """
     return PackJob(source=FolderSource())
 
 
 def flat() -> PackJob:
-    """One folder of images whose names begin with the label: n01440764_tench.JPEG.
+    """One folder of images with the label in their names (n01440764_tench.JPEG) or in a CSV.
 
-    Result: one dataset at URL. Command: `patchline pack flat --source.root DIR --out URL`
+    ROOT is a folder or s3://bucket/prefix. Result: one dataset at URL. Commands:
+    `patchline pack flat --source.root ROOT --out URL`, and, with a CSV that has the columns file and label,
+    `patchline pack flat --source.root ROOT --source.labels-csv labels.csv --out URL`
     """
     return PackJob(source=FlatSource())
+
+
+def class_tars() -> PackJob:
+    """A folder of one tar a class, as ImageNet-21k's winter 2021 release: ROOT/n01440764.tar and 19,166 more.
+
+    ROOT is a folder or s3://bucket/prefix; nothing is unpacked. Result: one dataset at URL. Command:
+    `patchline pack class_tars --source.root ROOT --out URL --workers 8`
+    """
+    return PackJob(source=ClassTarsSource())
+
+
+def tar_of_tars() -> PackJob:
+    """One tar of class tars, as ILSVRC2012_img_train.tar, a file or s3://bucket/key; nothing is unpacked.
+
+    Result: one dataset at URL, 1,281,167 samples of 1,000 classes for ILSVRC 2012. Command:
+    `patchline pack tar_of_tars --source.path ILSVRC2012_img_train.tar --out URL --workers 8`
+    """
+    return PackJob(source=TarOfTarsSource())
 
 
 def parquet() -> PackJob:
     """Parquet files with embedded images, the layout of Hugging Face datasets (image: bytes, path; label).
 
-    Result: one dataset at URL. Command:
+    Files, folders or patterns, local or s3://. Result: one dataset at URL. Command:
     `patchline pack parquet --source.files 'DIR/train-*.parquet' --out URL`
     """
     return PackJob(source=ParquetSource())
+
+
+def manifest() -> PackJob:
+    """A CSV or Parquet file that lists images by path or URL with a label, or with several and their weights (JFT).
+
+    Columns path and label (of a CSV: LABEL or LABEL|LABEL), and weights where asked for; the options of `source` name
+    others. `--source.keep-copies` fetches no URL twice. Result: one dataset at URL. Command:
+    `patchline pack manifest --source.files images.csv --source.weights-column weights --out URL --workers 8`
+    """
+    return PackJob(source=ManifestSource())
 
 
 def digits() -> PackJob:
@@ -55,10 +94,20 @@ def digits() -> PackJob:
 def cifar10() -> PackJob:
     """CIFAR-10 (Krizhevsky 2009) from its Parquet files; {split} in the path becomes train or test.
 
-    Result: 50,000 training samples of 10 classes, or 10,000 test samples with `--split test`. Command:
+    Result: 50,000 training samples of 10 classes, or 10,000 test samples with `--split test`; none is left out, since
+    others measure on all of them. Command:
     `patchline pack cifar10 --source.files 'DIR/{split}.parquet' --split test --out URL-test`
     """
-    return PackJob(source=ParquetSource(label_names=CIFAR10_CLASSES))
+    return PackJob(source=ParquetSource(label_names=CIFAR10_CLASSES), dedup=Dedup(duplicates="keep"))
 
 
-RECIPES = {"folder": folder, "flat": flat, "parquet": parquet, "digits": digits, "cifar10": cifar10}
+RECIPES = {
+    "folder": folder,
+    "flat": flat,
+    "class_tars": class_tars,
+    "tar_of_tars": tar_of_tars,
+    "parquet": parquet,
+    "manifest": manifest,
+    "digits": digits,
+    "cifar10": cifar10,
+}

@@ -49,7 +49,7 @@ class EvaluationTransform:
 
 @dataclass(frozen=True, kw_only=True)
 class Crop:
-    """A rectangle in the original image, in pixels, and whether to mirror it."""
+    """A rectangle in the upright image, in pixels, and whether to mirror it."""
 
     top: int
     left: int

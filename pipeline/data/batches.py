@@ -176,7 +176,7 @@ class TrainBatches:
         for attempt in range(_MAX_SUBSTITUTES):
             try:
                 if sample.data is not None:
-                    return sample, decode_rgb(sample.data)
+                    return sample, decode_rgb(sample.data, orientation=sample.orientation)
                 reason = sample.fault
             except DecodeError as error:
                 reason = f"decode: {error}"

@@ -1,4 +1,4 @@
-"""Image bytes -> uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock)."""
+"""Image bytes -> upright uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock)."""
 
 import io
 from collections.abc import Iterator
@@ -10,8 +10,19 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-DECODER_VERSION = 1  # part of a run's data state: other pixels are another run
+DECODER_VERSION = 2  # part of a run's data state: other pixels are another run
 _MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs
+# By EXIF orientation: whether rows and columns are exchanged, then the steps through rows and through columns.
+_TURNS = {
+    1: (False, 1, 1),
+    2: (False, 1, -1),
+    3: (False, -1, -1),
+    4: (False, -1, 1),
+    5: (True, 1, 1),
+    6: (True, 1, -1),
+    7: (True, -1, -1),
+    8: (True, -1, 1),
+}
 
 Pixels = NDArray[np.uint8]
 
@@ -20,8 +31,20 @@ class DecodeError(Exception):
     """The bytes are no image that can be decoded."""
 
 
-def decode_rgb(data: bytes) -> Pixels:
-    """uint8[height, width, 3]. Greyscale and CMYK become RGB. Raises DecodeError."""
+def decode_rgb(data: bytes, *, orientation: int) -> Pixels:
+    """uint8[height, width, 3] as the image is seen. Greyscale and CMYK become RGB. Raises DecodeError.
+
+    `orientation` is the index's, 1 to 8; the tag in the bytes is not asked. A turned image is a view of its pixels as
+    stored, so that only what is cropped from it is ever copied.
+    """
+    if orientation not in _TURNS:
+        raise DecodeError(f"orientation {orientation}; allowed are 1 to 8")
+    exchange, rows, columns = _TURNS[orientation]
+    stored = _decode_as_stored(data)
+    return (stored.transpose(1, 0, 2) if exchange else stored)[::rows, ::columns]
+
+
+def _decode_as_stored(data: bytes) -> Pixels:
     cv2.setNumThreads(1)  # parallelism is over images
     try:
         if simplejpeg.is_jpeg(data):

@@ -58,7 +58,7 @@ def _evaluate_one(sample: RawSample, transform: EvaluationTransform, view: Pixel
     if sample.data is None:
         raise _damaged(sample, sample.fault, url=url)
     try:
-        evaluation_view(decode_rgb(sample.data), transform, out=view)
+        evaluation_view(decode_rgb(sample.data, orientation=sample.orientation), transform, out=view)
     except DecodeError as error:
         raise _damaged(sample, f"decode: {error}", url=url) from error
 

@@ -3,15 +3,18 @@
 Commands run as processes of their own (see tests/rigs/processes.py); one test starts the real `python -m jobs.cli`.
 """
 
+import errno
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.cli import STAGES
+from jobs import exit_codes
+from jobs.cli import STAGES, main
 from jobs.record import read_record
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights import save_weights
@@ -44,7 +47,7 @@ def assert_refused(ended: Ended, message: str) -> None:
     ("words", "message"),
     [
         pytest.param((), "usage: patchline STAGE", id="nothing"),
-        pytest.param(("pretain",), "unknown stage 'pretain'; allowed are pack, verify, pretrain", id="stage"),
+        pytest.param(("pretain",), "unknown stage 'pretain'; allowed are pack, index, verify, card,", id="stage"),
         pytest.param(("pretrain",), "usage: patchline pretrain RECIPE|FILE.yaml", id="no recipe"),
         pytest.param(
             ("pretrain", "digit"), "unknown recipe 'digit' of patchline pretrain; allowed are digits_smoke", id="recipe"
@@ -214,3 +217,30 @@ def test_the_real_program(words: list[str], code: int, said: str) -> None:
     assert ended.returncode == code
     assert said in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "No space left on device at /data/x; make room"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/data/x"),
+            "the system refused; the same command continues",
+        ),
+        (BrokenProcessPool("a child process terminated abruptly"), "a worker process was killed"),
+        (RuntimeError("odd"), "ended by an unexpected error; the same command continues"),
+    ],
+)
+def test_a_crash_is_never_taken_for_faults_that_were_found(
+    error: Exception,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("jobs.verify.verify_dataset", fail)
+    assert main(["verify", "anywhere"]) == exit_codes.CRASH
+    assert message in capsys.readouterr().err + caplog.text

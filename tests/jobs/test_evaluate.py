@@ -16,8 +16,8 @@ from pipeline.evaluation.scores import EvaluationConfig
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights import save_weights
 from shards.dataset import open_dataset
-from shards.digits import DigitsSource
 from shards.errors import UserError
+from shards.sources.digits import DigitsSource
 from tests.rigs.processes import patchline
 
 TINY: dict[str, Any] = {"name": "vit", "image_size": 32, "patch": 16, "depth": 1, "width": 8, "mlp_width": 8}

@@ -1,6 +1,7 @@
 """Packing as a whole: the same bytes however it was done, and clear ends where it cannot be done."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -8,19 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
+from jobs import index
 from jobs.pack import PackJob, run, source_of_split
+from shards.checking.verify import verify_dataset
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
+from shards.images.resize import Resize
 from shards.index import read_table
 from shards.manifest import QUARANTINE_PATH
-from shards.sources import DigitsSource, FlatSource, FolderSource, ParquetSource
+from shards.packing.spec import Dedup
+from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ParquetSource
 from shards.store import open_store
-from shards.verify import verify_dataset
-from tests.rigs.datasets import file_hashes
+from tests.rigs.datasets import file_hashes, object_hashes
 from tests.rigs.images import class_folders, image_bytes
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -40,27 +46,24 @@ def image_of(dataset: Dataset, shard: int, row: int) -> bytes:
     return dataset.store.read_range(dataset.shard_path(shard), begin, begin + int(rows.size[row]))
 
 
-def test_workers_and_parts_change_no_byte(job: PackJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["folder", "s3"])
+def test_workers_and_parts_change_no_byte(
+    job: PackJob, tmp_path: Path, where: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shards.packing.listing.SLICE_ENTRIES", 2)  # so that every part of the scan has work
+    job = replace(job, samples_per_shard=1)
     assert run(replace(job, out=str(tmp_path / "one"))) == 0
     expected = file_hashes(tmp_path / "one")
-    assert run(replace(job, out=str(tmp_path / "two"), workers=2)) == 0
-    assert file_hashes(tmp_path / "two") == expected
-    out = str(tmp_path / "parts")
-    shards = [replace(job, out=out, phase="shards", part=f"{part}/3") for part in (2, 0, 1)]
-    scans = [replace(job, out=out, phase="scan", part=f"{part}/2") for part in (1, 0)]
-    for step in (*scans, replace(job, out=out, phase="plan"), *shards, replace(job, out=out, phase="merge")):
-        assert run(step) == 0
-    assert file_hashes(tmp_path / "parts") == expected
-
-
-def test_s3_gets_the_same_bytes(job: PackJob, tmp_path: Path, s3_bucket: str) -> None:
-    url = f"s3://{s3_bucket}/data/train"
-    run(replace(job, out=str(tmp_path / "one")))
-    run(replace(job, out=url, workers=2))
-    store, local = open_store(url), open_store(str(tmp_path / "one"))
-    assert list(store.list()) == list(local.list())
-    assert all(store.read(path) == local.read(path) for path in local.list())
-    assert verify_dataset(url, deep=True) == []
+    root = str(tmp_path) if where == "folder" else f"s3://{request.getfixturevalue('s3_bucket')}"
+    assert run(replace(job, out=f"{root}/four", workers=4)) == 0
+    assert object_hashes(open_store(f"{root}/four")) == expected
+    order = random.Random(7)
+    for phase in ("scan", "plan", "shards", "merge"):
+        shares = [f"{part}/7" for part in range(7)] if phase in ("scan", "shards") else ["0/1"]
+        for share in order.sample(shares, len(shares)):
+            assert run(replace(job, out=f"{root}/parts", phase=phase, part=share)) == 0
+    assert object_hashes(open_store(f"{root}/parts")) == expected
+    assert verify_dataset(f"{root}/parts", deep=True) == []
 
 
 def test_a_second_run_changes_nothing(job: PackJob, tmp_path: Path) -> None:
@@ -80,11 +83,11 @@ def test_another_seed_is_another_order(job: PackJob, tmp_path: Path) -> None:
     assert orders[0] != orders[1]
 
 
-# 15 files are written, each synced and then its folder: 30 moments to die at.
+# 18 files are written, each synced and then its folder: 36 moments to die at.
 KILLED_SCRIPT = """
 import os, signal, sys
 from jobs.pack import PackJob, run
-from shards.sources import FolderSource
+from shards.sources.kinds import FolderSource
 
 left, real = int(sys.argv[3]), os.fsync
 def fsync_or_die(descriptor):
@@ -101,14 +104,15 @@ run(PackJob(out=sys.argv[2], source=FolderSource(root=sys.argv[1]), samples_per_
 @pytest.mark.parametrize(
     ("moment", "what"),
     [
-        (1, "the scan is a temporary file"),
-        (5, "the plan's samples are there, plan.json is a temporary file"),
-        (7, "the first tar is a temporary file"),
-        (14, "a tar is there, its index is not"),
-        (17, "two shards are committed, the third tar is a temporary file"),
-        (25, "the labels are there, the quarantine list is not"),
-        (29, "all is there but the manifest"),
-        (30, "the manifest is there"),
+        (1, "the listing is a temporary file"),
+        (5, "the source is listed, its scan is a temporary file"),
+        (11, "the plan's samples are there, plan.json is a temporary file"),
+        (13, "the first tar is a temporary file"),
+        (15, "a tar is there, its index is not"),
+        (21, "two shards are committed, the third tar is a temporary file"),
+        (33, "the labels are there, the quarantine list is not"),
+        (35, "all is there but the manifest"),
+        (36, "the manifest is there, and the work folder still"),
     ],
 )
 def test_killed_and_run_again_gives_the_same_bytes(job: PackJob, tmp_path: Path, moment: int, what: str) -> None:
@@ -119,7 +123,7 @@ def test_killed_and_run_again_gives_the_same_bytes(job: PackJob, tmp_path: Path,
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
     killed = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert (out / "manifest.json").exists() == (moment == 30)
+    assert (out / "manifest.json").exists() == (moment == 36)
     assert run(replace(job, out=str(out))) == 0
     assert file_hashes(out) == file_hashes(tmp_path / "one")
 
@@ -174,12 +178,12 @@ def test_an_image_lost_after_the_plan_is_listed(job: PackJob, tmp_path: Path) ->
         ({"out": ""}, "--out is missing"),
         ({"out": "ftp://x"}, "s3://bucket/prefix"),
         ({"source": FolderSource()}, r"--source\.root is missing"),
-        ({"source": FolderSource(root="/nowhere")}, r"--source\.root '/nowhere' cannot be listed"),
+        ({"source": FolderSource(root="/nowhere")}, r"--source\.root.*'/nowhere/?' cannot be listed"),
         ({"source": ParquetSource()}, r"--source\.files is missing"),
         ({"source": DigitsSource(), "split": "val"}, "--split is 'val'"),
         ({"source": DigitsSource(split="test")}, "set --split alone"),
         ({"workers": 0}, "--workers is 0"),
-        ({"samples_per_shard": 0}, "samples_per_shard 0"),
+        ({"samples_per_shard": 0}, "--samples-per-shard is 0"),
         ({"part": "4/4", "phase": "shards"}, "--part is '4/4'"),
         ({"part": "x", "phase": "shards"}, "--part is 'x'"),
         ({"part": "0/2"}, "--part 0/2 needs --phase"),
@@ -237,3 +241,87 @@ def test_real_parquet_with_embedded_images(test_data: Path, tmp_path: Path) -> N
             assert image_of(dataset, shard, row) == original["image"]["bytes"]
             assert rows.label[row] == original["label"]
     assert np.all(dataset.shard_rows(0).height == 32)
+
+
+def test_smaller_copies(test_data: Path, tmp_path: Path) -> None:
+    root = tmp_path / "images"
+    (root / "c").mkdir(parents=True)
+    for number, path in enumerate(sorted((test_data / "imagenet-sample").iterdir())[:20]):
+        (root / "c" / f"{number}.jpg").write_bytes(path.read_bytes())
+    Image.new("P", (300, 200)).save(root / "c" / "palette.gif")
+    Image.new("CMYK", (300, 200)).save(root / "c" / "print.jpg")
+    Image.new("L", (50, 40)).save(root / "c" / "small.png")
+    job = PackJob(source=FolderSource(root=str(root)), samples_per_shard=10)
+    run(replace(job, out=str(tmp_path / "untouched"), max_quarantined=0.1))
+    run(replace(job, out=str(tmp_path / "small"), resize=Resize(short_side=128, quality=85), workers=2))
+    untouched, small = open_dataset(str(tmp_path / "untouched")), open_dataset(str(tmp_path / "small"))
+    assert (untouched.num_samples, small.num_samples) == (22, 23)
+    [refused] = read_table(untouched.store.read(QUARANTINE_PATH)).to_pylist()
+    assert (refused["source"], refused["kind"]) == ("c/palette.gif", "refused")
+    assert "--resize" in refused["reason"]
+    assert verify_dataset(str(tmp_path / "small"), deep=True) == []
+    for shard in range(3):
+        rows = small.shard_rows(shard)
+        for row, source in enumerate(rows.source):
+            if source == "c/small.png":
+                assert image_of(small, shard, row) == (root / source).read_bytes()
+            else:
+                assert (min(rows.height[row], rows.width[row]), rows.ext[row]) == (128, "jpg")
+
+
+def test_parquet_is_read_by_the_scan_alone(tmp_path: Path) -> None:
+    """Row groups are read once by the scan; packing reads the copies, and the work folder is gone in the end."""
+    rows = [{"image": {"bytes": image_bytes(n), "path": f"{n}.jpg"}, "label": n % 3} for n in range(40)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet", row_group_size=4)
+    job = PackJob(source=ParquetSource(files=(str(tmp_path / "train.parquet"),)), samples_per_shard=7)
+    for phase in ("scan", "plan"):
+        run(replace(job, out=str(tmp_path / "out"), phase=phase))
+    (tmp_path / "train.parquet").unlink()
+    for phase in ("shards", "merge"):
+        run(replace(job, out=str(tmp_path / "out"), phase=phase, workers=2))  # type: ignore[arg-type]
+    assert open_dataset(str(tmp_path / "out")).num_samples == 40
+    assert not (tmp_path / "out" / "work").exists()
+    assert verify_dataset(str(tmp_path / "out"), deep=True) == []
+
+
+def test_what_is_not_ours_stays(job: PackJob, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ours = "shards/.tmp-shard-000000.tar.0123456789abcdef"
+    others = {"work/thesis.txt": b"a", "proj/.tmp-notes": b"b", f"another/{ours}": b"c"}
+    for name, data in {**others, ours: b"d"}.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(data)
+    assert run(replace(job, out=str(out))) == 0
+    assert {name: (out / name).read_bytes() for name in others} == others
+    assert not (out / ours).exists()
+    assert run(replace(job, out=str(out))) == 0  # packed already: looks into the work folder once more
+    assert (out / "work" / "thesis.txt").exists()
+
+
+def test_shards_of_an_earlier_packing_are_removed(job: PackJob, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(replace(job, out=str(out))) == 0
+    for file in ("manifest.json", "plan/plan.json"):
+        (out / file).unlink()
+    for path in sorted((tmp_path / "images" / "c2").iterdir()):
+        path.unlink()
+    assert run(replace(job, out=str(out))) == 0
+    assert verify_dataset(str(out)) == []
+    assert run(replace(job, out=str(tmp_path / "fresh"))) == 0
+    assert file_hashes(out) == file_hashes(tmp_path / "fresh")
+
+
+def test_an_index_of_others_is_not_packed_over(job: PackJob, tmp_path: Path) -> None:
+    assert run(replace(job, out=str(tmp_path / "packed"))) == 0
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    (tars / "a.tar").write_bytes((tmp_path / "packed" / "shards" / "shard-000000.tar").read_bytes())
+    assert index.run(index.IndexJob(url=str(tars))) == 0
+    with pytest.raises(UserError, match=r"holds an index of tars made by others.*another --out"):
+        run(replace(job, out=str(tars)))
+
+
+def test_a_wrong_evaluation_set_is_told_before_images_are_read(job: PackJob, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no manifest\.json"):
+        run(replace(job, out=str(tmp_path / "out"), dedup=Dedup(against=(str(tmp_path / "none"),))))
+    assert not (tmp_path / "out").exists()

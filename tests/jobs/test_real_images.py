@@ -11,7 +11,7 @@ import pytest
 from jobs import pack
 from jobs.recipes.pack import cifar10, flat
 from shards.dataset import open_dataset
-from shards.sources import FlatSource, ParquetSource
+from shards.sources.kinds import FlatSource, ParquetSource
 from tests.rigs.images import image_bytes
 from tests.rigs.training import losses, run
 

@@ -6,7 +6,7 @@ import pytest
 
 from jobs.pack import PackJob
 from jobs.recipes.pack import CIFAR10_CLASSES, RECIPES
-from shards.sources import ParquetSource
+from shards.sources.kinds import ParquetSource
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))

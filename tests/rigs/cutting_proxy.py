@@ -1,4 +1,5 @@
-"""A proxy before an S3 server that breaks bodies off: the fault that botocore never retries."""
+"""A proxy before an S3 server that breaks bodies off (the fault that botocore never retries), holds uploads back in
+the middle, or changes a byte of them on the way."""
 
 import http.client
 import threading
@@ -13,13 +14,32 @@ from urllib.parse import urlsplit
 class CuttingProxy:
     """`cuts` has the bytes to send of each coming GET's body before the connection is closed; then all pass.
 
-    `ranges` collects the Range headers of the GETs seen ("" where there was none).
+    `ranges` collects the Range headers of the GETs seen ("" where there was none). `parts` is how many parts of
+    multipart uploads pass; those that come then wait until the proxy ends, and set `holding`. `flips` says whether a
+    bit of every upload's body is changed.
     """
 
     upstream: str
     endpoint: str = ""
     cuts: list[int] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
+    parts: int = 1 << 30
+    flips: bool = False
+    holding: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def hold(self, path: str) -> bool:
+        """Whether this upload waited until the end of the proxy, and must not be passed on."""
+        if "partNumber=" not in path:
+            return False
+        with self.lock:
+            self.parts -= 1
+            if self.parts >= 0:
+                return False
+        self.holding.set()
+        self.ended.wait()
+        return True
 
 
 @contextmanager
@@ -33,6 +53,7 @@ def cutting_proxy(upstream: str) -> Iterator[CuttingProxy]:
     try:
         yield proxy
     finally:
+        proxy.ended.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -43,18 +64,40 @@ def _handler_of(proxy: CuttingProxy) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            connection = http.client.HTTPConnection(urlsplit(proxy.upstream).netloc, timeout=30)
-            connection.request("GET", self.path, headers=dict(self.headers))
-            answer = connection.getresponse()
-            body = answer.read()
-            connection.close()
             proxy.ranges.append(self.headers.get("Range", ""))
+            self._pass_on(b"", cuts=proxy.cuts)
+
+        def do_HEAD(self) -> None:
+            self._pass_on(b"")
+
+        def do_DELETE(self) -> None:
+            self._pass_on(b"")
+
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if proxy.hold(self.path):
+                self.close_connection = True
+                return
+            self._pass_on(bytes([body[0] ^ 1]) + body[1:] if proxy.flips and body else body)
+
+        def do_POST(self) -> None:
+            self._pass_on(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+        def _pass_on(self, body: bytes, *, cuts: list[int] | None = None) -> None:
+            """Ask upstream the same, and hand on its answer, its body cut off by the first of `cuts`."""
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+            connection = http.client.HTTPConnection(urlsplit(proxy.upstream).netloc, timeout=30)
+            connection.request(self.command, self.path, body=body or None, headers=headers)
+            answer = connection.getresponse()
+            content = answer.read()
+            connection.close()
             self.send_response(answer.status)
             for name, value in answer.getheaders():
                 if name.lower() not in ("connection", "transfer-encoding", "date", "server"):
                     self.send_header(name, value)
+            self.send_header("Connection", "close")
             self.end_headers()
-            self.wfile.write(body[: proxy.cuts.pop(0)] if proxy.cuts else body)
+            self.wfile.write(content[: cuts.pop(0)] if cuts else content)
             self.close_connection = True
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so

@@ -4,7 +4,8 @@ import hashlib
 from pathlib import Path
 
 from jobs.pack import PackJob, run
-from shards.sources import FolderSource
+from shards.sources.kinds import FolderSource
+from shards.store import Store
 from tests.rigs.images import class_folders
 
 
@@ -24,3 +25,8 @@ def file_hashes(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def object_hashes(store: Store) -> dict[str, str]:
+    """sha256 of every object of a store."""
+    return {path: hashlib.sha256(store.read(path)).hexdigest() for path in store.list()}

@@ -18,6 +18,7 @@ import torch
 
 from jobs.cli import main
 from pipeline.world import World, enter, leave
+from tests.rigs.forks import PRELOADED
 from tests.rigs.s3 import free_port
 
 ANSWER_SECONDS = 120.0
@@ -71,8 +72,7 @@ def patchline(*words: str, environ: Mapping[str, str] | None = None) -> Ended:
 
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    stages = ("pack", "verify", "pretrain", "finetune", "evaluate", "demo")
-    context.set_forkserver_preload(["jobs.cli", *(f"jobs.{stage}" for stage in stages), "tests.rigs.processes"])
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 

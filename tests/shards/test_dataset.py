@@ -54,9 +54,9 @@ def test_a_bucket_without_manifest_and_no_bucket_are_told_apart(s3_bucket: str) 
 
 
 def test_another_format_version_is_refused(dataset: Dataset) -> None:
-    manifest = dataset.store.read(MANIFEST_PATH).replace(b'"format_version": 1', b'"format_version": 2')
+    manifest = dataset.store.read(MANIFEST_PATH).replace(b'"format_version": 2', b'"format_version": 1')
     dataset.store.write(MANIFEST_PATH, manifest)
-    with pytest.raises(UserError, match="format version 2, this version reads 1"):
+    with pytest.raises(UserError, match="format version 1, this version reads 2"):
         open_dataset(dataset.url)
 
 

@@ -7,7 +7,7 @@ import pytest
 from shards.manifest import Manifest, ShardRecord
 
 MANIFEST = Manifest(
-    format_version=1,
+    format_version=2,
     plan_hash="ab" * 32,
     split="train",
     num_samples=3,
@@ -34,8 +34,8 @@ def test_it_comes_back_and_equal_manifests_are_equal_bytes() -> None:
         (b"", "Expecting value"),
         (b"[]", "not a manifest"),
         (b"{}", "format version None"),
-        (b'{"format_version": 99}', "format version 99, this version reads 1"),
-        (b'{"format_version": 1}', "not a manifest"),
+        (b'{"format_version": 99}', "format version 99, this version reads 2"),
+        (b'{"format_version": 2}', "not a manifest"),
         (MANIFEST.to_bytes().replace(b'"num_samples": 3', b'"num_samples": 4'), "another number"),
     ],
 )

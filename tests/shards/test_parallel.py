@@ -1,12 +1,18 @@
 """The same results in one process and in several."""
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from shards.errors import UserError
 from shards.parallel import run_tasks
+
+WAIT_SECONDS = 60
 
 
 def square(number: int) -> tuple[int, int]:
@@ -40,3 +46,48 @@ def test_a_workers_error_ends_the_work_as_it_is(workers: int) -> None:
     with pytest.raises(UserError, match="three is not allowed"):
         list(run_tasks(refuse_three, tasks(), workers=workers))
     assert len(drawn) < 50, "tasks are drawn as workers get free"
+
+
+def setting(_: int) -> str | None:
+    """What a worker finds in its environment."""
+    return os.environ.get("PATCHLINE_TEST_SETTING")
+
+
+def test_workers_have_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("first", "second"):
+        monkeypatch.setenv("PATCHLINE_TEST_SETTING", value)
+        assert set(run_tasks(setting, range(4), workers=2)) == {value}
+
+
+def test_one_task_needs_no_other_process() -> None:
+    assert list(run_tasks(square, [3], workers=2)) == [(9, os.getpid())]
+
+
+def say_and_wait(path: Path) -> None:
+    """Write down the process, whole at once, and outlive the test."""
+    path.with_suffix(".new").write_text(str(os.getpid()))
+    path.with_suffix(".new").replace(path)
+    time.sleep(10 * WAIT_SECONDS)
+
+
+def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    script, said = tmp_path / "script.py", [tmp_path / "first", tmp_path / "second"]
+    script.write_text(
+        "import sys\nfrom pathlib import Path\n"
+        "from shards.parallel import run_tasks\nfrom tests.shards.test_parallel import say_and_wait\n"
+        "if __name__ == '__main__':\n    list(run_tasks(say_and_wait, map(Path, sys.argv[1:]), workers=2))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, str(script), *map(str, said)], env=environment)
+    wait_until(lambda: all(path.exists() for path in said))
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(Path(f"/proc/{path.read_text()}").exists() for path in said))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """AssertionError where it takes too long."""
+    end = time.monotonic() + WAIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -21,3 +21,9 @@ def test_a_log_gets_the_last_line_once(caplog: pytest.LogCaptureFixture) -> None
         for _ in range(3):
             progress.advance()
     assert [record.message.split(",")[0] for record in caplog.records] == ["pack: 3/3 shards (100 %)"]
+
+
+def test_work_of_unknown_size_tells_count_and_rate() -> None:
+    progress = Progress("list", 0, unit="entries")
+    progress.advance(1500)
+    assert progress.line().startswith("list: 1,500 entries, ")

@@ -17,6 +17,7 @@ from shards.order import BlockPart, SampleOrder
 from shards.read import RawBatch, SampleReader, checked_sample, locate_row, read_part, read_sample
 from shards.store import LocalStore, open_store
 from tests.rigs.datasets import packed_folders
+from tests.rigs.turned import NUM_TURNED, packed_twins
 
 NUM_SAMPLES = 30
 
@@ -114,6 +115,18 @@ def test_a_sample_carries_its_row_of_the_index(packed: Path) -> None:
         sample = checked_sample(dataset, sample_id, read_sample(dataset, sample_id))
         label = int(sample.source.split("/")[0].removeprefix("c"))
         assert (sample.height, sample.width, sample.labels) == (16 + 4 * label, 32, (label,))
+        assert sample.orientation == 1
+
+
+def test_a_sample_carries_its_orientation_and_its_size_as_stored(tmp_path: Path) -> None:
+    upright, turned = (open_dataset(str(url)) for url in packed_twins(tmp_path))
+    for dataset, num_orientations in ((upright, 1), (turned, 8)):
+        samples = [checked_sample(dataset, number, read_sample(dataset, number)) for number in range(NUM_TURNED)]
+        for sample in samples:
+            number = int(sample.source.split("/")[-1].removesuffix(".png"))
+            assert sample.orientation == (1 if dataset is upright else 1 + number // 2)
+            assert (sample.height, sample.width) == ((24, 40) if sample.orientation < 5 else (40, 24))
+        assert len({sample.orientation for sample in samples}) == num_orientations
 
 
 def test_the_first_batch_does_not_wait_for_its_windows(packed: Path) -> None:

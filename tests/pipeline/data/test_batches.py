@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from shards.errors import UserError, WillNotSucceedError
 from shards.index import BlockTable
 from shards.read import RawSample, locate_row
 from tests.rigs.datasets import packed_folders
+from tests.rigs.turned import packed_twins
 
 NUM_SAMPLES, BATCH, SIZE = 24, 12, 16
 CONFIG = DataConfig(lanes=4, window_blocks=2, num_threads=2, augment=AugmentConfig(min_area=0.3))
@@ -110,6 +111,17 @@ def test_epochs_and_seeds_crop_anew(packed: Path, tmp_path: Path) -> None:
     for name in ("second", "seed"):
         same = [torch.equal(pictures["first", i], pictures[name, i]) for i in range(NUM_SAMPLES)]
         assert sum(same) <= 1
+
+
+@pytest.mark.parametrize("crop", ["inception", "none"])
+def test_turned_images_train_as_they_are_seen(tmp_path: Path, crop: Literal["inception", "none"]) -> None:
+    """Of two datasets that look the same, one stored upright and one not, crops and pixels are the same."""
+    config = replace(CONFIG, augment=AugmentConfig(crop=crop))
+    twins = packed_twins(tmp_path)
+    (upright,), (turned,) = (batches(url, tmp_path / "q", steps=range(4), config=config) for url in twins)
+    for left, right in zip(turned, upright, strict=True):
+        assert_equal(left, right)
+    assert not (tmp_path / "q").exists(), "nothing was replaced"
 
 
 def damaged(packed: Path, folder: Path, sample_ids: list[int]) -> Path:
@@ -222,7 +234,7 @@ def test_the_data_state_changes_with_what_changes_the_batches(packed: Path) -> N
 
 def test_labels_are_padded_with_minus_one() -> None:
     samples = [
-        RawSample(sample_id=i, data=b"", fault="", height=1, width=1, labels=labels, source="")
+        RawSample(sample_id=i, data=b"", fault="", height=1, width=1, orientation=1, labels=labels, source="")
         for i, labels in enumerate([(4,), (1, 2, 3), ()])
     ]
     assert label_matrix(samples).tolist() == [[4, -1, -1], [1, 2, 3], [-1, -1, -1]]

@@ -4,12 +4,16 @@ import io
 import struct
 import zlib
 
+import cv2
 import numpy as np
 import pytest
+import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from pipeline.data.decode import DecodeError, decode_rgb
+from shards.images.exif import ORIENTATIONS
+from shards.images.image_header import read_header
 from tests.rigs.images import image_bytes
 
 HEIGHT, WIDTH = 30, 44
@@ -56,7 +60,7 @@ DEEP = np.linspace(0, 65535, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH).astype(np.ui
     ],
 )
 def test_images_become_rgb(data: bytes, expected: Image.Image, tolerance: int) -> None:
-    pixels = decode_rgb(data)
+    pixels = decode_rgb(data, orientation=1)
     assert pixels.dtype == np.uint8
     assert pixels.shape == (HEIGHT, WIDTH, 3)
     assert np.abs(pixels.astype(int) - np.asarray(expected).astype(int)).max() <= tolerance
@@ -67,15 +71,68 @@ def test_the_rigs_images_are_read_as_pillow_reads_them(image_format: str) -> Non
     data = image_bytes(3, image_format=image_format)
     with Image.open(io.BytesIO(data)) as image:
         expected = np.asarray(image.convert("RGB")).astype(int)
-    assert np.abs(decode_rgb(data).astype(int) - expected).max() <= (0 if image_format == "PNG" else 4)
+    assert np.abs(decode_rgb(data, orientation=1).astype(int) - expected).max() <= (0 if image_format == "PNG" else 4)
 
 
-@pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
-def test_an_orientation_tag_turns_nothing(image_format: str) -> None:
-    """The index knows heights and widths as stored; crops are drawn from those."""
+KINDS: dict[str, tuple[Image.Image, str, dict[str, object]]] = {
+    "JPEG": (RGB, "JPEG", {"quality": 95}),
+    "CMYK JPEG": (RGB.convert("CMYK"), "JPEG", {"quality": 95}),
+    "PNG": (RGB, "PNG", {}),
+    "WebP": (RGB, "WEBP", {"lossless": True}),
+}
+
+
+def tagged(kind: str, orientation: int) -> bytes:
+    """The image as stored, with an orientation tag."""
+    image, image_format, options = KINDS[kind]
     exif = Image.Exif()
-    exif[0x0112] = 6
-    assert decode_rgb(encoded(RGB, image_format, exif=exif)).shape == (HEIGHT, WIDTH, 3)
+    exif[0x0112] = orientation
+    return encoded(image, image_format, exif=exif, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_images_are_decoded_as_they_are_seen(kind: str, orientation: int) -> None:
+    data = tagged(kind, orientation)
+    with Image.open(io.BytesIO(data)) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    assert expected.shape == ((HEIGHT, WIDTH, 3) if orientation < 5 else (WIDTH, HEIGHT, 3))
+    pixels = decode_rgb(data, orientation=read_header(data).orientation)
+    assert pixels.shape == expected.shape
+    # The corners differ by far more than this: no other orientation passes.
+    assert np.abs(pixels.astype(int) - expected.astype(int)).max() <= (12 if "JPEG" in kind else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_the_index_says_how_to_turn_and_the_tag_does_not(kind: str, orientation: int) -> None:
+    np.testing.assert_array_equal(
+        decode_rgb(tagged(kind, orientation), orientation=1), decode_rgb(tagged(kind, 1), orientation=1)
+    )
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_the_stored_pixels_are_the_decoders_own(orientation: int) -> None:
+    """Orientation 1 changes not a bit of what was decoded before images were turned."""
+    jpeg, png = tagged("JPEG", orientation), tagged("PNG", orientation)
+    np.testing.assert_array_equal(decode_rgb(jpeg, orientation=1), simplejpeg.decode_jpeg(jpeg, colorspace="RGB"))
+    stored = cv2.imdecode(np.frombuffer(png, dtype=np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    assert stored is not None
+    np.testing.assert_array_equal(decode_rgb(png, orientation=1), stored[:, :, ::-1])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WebP"])
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_what_pillow_has_to_decode_is_turned_once(kind: str, orientation: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = decode_rgb(tagged(kind, orientation), orientation=orientation)
+    monkeypatch.setattr("pipeline.data.decode.cv2.imdecode", lambda *_: None)
+    np.testing.assert_array_equal(decode_rgb(tagged(kind, orientation), orientation=orientation), expected)
+
+
+@pytest.mark.parametrize("orientation", [-1, 0, 9])
+def test_an_orientation_that_is_none_is_a_decode_error(orientation: int) -> None:
+    with pytest.raises(DecodeError, match=f"orientation {orientation}; allowed are 1 to 8"):
+        decode_rgb(tagged("PNG", 1), orientation=orientation)
 
 
 def png_of_size(height: int, width: int) -> bytes:
@@ -121,7 +178,7 @@ def jpeg_of_size(height: int, width: int) -> bytes:
 )
 def test_what_is_no_whole_image_is_a_decode_error(data: bytes) -> None:
     with pytest.raises(DecodeError) as caught:
-        decode_rgb(data)
+        decode_rgb(data, orientation=1)
     assert str(caught.value)
     assert " at 0x" not in str(caught.value), "the reason goes to quarantine.jsonl: the same for the same bytes"
 
@@ -142,4 +199,4 @@ def test_a_size_above_the_bound_is_refused_before_anything_is_allocated(
 
     monkeypatch.setattr("pipeline.data.decode.cv2.imdecode", decode)
     with pytest.raises(DecodeError, match=r"pixels"):
-        decode_rgb(data)
+        decode_rgb(data, orientation=1)

@@ -14,8 +14,10 @@ from shards.dataset import open_dataset
 from shards.errors import WillNotSucceedError
 from shards.read import checked_sample, read_sample
 from tests.rigs.datasets import packed_folders
+from tests.rigs.turned import NUM_TURNED, packed_twins
 
 NUM_SAMPLES, SIZE = 15, 16
+STRAIGHT = EvaluationTransform()
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +25,15 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packed_folders(tmp_path_factory.mktemp("evaluation"), num_classes=3, images_a_class=5)
 
 
-def rank_batches(url: Path, *, batch_size: int, rank: int, ranks: int) -> list[tuple[Batch, torch.Tensor]]:
+def rank_batches(
+    url: Path, *, batch_size: int, rank: int, ranks: int, transform: EvaluationTransform = STRAIGHT
+) -> list[tuple[Batch, torch.Tensor]]:
     return list(
         evaluation_batches(
             open_dataset(str(url)),
             batch_size=batch_size,
             image_size=SIZE,
-            transform=EvaluationTransform(),
+            transform=transform,
             share=Share(global_batch=batch_size * ranks, rank=rank, num_ranks=ranks),
             threads=2,
         )
@@ -51,10 +55,27 @@ def test_every_sample_exactly_once(packed: Path, batch_size: int, ranks: int) ->
         for entry, sample_id in enumerate(batch.sample_ids.tolist()):
             sample = checked_sample(dataset, sample_id, read_sample(dataset, sample_id))
             view = np.zeros((SIZE, SIZE, 3), dtype=np.uint8)
-            evaluation_view(decode_rgb(sample.data or b""), EvaluationTransform(), out=view)
+            evaluation_view(decode_rgb(sample.data or b"", orientation=1), STRAIGHT, out=view)
             assert torch.equal(batch.images[entry], torch.from_numpy(view))
             assert batch.labels[entry].tolist() == list(sample.labels)
     assert sorted(seen) == list(range(NUM_SAMPLES))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        pytest.param(STRAIGHT, id="straight to the size"),
+        pytest.param(EvaluationTransform(mode="central_crop"), id="the centre"),
+        pytest.param(EvaluationTransform(mode="central_crop", short_side=24), id="the centre, nothing resized"),
+    ],
+)
+def test_turned_images_are_evaluated_as_they_are_seen(tmp_path: Path, transform: EvaluationTransform) -> None:
+    upright, turned = (
+        rank_batches(url, batch_size=NUM_TURNED, rank=0, ranks=1, transform=transform) for url in packed_twins(tmp_path)
+    )
+    for (left, _), (right, _) in zip(turned, upright, strict=True):
+        assert torch.equal(left.images, right.images)
+        assert torch.equal(left.labels, right.labels)
 
 
 def test_a_sample_that_can_not_be_read_is_named(tmp_path: Path) -> None:
@@ -69,7 +90,7 @@ def test_a_sample_that_can_not_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_sample_that_can_not_be_decoded_is_named(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(data: bytes) -> None:
+    def fail(data: bytes, *, orientation: int) -> None:
         raise DecodeError(f"{len(data)} bytes are no image")
 
     monkeypatch.setattr("pipeline.data.evaluation.decode_rgb", fail)

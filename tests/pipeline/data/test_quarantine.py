@@ -13,7 +13,14 @@ from shards.read import RawSample
 
 def sample(sample_id: int) -> RawSample:
     return RawSample(
-        sample_id=sample_id, data=None, fault="gone", height=8, width=8, labels=(0,), source=f"c0/{sample_id}.jpg"
+        sample_id=sample_id,
+        data=None,
+        fault="gone",
+        height=8,
+        width=8,
+        orientation=1,
+        labels=(0,),
+        source=f"c0/{sample_id}.jpg",
     )
 
 

@@ -1,0 +1,100 @@
+"""One command run and measured from outside: wall time, CPU-seconds and peak memory of all its processes."""
+
+import ctypes
+import os
+import platform
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+POLL_SECONDS = 0.1
+_SET_CHILD_SUBREAPER = 36  # of Linux' prctl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Memory is the sum of proportional set sizes, so that pages shared by processes count once."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    largest_process_bytes: int
+
+
+def run(command: Sequence[str], *, environment: dict[str, str] | None = None) -> Measured:
+    """Run a command to its end; RuntimeError with its errors where it fails. Only where no other child is running."""
+    # What a command leaves behind for a moment (the process that its workers were forked from) becomes a child of
+    # this one: with it all its CPU time is counted.
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    began, before = time.monotonic(), os.times()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    peak = _Peak(process.pid)
+    with peak:
+        output, _ = process.communicate()
+    wall = time.monotonic() - began
+    _wait_for_orphans()
+    after = os.times()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{output.decode()[-4000:]}")
+    cpu = after.children_user - before.children_user + after.children_system - before.children_system
+    return Measured(wall_seconds=wall, cpu_seconds=cpu, peak_bytes=peak.total, largest_process_bytes=peak.largest)
+
+
+def _wait_for_orphans() -> None:
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
+def machine() -> dict[str, object]:
+    """What the figures were measured on."""
+    cpus = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return {"cpu": cpus[0] if cpus else "", "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+class _Peak:
+    """Polls the memory of a process and all below it."""
+
+    def __init__(self, pid: int) -> None:
+        self.total = self.largest = 0
+        self._pid, self._done = pid, threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _poll(self) -> None:
+        while not self._done.wait(POLL_SECONDS):
+            sizes = [_pss(pid) for pid in _tree(self._pid)]
+            self.total, self.largest = max(self.total, sum(sizes)), max(self.largest, *sizes)
+
+
+def _tree(pid: int) -> list[int]:
+    found = [pid]
+    for parent in found:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            found += [int(child) for child in "".join(_lines(str(children))).split()]
+    return found
+
+
+def _pss(pid: int) -> int:
+    for line in _lines(f"/proc/{pid}/smaps_rollup"):
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

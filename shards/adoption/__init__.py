@@ -1,0 +1,1 @@
+"""Tars made by others become a dataset where they lie."""

@@ -1,0 +1,265 @@
+"""Tars made by others become a dataset where they lie: index, blocks, labels and manifest, and no tar is touched.
+
+Three rounds, each of which can be killed and run again: every tar is read once and described in the work folder; the
+record of it all is frozen as plan/plan.json; indexes, tables and, last, the manifest are written from the descriptions.
+"""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from shards.adoption.foreign_quarantine import are_mostly_integers, refuse_quarantine
+from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_rows, is_integer, read_tar
+from shards.adoption.tar_lists import ListedTar
+from shards.errors import UserError
+from shards.index import QUARANTINE_SCHEMA, IndexRow, ShardCommit, index_bytes, read_commit
+from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest, index_path, sha256_hex
+from shards.packing.merge import Merged
+from shards.packing.plan import PLAN_PATH
+from shards.parallel import run_tasks
+from shards.progress import Progress
+from shards.sources.tar_header import BLOCK_BYTES
+from shards.store import LocalStore, MissingObjectError, Store, open_store
+
+MOST_NUMBERED_CLASSES = 1_000_000
+_RECORDED = ("path", "num_bytes", "sha256", "num_fit", "num_refused")
+_DESCRIPTION = re.compile(r"work/adopted-\d{6,}\.parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adoption:
+    """Tars at `tars_url` and where their index goes; both are a folder or an S3 prefix, often the same."""
+
+    tars_url: str
+    index_url: str
+    tars: tuple[ListedTar, ...]
+    spec: AdoptSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What all tars hold. `integers_only`: samples with a label that is no integer are refused."""
+
+    facts: list[TarFacts]
+    names: tuple[str, ...]
+    integers_only: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexTask:
+    """Tar `number` becomes shard `shard`; `plan_hash` is of the record that has the label names."""
+
+    index_url: str
+    plan_hash: str
+    number: int
+    shard: int
+
+
+def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manifest:
+    """Index the tars; the manifest. UserError where a share above `max_quarantined` of the samples is refused."""
+    store = open_store(adoption.index_url)
+    if (there := _manifest_there(store, adoption)) is not None:
+        _discard_descriptions(store)  # where the command was killed just before
+        return there
+    facts = _described(adoption, workers)
+    if integers_only := adoption.spec.known_labels() is None and are_mostly_integers(facts):
+        facts = [some.of_integers() for some in facts]
+    refuse_quarantine(facts, store, max_quarantined, integers_only)
+    names = label_names({label for some in facts for label in some.labels}, adoption.spec.known_labels())
+    found = _Found(facts=facts, names=names, integers_only=integers_only)
+    record = json.dumps(_record(adoption, found), sort_keys=True, indent=1).encode() + b"\n"
+    plan_hash = sha256_hex(record)
+    store.write(PLAN_PATH, record)
+    numbers = [number for number, some in enumerate(facts) if some.num_fit]
+    tasks = (
+        IndexTask(index_url=adoption.index_url, plan_hash=plan_hash, number=number, shard=shard)
+        for shard, number in enumerate(numbers)
+    )
+    with Progress("index", len(numbers), unit="tars") as progress:
+        for _ in run_tasks(write_index, tasks, workers=workers):
+            progress.advance()
+    return _merged(adoption, store, found, plan_hash)
+
+
+def label_names(found: set[str], known: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The name of each class: those known, else the integers up to the largest, else the names found, sorted."""
+    if known is not None:
+        return known
+    if not all(is_integer(label) for label in found):
+        return tuple(sorted(found))
+    largest = max((int(label) for label in found), default=-1)
+    if largest >= MOST_NUMBERED_CLASSES:
+        message = f"the label {largest} is no number of a class; allowed are 0 to {MOST_NUMBERED_CLASSES - 1}"
+        raise UserError(f"{message}; give the names in --labels-file, or another --label-field")
+    return tuple(str(number) for number in range(largest + 1))
+
+
+def write_index(task: IndexTask) -> int:
+    """Write the index file of one shard unless it is there; the shard."""
+    store = open_store(task.index_url)
+    if not _is_indexed(store, task):
+        tars, ids, integers_only = _plan_of(task.index_url, task.plan_hash)
+        table = adopted_rows(store, task.number, integers_only=integers_only)
+        fit = table.filter(table["reason"].is_null()).drop_columns(["reason", "not_integer"])
+        rows = [_index_row(row, ids) for row in fit.to_pylist()]
+        last = rows[-1]
+        commit = ShardCommit(
+            tar_sha256=tars[task.number]["sha256"],
+            tar_bytes=tars[task.number]["num_bytes"],
+            data_end=last.offset + last.size + (-last.size) % BLOCK_BYTES,
+            plan_hash=task.plan_hash,
+        )
+        store.write(index_path(task.shard), index_bytes(task.shard, rows, commit))
+    return task.shard
+
+
+def _described(adoption: Adoption, workers: int) -> list[TarFacts]:
+    spec_hash = adoption.spec.hash()
+    tasks = (
+        TarTask(
+            tars_url=adoption.tars_url,
+            index_url=adoption.index_url,
+            spec=adoption.spec,
+            spec_hash=spec_hash,
+            number=number,
+            path=tar.path,
+            num_bytes=tar.num_bytes,
+        )
+        for number, tar in enumerate(adoption.tars)
+    )
+    facts: dict[int, TarFacts] = {}
+    num_samples = num_refused = 0
+    with Progress("read tars", sum(tar.num_bytes for tar in adoption.tars) // 1_000_000, unit="MB") as progress:
+        for number, some in run_tasks(read_tar, tasks, workers=workers):
+            facts[number] = some
+            num_samples, num_refused = num_samples + some.num_fit, num_refused + some.num_refused
+            progress.advance(some.num_bytes // 1_000_000, note=f"{num_samples} samples, {num_refused} refused")
+    return [facts[number] for number in range(len(facts))]
+
+
+def _record(adoption: Adoption, found: _Found) -> dict[str, object]:
+    tars = [{name: value for name, value in asdict(some).items() if name in _RECORDED} for some in found.facts]
+    return {
+        "format_version": FORMAT_VERSION,
+        "adopted": tars,
+        "settings": adoption.spec.settings(),
+        "label_names": found.names,
+        "integers_only": found.integers_only,
+        "num_samples": sum(some.num_fit for some in found.facts),
+        "num_quarantined": sum(some.num_refused for some in found.facts),
+    }
+
+
+def _merged(adoption: Adoption, store: Store, found: _Found, plan_hash: str) -> Manifest:
+    """The tables, and the manifest last."""
+    merged = Merged(num_classes=len(found.names), files={PLAN_PATH: plan_hash})
+    quarantine: list[pa.Table] = [QUARANTINE_SCHEMA.empty_table()]
+    position = 0
+    for number, some in enumerate(found.facts):
+        if some.num_fit:
+            index = store.read(index_path(len(merged.shards)))
+            commit = read_commit(index)
+            merged.add_shard(some.path, index, commit, samples_per_block=adoption.spec.samples_per_block)
+        if some.num_refused:
+            quarantine.append(_refused(adopted_rows(store, number, integers_only=found.integers_only), position))
+        position += some.num_fit + some.num_refused
+    _discard_indexes(store, first=len(merged.shards))
+    refused = pa.concat_tables(quarantine)
+    merged.write_tables(store, found.names, refused)
+    is_elsewhere = open_store(adoption.index_url) != open_store(adoption.tars_url)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        plan_hash=plan_hash,
+        split=adoption.spec.split,
+        num_samples=merged.num_samples,
+        num_classes=len(found.names),
+        num_quarantined=refused.num_rows,
+        samples_per_block=adoption.spec.samples_per_block,
+        shards=tuple(merged.shards),
+        files=merged.files,
+        shards_url=_lasting(adoption.tars_url) if is_elsewhere else "",
+        adopted=True,
+    )
+    if is_elsewhere:
+        store.discard_unfinished()
+    store.write(MANIFEST_PATH, manifest.to_bytes())
+    _discard_descriptions(store)
+    return manifest
+
+
+def _discard_descriptions(store: Store) -> None:
+    """Remove what the work folder holds of ours; beside the tars there may be more that is called work."""
+    for path in [path for path in store.list("work") if _DESCRIPTION.fullmatch(path)]:
+        store.delete(path)
+
+
+def _discard_indexes(store: Store, *, first: int) -> None:
+    """Remove what an interrupted command left that had more tars to index."""
+    while store.exists(index_path(first)):
+        store.delete(index_path(first))
+        first += 1
+
+
+def _refused(adopted: pa.Table, position: int) -> pa.Table:
+    """The refused samples of a tar as rows of the quarantine list."""
+    rows = enumerate(adopted.select(["source", "reason"]).to_pylist(), start=position)
+    refused = [
+        {**row, "position": place, "phase": "scan", "kind": "refused"}
+        for place, row in rows
+        if row["reason"] is not None
+    ]
+    return pa.Table.from_pylist(refused, schema=QUARANTINE_SCHEMA)
+
+
+def _manifest_there(store: Store, adoption: Adoption) -> Manifest | None:
+    """The manifest, if these very tars are indexed already; UserError where it is of anything else."""
+    try:
+        manifest = Manifest.from_bytes(store.read(MANIFEST_PATH))
+        record = json.loads(store.read(PLAN_PATH))
+    except MissingObjectError:
+        return None
+    except ValueError as error:
+        where = f"the {MANIFEST_PATH} at {store.url} is not one of patchline"
+        raise UserError(f"{where} ({error}); give --index-url to leave it alone") from error
+    if not manifest.adopted:
+        raise UserError(f"{store.url} is a dataset packed by patchline; give --index-url to index its tars once more")
+    tars = [(some["path"], some["num_bytes"]) for some in record["adopted"]]
+    is_same = tars == [(tar.path, tar.num_bytes) for tar in adoption.tars]
+    if is_same and record["settings"] == adoption.spec.settings():
+        return manifest
+    what = "with other settings" if is_same else "when there were other tars"
+    raise UserError(f"{store.url} was indexed {what}; delete its {MANIFEST_PATH} first, or give another --index-url")
+
+
+def _is_indexed(store: Store, task: IndexTask) -> bool:
+    try:
+        return read_commit(store.read(index_path(task.shard))).plan_hash == task.plan_hash
+    except (MissingObjectError, ValueError):
+        return False
+
+
+@lru_cache(maxsize=1)
+def _plan_of(index_url: str, plan_hash: str) -> tuple[list[dict[str, Any]], dict[str, int], bool]:
+    """The tars of the record, the ids of its label names, and whether all labels must be integers."""
+    data = open_store(index_url).read(PLAN_PATH)
+    if sha256_hex(data) != plan_hash:
+        raise UserError(f"{index_url}/{PLAN_PATH} changed meanwhile; run one patchline index at a time")
+    record = json.loads(data)
+    ids = {name: number for number, name in enumerate(record["label_names"])}
+    return record["adopted"], ids, record["integers_only"]
+
+
+def _index_row(row: dict[str, Any], ids: dict[str, int]) -> IndexRow:
+    labels = dict.fromkeys(ids[label] if label in ids else int(label) for label in row["labels"])
+    return IndexRow(**row | {"labels": tuple(labels)})
+
+
+def _lasting(url: str) -> str:
+    """A folder by its full path, since the index may be read from any working directory."""
+    store = open_store(url)
+    return str(Path(url).absolute()) if isinstance(store, LocalStore) else store.url

@@ -1,0 +1,158 @@
+"""Samples in tars that others made, found as webdataset finds them, so that its readers and ours see the same.
+
+The rules are those of `webdataset/tariterators.py`: a key is a path up to the first dot of the file's own name,
+neighbours with one key are one sample, what follows that dot, in small letters, tells its members apart.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+from shards.errors import ImageRefusedError, UserError
+from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member, is_hidden
+
+_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+_METADATA = re.compile(r"__[^/]*__($|/)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRules:
+    """What the members of a sample are called: the image by any of `image_keys`, the first that is there.
+
+    The label, an integer or a name, is the text of the member `label_key`, or, where `label_field` is given, that field
+    of the member `json`, which may be a list.
+    """
+
+    image_keys: tuple[str, ...] = ("jpg", "jpeg", "png", "webp")
+    label_key: str = "cls"
+    label_field: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.image_keys or not all(self.image_keys):
+            raise UserError(f"--image-keys is {' '.join(self.image_keys)!r}; give suffixes such as jpg png")
+        if not self.label_key:
+            raise UserError("--label-key is empty; give the label's suffix, e.g. cls, or --label-field")
+
+    def is_needed(self, name: str) -> bool:
+        """Whether the bytes of a member are read."""
+        suffix = (split_name(name) or ("", ""))[1].lower()
+        return suffix in self.image_keys or suffix == ("json" if self.label_field else self.label_key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One sample, or why there is none. `suffix` is the image's as it is written in the tar."""
+
+    key: str
+    name: str
+    suffix: str = ""
+    image: bytes = b""
+    offset: int = 0
+    labels: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Where webdataset's readers end: they take it for the tar's end, or fail (`is_fatal`)."""
+
+    reason: str
+    is_fatal: bool
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Key and suffix of a member's name; None where it belongs to no sample."""
+    found = _NAME.match(name)
+    return (found.group(1), found.group(2)) if found and not _METADATA.match(name) else None
+
+
+def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Sample | Fault]:
+    """The samples of a tar in its order, and its faults between them."""
+    group: _Group | None = None
+    for member in members:
+        if isinstance(member.data, DamagedTarError):
+            yield from _finished(group, rules)
+            group = None
+            yield Fault(reason=str(member.data), is_fatal=isinstance(member.data, BrokenOffTarError))
+            continue
+        split = split_name(member.name)
+        if split is None:
+            if isinstance(member.data, ImageRefusedError):
+                yield Sample(key="", name=member.name, reason=str(member.data))
+            continue
+        if group is None or group.key != split[0]:
+            yield from _finished(group, rules)
+            group = _Group(key=split[0])
+        suffix = split[1].lower()
+        if suffix in group.members:
+            reason = f"two members {member.name!r} follow each other, where webdataset fails"
+            yield Fault(reason=reason, is_fatal=True)
+        group.members[suffix] = member
+    yield from _finished(group, rules)
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """Neighbours with one key."""
+
+    key: str
+    members: dict[str, Member] = field(default_factory=dict)
+
+
+def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
+    if group is None or all(is_hidden(member.name) for member in group.members.values()):
+        return
+    image_key = next((key for key in rules.image_keys if key in group.members), "")
+    name = group.members[image_key].name if image_key else next(iter(group.members.values())).name
+    try:
+        for member in group.members.values():
+            if isinstance(member.data, ImageRefusedError):
+                raise member.data
+        if not image_key:
+            raise ImageRefusedError(f"no image: its members are {', '.join(sorted(group.members))}")
+        image = group.members[image_key]
+        yield Sample(
+            key=group.key,
+            name=name,
+            suffix=name[len(group.key) + 1 :],
+            image=cast(bytes, image.data),  # the rules ask for it
+            offset=image.offset,
+            labels=_labels(group.members, rules),
+        )
+    except ImageRefusedError as error:
+        yield Sample(key=group.key, name=name, reason=str(error))
+
+
+def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
+    wanted = "json" if rules.label_field else rules.label_key
+    member = members.get(wanted)
+    if member is None or not isinstance(member.data, bytes):
+        raise ImageRefusedError(f"no label: it has no member .{wanted}")
+    if not rules.label_field:
+        values: object = [_text(member.data, wanted).strip()]
+    else:
+        try:
+            fields = json.loads(_text(member.data, wanted))
+        except (ValueError, RecursionError) as error:
+            raise ImageRefusedError(f"no label: its .json is damaged: {error}") from error
+        values = fields.get(rules.label_field) if isinstance(fields, dict) else None
+    return _as_labels(values if isinstance(values, list) else [values])
+
+
+def _as_labels(values: list[object]) -> tuple[str, ...]:
+    for value in values:
+        if value is not None and (not isinstance(value, int | str) or isinstance(value, bool)):
+            raise ImageRefusedError(f"the label {value!r} is neither an integer nor a name")
+    labels = tuple(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+    if not labels:
+        raise ImageRefusedError("no label")
+    return labels
+
+
+def _text(data: bytes, suffix: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ImageRefusedError(f"no label: its .{suffix} is not UTF-8") from error

@@ -1,0 +1,268 @@
+"""One tar that others made, read once from its front: its sha256, and of every sample what the index will say."""
+
+import hashlib
+import json
+import zlib
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shards.adoption.foreign_samples import Fault, Sample, SampleRules, find_samples
+from shards.errors import ImageRefusedError, UserError
+from shards.images.image_header import DEFAULT_LIMITS, Limits, read_header
+from shards.index import read_table, table_bytes
+from shards.manifest import sha256_hex
+from shards.packing.label_names import read_label_names
+from shards.sources.entry import printable
+from shards.sources.tar_members import read_members
+from shards.storage.pieces import stored_pieces
+from shards.store import MissingObjectError, Store, open_store
+
+ADOPTED_SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("offset", pa.int64()),
+        ("size", pa.int64()),
+        ("ext", pa.string()),
+        ("height", pa.int32()),
+        ("width", pa.int32()),
+        ("orientation", pa.int8()),
+        ("labels", pa.list_(pa.string())),
+        ("crc32", pa.uint32()),
+        ("source", pa.string()),
+        ("reason", pa.string()),  # null: the sample is fit
+        ("not_integer", pa.string()),  # of a fit sample the first label that is no integer; null: all are
+    ]
+)
+PACKED_FORMATS = ("jpg", "png", "webp")
+_FACTS_KEY = b"patchline.adopted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdoptSpec:
+    """What decides what is adopted. `labels_file` has one class name a line, in the order of their ids."""
+
+    rules: SampleRules
+    split: str = "train"
+    samples_per_block: int = 64
+    labels_file: str = ""
+    limits: Limits = DEFAULT_LIMITS
+
+    def __post_init__(self) -> None:
+        if self.samples_per_block < 1:
+            raise UserError(f"--samples-per-block is {self.samples_per_block}; allowed are 1 and more")
+
+    def known_labels(self) -> tuple[str, ...] | None:
+        """The only classes allowed; None: any."""
+        return _label_names(self.labels_file) if self.labels_file else None
+
+    def settings(self) -> dict[str, object]:
+        """As plan.json records them, with the names instead of their file."""
+        settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
+        return settings | {"labels_file": list(self.known_labels() or ())}
+
+    def hash(self) -> str:
+        """sha256 of all that decides what is found in a tar."""
+        decides = self.settings() | {"pillow": version("pillow")}
+        return sha256_hex(json.dumps(decides, sort_keys=True).encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarTask:
+    """Tar `number` at `tars_url`, to be described in the work folder of `index_url`."""
+
+    tars_url: str
+    index_url: str
+    spec: AdoptSpec
+    spec_hash: str
+    number: int
+    path: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarFacts:
+    """What is kept of a tar in short. `labels` are all that its fit samples have.
+
+    Of the `num_labels` of all its fit samples `num_integers` are integers; `num_odd` samples have one that is none,
+    `integers` are the labels of the others.
+    """
+
+    path: str
+    num_bytes: int
+    sha256: str
+    spec_hash: str
+    num_fit: int
+    num_refused: int
+    labels: tuple[str, ...]
+    num_labels: int
+    num_integers: int
+    num_odd: int
+    integers: tuple[str, ...]
+
+    def of_integers(self) -> "TarFacts":
+        """The same once every sample is refused that has a label which is no integer."""
+        return replace(
+            self, num_fit=self.num_fit - self.num_odd, num_refused=self.num_refused + self.num_odd, labels=self.integers
+        )
+
+
+def read_tar(task: TarTask) -> tuple[int, TarFacts]:
+    """Describe the tar unless that is done; its number and facts."""
+    store = open_store(task.index_url)
+    facts = _facts_there(store, task)
+    if facts is None:
+        table, sha256 = _read(task)
+        facts = _facts(task, table, sha256)
+        footer = {_FACTS_KEY: json.dumps(asdict(facts), sort_keys=True).encode()}
+        store.write(adopted_path(task.number), table_bytes(table.replace_schema_metadata(footer)))
+    return task.number, facts
+
+
+def adopted_path(number: int) -> str:
+    """Where the description of a tar is until the index is written."""
+    return f"work/adopted-{number:06d}.parquet"
+
+
+def adopted_rows(store: Store, number: int, *, integers_only: bool = False) -> pa.Table:
+    """The description of a tar, a row a sample, refused ones included; labels that are no integers are a reason too
+    where `integers_only`. Descriptions themselves do not say so, since that depends on all tars."""
+    table = read_table(store.read(adopted_path(number)))
+    if not integers_only:
+        return table
+    reasons = [
+        reason if odd is None else f"label {odd!r} is no integer, others are"
+        for reason, odd in zip(table["reason"].to_pylist(), table["not_integer"].to_pylist(), strict=True)
+    ]
+    place = table.schema.get_field_index("reason")
+    return table.set_column(place, ADOPTED_SCHEMA.field("reason"), pa.array(reasons, pa.string()))
+
+
+def is_integer(label: str) -> bool:
+    """Whether a label is the number of a class."""
+    return label.isascii() and label.isdecimal()
+
+
+@lru_cache(maxsize=4)
+def _label_names(path: str) -> tuple[str, ...]:
+    return read_label_names(path)
+
+
+def _facts(task: TarTask, table: pa.Table, sha256: str) -> TarFacts:
+    fit = table.filter(table["reason"].is_null())
+    labels = [label for some in fit["labels"].to_pylist() for label in some]
+    even = fit.filter(fit["not_integer"].is_null())
+    return TarFacts(
+        path=task.path,
+        num_bytes=task.num_bytes,
+        sha256=sha256,
+        spec_hash=task.spec_hash,
+        num_fit=fit.num_rows,
+        num_refused=table.num_rows - fit.num_rows,
+        labels=tuple(sorted(set(labels))),
+        num_labels=len(labels),
+        num_integers=sum(is_integer(label) for label in labels),
+        num_odd=fit.num_rows - even.num_rows,
+        integers=tuple(sorted({label for some in even["labels"].to_pylist() for label in some})),
+    )
+
+
+def _facts_there(store: Store, task: TarTask) -> TarFacts | None:
+    try:
+        footer = pq.read_schema(pa.BufferReader(store.read(adopted_path(task.number)))).metadata
+        fields = json.loads(footer[_FACTS_KEY])
+        facts = TarFacts(**fields | {name: tuple(fields[name]) for name in ("labels", "integers")})
+    except (MissingObjectError, pa.ArrowInvalid, KeyError, TypeError, ValueError):
+        return None
+    is_same = (facts.path, facts.num_bytes, facts.spec_hash) == (task.path, task.num_bytes, task.spec_hash)
+    return facts if is_same else None
+
+
+def _read(task: TarTask) -> tuple[pa.Table, str]:
+    """A row a sample, and the tar's sha256."""
+    rules, limits = task.spec.rules, task.spec.limits
+    digest = hashlib.sha256()
+    rows = _Rows(task)
+    store = open_store(task.tars_url)
+    try:
+        with closing(stored_pieces(store, task.path, 0, task.num_bytes, digest=digest)) as pieces:
+            members = read_members(pieces, wanted=lambda _: True, max_bytes=limits.max_bytes, with_data=rules.is_needed)
+            for found in find_samples(members, rules):
+                rows.add(found)
+            pieces.skip(task.num_bytes)
+    except (EOFError, MissingObjectError) as error:
+        raise UserError(f"{store.url}/{task.path} changed while it was indexed: {error}; index again") from error
+    return pa.Table.from_pylist(rows.finished(), schema=ADOPTED_SCHEMA), digest.hexdigest()
+
+
+class _Rows:
+    """The rows of a tar: fit samples, refused ones, and one row for each fault of the tar."""
+
+    def __init__(self, task: TarTask) -> None:
+        self._task = task
+        self._known = set(task.spec.known_labels() or ())
+        self._rows: list[dict[str, object]] = []
+        self._fault = ""  # behind it no other reader finds a sample
+        self._is_lost = False  # other readers fail, so no sample is adopted
+
+    def add(self, found: Sample | Fault) -> None:
+        """One sample or fault, in the tar's order."""
+        if isinstance(found, Fault):
+            self._rows.append({"source": self._task.path, "reason": found.reason})
+            self._fault = self._fault or found.reason
+            self._is_lost = self._is_lost or found.is_fatal
+            return
+        if self._fault and not found.reason:
+            found = replace(found, reason="behind a fault of its tar, where other readers stop")
+        row: dict[str, object] = {
+            "key": printable(found.key),
+            "source": printable(f"{self._task.path}/{found.name}"),
+            "reason": found.reason or None,
+        }
+        if not found.reason:
+            try:
+                row |= self._facts(found)
+            except ImageRefusedError as error:
+                row["reason"] = str(error)
+        self._rows.append(row)
+
+    def finished(self) -> list[dict[str, object]]:
+        """All rows, once the tar is at its end."""
+        later: set[object] = set()
+        for row in reversed(self._rows):
+            if self._is_lost and row["reason"] is None:
+                row["reason"] = "its tar breaks off or has a member twice, where other readers fail"
+            if (key := row.get("key")) and key in later and row["reason"] is None:
+                row["reason"] = "another sample of the same key follows in its tar"
+            later.add(key)
+            if row["reason"] is not None:
+                row.pop("not_integer", None)  # it is refused anyway
+        return self._rows
+
+    def _facts(self, sample: Sample) -> dict[str, object]:
+        for label in sample.labels:
+            if not self._is_known(label):
+                raise ImageRefusedError(f"unknown label {label!r}")
+        header = read_header(sample.image, self._task.spec.limits)
+        if header.ext not in PACKED_FORMATS:
+            raise ImageRefusedError(f"a {header.ext} image; allowed in shards are {', '.join(PACKED_FORMATS)}")
+        return {
+            "offset": sample.offset,
+            "size": len(sample.image),
+            "ext": sample.suffix,
+            "height": header.height,
+            "width": header.width,
+            "orientation": header.orientation,
+            "labels": sample.labels,
+            "not_integer": next((label for label in sample.labels if not is_integer(label)), None),
+            "crc32": zlib.crc32(sample.image),
+        }
+
+    def _is_known(self, label: str) -> bool:
+        if not self._known:
+            return not (label.startswith("-") and label[1:].isdecimal())
+        return label in self._known or (label.isascii() and label.isdecimal() and int(label) < len(self._known))

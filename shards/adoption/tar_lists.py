@@ -1,0 +1,94 @@
+"""Which tars an address stands for: all below a folder, those of a pattern with braces, or those of a list."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shards.errors import UserError
+from shards.sources.archives import is_tar_name
+from shards.store import open_store
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_MOST_NAMES = 10_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedTar:
+    """A tar by its path below the store that holds it."""
+
+    path: str
+    num_bytes: int
+
+
+def split_pattern(url: str) -> tuple[str, str]:
+    """(store, pattern below it) of a URL; the pattern is empty where the URL has no braces."""
+    if "{" not in url:
+        return url, ""
+    folder, slash, _ = url.partition("{")[0].rpartition("/")
+    return folder or slash or ".", url[len(folder) + len(slash) :]
+
+
+def find_tars(tars_url: str, *, pattern: str = "", tars_file: str = "") -> list[ListedTar]:
+    """The tars below `tars_url`: all of them, sorted, or those named, in that order. UserError where there are none.
+
+    `tars_file` has one path below `tars_url` a line.
+    """
+    if pattern and tars_file:
+        raise UserError("the URL has a pattern in braces and --tars-file is given; give one of them")
+    found = {
+        path: num_bytes for path, num_bytes in open_store(tars_url).list_sizes() if is_tar_name(path, where=tars_url)
+    }
+    if not pattern and not tars_file:
+        names = list(found)
+    else:
+        names = list(expanded(pattern)) if pattern else _lines(tars_file)
+        if missing := [name for name in names if name not in found]:
+            more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+            raise UserError(f"{missing[0]}{more} not below {tars_url}; correct the names")
+        if len(set(names)) < len(names):
+            raise UserError(f"{pattern or tars_file} names {len(names) - len(set(names))} tars twice; name each once")
+    if not names:
+        raise UserError(f"no *.tar is below {tars_url}; give the folder or s3://bucket/prefix that holds the tars")
+    return [ListedTar(path=name, num_bytes=found[name]) for name in names]
+
+
+def expanded(pattern: str) -> Iterator[str]:
+    """The names of a pattern, with braces as in a shell: `{000..127}` counts, `{a,b}` lists; several are combined.
+
+    UserError where a brace is neither.
+    """
+    parts = _BRACES.split(pattern)  # text, braces, text, braces, ..., text
+    if any("{" in text or "}" in text for text in parts[::2]):
+        raise UserError(f"the braces of {pattern!r} do not fit; use {{000..127}} or {{a,b}}")
+    choices = [_choices(inner, pattern) for inner in parts[1::2]]
+    total = 1
+    for some in choices:
+        total *= len(some)
+    if total > _MOST_NAMES:
+        raise UserError(f"{pattern!r} stands for {total} names; allowed are {_MOST_NAMES}")
+    names = [parts[0]]
+    for some, text in zip(choices, parts[2::2], strict=True):
+        names = [name + choice + text for name in names for choice in some]
+    yield from names
+
+
+def _choices(inner: str, pattern: str) -> list[str]:
+    first, dots, last = inner.partition("..")
+    if dots and first.isdecimal() and last.isdecimal() and int(first) <= int(last):
+        if int(last) - int(first) >= _MOST_NAMES:
+            raise UserError(f"{pattern!r} stands for too many names; allowed are {_MOST_NAMES}")
+        width = len(first) if first.startswith("0") or len(first) == len(last) else 0
+        return [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
+    if "," in inner:
+        return inner.split(",")
+    raise UserError(f"{{{inner}}} of {pattern!r} neither counts nor lists; use {{000..127}} or {{a,b}}")
+
+
+def _lines(tars_file: str) -> list[str]:
+    try:
+        lines = Path(tars_file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"--tars-file {tars_file!r} cannot be read: {error}"
+        raise UserError(f"{message}; give a text file with one path of a tar a line") from error
+    return [line.strip() for line in lines if line.strip()]

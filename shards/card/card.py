@@ -1,0 +1,213 @@
+"""What a dataset's card says: facts gathered from the dataset's own files, one shard's index at a time."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from shards.card.card_images import Match, Mosaic, Tile, read_matches, read_tiles
+from shards.card.card_reasons import general_reasons
+from shards.card.card_tally import TALLY_COLUMNS, Tally
+from shards.dataset import Dataset
+from shards.index import read_table
+from shards.manifest import BLOCKS_PATH, LABELS_PATH, QUARANTINE_PATH, index_path
+from shards.order import ORDER_VERSION
+from shards.packing.plan import PLAN_PATH, Plan
+from shards.progress import Progress
+from shards.storage.ahead import in_order
+from shards.storage.store_file import StoreFile
+
+CARD_PATH = "card.html"
+MOST_TILES = 96
+TOP_CLASSES = 20
+MOST_GROUPS = 500
+EXAMPLES = 3
+READS_AHEAD = 8
+_ROWS_AT_ONCE = 1 << 16
+_QUARANTINE_COLUMNS = ("phase", "kind", "reason", "source", "match", "distance")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOutImage:
+    """One image in quarantine; `match` is what it is a copy of ("" where it is none)."""
+
+    source: str
+    reason: str
+    match: str
+    distance: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuarantineGroup:
+    """Images left out in the same phase for the same kind of reason."""
+
+    phase: str
+    kind: str
+    reason: str
+    count: int
+    examples: tuple[LeftOutImage, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFacts:
+    """Of the plan; of tars made by others only the settings are known, by which they were indexed.
+
+    `num_relabelled` duplicates had other labels than the image that stayed.
+    """
+
+    settings: dict[str, object]
+    versions: dict[str, str]
+    evaluation_sets: dict[str, str]
+    num_relabelled: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """All that the card shows. `class_counts` is int64[num_classes]; `modes` counts Pillow's names of pixel formats."""
+
+    url: str
+    fingerprint: str
+    split: str
+    plan_hash: str
+    format_version: int
+    order_version: int
+    num_shards: int
+    num_blocks: int
+    samples_per_block: int
+    shard_bytes: int
+    num_quarantined: int
+    class_names: tuple[str, ...]
+    class_counts: NDArray[np.int64]
+    tally: Tally
+    modes: Counter[str]
+    tiles: tuple[Tile, ...]
+    quarantine: tuple[QuarantineGroup, ...]
+    matches: tuple[Match, ...]
+    plan: PlanFacts
+    is_adopted: bool
+
+
+def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
+    """Read every index file once, and the bytes of `num_tiles` samples. UserError where a file is damaged."""
+    manifest = dataset.manifest
+    labels = read_table(dataset.checked_file(LABELS_PATH))
+    counts = labels.column("num_samples").to_numpy().astype(np.int64)
+    top = np.argsort(-counts, kind="stable")[:TOP_CLASSES]
+    tally = Tally(top_classes=top[counts[top] > 0], num_classes=len(counts))
+    shard_samples = np.array([shard.num_samples for shard in manifest.shards], np.int64)
+    mosaic = Mosaic(shard_samples, num_tiles=min(num_tiles, MOST_TILES), num_classes=len(counts))
+    with Progress("card", len(manifest.shards), unit="shards") as progress:
+        for shard, data in enumerate(_index_files(dataset)):
+            tally.add(read_table(data, columns=list(TALLY_COLUMNS)))
+            if mosaic.wants(shard):
+                mosaic.add(shard, read_table(data, columns=["offset", "size", "labels", "source"]))
+            progress.advance()
+    return CardFacts(
+        url=dataset.url,
+        fingerprint=dataset.fingerprint,
+        split=manifest.split,
+        plan_hash=manifest.plan_hash,
+        format_version=manifest.format_version,
+        order_version=ORDER_VERSION,
+        num_shards=len(manifest.shards),
+        num_blocks=pq.ParquetFile(StoreFile(dataset.store, BLOCKS_PATH)).metadata.num_rows,
+        samples_per_block=manifest.samples_per_block,
+        shard_bytes=sum(shard.num_bytes for shard in manifest.shards),
+        num_quarantined=manifest.num_quarantined,
+        class_names=tuple(labels.column("name").to_pylist()),
+        class_counts=counts,
+        tally=tally,
+        modes=_modes(dataset),
+        tiles=tuple(read_tiles(dataset, mosaic.picks())),
+        quarantine=_quarantine(dataset),
+        matches=read_matches(dataset),
+        plan=_plan(dataset),
+        is_adopted=manifest.adopted,
+    )
+
+
+def _index_files(dataset: Dataset) -> Iterator[bytes]:
+    """Some index files are on their way while one is looked at."""
+    shards = range(len(dataset.manifest.shards))
+    read = in_order(
+        lambda shard: dataset.checked_file(index_path(shard)), shards, threads=READS_AHEAD, window=READS_AHEAD
+    )
+    for data in read:
+        if isinstance(data, Exception):
+            raise data
+        yield data
+
+
+def _batches(dataset: Dataset, path: str, columns: tuple[str, ...]) -> Iterator[pa.Table]:
+    """A table piece by piece, those of `columns` that it has; a large one is never held."""
+    file = pq.ParquetFile(StoreFile(dataset.store, path))
+    present = [name for name in columns if name in file.schema_arrow.names]
+    if present:
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=present, use_threads=False):
+            yield pa.Table.from_batches([batch])
+
+
+def _modes(dataset: Dataset) -> Counter[str]:
+    modes: Counter[str] = Counter()
+    for path in sorted(path for path in dataset.manifest.files if path.startswith("plan/samples-")):
+        for table in _batches(dataset, path, ("mode",)):
+            for item in pc.value_counts(table.column("mode")).to_pylist():
+                modes[item["values"] or ""] += item["counts"]
+    return modes
+
+
+def _plan(dataset: Dataset) -> PlanFacts:
+    data = dataset.checked_file(PLAN_PATH)
+    if dataset.manifest.adopted:
+        return PlanFacts(settings=json.loads(data)["settings"], versions={}, evaluation_sets={}, num_relabelled=0)
+    plan = Plan.from_bytes(data)
+    return PlanFacts(
+        settings=plan.settings,
+        versions=plan.versions,
+        evaluation_sets=plan.evaluation_sets,
+        num_relabelled=plan.num_relabelled,
+    )
+
+
+def _quarantine(dataset: Dataset) -> tuple[QuarantineGroup, ...]:
+    """Groups by phase, kind and the general part of the reason, the largest first; past MOST_GROUPS, one for all."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    examples: dict[tuple[str, str, str], list[LeftOutImage]] = {}
+    for table in _batches(dataset, QUARANTINE_PATH, _QUARANTINE_COLUMNS):
+        whole = _grouped(table)
+        groups = whole.group_by(["phase", "kind", "group"]).aggregate([([], "count_all")]).to_pylist()
+        for item in groups:
+            key = item["phase"], item["kind"], item["group"]
+            shown = key if key in counts or len(counts) < MOST_GROUPS else ("", "refused", "other reasons")
+            counts[shown] += item["count_all"]
+            held = examples.setdefault(shown, [])
+            if len(held) < EXAMPLES:
+                held += _examples(whole, key, EXAMPLES - len(held))
+    return tuple(
+        QuarantineGroup(phase=key[0], kind=key[1], reason=key[2], count=count, examples=tuple(examples[key]))
+        for key, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    )
+
+
+def _grouped(table: pa.Table) -> pa.Table:
+    reason = pc.fill_null(table.column("reason"), "")
+    general = general_reasons(reason)
+    # an overlap's reason names the evaluation set, whose URL has to stay whole
+    return table.append_column("group", pc.if_else(pc.equal(table.column("kind"), "evaluation"), reason, general))
+
+
+def _examples(table: pa.Table, key: tuple[str, str, str], count: int) -> list[LeftOutImage]:
+    is_group = [pc.equal(table.column(name), part) for name, part in zip(("phase", "kind", "group"), key, strict=True)]
+    rows = table.filter(pc.and_(pc.and_(is_group[0], is_group[1]), is_group[2])).slice(0, count).to_pylist()
+    return [
+        LeftOutImage(
+            source=row["source"] or "", reason=row["reason"] or "", match=row["match"] or "", distance=row["distance"]
+        )
+        for row in rows
+    ]

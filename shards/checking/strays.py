@@ -1,0 +1,42 @@
+"""What lies in a dataset's folders and belongs to nothing: files that no manifest lists, and what writers left."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shards.manifest import Manifest
+from shards.storage.local import TEMPORARY_PREFIX
+from shards.store import Store
+
+_ADOPTED_LEFT = re.compile(r"work/adopted-\d{6,}\.parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What is wrong, and in which object of the dataset."""
+
+    where: str
+    what: str
+
+
+def strays(store: Store, manifest: Manifest) -> Iterator[Fault]:
+    """Of adopted tars only index/ and our own work files are looked at: beside them anything may lie."""
+    known = {record.path for record in manifest.shards} | set(manifest.files)
+    folders = ("index",) if manifest.adopted else ("shards", "index", "plan")
+    for path in (path for folder in folders for path in store.list(folder)):
+        if path not in known:
+            yield Fault(where=path, what="is not in the manifest")
+    for path in store.list("work"):
+        if not manifest.adopted or _ADOPTED_LEFT.fullmatch(path):
+            yield Fault(where=path, what="is left of the packing, which a finished dataset does not need; delete it")
+    for path in _unfinished(store, folders):
+        yield Fault(where=path, what="is an unfinished write that a killed process left; delete it")
+
+
+def _unfinished(store: Store, folders: tuple[str, ...]) -> Iterator[str]:
+    """Temporary files, which a folder's store does not list; unfinished uploads to S3 are no files."""
+    for folder in folders:
+        if (local := store.local_path(folder)) is not None and local.is_dir():
+            root = Path(store.url)
+            yield from sorted(str(file.relative_to(root)) for file in local.rglob(f"{TEMPORARY_PREFIX}*"))

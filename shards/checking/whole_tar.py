@@ -1,0 +1,35 @@
+"""A whole tar for checks that jump about in it, mapped and not in memory; a temporary copy where it is remote."""
+
+import mmap
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from shards.store import Store
+
+PIECE_BYTES = 8 << 20
+Tar = bytes | mmap.mmap
+
+
+@contextmanager
+def mapped_tar(store: Store, path: str) -> Iterator[Tar]:
+    """The bytes of a tar, read-only, for as long as the block lasts. Raises MissingObjectError."""
+    if (local := store.local_path(path)) is not None:
+        store.size(path)  # tells a missing file from other faults
+        with local.open("rb") as file:
+            yield from _mapped(file)
+        return
+    with tempfile.TemporaryFile() as copy, store.open_read(path) as remote:
+        shutil.copyfileobj(remote, copy, PIECE_BYTES)
+        copy.flush()
+        yield from _mapped(copy)
+
+
+def _mapped(file: BinaryIO) -> Iterator[Tar]:
+    if not file.seek(0, 2):
+        yield b""  # nothing can be mapped of an empty file
+        return
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as tar:
+        yield tar

@@ -1,0 +1,1 @@
+"""Single images: headers, smaller copies, perceptual hashes."""

@@ -1,0 +1,128 @@
+"""What PNG and WebP say about themselves, from the names and lengths of their chunks; and where a GIF's image ends."""
+
+import struct
+import zlib
+
+from shards.errors import ImageRefusedError
+from shards.images.exif import orientation_of
+
+# (bits, colour type) -> mode, as Pillow names what it makes of it. 16-bit colours are 8-bit to Pillow.
+_PNG_MODES = {
+    (1, 0): "1",
+    **dict.fromkeys([(2, 0), (4, 0), (8, 0)], "L"),
+    (16, 0): "I;16",
+    **dict.fromkeys([(8, 2), (16, 2)], "RGB"),
+    **dict.fromkeys([(1, 3), (2, 3), (4, 3), (8, 3)], "P"),
+    (8, 4): "LA",
+    **dict.fromkeys([(16, 4), (8, 6), (16, 6)], "RGBA"),
+}
+_PNG_CHUNK = struct.Struct(">I4s")
+_PNG_HEADER = struct.Struct(">I4sIIBBBBBI")
+_WEBP_CHUNK = struct.Struct("<4sI")
+_WEBP_HAS_ALPHA = 0x10
+_EXIF = b"Exif\0\0"
+
+
+def png_facts(data: bytes) -> tuple[int, int, str, int]:
+    """Height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    try:
+        length, name, width, height, bits, colour, *_, checksum = _PNG_HEADER.unpack_from(data, 8)
+    except struct.error:
+        raise ImageRefusedError("truncated: ends within the PNG header") from None
+    mode = _PNG_MODES.get((bits, colour))
+    if length != 13 or name != b"IHDR" or zlib.crc32(data[12:29]) != checksum or mode is None:
+        raise ImageRefusedError("damaged PNG header")
+    position, has_pixels, exif = 33, False, b""
+    while name != b"IEND":
+        try:
+            length, name = _PNG_CHUNK.unpack_from(data, position)
+        except struct.error:
+            raise ImageRefusedError(f"truncated: a PNG without its end, {len(data)} bytes") from None
+        contents = position + 8
+        position = contents + length + 4
+        if not name.isalpha():
+            raise ImageRefusedError("damaged PNG: a chunk without a name")
+        if name == b"IDAT":
+            has_pixels = True
+        elif name == b"eXIf":
+            exif = data[contents : contents + length]
+    if position > len(data):
+        raise ImageRefusedError(f"truncated: a PNG without its end, {len(data)} bytes")
+    if not has_pixels:
+        raise ImageRefusedError("PNG without pixels")
+    return height, width, mode, orientation_of(exif)
+
+
+def webp_facts(data: bytes) -> tuple[int, int, str, int]:
+    """Height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    if len(data) < 30:
+        raise ImageRefusedError("truncated: ends within the WebP header")
+    if data[8:12] != b"WEBP":
+        raise ImageRefusedError("RIFF file that is not WebP")
+    end = 8 + int.from_bytes(data[4:8], "little")
+    if end > len(data):
+        raise ImageRefusedError(f"truncated: {len(data)} bytes of {end}")
+    name = data[12:16]
+    if name == b"VP8X":
+        return _extended_webp(data, end)
+    if name == b"VP8L":
+        return (*_lossless_webp(data, 20), 1)
+    # A key frame, then its start code (RFC 6386, section 9.1).
+    if name != b"VP8 " or data[20] & 1 or data[23:26] != b"\x9d\x01\x2a":
+        raise ImageRefusedError("damaged WebP header")
+    width, height = struct.unpack_from("<HH", data, 26)
+    return height & 0x3FFF, width & 0x3FFF, "RGB", 1  # the upper bits are a hint for scaling
+
+
+def _lossless_webp(data: bytes, position: int) -> tuple[int, int, str]:
+    """Height, width and mode from the contents of a VP8L chunk."""
+    if data[position : position + 1] != b"\x2f" or position + 5 > len(data):
+        raise ImageRefusedError("damaged WebP header")
+    (bits,) = struct.unpack_from("<I", data, position + 1)
+    return ((bits >> 14) & 0x3FFF) + 1, (bits & 0x3FFF) + 1, "RGBA" if bits >> 28 & 1 else "RGB"
+
+
+def _extended_webp(data: bytes, end: int) -> tuple[int, int, str, int]:
+    """A canvas with chunks on it: animations, alpha, metadata. Of an animation the first frame counts."""
+    mode = "RGBA" if data[20] & _WEBP_HAS_ALPHA else "RGB"
+    width, height = 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    position, has_pixels, exif = 30, False, b""
+    while position + 8 <= end:
+        name, length = _WEBP_CHUNK.unpack_from(data, position)
+        contents = position + 8
+        position = contents + length + length % 2
+        if contents + length > end:
+            raise ImageRefusedError("damaged WebP: a chunk beyond its end")
+        if name == b"VP8L":
+            mode = _lossless_webp(data, contents)[2]
+        has_pixels = has_pixels or name in {b"VP8 ", b"VP8L", b"ANMF"}
+        if name == b"EXIF":
+            exif = data[contents : contents + length].removeprefix(_EXIF)
+    if not has_pixels:
+        raise ImageRefusedError("WebP without pixels")
+    return height, width, mode, orientation_of(exif)
+
+
+def check_first_gif_frame(data: bytes) -> None:
+    """Raise ImageRefusedError unless the first image is whole. Many GIFs lack the trailer behind the last one."""
+    try:
+        position = 13 + _gif_palette(data[10])
+        while data[position] != 0x2C:  # up to the first image there are extensions
+            if data[position] != 0x21:
+                raise ImageRefusedError("damaged GIF: no image in it")
+            position = _after_gif_blocks(data, position + 2)
+        _after_gif_blocks(data, position + 11 + _gif_palette(data[position + 9]))
+    except IndexError:
+        raise ImageRefusedError(f"truncated: a GIF that ends within its first image, {len(data)} bytes") from None
+
+
+def _gif_palette(flags: int) -> int:
+    """Bytes of the palette that these flags announce."""
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _after_gif_blocks(data: bytes, position: int) -> int:
+    """Where a chain of blocks, each led by its length and the last empty, is over."""
+    while length := data[position]:
+        position += 1 + length
+    return position + 1

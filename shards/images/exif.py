@@ -1,0 +1,39 @@
+"""The one thing read from EXIF: how an image has to be turned to stand upright."""
+
+import struct
+
+UPRIGHT = 1
+ORIENTATIONS = range(1, 9)  # EXIF 2.32, tag 0x0112
+
+_ORIENTATION_TAG = 0x0112
+_BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}  # the last two are seen, though wrong
+_NUMBER_FORMATS = {3: "H", 4: "I"}  # SHORT, as the standard has it, and LONG, as some write it
+
+
+def orientation_of(exif: bytes) -> int:
+    """1 to 8; 1, upright, where the block (without its `Exif` prefix) says nothing or is damaged.
+
+    XMP may name an orientation too. Few decoders ask it and we do not.
+    """
+    order = _BYTE_ORDERS.get(exif[:4])
+    if order is None:
+        return UPRIGHT
+    try:
+        return _search(exif, order)
+    except struct.error:  # the block ends within its first directory
+        return UPRIGHT
+
+
+def _search(exif: bytes, order: str) -> int:
+    (directory,) = struct.unpack_from(f"{order}I", exif, 4)
+    (num_entries,) = struct.unpack_from(f"{order}H", exif, directory)
+    entry = struct.Struct(f"{order}HHI4s")
+    for number in range(num_entries):
+        tag, kind, count, value = entry.unpack_from(exif, directory + 2 + 12 * number)
+        if tag != _ORIENTATION_TAG:
+            continue
+        if count != 1 or kind not in _NUMBER_FORMATS:
+            return UPRIGHT
+        orientation = int(struct.unpack_from(order + _NUMBER_FORMATS[kind], value)[0])
+        return orientation if orientation in ORIENTATIONS else UPRIGHT
+    return UPRIGHT

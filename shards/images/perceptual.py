@@ -1,0 +1,130 @@
+"""Perceptual hashes: 256 bits that stay nearly the same when an image is encoded anew, resized or slightly cropped.
+
+The hash is `imagehash.phash` with `hash_size=16`: the signs of the 16x16 lowest coefficients of the cosine transform
+of the image in grey at 64x64. Its bits are put in the order of their frequency, so that the first 64 describe the
+coarsest structure, which changes least; near_duplicates.py builds on that. docs/near_duplicates.md has the
+measurements behind the choice.
+"""
+
+import io
+import warnings
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from shards.errors import UserError
+from shards.images.image_header import Limits, read_header, refusal_of
+
+PERCEPTUAL_HASH = "imagehash-phash-256-by-frequency-1"
+HASH_PACKAGES = ("imagehash", "pillow", "scipy")
+HASH_BITS = 256
+
+_HASH_SIZE = 16
+_SIDE = 64  # phash's own size for this hash_size: it has nothing left to resize
+_DECODED_SIDE = 2 * _SIDE  # a JPEG is decoded at the smallest scale that has this: at _SIDE, twice the bits change
+_INNER = 0.025  # what the inner hashes of an evaluation image leave out on each side
+_LEAST_CONTRAST = 2.0  # standard deviation in grey levels; the sample's photographs have 17 and more
+_LEAST_BITS_SET = HASH_BITS // 4  # half of the bits are set, unless most coefficients are nothing
+_ANY_SIZE = Limits(max_bytes=(1 << 31) - 1, max_pixels=178_956_970)  # the caller has its own; Pillow opens no more
+
+_TO_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def perceptual_hash(data: bytes) -> bytes | None:
+    """The 32 bytes that near-duplicates of an encoded image nearly share, as it is seen upright.
+
+    None for an image of nearly one colour or of nothing but one gradient: its hash would be noise, or also that of
+    many other images. Raises ImageRefusedError where the image can not be decoded, so can not be compared.
+    """
+    return _hash(_small(_upright_grey(data)))
+
+
+def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
+    """What a copy of an evaluation image may look like: straight, mirrored, and both without their outermost 2.5 %.
+
+    With the last two, crops of up to 5 % on any sides are within 2.5 % of one of the four. None and errors are those
+    of `perceptual_hash`.
+    """
+    grey = _upright_grey(data)
+    small = _small(grey)
+    straight = _hash(small)
+    if straight is None:
+        return None
+    width, height = grey.size
+    inner = _small(grey, box=(width * _INNER, height * _INNER, width * (1 - _INNER), height * (1 - _INNER)))
+    mirrored = _hash(_mirrored(small)) or straight
+    # All that is seen may be at the rim: then there is nothing further to look for.
+    return straight, mirrored, _hash(inner) or straight, _hash(_mirrored(inner)) or mirrored
+
+
+def _upright_grey(data: bytes) -> Image.Image:
+    """Decoded at the smallest scale that is enough, of an animation its first frame."""
+    header = read_header(data, _ANY_SIZE)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes, which the caller limits, and of damaged metadata
+            with Image.open(io.BytesIO(data)) as image:
+                image.draft("L", (_DECODED_SIDE, _DECODED_SIDE))
+                grey = _grey(image)
+    except MemoryError:  # says something about this machine, not about the image
+        raise
+    except Exception as error:  # Pillow's decoders meet damage with nearly any of Python's exceptions
+        raise refusal_of(error) from error
+    # Pillow turns a TIFF upright by itself.
+    turn = None if header.ext == "tif" else _TO_UPRIGHT.get(header.orientation)
+    return grey if turn is None else grey.transpose(turn)
+
+
+def _grey(image: Image.Image) -> Image.Image:
+    """8 bits; what is transparent is white; deeper pixels are stretched over their own range."""
+    if image.has_transparency_data:
+        colours = image.convert("RGBA")
+        white = Image.new("RGBA", colours.size, "white")
+        return Image.alpha_composite(white, colours).convert("L")
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
+        levels = np.asarray(image, np.float64)
+        span = max(float(np.ptp(levels)), 1e-9)
+        return Image.fromarray(((levels - levels.min()) * (255 / span)).astype(np.uint8))
+    return image.convert("L")
+
+
+def _small(grey: Image.Image, *, box: tuple[float, float, float, float] | None = None) -> Image.Image:
+    return grey.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS, box=box, reducing_gap=3)
+
+
+def _mirrored(image: Image.Image) -> Image.Image:
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+def _hash(small: Image.Image) -> bytes | None:
+    if np.asarray(small).std() < _LEAST_CONTRAST:
+        return None
+    try:
+        from imagehash import phash  # noqa: PLC0415, scipy and wavelets for those who look for near-duplicates
+    except ImportError as error:
+        message = "looking for near-duplicates needs the package imagehash, which is not installed"
+        raise UserError(f"{message}; run: pip install imagehash") from error
+    bits = phash(small, hash_size=_HASH_SIZE).hash.reshape(-1)[_BY_FREQUENCY]
+    return np.packbits(bits).tobytes() if np.count_nonzero(bits) >= _LEAST_BITS_SET else None
+
+
+def _by_frequency() -> NDArray[np.int64]:
+    """Positions in the 16x16 coefficients, row by row: squares around the lowest frequency, from small to large.
+
+    The lowest itself is the mean, which is always above the median: it says nothing and goes last.
+    """
+    row, column = np.divmod(np.arange(HASH_BITS), _HASH_SIZE)
+    order = np.lexsort((row + column, np.maximum(row, column)))
+    return np.roll(order, -1)
+
+
+_BY_FREQUENCY = _by_frequency()

@@ -1,0 +1,172 @@
+"""Smaller copies of images as JPEG. What may be stored as it is stays the same, byte for byte.
+
+Colours are taken as sRGB, as decoders for training take them: profiles are dropped, not applied, and so is all other
+metadata. Of an animation, or of a file of several images, the first one is kept.
+"""
+
+import io
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from shards.errors import ImageRefusedError, UserError
+from shards.images.exif import UPRIGHT
+from shards.images.image_header import ImageHeader, refusal_of
+
+CODEC_PACKAGES = ("pillow",)  # the bytes of a copy depend on its version, which goes into the plan
+
+_STORABLE = frozenset(("jpg", "png", "webp"))
+_FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
+_GREY = frozenset(("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N"))
+_UNKNOWN_RANGE = frozenset(("I", "F"))
+_UPRIGHT_BY = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+# Before the exact, antialiased step an image may be reduced by a whole factor, by averaging or while it is decoded, to
+# no less than this many times its final size. On photographs the result is 41 dB or more from that of a single step.
+_REDUCING_GAP = 2.0
+_FILTER = Image.Resampling.LANCZOS  # the sharpest: training scales the copy once more
+_SUBSAMPLING = "4:2:0"  # as most photographs have it; 4:4:4 takes a quarter more bytes
+_MOST_JPEG_PIXELS = 65_500  # libjpeg's bound for a side
+_BAND_PIXELS = 1 << 22
+_MOST_WEBP_PIXELS = 1 << 26  # it takes 16 bytes a pixel to decode, other formats 4 to 8
+
+_Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize:
+    """Which images are stored as smaller copies.
+
+    `short_side` in pixels: what has more is scaled down to it and re-encoded as JPEG of `quality`; 0 leaves every image
+    as it is. `convert` allows re-encoding of GIF, TIFF and BMP even so, for they can not be stored as they are.
+    """
+
+    short_side: int = 0
+    quality: int = 90
+    convert: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.short_side <= _MOST_JPEG_PIXELS:
+            message = f"--resize.short-side is {self.short_side}; allowed are 0 (as they are) to {_MOST_JPEG_PIXELS}"
+            raise UserError(message)
+        if not 1 <= self.quality <= 100:
+            raise UserError(f"--resize.quality is {self.quality}; allowed are 1 to 100, usual are 80 to 95")
+
+
+def refusal(header: ImageHeader, resize: Resize) -> str | None:
+    """Why an image with this header can not be packed under these settings; None where it can."""
+    if is_untouched(header, resize):
+        return None
+    if header.ext not in _STORABLE and not resize.short_side and not resize.convert:
+        return f"{header.ext} can not be stored as it is; --resize.convert allows to store it as JPEG"
+    if header.mode in _UNKNOWN_RANGE:
+        return f"{header.ext} with pixels of 32 bits (mode {header.mode}), whose range is unknown"
+    if header.ext == "webp" and header.height * header.width > _MOST_WEBP_PIXELS:
+        size = f"{header.height}x{header.width} pixels"
+        return f"too large: {size} of WebP, {_MOST_WEBP_PIXELS} in all can be re-encoded"
+    if max(_copy_size(header, resize)) > _MOST_JPEG_PIXELS:
+        height, width = _copy_size(header, resize)
+        return f"{height}x{width} pixels do not fit into a JPEG, at most {_MOST_JPEG_PIXELS} a side"
+    return None
+
+
+def is_untouched(header: ImageHeader, resize: Resize) -> bool:
+    """Whether the bytes are stored as they are."""
+    is_small = not resize.short_side or min(header.height, header.width) <= resize.short_side
+    return header.ext in _STORABLE and is_small
+
+
+def fitted(data: bytes, header: ImageHeader, resize: Resize) -> tuple[bytes, ImageHeader]:
+    """The bytes to store and their header: the given ones, or those of an upright copy as JPEG.
+
+    A copy is RGB, or L where the image is grey; transparent pixels become white, 16 bits are scaled to 8. Raises
+    ImageRefusedError where `refusal` has a reason or the image does not decode. Memory for an image of 2**27
+    pixels: 50 MB as a baseline JPEG, at most 1.2 GB in any format (1.35 GB where the copy is nearly as large).
+    """
+    if is_untouched(header, resize):
+        return data, header
+    if reason := refusal(header, resize):
+        raise ImageRefusedError(reason)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged tags, and of sizes that the header's reader has checked
+            image = _upright(_scaled(data, header, resize), header)
+            file = io.BytesIO()
+            image.save(file, "JPEG", quality=resize.quality, subsampling=_SUBSAMPLING)
+    except (ImageRefusedError, MemoryError):
+        raise
+    except Exception as error:  # Pillow's decoders meet damage with nearly any of Python's exceptions
+        raise refusal_of(error) from error
+    copied = ImageHeader(ext="jpg", height=image.height, width=image.width, mode=image.mode, orientation=UPRIGHT)
+    return file.getvalue(), copied
+
+
+def _copy_size(header: ImageHeader, resize: Resize) -> tuple[int, int]:
+    """Height and width of the copy before it is turned upright."""
+    short = min(header.height, header.width)
+    if not resize.short_side or short <= resize.short_side:
+        return header.height, header.width
+    return _rounded(header.height * resize.short_side, short), _rounded(header.width * resize.short_side, short)
+
+
+def _rounded(numerator: int, denominator: int) -> int:
+    return (2 * numerator + denominator) // (2 * denominator)
+
+
+def _scaled(data: bytes, header: ImageHeader, resize: Resize) -> Image.Image:
+    """The decoded image, L or RGB, in the size of the copy, without any metadata."""
+    height, width = _copy_size(header, resize)
+    if header.ext == "tif" and header.orientation > 4:  # Pillow turns TIFF, and TIFF alone, when it is loaded
+        height, width = width, height
+    gap = (int(width * _REDUCING_GAP), int(height * _REDUCING_GAP))
+    image, box = _decoded(data, _FORMATS[header.ext], gap)
+    if image.size != (width, height):
+        image = image.resize((width, height), _FILTER, box=box, reducing_gap=_REDUCING_GAP)
+    image.info = {}  # Pillow would write a comment that it found
+    return image
+
+
+def _decoded(data: bytes, image_format: str, gap: tuple[int, int]) -> tuple[Image.Image, _Box | None]:
+    """L or RGB pixels, not much larger than `gap` where the format allows it, and what of them is the image."""
+    with Image.open(io.BytesIO(data), formats=(image_format,)) as image:
+        drafted = image.draft(None, gap)  # JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded
+        image.load()
+        return _plain(image), drafted[1] if drafted else None
+
+
+def _upright(image: Image.Image, header: ImageHeader) -> Image.Image:
+    how = None if header.ext == "tif" else _UPRIGHT_BY.get(header.orientation)
+    return image if how is None else image.transpose(how)
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """L for what is grey, else RGB. Band by band: an image of the largest size must not be in memory four times."""
+    mode = "L" if image.mode in _GREY else "RGB"
+    if image.mode == mode and not image.has_transparency_data:
+        return image
+    plain = Image.new(mode, image.size)
+    rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        plain.paste(_opaque(band).convert(mode), (0, top))
+    return plain
+
+
+def _opaque(band: Image.Image) -> Image.Image:
+    """8 bits a channel, and nothing to be seen through."""
+    if band.mode.startswith("I;16"):
+        pixels = np.asarray(band).astype(np.uint32)
+        return Image.fromarray(((pixels * 255 + 32_767) // 65_535).astype(np.uint8))
+    if not band.has_transparency_data:
+        return band
+    colours = band.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)

@@ -1,0 +1,1 @@
+"""From a source to a dataset: listing, scan, plan, shards, merge."""

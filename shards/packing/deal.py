@@ -1,0 +1,171 @@
+"""The plan's second look at the scan files: rows dealt to their slots, in memory that does not grow with the rows.
+
+An external sort in two steps. Each task takes a few scan files and writes its rows, sorted by slot, into one local
+file of Arrow batches, one a samples file. Then each samples file gathers its batches.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from shards.index import read_table, table_bytes
+from shards.manifest import sha256_hex
+from shards.packing.duplicates import Labels
+from shards.packing.scan import scan_path
+from shards.packing.spec import PackSpec
+from shards.packing.survey import reasons
+from shards.store import open_store
+
+# A samples file holds about this many rows, so that the plan of any collection is made in little memory.
+SAMPLES_A_FILE = 1 << 18
+MOST_SHARDS_A_FILE = 256
+
+_KEPT = ["locator", "source", "ext", "height", "width", "mode", "orientation", "size", "crc32"]
+DROPPED_SCHEMA = pa.schema(
+    [
+        ("position", pa.int64()),
+        ("locator", pa.binary()),
+        ("source", pa.string()),
+        ("kind", pa.string()),
+        ("reason", pa.string()),
+        ("match", pa.string()),
+        ("distance", pa.int32()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DealTask:
+    """Consecutive scan files, the first row of them at `first_position`.
+
+    `slots` has a place for every row, -1 where it is dropped; `drops` (position, kind, reason, match, distance) says
+    why, for rows that the scan found fit. `merged` has labels that replace those scanned, by position.
+    """
+
+    url: str
+    spec: PackSpec
+    numbers: tuple[int, ...]
+    first_position: int
+    slots: NDArray[np.int64]
+    drops: pa.Table
+    merged: dict[int, Labels]
+    known_labels: tuple[str, ...] | None
+    label_names: tuple[str, ...]
+    num_files: int
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatherTask:
+    """One samples file of the dataset at `url`, from the batches that the deal tasks left in `folder`."""
+
+    url: str
+    number: int
+    samples_per_shard: int
+    folder: str
+
+
+def samples_path(number: int) -> str:
+    """A samples file: its row groups are the plans of consecutive shards."""
+    return f"plan/samples-{number:05d}.parquet"
+
+
+def shards_per_file(samples_per_shard: int) -> int:
+    """Shards whose samples are planned in one file, a row group each."""
+    return max(1, min(MOST_SHARDS_A_FILE, SAMPLES_A_FILE // samples_per_shard))
+
+
+def deal(task: DealTask) -> int:
+    """Write the rows of some scan files by slot, and those dropped; the number of scan files done."""
+    store, kept, dropped, done = open_store(task.url), [], [], 0
+    columns = [*_KEPT, "labels", "weights", "reason"]
+    for number in task.numbers:
+        table = read_table(store.read(scan_path(number)), columns=columns)
+        slots = task.slots[done : done + table.num_rows]
+        positions = pa.array(task.first_position + done + np.arange(table.num_rows))
+        table = table.add_column(0, "position", positions).add_column(0, "slot", pa.array(slots))
+        kept.append(_labelled(table.filter(pa.array(slots >= 0)), task))
+        dropped.append(_dropped(table.filter(pa.array(slots < 0)), task))
+        done += len(slots)
+    _spill(pa.concat_tables(kept), task)
+    _write_batches(Path(task.folder) / f"dropped-{task.numbers[0]:08d}", [pa.concat_tables(dropped)])
+    return len(task.numbers)
+
+
+def gather(task: GatherTask) -> tuple[str, str]:
+    """Write one samples file; its path and sha256."""
+    batches = []
+    for spill in sorted(Path(task.folder).glob("kept-*")):
+        with pa.memory_map(str(spill)) as file:
+            batches.append(pa.ipc.open_file(file).get_batch(task.number))
+    table = pa.Table.from_batches(batches)
+    slots = table.column("slot").to_numpy()
+    ordered = table.take(pa.array(np.argsort(slots, kind="stable")))
+    data = table_bytes(ordered, row_group_size=task.samples_per_shard)
+    open_store(task.url).write(samples_path(task.number), data)
+    return samples_path(task.number), sha256_hex(data)
+
+
+def dropped_rows(folder: str) -> pa.Table:
+    """All rows that deal tasks dropped, by position."""
+    tables = []
+    for path in sorted(Path(folder).glob("dropped-*")):
+        with pa.OSFile(str(path)) as file:
+            tables.append(pa.ipc.open_file(file).read_all())
+    return pa.concat_tables(tables)
+
+
+def _labelled(table: pa.Table, task: DealTask) -> pa.Table:
+    """Labels as ids, those of merged duplicates put in."""
+    labels, weights = table.column("labels").combine_chunks(), table.column("weights").combine_chunks()
+    if task.merged:
+        pairs = zip(table.column("position").to_pylist(), labels.to_pylist(), weights.to_pylist(), strict=True)
+        merged = [task.merged.get(position, (names, some)) for position, names, some in pairs]
+        labels = pa.array([item[0] for item in merged], labels.type)
+        weights = pa.array([item[1] for item in merged], weights.type)
+    ids = pc.index_in(pc.list_flatten(labels), value_set=pa.array(task.label_names, pa.string()))
+    ends = np.cumsum(pc.list_value_length(labels).to_numpy(zero_copy_only=False), dtype=np.int32)
+    offsets = pa.array(np.concatenate([np.zeros(1, np.int32), ends]))
+    listed = pa.ListArray.from_arrays(offsets, ids)
+    return table.select(["slot", "position", *_KEPT]).append_column("labels", listed).append_column("weights", weights)
+
+
+def _dropped(table: pa.Table, task: DealTask) -> pa.Table:
+    """Refused by the scan or for their labels or format; or left out because there is another."""
+    why = task.drops.filter(pc.is_in(task.drops.column("position"), value_set=table.column("position")))
+    refused = table.filter(pc.invert(pc.is_in(table.column("position"), value_set=why.column("position"))))
+    refused = pa.table(
+        {
+            "position": refused.column("position"),
+            "locator": refused.column("locator"),
+            "source": refused.column("source"),
+            "kind": pa.repeat("refused", refused.num_rows),
+            "reason": reasons(refused, task.spec, task.known_labels),
+            "match": pa.nulls(refused.num_rows, pa.string()),
+            "distance": pa.nulls(refused.num_rows, pa.int32()),
+        }
+    )
+    others = table.select(["position", "locator", "source"]).join(why, "position", join_type="inner")
+    both = [refused.cast(DROPPED_SCHEMA), others.select(DROPPED_SCHEMA.names).cast(DROPPED_SCHEMA)]
+    return pa.concat_tables(both).sort_by("position")
+
+
+def _spill(table: pa.Table, task: DealTask) -> None:
+    rows_a_file = shards_per_file(task.spec.samples_per_shard) * task.spec.samples_per_shard
+    table = table.take(pa.array(np.argsort(table.column("slot").to_numpy(), kind="stable"))).combine_chunks()
+    edges = np.searchsorted(table.column("slot").to_numpy(), np.arange(task.num_files + 1) * rows_a_file)
+    batches = [table.slice(begin, end - begin) for begin, end in pairwise(edges.tolist())]
+    _write_batches(Path(task.folder) / f"kept-{task.numbers[0]:08d}", batches)
+
+
+def _write_batches(path: Path, tables: list[pa.Table]) -> None:
+    """One record batch a table, empty ones as well."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, tables[0].schema) as writer:
+        for table in tables:
+            whole = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
+            writer.write_batch(whole[0])

@@ -1,0 +1,91 @@
+"""Images of equal bytes within a collection: which one stays, and with whose labels."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from shards.packing.evaluation_sets import bytes_rows
+
+# The labels of an image with their weights (no weights: empty).
+Labels = tuple[tuple[str, ...], tuple[float, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duplicates:
+    """`rows[i]` has the bytes of `kept[i]`, an earlier row, whose source's name is `kept_sources[i]`.
+
+    `num_relabelled` counts the rows left out whose labels differ from those of the row that stays; `labels` has the
+    merged labels of rows that stay, where labels are merged.
+    """
+
+    rows: NDArray[np.int64]
+    kept: NDArray[np.int64]
+    kept_sources: pa.Array
+    num_relabelled: int = 0
+    labels: dict[int, Labels] = field(default_factory=dict)
+
+
+def candidates(sha_prefix: NDArray[np.uint64], is_fit: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Rows that share the first 8 bytes of their sha256 with another, rising."""
+    fit = np.flatnonzero(is_fit)
+    prefix = sha_prefix[fit]
+    order = np.argsort(prefix, kind="stable")
+    prefix = prefix[order]
+    follows = np.zeros(len(prefix) + 1, np.bool_)
+    follows[1:-1] = prefix[1:] == prefix[:-1]
+    return np.sort(fit[order[follows[1:] | follows[:-1]]])
+
+
+def find_duplicates(
+    rows: NDArray[np.int64],
+    read: Callable[[NDArray[np.int64]], pa.Table],
+    *,
+    policy: Literal["first", "merge"],
+) -> Duplicates:
+    """Duplicates among candidate rows; `read` gives columns sha256, source, labels and weights of rows."""
+    if not len(rows):
+        return Duplicates(rows=rows, kept=rows, kept_sources=pa.array([], pa.string()))
+    table = read(rows)
+    sha256, _ = bytes_rows(table.column("sha256"))
+    whole = np.ascontiguousarray(sha256).view(f"V{sha256.shape[1]}").reshape(-1)
+    _, first, group = np.unique(whole, return_index=True, return_inverse=True)
+    kept_place = first[group]
+    dropped = np.flatnonzero(kept_place != np.arange(len(rows)))
+    kept_place = kept_place[dropped]
+    num_relabelled, merged = _merged(table, dropped, kept_place)
+    return Duplicates(
+        rows=rows[dropped],
+        kept=rows[kept_place],
+        kept_sources=table.column("source").take(pa.array(kept_place)).combine_chunks(),
+        num_relabelled=num_relabelled,
+        labels={int(rows[place]): labels for place, labels in merged.items()} if policy == "merge" else {},
+    )
+
+
+def _merged(table: pa.Table, dropped: NDArray[np.int64], kept: NDArray[np.int64]) -> tuple[int, dict[int, Labels]]:
+    count, merged = 0, dict[int, Labels]()
+    places = pa.array(dropped), pa.array(kept)
+    ours, theirs = (table.select(["labels", "weights"]).take(place) for place in places)
+    rows = zip(kept.tolist(), ours.to_pylist(), theirs.to_pylist(), strict=True)
+    for place, mine, other in rows:
+        is_relabelled = sorted(mine["labels"]) != sorted(other["labels"])
+        count += is_relabelled
+        held = merged.get(place) or (tuple(other["labels"]), tuple(other["weights"] or ()))
+        more = merged_labels(held, (tuple(mine["labels"]), tuple(mine["weights"] or ())))
+        if is_relabelled or more != held:  # equal labels can have other weights
+            merged[place] = more
+    return count, merged
+
+
+def merged_labels(held: Labels, more: Labels) -> Labels:
+    """All labels of both, those held first. Weights survive where both have them; a label keeps its larger one."""
+    if held[1] and more[1]:
+        weights = dict(zip(*held, strict=True))
+        for label, weight in zip(*more, strict=True):
+            weights[label] = max(weight, weights.get(label, weight))
+        return tuple(weights), tuple(weights.values())
+    return tuple(dict.fromkeys((*held[0], *more[0]))), ()

@@ -1,0 +1,222 @@
+"""Images that must not be in a collection: those of named evaluation sets, and whatever looks like one of them.
+
+The ViT paper removes the test images of its downstream tasks from its pre-training data (section 4.1). An evaluation
+set is a packed (or adopted) dataset; the scan phase hashes it, one file a shard, and the plan matches against it.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from shards.dataset import Dataset, open_dataset
+from shards.errors import ImageRefusedError, UserError
+from shards.images.near_duplicates import EvaluationIndex
+from shards.images.perceptual import HASH_BITS, evaluation_hashes
+from shards.index import read_table, table_bytes
+from shards.store import MissingObjectError, Store, open_store
+
+HASH_BYTES = HASH_BITS // 8
+VIEWS = ("straight", "mirrored", "inner", "inner_mirrored")
+
+_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("source", pa.string()),
+        ("sha256", pa.binary(32)),
+        # Of the image as evaluation_hashes sees it; null: without structure, only an exact copy of it matches.
+        *((name, pa.binary(HASH_BYTES)) for name in VIEWS),
+    ]
+)
+_MADE_OF = b"patchline.evaluation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSet:
+    """One set: the dataset at `url` as it was when the scan began."""
+
+    url: str
+    fingerprint: str
+    num_shards: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HashTask:
+    """One shard of an evaluation set to hash, for the packing at `url`."""
+
+    url: str
+    evaluation_set: EvaluationSet
+    number: int
+    shard: int
+    hash_name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """An evaluation image: the set's place in the list given, and the image's place in the set."""
+
+    set_number: int
+    shard: int
+    row: int
+    source: str
+
+
+def find_sets(urls: tuple[str, ...]) -> list[EvaluationSet]:
+    """The sets at these URLs; UserError where there is none."""
+    found = [open_dataset(url) for url in urls]
+    return [
+        EvaluationSet(url=url, fingerprint=dataset.fingerprint, num_shards=len(dataset.manifest.shards))
+        for url, dataset in zip(urls, found, strict=True)
+    ]
+
+
+def hash_tasks(url: str, sets: list[EvaluationSet], *, hash_name: str) -> Iterator[HashTask]:
+    """All that has to be hashed."""
+    for number, item in enumerate(sets):
+        for shard in range(item.num_shards):
+            yield HashTask(url=url, evaluation_set=item, number=number, shard=shard, hash_name=hash_name)
+
+
+def hash_shard(task: HashTask) -> int:
+    """Write the hashes of a shard's images unless they are there; the number of shards done: 1."""
+    store = open_store(task.url)
+    if _read_hashes(store, task) is None:
+        dataset = open_dataset(task.evaluation_set.url)
+        if dataset.fingerprint != task.evaluation_set.fingerprint:
+            message = f"the evaluation set {dataset.url} has changed since this command began"
+            raise UserError(f"{message}; run it again")
+        table = pa.Table.from_pylist(list(_records(dataset, task.shard)), schema=_SCHEMA)
+        _write(store, task, table)
+    return 1
+
+
+def write_hashes(store: Store, item: EvaluationSet, tables: Iterable[pa.Table], *, hash_name: str) -> None:
+    """Write hashes that are known already: a table a shard, of the first set of a packing."""
+    for task, table in zip(hash_tasks(store.url, [item], hash_name=hash_name), tables, strict=True):
+        _write(store, task, table)
+
+
+class EvaluationImages:
+    """The hashes of all sets, to match images against."""
+
+    def __init__(self, tables: list[tuple[int, int, pa.Table]]) -> None:
+        self._places = [(number, shard, table) for number, shard, table in tables]
+        self._starts = np.cumsum([0, *(table.num_rows for _, _, table in tables)])
+        self._sha256, _ = _rows_of_bytes(tables, "sha256")
+        self._order = np.argsort(_prefix(self._sha256), kind="stable")
+        views = [_rows_of_bytes(tables, name) for name in VIEWS]
+        self._images = np.concatenate([np.flatnonzero(known) for _, known in views])
+        self._index = EvaluationIndex(np.concatenate([hashes[known] for hashes, known in views]))
+
+    @property
+    def num_images(self) -> int:
+        """Images of all sets."""
+        return int(self._starts[-1])
+
+    def closest(
+        self, sha256: NDArray[np.uint8], hashes: NDArray[np.uint8], has_hash: NDArray[np.bool_], *, max_distance: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """The evaluation image that each of n images is a copy of (-1: none), and its distance in bits.
+
+        `sha256` and `hashes` are uint8[n, 32]; equal bytes are at distance 0 whatever their hash.
+        """
+        image = np.full(len(sha256), -1, np.int64)
+        distance = np.zeros(len(sha256), np.int32)
+        hashed = np.flatnonzero(has_hash)
+        rows, bits = self._index.closest(np.ascontiguousarray(hashes[hashed]), max_distance=max_distance)
+        near = rows >= 0
+        image[hashed[near]] = self._images[rows[near]]
+        distance[hashed[near]] = bits[near]
+        exact, same = self._equal(sha256)
+        image[exact], distance[exact] = same, 0
+        return image, distance
+
+    def match(self, image: int) -> Match:
+        """Which image that is."""
+        place = int(np.searchsorted(self._starts, image, side="right")) - 1
+        number, shard, table = self._places[place]
+        row = image - int(self._starts[place])
+        return Match(
+            set_number=number,
+            shard=shard,
+            row=table.column("row")[row].as_py(),
+            source=table.column("source")[row].as_py(),
+        )
+
+    def _equal(self, sha256: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows of `sha256` that are an evaluation image's, and which one's."""
+        known, asked = _prefix(self._sha256)[self._order], _prefix(sha256)
+        place = np.minimum(np.searchsorted(known, asked), max(len(known) - 1, 0))
+        if not len(known):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        candidates = self._order[place]
+        rows = np.flatnonzero((self._sha256[candidates] == sha256).all(axis=1))
+        return rows, candidates[rows]
+
+
+@lru_cache(maxsize=1)
+def load_images(url: str, sets: tuple[EvaluationSet, ...], hash_name: str) -> EvaluationImages:
+    """The hashes that the scan phase wrote for the packing at `url`; each process loads them once."""
+    store, tables = open_store(url), []
+    for task in hash_tasks(url, list(sets), hash_name=hash_name):
+        if (table := _read_hashes(store, task)) is None:
+            message = f"{store.url}/{_path(task)} is missing or of another evaluation set"
+            raise UserError(f"{message}; run --phase scan with every part first")
+        tables.append((task.number, task.shard, table))
+    return EvaluationImages(tables)
+
+
+def _path(task: HashTask) -> str:
+    return f"work/evaluation-{task.number:02d}-{task.shard:06d}.parquet"
+
+
+def _write(store: Store, task: HashTask, table: pa.Table) -> None:
+    store.write(_path(task), table_bytes(table.replace_schema_metadata({_MADE_OF: _made_of(task)})))
+
+
+def _made_of(task: HashTask) -> bytes:
+    return f"{task.evaluation_set.fingerprint} {task.shard} {task.hash_name}".encode()
+
+
+def _read_hashes(store: Store, task: HashTask) -> pa.Table | None:
+    try:
+        table = read_table(store.read(_path(task)))
+    except (MissingObjectError, pa.ArrowInvalid):
+        return None
+    return table if (table.schema.metadata or {}).get(_MADE_OF) == _made_of(task) else None
+
+
+def _records(dataset: Dataset, shard: int) -> Iterator[dict[str, object]]:
+    rows = dataset.shard_rows(shard)
+    for row, (offset, size) in enumerate(zip(rows.offset.tolist(), rows.size.tolist(), strict=True)):
+        image = dataset.shard_store.read_range(dataset.shard_path(shard), offset, offset + size)
+        try:
+            hashes = evaluation_hashes(image) or (None,) * len(VIEWS)
+        except ImageRefusedError:
+            hashes = (None,) * len(VIEWS)
+        sha256 = hashlib.sha256(image).digest()
+        yield {"row": row, "source": rows.source[row], "sha256": sha256, **dict(zip(VIEWS, hashes, strict=True))}
+
+
+def _rows_of_bytes(tables: list[tuple[int, int, pa.Table]], name: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """uint8[n, bytes] of a column of all tables, and where it is not null."""
+    columns = [bytes_rows(table.column(name)) for _, _, table in tables]
+    return np.concatenate([item[0] for item in columns]), np.concatenate([item[1] for item in columns])
+
+
+def bytes_rows(column: pa.ChunkedArray) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """A column of fixed-size binary as uint8[n, bytes] and where it is not null (there are zeros)."""
+    width = column.type.byte_width
+    array = column.combine_chunks()
+    array = array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
+    filled = array.fill_null(bytes(width))
+    data = np.frombuffer(filled.buffers()[1], np.uint8)[filled.offset * width :][: len(filled) * width]
+    return data.reshape(len(filled), width), array.is_valid().to_numpy(zero_copy_only=False)
+
+
+def _prefix(sha256: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    return np.ascontiguousarray(sha256[:, :8]).view(np.uint64).reshape(-1)

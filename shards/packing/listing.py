@@ -1,0 +1,170 @@
+"""What a source holds, listed once and cut into slices, so that the tasks of a job array scan the same listing.
+
+Whoever comes first lists the source; the files are the same whoever does. listing.json is written last.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from shards.errors import UserError
+from shards.index import read_table, table_bytes
+from shards.manifest import sha256_hex
+from shards.progress import Progress
+from shards.sources.entry import Entry
+from shards.sources.kinds import (
+    ClassTarsSource,
+    FlatSource,
+    FolderSource,
+    ManifestSource,
+    ParquetSource,
+    Source,
+    TarOfTarsSource,
+)
+from shards.store import MissingObjectError, Store
+
+LISTING_PATH = "work/listing.json"
+SLICE_ENTRIES = 32_768
+SLICE_BYTES = 4 << 30
+# The first slices are smaller, so that the scan of a small collection can be shared too: four of 512 images or 64 MiB,
+# four of twice that, and so on; after 129,024 images all are whole.
+FIRST_ENTRIES = 512
+FIRST_BYTES = 64 << 20
+_SLICES_OF_A_SIZE = 4
+
+_SCHEMA = pa.schema(
+    [
+        ("locator", pa.binary()),  # file names need not be UTF-8
+        ("name", pa.string()),
+        ("labels", pa.list_(pa.string())),
+        ("weights", pa.list_(pa.float32())),
+        ("num_bytes", pa.int64()),
+        ("num_images", pa.int32()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Consecutive entries of a source. `num_images` counts those that the listing knows of."""
+
+    sha256: str
+    num_images: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The content of listing.json. `scan_hash` is the PackSpec's."""
+
+    scan_hash: str
+    slices: tuple[Slice, ...]
+
+    def amounts(self) -> tuple[list[int], str]:
+        """What scanning each slice counts on the progress bar, and its unit: images where they are known."""
+        if all(some.num_images for some in self.slices):
+            return [some.num_images for some in self.slices], "images"
+        return [some.num_bytes // 1_000_000 for some in self.slices], "MB"
+
+
+def listed(store: Store, source: Source, *, scan_hash: str, anew: bool = False) -> Listing:
+    """The listing of the source at the store; it is made where there is none, or only one of other settings.
+
+    `anew` makes it in any case: the source may have grown since. Only for who has no other tasks beside him.
+    """
+    if anew:
+        return _write(store, source, scan_hash)
+    try:
+        fields = json.loads(store.read(LISTING_PATH))
+        found = Listing(scan_hash=fields["scan_hash"], slices=tuple(Slice(**item) for item in fields["slices"]))
+        if found.scan_hash == scan_hash:
+            return found
+    except (MissingObjectError, ValueError, KeyError, TypeError):
+        pass
+    return _write(store, source, scan_hash)
+
+
+def slice_entries(store: Store, number: int, *, sha256: str) -> list[Entry]:
+    """The entries of a slice."""
+    path = _path(number)
+    try:
+        data = store.read(path)
+    except MissingObjectError:
+        data = b""
+    if sha256_hex(data) != sha256:
+        message = f"{store.url}/{path} is not as {LISTING_PATH} says: the source changed while it was listed"
+        raise UserError(f"{message}; delete {store.url}/work and scan again")
+    return [_entry(row) for row in read_table(data).to_pylist()]
+
+
+def _write(store: Store, source: Source, scan_hash: str) -> Listing:
+    slices = []
+    with Progress("list", 0, unit="entries") as progress:
+        for number, held in enumerate(_cut(source.entries())):
+            rows = [vars(entry) | {"locator": _encoded(entry.locator)} for entry in held]
+            data = table_bytes(pa.Table.from_pylist(rows, schema=_SCHEMA))
+            store.write(_path(number), data)
+            sums = sum(entry.num_images for entry in held), sum(entry.num_bytes for entry in held)
+            slices.append(Slice(sha256=sha256_hex(data), num_images=sums[0], num_bytes=sums[1]))
+            progress.advance(len(held))
+    if not slices:
+        raise UserError(f"{_nothing_in(source)}; give a source that has some")
+    listing = Listing(scan_hash=scan_hash, slices=tuple(slices))
+    store.write(LISTING_PATH, json.dumps(asdict(listing), sort_keys=True).encode())
+    return listing
+
+
+def _nothing_in(source: Source) -> str:
+    """What was looked for, and where: the rest of a source's settings says nothing about that."""
+    match source:
+        case ClassTarsSource():
+            return f"no *.tar below {source.root}"
+        case TarOfTarsSource():
+            return f"no tar in {source.path}"
+        case FolderSource() | FlatSource():
+            return f"no image found below {source.root}"
+        case ParquetSource() | ManifestSource():
+            return f"no image found in {', '.join(source.files)}"
+    return f"no image found in {source.kind}"
+
+
+def _cut(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
+    held: list[Entry] = []
+    num_images = num_bytes = num_slices = 0
+    most_images, most_bytes = _size(0)
+    for entry in entries:
+        held.append(entry)
+        num_images += max(entry.num_images, 1)
+        num_bytes += entry.num_bytes
+        if num_images >= most_images or num_bytes >= most_bytes:
+            yield held
+            held, num_images, num_bytes, num_slices = [], 0, 0, num_slices + 1
+            most_images, most_bytes = _size(num_slices)
+    if held:
+        yield held
+
+
+def _size(number: int) -> tuple[int, int]:
+    """At how many images or bytes a slice is closed."""
+    doublings = number // _SLICES_OF_A_SIZE
+    return min(FIRST_ENTRIES << doublings, SLICE_ENTRIES), min(FIRST_BYTES << doublings, SLICE_BYTES)
+
+
+def _path(number: int) -> str:
+    return f"work/listing-{number:06d}.parquet"
+
+
+def _encoded(locator: str) -> bytes:
+    return locator.encode("utf-8", "surrogateescape")
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    decoded = {
+        "locator": row["locator"].decode("utf-8", "surrogateescape"),
+        "labels": tuple(row["labels"] or ()),
+        "weights": tuple(row["weights"] or ()),
+    }
+    return Entry(**row | decoded)

@@ -1,0 +1,204 @@
+"""Last phase of packing: block table, labels, quarantine list, and the manifest that makes it a dataset."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from shards.errors import UserError
+from shards.index import (
+    BLOCKS_SCHEMA,
+    LABELS_SCHEMA,
+    QUARANTINE_SCHEMA,
+    LeftOut,
+    ShardCommit,
+    read_commit,
+    read_table,
+    table_bytes,
+)
+from shards.manifest import (
+    BLOCKS_PATH,
+    FORMAT_VERSION,
+    LABELS_PATH,
+    MANIFEST_PATH,
+    QUARANTINE_PATH,
+    Manifest,
+    ShardRecord,
+    index_path,
+    sha256_hex,
+    shard_path,
+)
+from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
+from shards.packing.spec import PackSpec
+from shards.packing.tar_writer import BLOCK_BYTES
+from shards.progress import Progress
+from shards.store import MissingObjectError, Store
+
+SAID_BY_PLAN = ("duplicate", "evaluation")
+_WORK_FILE = re.compile(r"work/(listing\.json|listing-\d+\.parquet|staged-\d+\.bin|evaluation-\d+-\d+\.parquet)")
+_SHARD_FILE = re.compile(r"(?:shards/shard-(?=\d+\.tar)|index/shard-(?=\d+\.parquet))(\d+)\.\w+")
+_DATASET_FILE = re.compile(
+    rf"{_WORK_FILE.pattern}|{_SHARD_FILE.pattern}|manifest\.json|(blocks|labels|quarantine)\.parquet"
+    r"|plan/(plan\.json|(scan|samples)-\d+\.parquet|(dropped|matches)\.parquet)"
+)
+
+
+@dataclass(kw_only=True)
+class Merged:
+    """What is gathered from shard to shard."""
+
+    num_classes: int
+    shards: list[ShardRecord] = field(default_factory=list)
+    blocks: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    label_counts: NDArray[np.int64] = field(init=False)
+    files: dict[str, str] = field(default_factory=dict)
+    num_samples: int = 0
+
+    def __post_init__(self) -> None:
+        self.label_counts = np.zeros(self.num_classes, np.int64)
+
+    def add_shard(self, path: str, index: bytes, commit: ShardCommit, *, samples_per_block: int) -> None:
+        """Take in one shard by the bytes of its index file."""
+        shard, rows = len(self.shards), read_table(index, columns=["offset", "labels"])
+        offsets = rows.column("offset").to_numpy()
+        for row, first_byte, end_byte, count in blocks_of_shard(
+            offsets, data_end=commit.data_end, samples_per_block=samples_per_block
+        ):
+            self.blocks.append((shard, first_byte, end_byte, self.num_samples + row, count))
+        self.shards.append(
+            ShardRecord(
+                path=path,
+                first_sample_id=self.num_samples,
+                num_samples=len(offsets),
+                sha256=commit.tar_sha256,
+                num_bytes=commit.tar_bytes,
+            )
+        )
+        self.num_samples += len(offsets)
+        labels = pc.list_flatten(rows.column("labels")).to_numpy()
+        self.label_counts += np.bincount(labels, minlength=self.num_classes)[: self.num_classes]
+        self.files[index_path(shard)] = sha256_hex(index)
+        self.left_out += commit.left_out
+
+    def write_tables(self, store: Store, label_names: tuple[str, ...], quarantine: pa.Table) -> None:
+        """Block table, labels and quarantine list."""
+        columns = zip(*self.blocks, strict=True) if self.blocks else [()] * len(BLOCKS_SCHEMA)
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, BLOCKS_SCHEMA.types, strict=True)]
+        names = [range(self.num_classes), label_names, self.label_counts]
+        labels = [pa.array(column, kind) for column, kind in zip(names, LABELS_SCHEMA.types, strict=True)]
+        tables = {
+            BLOCKS_PATH: pa.Table.from_arrays(arrays, schema=BLOCKS_SCHEMA),
+            LABELS_PATH: pa.Table.from_arrays(labels, schema=LABELS_SCHEMA),
+            QUARANTINE_PATH: quarantine,
+        }
+        for path, table in tables.items():
+            data = table_bytes(table)
+            store.write(path, data)
+            self.files[path] = sha256_hex(data)
+
+    def left_out_table(self) -> pa.Table:
+        """What the shards phase could not pack, as rows of the quarantine list."""
+        rows = [{**vars(item), "phase": "shards", "kind": "refused"} for item in self.left_out]
+        return pa.Table.from_pylist(rows, schema=QUARANTINE_SCHEMA)
+
+
+def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -> Manifest:
+    """Write what describes the whole, the manifest last. Every shard must be committed."""
+    merged = Merged(num_classes=len(plan.label_names), files={PLAN_PATH: plan.hash, **plan.files})
+    with Progress("merge", plan.num_shards, unit="shards") as progress:
+        for shard in range(plan.num_shards):
+            index, commit = _committed_index(store, plan, shard)
+            merged.add_shard(shard_path(shard), index, commit, samples_per_block=spec.samples_per_block)
+            progress.advance()
+    refuse_quarantine(plan, max_quarantined=max_quarantined, url=store.url, left_out=merged.left_out)
+    quarantine = pa.concat_tables([_dropped_by_plan(store), merged.left_out_table()]).sort_by("position")
+    merged.write_tables(store, plan.label_names, quarantine)
+    _discard_stale_shards(store, plan)
+    store.discard_unfinished(is_dataset_file)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        plan_hash=plan.hash,
+        split=spec.split,
+        num_samples=merged.num_samples,
+        num_classes=len(plan.label_names),
+        num_quarantined=quarantine.num_rows,
+        samples_per_block=spec.samples_per_block,
+        shards=tuple(merged.shards),
+        files=merged.files,
+    )
+    store.write(MANIFEST_PATH, manifest.to_bytes())
+    discard_work(store)
+    return manifest
+
+
+def discard_work(store: Store) -> None:
+    """Remove what the phases put into the work folder, which a finished dataset does not need."""
+    for path in [path for path in store.list("work") if _WORK_FILE.fullmatch(path)]:
+        store.delete(path)
+
+
+def is_dataset_file(path: str) -> bool:
+    """Whether a path is one that packing writes; whatever else lies below the URL is its owner's."""
+    return _DATASET_FILE.fullmatch(path) is not None
+
+
+def _discard_stale_shards(store: Store, plan: Plan) -> None:
+    """Remove shards beyond the plan's last: of an earlier packing whose plan somebody deleted."""
+    for folder in ("shards", "index"):
+        for path in list(store.list(folder)):
+            found = _SHARD_FILE.fullmatch(path)
+            if found and int(found[1]) >= plan.num_shards:
+                store.delete(path)
+
+
+def refuse_quarantine(plan: Plan, *, max_quarantined: float, url: str, left_out: Sequence[LeftOut] = ()) -> None:
+    """UserError where more images were refused than the job allows; those that have a copy do not count."""
+    total, count = plan.num_samples + plan.num_quarantined, plan.num_refused + len(left_out)
+    if count <= max_quarantined * total:
+        return
+    message = f"{count} of {total} images cannot be packed, allowed is a share of {max_quarantined:g}"
+    if left_out:
+        example = f"{left_out[0].source}: {left_out[0].reason}"
+        message = f"{message}; {len(left_out)} of them since the plan was made, for example {example}"
+        todo = "restore them and run --phase shards again, or raise --max-quarantined"
+    else:
+        repair = f"repair them, delete {url}/plan and {url}/work and run again"
+        todo = f"see column reason of {url}/{DROPPED_PATH}; {repair}, or raise --max-quarantined"
+    raise UserError(f"{message}; {todo}")
+
+
+def blocks_of_shard(
+    offsets: NDArray[np.int64], *, data_end: int, samples_per_block: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """(first row, first byte, end byte, samples) of each block; every image's header is right before it."""
+    starts = offsets - BLOCK_BYTES
+    for row in range(0, len(starts), samples_per_block):
+        after = row + samples_per_block
+        end_byte = int(starts[after]) if after < len(starts) else data_end
+        yield row, int(starts[row]), end_byte, min(samples_per_block, len(starts) - row)
+
+
+def _committed_index(store: Store, plan: Plan, shard: int) -> tuple[bytes, ShardCommit]:
+    try:
+        data = store.read(index_path(shard))
+        commit = read_commit(data)
+        if commit.plan_hash == plan.hash and store.size(shard_path(shard)) == commit.tar_bytes:
+            return data, commit
+    except (MissingObjectError, ValueError) as error:
+        reason = str(error)
+    else:
+        reason = "it is of another plan, or its tar has another size"
+    raise UserError(f"shard {shard} of {store.url} is not packed ({reason}); run --phase shards with every part")
+
+
+def _dropped_by_plan(store: Store) -> pa.Table:
+    """The plan's dropped images as rows of the quarantine list: the scan refused them, or the plan for a copy."""
+    dropped = read_table(store.read(DROPPED_PATH))
+    by_plan = pc.is_in(dropped["kind"], value_set=pa.array(SAID_BY_PLAN))
+    phase = pc.if_else(by_plan, "plan", "scan")
+    return dropped.append_column("phase", phase).select(QUARANTINE_SCHEMA.names).cast(QUARANTINE_SCHEMA)

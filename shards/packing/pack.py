@@ -1,0 +1,203 @@
+"""Third phase of packing: one shard, a pure function of the plan. Any machine writes the same bytes.
+
+The tar is whole or absent, and the index file written after it is the commit record of both.
+"""
+
+import json
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shards.errors import ImageRefusedError, UserError
+from shards.images.image_header import ImageHeader
+from shards.images.resize import fitted
+from shards.index import IndexRow, LeftOut, ShardCommit, index_bytes, read_commit
+from shards.manifest import index_path, sha256_hex, shard_path
+from shards.packing.deal import samples_path, shards_per_file
+from shards.packing.matches import reader_of
+from shards.packing.spec import PackSpec
+from shards.packing.tar_writer import TarWriter
+from shards.sources.entry import ImageBytes
+from shards.storage.store_file import StoreFile
+from shards.store import MissingObjectError, Store, open_store
+
+_JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask:
+    """One shard to pack into the dataset at `url`, by the plan whose sha256 is `plan_hash`.
+
+    `samples_sha256` is of the samples file that holds this shard's part of the plan.
+    """
+
+    url: str
+    plan_hash: str
+    spec: PackSpec
+    shard: int
+    samples_sha256: str
+    max_quarantined: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSample:
+    """A row of the plan: the sample's place and the image that the scan found."""
+
+    slot: int
+    position: int
+    locator: bytes
+    source: str
+    ext: str
+    height: int
+    width: int
+    mode: str
+    orientation: int
+    size: int
+    crc32: int
+    labels: tuple[int, ...]
+    weights: tuple[float, ...]
+
+    def header(self) -> ImageHeader:
+        """What the scan found in the image's header."""
+        return ImageHeader(
+            ext=self.ext, height=self.height, width=self.width, mode=self.mode, orientation=self.orientation
+        )
+
+
+def pack_shard(task: ShardTask) -> int:
+    """Write one shard and commit it, unless that was done before; the number of its samples in the plan."""
+    store = open_store(task.url)
+    _refuse_other_samples(task.url, samples_of_shard(task.shard, task.spec), task.samples_sha256)
+    samples = planned_samples(store, task.shard, samples_per_shard=task.spec.samples_per_shard)
+    commit = committed(store, task.plan_hash, task.shard)
+    if commit is None or commit.left_out:  # what was not to be had may be there now
+        with store.create(shard_path(task.shard)) as file:
+            rows, commit = _write_tar(file, store, task, samples)
+        store.write(index_path(task.shard), index_bytes(task.shard, rows, commit))
+    return len(samples)
+
+
+def samples_of_shard(shard: int, spec: PackSpec) -> str:
+    """The samples file that holds a shard's part of the plan."""
+    return samples_path(shard // shards_per_file(spec.samples_per_shard))
+
+
+@lru_cache(maxsize=256)
+def _refuse_other_samples(url: str, path: str, sha256: str) -> None:
+    """Each worker reads a samples file once as a whole, to know that it is the plan's."""
+    store = open_store(url)
+    try:
+        found = sha256_hex(store.read(path))
+    except MissingObjectError:
+        found = "missing"
+    if found != sha256:
+        what = "is missing" if found == "missing" else "is not as the plan says: its sha256 is another"
+        raise UserError(f"{store.url}/{path} {what}; delete {store.url}/plan/plan.json and run --phase plan again")
+
+
+def committed(store: Store, plan_hash: str, shard: int) -> ShardCommit | None:
+    """The commit record of a finished shard of this plan whose tar is there in full; None otherwise."""
+    try:
+        commit = read_commit(store.read(index_path(shard)))
+        whole = store.size(shard_path(shard)) == commit.tar_bytes
+    except (MissingObjectError, ValueError):
+        return None
+    return commit if whole and commit.plan_hash == plan_hash else None
+
+
+def planned_samples(store: Store, shard: int, *, samples_per_shard: int) -> list[PlannedSample]:
+    """The samples dealt to a shard; reads this shard's row group of the plan and no more."""
+    file, group = divmod(shard, shards_per_file(samples_per_shard))
+    with pq.ParquetFile(StoreFile(store, samples_path(file)), page_checksum_verification=True) as opened:
+        table = opened.read_row_group(group, use_threads=False)
+    columns = {field.name: _values(table.column(field.name).combine_chunks()) for field in table.schema}
+    rows = zip(*columns.values(), strict=True)
+    return [PlannedSample(**dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """A column as Python values, lists as tuples (empty for null ones): several times as fast as its `to_pylist`."""
+    if pa.types.is_list(column.type):
+        values, offsets = _values(column.values), column.offsets.to_pylist()
+        return [tuple(values[begin:end]) for begin, end in pairwise(offsets)]
+    if pa.types.is_primitive(column.type):
+        return cast("list[Any]", column.to_numpy().tolist())
+    return cast("list[Any]", column.to_pylist())
+
+
+def _write_tar(
+    file: BinaryIO, store: Store, task: ShardTask, samples: list[PlannedSample]
+) -> tuple[list[IndexRow], ShardCommit]:
+    tar, rows, left_out = TarWriter(file), [], []
+    locators = [sample.locator.decode("utf-8", "surrogateescape") for sample in samples]
+    images = reader_of(store, task.spec).read_many(locators)
+    for sample, image in zip(samples, images, strict=True):
+        try:
+            rows.append(_add(tar, sample, *_stored(sample, image, task.spec)))
+        except ImageRefusedError as error:
+            left_out.append(LeftOut(position=sample.position, source=sample.source, reason=str(error)))
+    _refuse_losses(task, left_out, len(samples))
+    data_end = tar.num_bytes
+    tar.finish()
+    commit = ShardCommit(
+        tar_sha256=tar.sha256(),
+        tar_bytes=tar.num_bytes,
+        data_end=data_end,
+        plan_hash=task.plan_hash,
+        left_out=tuple(left_out),
+    )
+    return rows, commit
+
+
+def _stored(sample: PlannedSample, image: ImageBytes, spec: PackSpec) -> tuple[bytes, ImageHeader, int]:
+    """The bytes that go into the shard, their header and their crc32."""
+    if not isinstance(image, bytes):
+        raise ImageRefusedError(f"unreadable: {image}")
+    if len(image) != sample.size or zlib.crc32(image) != sample.crc32:
+        raise ImageRefusedError("the image has changed since the scan")
+    stored, header = fitted(image, sample.header(), spec.resize)
+    return stored, header, sample.crc32 if stored is image else zlib.crc32(stored)
+
+
+def _add(tar: TarWriter, sample: PlannedSample, image: bytes, header: ImageHeader, crc32: int) -> IndexRow:
+    key = f"{sample.slot:010d}"
+    offset = tar.add(f"{key}.{header.ext}", image)
+    if len(sample.labels) == 1:
+        tar.add(f"{key}.cls", str(sample.labels[0]).encode())
+    facts = {
+        "height": header.height,
+        "labels": sample.labels,
+        "mode": header.mode,
+        "orientation": header.orientation,
+        "source": sample.source,
+        "width": header.width,
+    }
+    if sample.weights:
+        facts["weights"] = sample.weights
+    tar.add(f"{key}.json", _JSON.encode(facts).encode())
+    return IndexRow(
+        key=key,
+        offset=offset,
+        size=len(image),
+        ext=header.ext,
+        height=header.height,
+        width=header.width,
+        labels=sample.labels,
+        crc32=crc32,
+        source=sample.source,
+        weights=sample.weights,
+        orientation=header.orientation,
+    )
+
+
+def _refuse_losses(task: ShardTask, left_out: list[LeftOut], num_samples: int) -> None:
+    # Once committed, a shard is never tried again: a source that is away for a moment must not empty it.
+    if len(left_out) > max(1, task.max_quarantined * num_samples):
+        example = f"{left_out[0].source}: {left_out[0].reason}"
+        message = f"{len(left_out)} of {num_samples} images of shard {task.shard} are not as scanned ({example})"
+        raise UserError(f"{message}; allowed is a share of {task.max_quarantined:g}; restore the source")

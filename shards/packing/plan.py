@@ -1,0 +1,95 @@
+"""Second phase of packing: the frozen plan. Which image becomes which sample of which shard, and from what.
+
+plan.json fixes all of it by sha256 and is written last; its own sha256 is the plan's hash, which every shard
+records.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from shards.errors import UserError
+from shards.manifest import FORMAT_VERSION, sha256_hex
+from shards.packing.spec import PackSpec
+from shards.store import MissingObjectError, Store
+
+PLAN_PATH = "plan/plan.json"
+DROPPED_PATH = "plan/dropped.parquet"
+MATCHES_PATH = "plan/matches.parquet"
+
+
+class AdoptedError(ValueError):
+    """What is there is no plan but the record of tars made by others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The content of plan.json. `files` has the sha256 of every other file below plan/.
+
+    `num_quarantined` images of those scanned are in no shard: `num_refused` for their own sake, the others because
+    there is another (`num_duplicates`, `num_evaluation`). `num_relabelled` duplicates had other labels than the image
+    that stays. `evaluation_sets` has the fingerprint of each set.
+    """
+
+    format_version: int
+    settings: dict[str, object]
+    versions: dict[str, str]
+    label_names: tuple[str, ...]
+    num_samples: int
+    num_quarantined: int
+    num_refused: int
+    num_duplicates: int
+    num_relabelled: int
+    num_evaluation: int
+    num_shards: int
+    evaluation_sets: dict[str, str]
+    files: dict[str, str]
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 of plan.json."""
+        return sha256_hex(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """JSON with sorted keys."""
+        return json.dumps(asdict(self), sort_keys=True, indent=1).encode() + b"\n"
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Plan":
+        """Raises ValueError for anything but a plan of this format version."""
+        try:
+            fields = json.loads(data)
+            if "adopted" in fields:
+                raise AdoptedError("a record of tars made by others, no plan")
+            if fields["format_version"] != FORMAT_VERSION:
+                raise ValueError(f"plan of format version {fields['format_version']}, not {FORMAT_VERSION}")
+            return Plan(**fields | {"label_names": tuple(fields["label_names"])})
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"not a plan: {error}") from error
+
+
+def read_plan(store: Store, spec: PackSpec) -> Plan | None:
+    """The plan at the store, None before there is one; a UserError where it is of another packing."""
+    try:
+        plan = Plan.from_bytes(store.read(PLAN_PATH))
+    except MissingObjectError:
+        return None
+    except AdoptedError:
+        message = f"{store.url} holds an index of tars made by others (patchline index)"
+        raise UserError(f"{message}; give another --out") from None
+    except ValueError as error:
+        todo = f"delete {PLAN_PATH} there and pack again, or give another --out"
+        raise UserError(f"{store.url}/{PLAN_PATH} is {error}; {todo}") from error
+    asked = spec.settings()
+    different = sorted(name for name in asked if plan.settings.get(name) != asked[name])
+    if different:
+        named = ", ".join(f"{name} {plan.settings.get(name)!r} (now {asked[name]!r})" for name in different)
+        raise UserError(f"{store.url} is planned with other settings: {named}; use these, or another --out")
+    return plan
+
+
+def refuse_other_versions(plan: Plan, spec: PackSpec) -> None:
+    """Other library versions could write other bytes into one dataset."""
+    if (here := spec.versions()) != plan.versions:
+        message = f"the plan was made with {plan.versions}, here are {here}"
+        raise UserError(f"{message}; install the plan's versions, or pack anew into another --out")

@@ -1,0 +1,255 @@
+"""How a plan is made from the scan: survey, duplicates, permutation, dealing. Memory: some 40 bytes an image."""
+
+import tempfile
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from shards.errors import UserError
+from shards.hashing import derive_key, hash_array
+from shards.index import read_table, table_bytes
+from shards.manifest import FORMAT_VERSION, sha256_hex
+from shards.packing.deal import DROPPED_SCHEMA, DealTask, GatherTask, deal, dropped_rows, gather, shards_per_file
+from shards.packing.duplicates import Duplicates, candidates, find_duplicates
+from shards.packing.evaluation_sets import EvaluationSet, find_sets
+from shards.packing.label_names import read_label_names
+from shards.packing.listing import Listing
+from shards.packing.matches import closest_matches
+from shards.packing.plan import DROPPED_PATH, MATCHES_PATH, PLAN_PATH, Plan
+from shards.packing.scan import scan_path
+from shards.packing.spec import PackSpec
+from shards.packing.survey import SCANS_A_TASK, Survey, SurveyTask, survey
+from shards.parallel import run_tasks
+from shards.progress import Progress
+from shards.store import Store
+
+_PERMUTATION = 0x7061636B  # "pack": keeps this permutation apart from others of the same seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Surveyed:
+    """All scan files in short; file f holds the rows first_rows[f] to first_rows[f + 1] - 1."""
+
+    files: dict[str, str]
+    first_rows: NDArray[np.int64]
+    is_fit: NDArray[np.bool_]
+    sha_prefix: NDArray[np.uint64]
+    labels: set[str]
+    overlaps: pa.Table
+
+
+def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -> Plan:
+    """Deal the scanned samples to shards, in the order of a keyed hash of their positions."""
+    known, sets = known_labels(spec), tuple(find_sets(spec.dedup.against))
+    found = _survey(store, spec, listing, known, sets, workers=workers)
+    num_scanned, num_refused = len(found.is_fit), int((~found.is_fit).sum())
+    stays = found.is_fit.copy()
+    stays[found.overlaps.column("position").to_numpy()] = False
+    duplicates = _duplicates(store, spec, found, stays)
+    stays[duplicates.rows] = False
+    num_samples = int(stays.sum())
+    if not num_samples:
+        left_out = f"{num_refused} are refused, {found.overlaps.num_rows} are of evaluation sets"
+        message = f"the source has no usable image: of {num_scanned}, {left_out}"
+        raise UserError(f"{message}; see column reason of {store.url}/plan/scan-*, or --dedup.against")
+    names = known if known is not None else sorted_labels(found.labels)
+    with tempfile.TemporaryDirectory(prefix="patchline-plan-") as folder:
+        files = found.files | _deal(store, spec, found, (stays, duplicates, known, names), folder, workers=workers)
+        files |= _write_dropped(store, spec, folder, found, sets)
+    plan = Plan(
+        format_version=FORMAT_VERSION,
+        settings=spec.settings(),
+        versions=spec.versions(),
+        label_names=names,
+        num_samples=num_samples,
+        num_quarantined=num_scanned - num_samples,
+        num_refused=num_refused,
+        num_duplicates=len(duplicates.rows),
+        num_relabelled=duplicates.num_relabelled,
+        num_evaluation=found.overlaps.num_rows,
+        num_shards=-(-num_samples // spec.samples_per_shard),
+        evaluation_sets={item.url: item.fingerprint for item in sets},
+        files=files,
+    )
+    store.write(PLAN_PATH, plan.to_bytes())
+    return plan
+
+
+def known_labels(spec: PackSpec) -> tuple[str, ...] | None:
+    """The only labels allowed, in the order of their ids: of the labels file, else of the source; None: any."""
+    return read_label_names(spec.labels_file) if spec.labels_file else spec.source.known_labels()
+
+
+def sorted_labels(names: set[str]) -> tuple[str, ...]:
+    """Distinct label names in the order of their ids: by number where all are integers, else as strings."""
+    if all(name.removeprefix("-").isdecimal() and name.isascii() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def permutation(positions: NDArray[np.int64], *, seed: int) -> NDArray[np.intp]:
+    """Indices that put `positions` into their global random order. Dropping one never moves the others."""
+    return np.argsort(hash_array(positions, key=derive_key(seed, _PERMUTATION)), kind="stable")
+
+
+def _survey(
+    store: Store,
+    spec: PackSpec,
+    listing: Listing,
+    known: tuple[str, ...] | None,
+    sets: tuple[EvaluationSet, ...],
+    *,
+    workers: int,
+) -> _Surveyed:
+    hashes = [some.sha256 for some in listing.slices]
+    tasks = (
+        SurveyTask(
+            url=store.url,
+            spec=spec,
+            first_number=begin,
+            slices_sha256=tuple(hashes[begin : begin + SCANS_A_TASK]),
+            known_labels=known,
+            evaluation_sets=sets,
+        )
+        for begin in range(0, len(hashes), SCANS_A_TASK)
+    )
+    surveys: dict[int, Survey] = {}
+    with Progress("survey", len(hashes), unit="scan files") as progress:
+        for result in run_tasks(survey, tasks, workers=workers):
+            surveys[result.first_number] = result
+            progress.advance(len(result.sha256))
+    ordered = [surveys[first] for first in sorted(surveys)]
+    return _Surveyed(
+        files={
+            scan_path(item.first_number + place): sha256 for item in ordered for place, sha256 in enumerate(item.sha256)
+        },
+        first_rows=np.cumsum([0, *(count for item in ordered for count in item.num_rows)]),
+        is_fit=np.concatenate([item.is_fit for item in ordered]),
+        sha_prefix=np.concatenate([item.sha_prefix for item in ordered]),
+        labels=set().union(*(item.labels for item in ordered)),
+        overlaps=_overlaps(ordered, sets),
+    )
+
+
+def _overlaps(surveys: list[Survey], sets: tuple[EvaluationSet, ...]) -> pa.Table:
+    first_rows = np.cumsum([0, *(len(item.is_fit) for item in surveys)]).tolist()
+    rows = [
+        {
+            "position": first_row + overlap.row,
+            "kind": "evaluation",
+            "reason": f"a copy of an image of {sets[overlap.match.set_number].url}",
+            "match": overlap.match.source,
+            "distance": overlap.distance,
+            "set_number": overlap.match.set_number,
+            "shard": overlap.match.shard,
+            "row": overlap.match.row,
+        }
+        for first_row, item in zip(first_rows, surveys, strict=False)
+        for overlap in item.overlaps
+    ]
+    fields = [(name, DROPPED_SCHEMA.field(name).type) for name in ("position", "kind", "reason", "match", "distance")]
+    return pa.Table.from_pylist(
+        rows, pa.schema([*fields, *((name, pa.int64()) for name in ("set_number", "shard", "row"))])
+    )
+
+
+def _duplicates(store: Store, spec: PackSpec, found: _Surveyed, stays: NDArray[np.bool_]) -> Duplicates:
+    def read(rows: NDArray[np.int64]) -> pa.Table:
+        return pa.concat_tables(_rows_of_scans(store, found.first_rows, rows))
+
+    if spec.dedup.duplicates == "keep":
+        return find_duplicates(np.empty(0, np.int64), read, policy="first")
+    return find_duplicates(candidates(found.sha_prefix, stays), read, policy=spec.dedup.duplicates)
+
+
+def _rows_of_scans(store: Store, first_rows: NDArray[np.int64], rows: NDArray[np.int64]) -> Iterator[pa.Table]:
+    """Some rows, rising, of all scan files; files without any are not read."""
+    edges = np.searchsorted(rows, first_rows)
+    for number in np.flatnonzero(np.diff(edges)).tolist():
+        table = read_table(store.read(scan_path(number)), columns=["sha256", "source", "labels", "weights"])
+        yield table.take(pa.array(rows[edges[number] : edges[number + 1]] - first_rows[number]))
+
+
+def _deal(
+    store: Store,
+    spec: PackSpec,
+    found: _Surveyed,
+    decided: tuple[NDArray[np.bool_], Duplicates, tuple[str, ...] | None, tuple[str, ...]],
+    folder: str,
+    *,
+    workers: int,
+) -> dict[str, str]:
+    stays, duplicates, known, names = decided
+    positions = np.flatnonzero(stays)
+    slots = np.full(len(stays), -1, np.int64)
+    slots[positions[permutation(positions, seed=spec.seed)]] = np.arange(len(positions))
+    drops = _drops(found, duplicates)
+    num_files = -(-len(positions) // (shards_per_file(spec.samples_per_shard) * spec.samples_per_shard))
+    num_scans, merged_rows = len(found.first_rows) - 1, sorted(duplicates.labels)
+
+    def tasks() -> Iterator[DealTask]:
+        for begin in range(0, num_scans, SCANS_A_TASK):
+            end = min(begin + SCANS_A_TASK, num_scans)
+            first, after = int(found.first_rows[begin]), int(found.first_rows[end])
+            inside = pc.and_(pc.greater_equal(drops["position"], first), pc.less(drops["position"], after))
+            yield DealTask(
+                url=store.url,
+                spec=spec,
+                numbers=tuple(range(begin, end)),
+                first_position=first,
+                slots=slots[first:after],
+                drops=drops.filter(inside),
+                merged={
+                    row: duplicates.labels[row]
+                    for row in merged_rows[bisect_left(merged_rows, first) : bisect_left(merged_rows, after)]
+                },
+                known_labels=known,
+                label_names=names,
+                num_files=num_files,
+                folder=folder,
+            )
+
+    with Progress("deal", num_scans, unit="scan files") as progress:
+        for count in run_tasks(deal, tasks(), workers=workers):
+            progress.advance(count)
+    files = (
+        GatherTask(url=store.url, number=number, samples_per_shard=spec.samples_per_shard, folder=folder)
+        for number in range(num_files)
+    )
+    with Progress("plan", num_files, unit="samples files") as progress:
+        written = {}
+        for path, sha256 in run_tasks(gather, files, workers=workers):
+            written[path] = sha256
+            progress.advance()
+    return written
+
+
+def _drops(found: _Surveyed, duplicates: Duplicates) -> pa.Table:
+    num_rows = len(duplicates.rows)
+    copies = pa.table(
+        {
+            "position": pa.array(duplicates.rows, pa.int64()),
+            "kind": pa.repeat("duplicate", num_rows),
+            "reason": pa.repeat("the same bytes as an image before it", num_rows),
+            "match": duplicates.kept_sources,
+            "distance": pa.array(np.zeros(num_rows), pa.int32()),
+        }
+    )
+    return pa.concat_tables([copies, found.overlaps.select(copies.schema.names)])
+
+
+def _write_dropped(
+    store: Store, spec: PackSpec, folder: str, found: _Surveyed, sets: tuple[EvaluationSet, ...]
+) -> dict[str, str]:
+    dropped = dropped_rows(folder)
+    written = {DROPPED_PATH: table_bytes(dropped)}
+    if sets:
+        written[MATCHES_PATH] = table_bytes(closest_matches(store, spec, dropped, found.overlaps, sets))
+    for path, data in written.items():
+        store.write(path, data)
+    return {path: sha256_hex(data) for path, data in written.items()}

@@ -1,0 +1,137 @@
+"""First phase of packing: every image of a source read once. One Parquet file for each slice of the listing.
+
+Slices are cut by position, not by worker, so the files are the same however many tasks share the work.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shards.errors import ImageRefusedError
+from shards.images.image_header import read_header
+from shards.images.perceptual import perceptual_hash
+from shards.packing.listing import slice_entries
+from shards.packing.spec import PackSpec
+from shards.packing.staging import StagedFile
+from shards.sources.entry import Entry, ImageBytes
+from shards.storage.store_file import StoreFile
+from shards.store import MissingObjectError, Store, open_store
+
+ROWS_AT_ONCE = 4096
+
+SCAN_SCHEMA = pa.schema(
+    [
+        ("locator", pa.binary()),  # file names need not be UTF-8
+        ("source", pa.string()),
+        ("labels", pa.list_(pa.string())),
+        ("weights", pa.list_(pa.float32())),
+        ("ext", pa.string()),
+        ("height", pa.int32()),
+        ("width", pa.int32()),
+        ("mode", pa.string()),
+        ("orientation", pa.int8()),
+        ("size", pa.int64()),
+        ("crc32", pa.uint32()),
+        ("sha256", pa.binary(32)),
+        ("phash", pa.binary(32)),  # null unless near-duplicates are to be found
+        ("reason", pa.string()),  # null: the image is fit to be packed
+    ]
+)
+_SCAN_KEY, _SLICE_KEY = b"patchline.scan", b"patchline.slice"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanTask:
+    """One slice to scan into the dataset at `url`; `slice_sha256` is of its listing."""
+
+    url: str
+    spec: PackSpec
+    number: int
+    slice_sha256: str
+
+
+def scan_path(number: int) -> str:
+    """Where the scan of a slice is."""
+    return f"plan/scan-{number:06d}.parquet"
+
+
+def scan_slice(task: ScanTask) -> int:
+    """Write the scan of a slice unless it is there already; the slice's number."""
+    store = open_store(task.url)
+    footer = scan_footer(task.spec.scan_hash(), task.slice_sha256)
+    if not is_scanned(store, task.number, footer):
+        entries = slice_entries(store, task.number, sha256=task.slice_sha256)
+        if task.spec.source.staged:
+            with StagedFile(store, task.number) as staged:
+                _scan(store, task, _staged(staged, _images(task, entries)), footer)
+        else:
+            _scan(store, task, _images(task, entries), footer)
+    return task.number
+
+
+def scan_footer(scan_hash: str, slice_sha256: str) -> dict[bytes, bytes]:
+    """What a scan file carries: by which settings it was made, and from which listing."""
+    return {_SCAN_KEY: scan_hash.encode(), _SLICE_KEY: slice_sha256.encode()}
+
+
+def is_scanned(store: Store, number: int, footer: dict[bytes, bytes]) -> bool:
+    """Whether the scan of a slice is there, made by the same settings from the same listing."""
+    try:
+        metadata = pq.read_schema(StoreFile(store, scan_path(number))).metadata or {}
+    except (MissingObjectError, pa.ArrowInvalid):
+        return False
+    return all(metadata.get(key) == value for key, value in footer.items())
+
+
+def _scan(store: Store, task: ScanTask, images: Iterator[tuple[Entry, ImageBytes]], footer: dict[bytes, bytes]) -> None:
+    records = (_record(entry, image, task.spec) for entry, image in images)
+    schema = SCAN_SCHEMA.with_metadata(footer)
+    with store.create(scan_path(task.number)) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        while some := list(islice(records, ROWS_AT_ONCE)):
+            writer.write_table(pa.Table.from_pylist(some, schema=schema))
+
+
+def _images(task: ScanTask, entries: list[Entry]) -> Iterator[tuple[Entry, ImageBytes]]:
+    return task.spec.source.images(entries, max_bytes=task.spec.limits.max_bytes)
+
+
+def _staged(file: StagedFile, images: Iterator[tuple[Entry, ImageBytes]]) -> Iterator[tuple[Entry, ImageBytes]]:
+    for entry, image in images:
+        yield (file.add(entry, image), image) if isinstance(image, bytes) else (entry, image)
+
+
+def _record(entry: Entry, image: ImageBytes, spec: PackSpec) -> dict[str, object]:
+    named: dict[str, object] = {
+        "locator": entry.locator.encode("utf-8", "surrogateescape"),
+        "source": entry.name,
+        "labels": entry.labels,
+        "weights": entry.weights,
+    }
+    try:
+        return named | _facts(image, spec)
+    except ImageRefusedError as error:
+        return named | {"reason": str(error)}
+
+
+def _facts(image: ImageBytes, spec: PackSpec) -> dict[str, object]:
+    if isinstance(image, ImageRefusedError):
+        raise image
+    if isinstance(image, OSError):
+        raise ImageRefusedError(f"unreadable: {image}")
+    header = read_header(image, spec.limits)
+    return {
+        "ext": header.ext,
+        "height": header.height,
+        "width": header.width,
+        "mode": header.mode,
+        "orientation": header.orientation,
+        "size": len(image),
+        "crc32": zlib.crc32(image),
+        "sha256": hashlib.sha256(image).digest(),
+        "phash": perceptual_hash(image) if spec.is_hashed else None,
+    }

@@ -1,0 +1,82 @@
+"""What is packed, and how: everything that decides a byte of a dataset, frozen before the first shard."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from typing import Literal
+
+from shards.errors import UserError
+from shards.images.image_header import Limits
+from shards.images.near_duplicates import DEFAULT_MAX_DISTANCE
+from shards.images.perceptual import HASH_BITS, HASH_PACKAGES, PERCEPTUAL_HASH
+from shards.images.resize import CODEC_PACKAGES, Resize
+from shards.sources.kinds import Source, tool_versions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dedup:
+    """Which images are left out because there is another.
+
+    `duplicates`, of images with equal bytes: `first` keeps the first in the source's order with its own labels,
+    `merge` keeps it with the labels of all, `keep` keeps every one. `against`: packed evaluation sets (URLs) whose
+    images, mirrored ones included, must not be in the collection; whatever is within `max_distance` bits of one of
+    theirs by perceptual hash is left out.
+    """
+
+    duplicates: Literal["first", "merge", "keep"] = "first"
+    against: tuple[str, ...] = ()
+    max_distance: int = DEFAULT_MAX_DISTANCE
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_distance < HASH_BITS // 2:
+            message = f"--dedup.max-distance is {self.max_distance} bits; allowed are 0 to {HASH_BITS // 2 - 1}"
+            raise UserError(f"{message} of the hash's {HASH_BITS}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSpec:
+    """A packing. `labels_file` has one class name a line, in the order of their ids (empty: the names found)."""
+
+    source: Source
+    split: str
+    samples_per_shard: int
+    samples_per_block: int
+    seed: int
+    labels_file: str = ""
+    limits: Limits = field(default_factory=Limits)
+    dedup: Dedup = field(default_factory=Dedup)
+    resize: Resize = field(default_factory=Resize)
+
+    def __post_init__(self) -> None:
+        sizes = {"--samples-per-shard": self.samples_per_shard, "--samples-per-block": self.samples_per_block}
+        for option, size in sizes.items():
+            if size < 1:
+                raise UserError(f"{option} is {size}; allowed are 1 and more")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"--seed is {self.seed}; allowed are 0 to 2**63 - 1")
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether the scan makes perceptual hashes, for which it decodes every image."""
+        return bool(self.dedup.against)
+
+    def settings(self) -> dict[str, object]:
+        """As plan.json records them."""
+        settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
+        return settings
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the libraries that can change a written byte."""
+        packages = [*CODEC_PACKAGES, *(HASH_PACKAGES if self.is_hashed else ())]
+        return tool_versions(self.source) | {package: version(package) for package in packages}
+
+    def scan_hash(self) -> str:
+        """sha256 of what decides the scan: two jobs that share it can share listing and scan files."""
+        decides = {
+            "source": asdict(self.source),
+            "limits": asdict(self.limits),
+            "perceptual_hash": PERCEPTUAL_HASH if self.is_hashed else "",
+            "versions": self.versions(),
+        }
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,144 @@
+"""The plan's first look at scan files: which images are fit, and what tells duplicates apart, as small arrays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from shards.errors import UserError
+from shards.images.image_header import ImageHeader
+from shards.images.perceptual import PERCEPTUAL_HASH
+from shards.images.resize import refusal
+from shards.index import read_table
+from shards.manifest import sha256_hex
+from shards.packing.evaluation_sets import EvaluationSet, Match, bytes_rows, load_images
+from shards.packing.scan import is_scanned, scan_footer, scan_path
+from shards.packing.spec import PackSpec
+from shards.store import MissingObjectError, open_store
+
+# Scan files in a task: matching many images at once costs much less than the same images a few at a time.
+SCANS_A_TASK = 32  # a million images
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyTask:
+    """Consecutive scan files by their listings' sha256. `known_labels`: the only labels allowed, None where any is."""
+
+    url: str
+    spec: PackSpec
+    first_number: int
+    slices_sha256: tuple[str, ...]
+    known_labels: tuple[str, ...] | None
+    evaluation_sets: tuple[EvaluationSet, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """A row, counted from the first of a survey, that is a copy of an evaluation image."""
+
+    row: int
+    match: Match
+    distance: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """Consecutive scan files in short. `sha_prefix` is the first 8 bytes of each image's sha256."""
+
+    first_number: int
+    sha256: tuple[str, ...]
+    num_rows: tuple[int, ...]
+    is_fit: NDArray[np.bool_]
+    sha_prefix: NDArray[np.uint64]
+    labels: list[str]
+    overlaps: list[Overlap]
+
+
+def survey(task: SurveyTask) -> Survey:
+    """Raises UserError where a scan file is missing or of other settings."""
+    columns = ["labels", "ext", "mode", "sha256", "reason", *(["phash"] if task.spec.is_hashed else [])]
+    hashes, tables, fits, labels = [], [], [], set[str]()
+    for place, slice_sha256 in enumerate(task.slices_sha256):
+        data = _read_scan(task, task.first_number + place, slice_sha256)
+        table = read_table(data, columns=columns)
+        is_fit = reasons(table, task.spec, task.known_labels).is_null()
+        labels.update(pc.unique(pc.list_flatten(table.column("labels").filter(is_fit))).to_pylist())
+        hashes.append(sha256_hex(data))
+        fits.append(is_fit.to_numpy(zero_copy_only=False))
+        tables.append(table.drop_columns(["labels", "ext", "mode", "reason"]))
+    whole, every_fit = pa.concat_tables(tables), np.concatenate(fits)
+    sha256, _ = bytes_rows(whole.column("sha256"))
+    return Survey(
+        first_number=task.first_number,
+        sha256=tuple(hashes),
+        num_rows=tuple(table.num_rows for table in tables),
+        is_fit=every_fit,
+        sha_prefix=np.ascontiguousarray(sha256[:, :8]).view(np.uint64).reshape(-1),
+        labels=sorted(labels),
+        overlaps=_overlaps(task, whole, sha256, every_fit) if task.evaluation_sets else [],
+    )
+
+
+def reasons(table: pa.Table, spec: PackSpec, known_labels: tuple[str, ...] | None) -> pa.Array:
+    """Why each row of a scan table can not be packed; null where it can."""
+    labels = table.column("labels").combine_chunks()
+    found = [table.column("reason").combine_chunks()]
+    is_empty = pc.equal(pc.list_value_length(labels), 0)
+    found.append(pc.if_else(is_empty, pa.scalar("no label"), pa.scalar(None, pa.string())))
+    if known_labels is not None:
+        found.append(_unknown_labels(labels, known_labels))
+    found.append(_formats(table, spec))
+    return pc.coalesce(*found)
+
+
+def _unknown_labels(labels: pa.ListArray, known: tuple[str, ...]) -> pa.Array:
+    values, parents = pc.list_flatten(labels), pc.list_parent_indices(labels)
+    is_strange = pc.invert(pc.is_in(values, value_set=pa.array(known, pa.string())))
+    result: list[str | None] = [None] * len(labels)
+    strangers = zip(parents.filter(is_strange).to_pylist(), values.filter(is_strange).to_pylist(), strict=True)
+    for row, label in strangers:
+        result[row] = result[row] or f"unknown label {label!r}"
+    return pa.array(result, pa.string())
+
+
+def _formats(table: pa.Table, spec: PackSpec) -> pa.Array:
+    """Formats that shards do not hold, where nothing may be encoded anew."""
+    ext, mode = table.column("ext").combine_chunks(), table.column("mode").combine_chunks()
+    result = pa.nulls(len(ext), pa.string())
+    for kind in table.select(["ext", "mode"]).group_by(["ext", "mode"]).aggregate([]).to_pylist():
+        if kind["ext"] is None:
+            continue  # refused by the scan
+        header = ImageHeader(height=1, width=1, orientation=1, **kind)
+        if why := refusal(header, spec.resize):
+            is_kind = pc.and_(pc.equal(ext, kind["ext"]), pc.equal(mode, kind["mode"]))
+            result = pc.if_else(pc.fill_null(is_kind, False), pa.scalar(why), result)
+    return result
+
+
+def _overlaps(task: SurveyTask, table: pa.Table, sha256: NDArray[np.uint8], is_fit: NDArray[np.bool_]) -> list[Overlap]:
+    images = load_images(task.url, task.evaluation_sets, PERCEPTUAL_HASH)
+    hashes, has_hash = bytes_rows(table.column("phash"))
+    rows = np.flatnonzero(is_fit)
+    found, distance = images.closest(
+        sha256[rows], hashes[rows], has_hash[rows], max_distance=task.spec.dedup.max_distance
+    )
+    near = np.flatnonzero(found >= 0)
+    return [
+        Overlap(row=int(rows[place]), match=images.match(int(found[place])), distance=int(distance[place]))
+        for place in near.tolist()
+    ]
+
+
+def _read_scan(task: SurveyTask, number: int, slice_sha256: str) -> bytes:
+    store, path = open_store(task.url), scan_path(number)
+    try:
+        data = store.read(path)
+    except MissingObjectError:
+        message = f"{store.url}/{path} is missing: the scan is not complete"
+        raise UserError(f"{message}; run --phase scan with every part first") from None
+    if not is_scanned(store, number, scan_footer(task.spec.scan_hash(), slice_sha256)):
+        message = f"{store.url}/{path} is the scan of another source or of other settings"
+        raise UserError(f"{message}; scan again, or delete {store.url}/plan and {store.url}/work first")
+    return data

@@ -1,0 +1,247 @@
+"""Images in tars of one class each (ImageNet-21k), alone or all in one tar (ILSVRC), read where they lie."""
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from io import FileIO
+from typing import ClassVar, Literal, Self
+
+from shards.errors import ImageRefusedError, UserError
+from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
+from shards.sources.tar_members import Member, is_hidden, read_members
+from shards.storage.ahead import Hold, in_order_within
+from shards.storage.local import LocalStore
+from shards.storage.pieces import Pieces, stored_pieces
+from shards.store import MissingObjectError, Store, open_store
+
+log = logging.getLogger(__name__)
+
+READS_AHEAD = 16
+MOST_OPEN_FILES = 64
+HEADER_PIECE_BYTES = 4096  # a header and what extends it
+_COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassTarsSource:
+    """A folder or `s3://bucket/prefix` with one tar a class; the tar's name without `.tar` is the label.
+
+    The layout of ImageNet-21k's winter 2021 release: 19,167 tars such as n01440764.tar.
+    """
+
+    staged: ClassVar[bool] = False
+    kind: Literal["class_tars"] = "class_tars"
+    root: str = ""
+
+    def entries(self) -> Iterator[Entry]:
+        """Every tar, sorted by name; those in folders further down, too."""
+        if not self.root:
+            raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the tars")
+        for path, num_bytes in open_store(self.root).list_sizes():
+            if is_tar_name(path, where=self.root):
+                yield _tar_entry(path, path, 0, num_bytes)
+
+    def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+        """The images of each tar, from its start to its end."""
+        return _images(open_store(self.root), entries, max_bytes)
+
+    def reader(self) -> "TarReader":
+        """Reads by path, offset and size."""
+        return TarReader(store=open_store(self.root))
+
+    def known_labels(self) -> None:
+        """Not known before the scan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarOfTarsSource:
+    """One tar, a file or `s3://bucket/key`, of tars of one class each; an inner tar's name is the label.
+
+    The layout of ILSVRC2012_img_train.tar. Nothing is unpacked: images are read from it by their offsets.
+    """
+
+    staged: ClassVar[bool] = False
+    kind: Literal["tar_of_tars"] = "tar_of_tars"
+    path: str = ""
+
+    def entries(self) -> Iterator[Entry]:
+        """Every inner tar, in the archive's order; only the headers of the outer one are read."""
+        store, path = self._place()
+        for member in self._outer_members(store, path):
+            if isinstance(member.data, ImageRefusedError):
+                where = f"--source.path {self.path!r}, {printable(member.name) or 'the archive'}"
+                raise UserError(f"{where}: {member.data}; give the archive as it was published, whole")
+            yield _tar_entry(path, member.name, member.offset, member.size)
+
+    def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+        """The images of each inner tar, from its start to its end."""
+        return _images(self._place()[0], entries, max_bytes)
+
+    def reader(self) -> "TarReader":
+        """Reads by offset and size."""
+        return TarReader(store=self._place()[0])
+
+    def known_labels(self) -> None:
+        """Not known before the scan."""
+
+    def _outer_members(self, store: Store, path: str) -> Iterator[Member]:
+        try:
+            end = store.size(path)
+        except MissingObjectError as error:
+            raise UserError(f"--source.path {self.path!r} is not there; give a tar of class tars") from error
+        pieces = Pieces(lambda first, end: store.read_range(path, first, end), 0, end, piece_bytes=HEADER_PIECE_BYTES)
+        return read_members(
+            pieces, wanted=lambda name: is_tar_name(name, where=self.path), max_bytes=0, with_data=lambda _: False
+        )
+
+    def _place(self) -> tuple[Store, str]:
+        folder, slash, name = self.path.rpartition("/")
+        if not name:
+            raise UserError(f"--source.path is {self.path!r}; give a tar of class tars, a file or s3://bucket/key")
+        return open_store(folder or slash or "."), name
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarReader:
+    """Reads images by locators `PATH:OFFSET:SIZE`, the path below a store."""
+
+    store: Store
+
+    def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
+        """In order; from a bucket some are on their way at once."""
+        if isinstance(self.store, LocalStore):
+            with _OpenFiles(self.store) as files:
+                yield from (files.read(locator) for locator in locators)
+            return
+        for image in in_order_within(self._fetch, locators, threads=READS_AHEAD, most_bytes=MOST_BYTES_AHEAD):
+            if isinstance(image, Exception) and type(image) is not OSError:
+                raise image  # a fault of the store: trying again may mend it
+            yield image
+            del image  # before the next one comes
+
+    def _fetch(self, locator: str, hold: Hold) -> ImageBytes:
+        path, first, size = split_locator(locator)
+        hold(size)
+        try:
+            return self.store.read_range(path, first, first + size)
+        except (MissingObjectError, EOFError) as error:
+            return OSError(str(error))
+
+
+class _OpenFiles:
+    """The local tars read last, kept open: shards take their images from all classes in turn."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self._held: OrderedDict[str, FileIO] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._held.values():
+            file.close()
+
+    def read(self, locator: str) -> ImageBytes:
+        path, first, size = split_locator(locator)
+        try:
+            descriptor = self._file(path).fileno()
+            data = os.pread(descriptor, size, first)
+            while len(data) < size and (more := os.pread(descriptor, size - len(data), first + len(data))):
+                data += more
+        except OSError as error:
+            return OSError(error.strerror or str(error))
+        if len(data) < size:
+            return OSError(f"{path} is cut off: it has {len(data)} of the {size} bytes from byte {first} on")
+        return data
+
+    def _file(self, path: str) -> FileIO:
+        if path in self._held:
+            self._held.move_to_end(path)
+            return self._held[path]
+        file = self._held[path] = self._store.local_path(path).open("rb", buffering=0)
+        if len(self._held) > MOST_OPEN_FILES:
+            self._held.popitem(last=False)[1].close()
+        return file
+
+
+def split_locator(locator: str) -> tuple[str, int, int]:
+    """(path, offset, size) of `PATH:OFFSET:SIZE`; the path may hold colons."""
+    path, first, size = locator.rsplit(":", 2)
+    return path, int(first), int(size)
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file looks like an image that its owner means: by its suffix, and not hidden."""
+    stem, dot, suffix = name.rpartition(".")
+    return f"{dot}{suffix}".lower() in IMAGE_SUFFIXES and bool(stem) and not is_hidden(name)
+
+
+def is_tar_name(name: str, *, where: str) -> bool:
+    """Whether a file is to be read as a tar; UserError for a compressed one."""
+    if is_hidden(name):
+        return False
+    if name.lower().endswith(_COMPRESSED_SUFFIXES):
+        message = f"{printable(name)} of {where} is compressed, so no image can be read from it by its offset"
+        raise UserError(f"{message}; decompress it first, e.g. with gunzip")
+    return name.lower().endswith(".tar")
+
+
+def _tar_entry(path: str, tar_name: str, first: int, num_bytes: int) -> Entry:
+    """The entry of the tar in bytes first..first+num_bytes-1 of an object."""
+    return Entry(
+        locator=f"{path}:{first}:{num_bytes}",
+        name=printable(tar_name),
+        labels=(_label(printable(tar_name)),),
+        num_bytes=num_bytes,
+        num_images=0,
+    )
+
+
+def _label(tar_name: str) -> str:
+    return tar_name.rpartition("/")[2][: -len(".tar")]
+
+
+def _images(store: Store, entries: Sequence[Entry], max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+    for entry in entries:
+        try:
+            for member in _members(store, entry, max_bytes):
+                if member.data is not None:
+                    yield _image_entry(entry, member), member.data
+        except ConnectionError:
+            raise  # trying again may mend it
+        except (OSError, EOFError, MissingObjectError) as error:
+            yield entry, OSError(str(error))
+
+
+def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
+    path, first, num_bytes = split_locator(entry.locator)
+    end = min(first + num_bytes, store.size(path))  # it may have been cut off since
+    others: list[str] = []
+
+    def wanted(name: str) -> bool:
+        if not is_image_name(name) and not is_hidden(name):
+            others.append(name)
+        return is_image_name(name)
+
+    with closing(stored_pieces(store, path, first, max(first, end))) as pieces:
+        yield from read_members(pieces, wanted=wanted, max_bytes=max_bytes)
+    if others:
+        message = "%s: %d members are not called images and are passed over, the first of them %s"
+        log.warning(message, entry.name, len(others), printable(others[0]))
+
+
+def _image_entry(tar: Entry, member: Member) -> Entry:
+    if not member.name:
+        return tar
+    path, _, _ = split_locator(tar.locator)
+    name, label = printable(member.name).removeprefix("./"), tar.labels[0]
+    return Entry(
+        locator=f"{path}:{member.offset}:{member.size}",
+        name=name if name.startswith(f"{label}/") else f"{label}/{name}",
+        labels=tar.labels,
+        num_bytes=member.size,
+    )

@@ -1,0 +1,89 @@
+"""Scikit-learn's 1,797 real handwritten digits (8x8, values 0..16), enlarged to 32x32 PNG.
+
+Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998, as in
+`sklearn.datasets.load_digits`. The images travel inside the scikit-learn wheel, so they need no network.
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from shards.errors import UserError
+from shards.hashing import derive_key, hash_array
+from shards.sources.entry import Entry, ImageBytes, too_large
+
+NUM_DIGITS = 1797
+ENLARGE = 4
+_SPLIT_KEY = derive_key(1797, 80, 20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsSource:
+    """A fixed fifth of the digits is the test split, chosen by our keyed hash of the index."""
+
+    staged: ClassVar[bool] = False
+    kind: Literal["digits"] = "digits"
+    split: Literal["train", "test"] = "train"
+
+    def entries(self) -> Iterator[Entry]:
+        """In the order of load_digits."""
+        _, labels = _load()
+        for index in split_indices(self.split).tolist():
+            yield Entry(locator=str(index), name=f"digits/{index:04d}.png", labels=(str(labels[index]),))
+
+    def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+        """Each made anew."""
+        images = self.reader().read_many([entry.locator for entry in entries])
+        for entry, image in zip(entries, images, strict=True):
+            yield entry, image if len(image) <= max_bytes else too_large(len(image), max_bytes=max_bytes)
+
+    def reader(self) -> "DigitsReader":
+        """Reads by index."""
+        return DigitsReader()
+
+    def known_labels(self) -> tuple[str, ...]:
+        """The digits."""
+        return tuple("0123456789")
+
+
+class DigitsReader:
+    """Makes the PNG of each index."""
+
+    def read_many(self, locators: Sequence[str]) -> Iterator[bytes]:
+        """The same bytes for the same index and Pillow version, every time."""
+        images, _ = _load()
+        for locator in locators:
+            yield enlarged_png(images[int(locator)])
+
+
+def split_indices(split: str) -> NDArray[np.int64]:
+    """Indices of a split, rising: 1,438 train, 359 test."""
+    order = np.argsort(hash_array(np.arange(NUM_DIGITS), key=_SPLIT_KEY), kind="stable")
+    num_test = NUM_DIGITS // 5
+    chosen = order[:num_test] if split == "test" else order[num_test:]
+    return np.sort(chosen).astype(np.int64)
+
+
+def enlarged_png(digit: NDArray[np.float64]) -> bytes:
+    """8x8 values 0..16 -> 32x32 RGB PNG, every value a square of 4x4 pixels."""
+    grey = np.rint(digit * (255 / 16)).astype(np.uint8)
+    # [8, 8] -> [32, 32] -> [32, 32, 3]
+    pixels = np.repeat(np.repeat(grey, ENLARGE, axis=0), ENLARGE, axis=1)[..., None].repeat(3, axis=2)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG", compress_level=6)
+    return file.getvalue()
+
+
+def _load() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    try:
+        from sklearn.datasets import load_digits  # noqa: PLC0415 - only this source needs scikit-learn
+    except ImportError as error:
+        message = "the digits source needs scikit-learn; install it with: pip install 'patchline[demo]'"
+        raise UserError(message) from error
+    digits = load_digits()
+    return digits.images, digits.target

@@ -1,0 +1,82 @@
+"""What every source of images hands out: entries in a fixed order, and the bytes of images.
+
+A source is read twice. The scan reads all of it in its own order, once, and asks `images`; packing reads single
+images again in the order of the plan, and asks the `reader`, which finds an image by its locator.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shards.errors import ImageRefusedError
+
+IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp"))
+
+# Images that are read ahead of their turn have no more than this together; the one whose turn it is comes on top.
+MOST_BYTES_AHEAD = 64 << 20
+
+# The bytes of an image, or why there are none: an error of the file system, or a refusal.
+ImageBytes = bytes | OSError | ImageRefusedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One image of a source, or a container of images (a tar of a class, a row group) that the scan opens.
+
+    `locator` is for the source's own reader: where the bytes are. `name` is the source's name for it, valid Unicode.
+    `labels` are names of classes (empty: unknown), `weights` their weights (empty, or one a label). `num_bytes` is
+    what the scan will read for it, 0 where the listing does not say; `num_images` is 0 where only opening it tells.
+    """
+
+    locator: str
+    name: str
+    labels: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    num_bytes: int = 0
+    num_images: int = 1
+
+
+class Reader(Protocol):
+    """Reads images of one source again by their locators."""
+
+    def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
+        """The bytes of each, in order, or the error met: one unreadable image must not end the others."""
+        ...
+
+
+class ImageSource(Protocol):
+    """A collection of images: a frozen dataclass whose fields are its settings (and go into the plan's hash)."""
+
+    @property
+    def staged(self) -> bool:
+        """Whether an image can not be read again alone; then the scan keeps a copy of each for packing."""
+        ...
+
+    def entries(self) -> Iterator[Entry]:
+        """All of it in a fixed order, streaming; UserError where the source can not be listed."""
+        ...
+
+    def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+        """Every image of `entries`, in order, a container's one by one, each with an Entry of its own.
+
+        What has more than `max_bytes` is refused without being read.
+        """
+        ...
+
+    def reader(self) -> Reader:
+        """Reads single images; not asked of a staged source."""
+        ...
+
+    def known_labels(self) -> tuple[str, ...] | None:
+        """The names of all classes in the order of their ids, where the source itself says."""
+        ...
+
+
+def printable(name: str) -> str:
+    """A file name as valid Unicode: bytes that are not UTF-8 become backslash escapes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def too_large(num_bytes: int, *, max_bytes: int) -> ImageRefusedError:
+    """The refusal of an image that has more bytes than allowed."""
+    return ImageRefusedError(f"too large: {num_bytes} bytes, allowed are {max_bytes}")

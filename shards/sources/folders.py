@@ -1,0 +1,146 @@
+"""Images that lie as files: one folder a class, or labels in the file names or in a table beside them."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, ClassVar, Literal
+
+from shards.errors import ImageRefusedError, UserError
+from shards.sources.big_sort import Row, sorted_rows
+from shards.sources.entry import Entry, ImageBytes, printable
+from shards.sources.table_labels import label_names
+from shards.sources.tables import read_rows
+from shards.sources.tree import Tree, list_images, refused_entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderSource:
+    """Class folders in a folder or an S3 prefix: `root/CLASS/...`; the folder's name is the label.
+
+    Images in folders further down (`root/CLASS/images/*.JPEG`) are of the same class. One that lies in `root` itself
+    has no label.
+    """
+
+    staged: ClassVar[bool] = False
+    kind: Literal["folder"] = "folder"
+    root: str = ""
+
+    def entries(self) -> Iterator[Entry]:
+        """Sorted by path."""
+        for path, num_bytes in list_images(self.root):
+            label, slash, _ = path.partition("/")
+            labels = (printable(label),) if slash else ()
+            yield Entry(locator=path, name=printable(path), labels=labels, num_bytes=num_bytes)
+
+    def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+        """File by file."""
+        return Tree(root=self.root).images(entries, max_bytes=max_bytes)
+
+    def reader(self) -> Tree:
+        """Reads by path below the root."""
+        return Tree(root=self.root)
+
+    def known_labels(self) -> None:
+        """Not known before the scan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatSource:
+    """Images in a folder or an S3 prefix, and below it, whose folders say nothing about their labels.
+
+    The group of `label_pattern`, matched from the start of the file's own name, is the label. By default that is all
+    before the first underscore: `n01440764_tench.JPEG` has the label n01440764. With `labels_csv`, labels come from a
+    table (CSV, or Parquet) with the columns `file_column`, paths below the root, and `label_column`, of one label or
+    of several with `separator` between them; a file in several rows has the labels of all. A file that the table
+    leaves out has no label; one that only the table knows is an unreadable image.
+    """
+
+    staged: ClassVar[bool] = False
+    kind: Literal["flat"] = "flat"
+    root: str = ""
+    label_pattern: str = r"([^_]+)_"
+    labels_csv: str = ""
+    file_column: str = "file"
+    label_column: str = "label"
+    separator: str = "|"
+
+    def __post_init__(self) -> None:
+        try:
+            groups = re.compile(self.label_pattern).groups
+        except re.error as error:
+            raise UserError(f"--source.label-pattern {self.label_pattern!r} is not a pattern: {error}") from error
+        if groups != 1:
+            message = f"--source.label-pattern {self.label_pattern!r} has {groups} groups; allowed is exactly one"
+            raise UserError(f"{message}, around the label, e.g. '([^_]+)_'")
+
+    def entries(self) -> Iterator[Entry]:
+        """Sorted by path."""
+        return self._labelled_by_table() if self.labels_csv else self._labelled_by_name()
+
+    def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+        """File by file."""
+        return Tree(root=self.root).images(entries, max_bytes=max_bytes)
+
+    def reader(self) -> Tree:
+        """Reads by path below the root."""
+        return Tree(root=self.root)
+
+    def known_labels(self) -> None:
+        """Not known before the scan."""
+
+    def _labelled_by_name(self) -> Iterator[Entry]:
+        pattern = re.compile(self.label_pattern)
+        for path, num_bytes in list_images(self.root):
+            name = printable(path)
+            found = pattern.match(name.rpartition("/")[2])
+            labels = (found.group(1),) if found and found.group(1) else ()
+            yield Entry(locator=path, name=name, labels=labels, num_bytes=num_bytes)
+
+    def _labelled_by_table(self) -> Iterator[Entry]:
+        """Two sorted sequences, the files and the table, joined: neither is ever in memory."""
+        files = list_images(self.root)
+        file = next(files, None)
+        for key, rows in groupby(sorted_rows(self._rows()), key=lambda row: row[0]):
+            while file is not None and _bytes(file[0]) < key:
+                yield Entry(locator=file[0], name=printable(file[0]), num_bytes=file[1])
+                file = next(files, None)
+            num_bytes = 0
+            if file is not None and _bytes(file[0]) == key:
+                num_bytes = file[1]
+                file = next(files, None)
+            yield from self._entries(key, rows, num_bytes)
+        while file is not None:
+            yield Entry(locator=file[0], name=printable(file[0]), num_bytes=file[1])
+            file = next(files, None)
+
+    def _rows(self) -> Iterator[Row]:
+        """(file, its labels, nothing) of each row; (nothing, the row's number, reason) of one that makes no sense."""
+        columns = {"file-column": self.file_column, "label-column": self.label_column}
+        for number, values in read_rows(self.labels_csv, columns):
+            try:
+                if isinstance(values, ImageRefusedError):
+                    raise values
+                path = _bytes(values[0]).removeprefix(b"./")
+                if not path:
+                    raise ImageRefusedError("the row names no image")
+                labels = label_names(values[1], separator=self.separator)
+                yield path, "\0".join(labels).encode(), b""
+            except ImageRefusedError as refusal:
+                yield b"", str(number).encode(), str(refusal).encode()
+
+    def _entries(self, path: bytes, rows: Iterator[Row], num_bytes: int) -> Iterator[Entry]:
+        """The entry of a file that the table knows, or of each row that makes no sense."""
+        if not path:
+            table = printable(self.labels_csv.rpartition("/")[2])
+            yield from (refused_entry(f"{table} row {number.decode()}", why.decode()) for _, number, why in rows)
+            return
+        labels = (label for _, joined, _ in rows for label in joined.decode().split("\0") if label)
+        locator = path.decode("utf-8", "surrogateescape")
+        yield Entry(locator=locator, name=printable(locator), labels=tuple(dict.fromkeys(labels)), num_bytes=num_bytes)
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    return b"" if value is None else str(value).encode("utf-8", "surrogateescape")

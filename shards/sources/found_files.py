@@ -1,0 +1,71 @@
+"""Files that a source is given by name, pattern or folder, on disk or in a bucket."""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from shards.errors import ImageRefusedError, UserError
+from shards.sources.entry import printable
+from shards.storage.buckets import SCHEME, Buckets
+from shards.storage.objects import MissingObjectError
+from shards.storage.store_file import StoreFile
+from shards.store import open_store
+
+_WILDCARDS = "*?["
+
+
+def find_files(places: Sequence[str], *, suffixes: tuple[str, ...]) -> list[str]:
+    """All files at paths, `s3://bucket/key`s or patterns of either, or below folders; sorted, each once.
+
+    In folders, files whose name ends in one of `suffixes`, at any depth. UserError where a place has none.
+    """
+    found: set[str] = set()
+    for place in places:
+        some = list(_stored(place, suffixes) if "://" in place else _local(place, suffixes))
+        if not some:
+            kinds = " or ".join(suffixes)
+            message = f"--source.files {printable(place)!r} matches no file"
+            raise UserError(
+                f"{message}; give {kinds} files, a folder of them, or a pattern such as 'DIR/*{suffixes[0]}'"
+            )
+        found.update(some)
+    return sorted(found, key=lambda path: path.encode("utf-8", "surrogateescape"))
+
+
+def open_found(path: str, buckets: Buckets) -> Any:
+    """The file, as pyarrow reads it: seekable. Errors: OSError, MissingObjectError."""
+    if not path.startswith(SCHEME):
+        return pa.OSFile(os.fsencode(path))
+    try:
+        return pa.PythonFile(StoreFile(*buckets.place(path)), "r")
+    except ImageRefusedError as error:
+        raise MissingObjectError(path) from error
+
+
+def _local(place: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+    path = Path(place)
+    if path.is_file():
+        yield place
+    elif path.is_dir():
+        yield from (str(path / name) for name in open_store(place).list() if name.lower().endswith(suffixes))
+    else:
+        # Path.glob refuses absolute patterns.
+        yield from (name for name in glob.iglob(place, recursive=True) if Path(name).is_file())  # noqa: PTH207
+
+
+def _stored(place: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+    bucket, _, key = place.removeprefix(SCHEME).partition("/")
+    root = open_store(f"{place[: len(place) - len(place.removeprefix(SCHEME))]}{bucket}")
+    key = key.rstrip("/")
+    if any(mark in key for mark in _WILDCARDS):
+        folder = key[: min(key.find(mark) for mark in _WILDCARDS if mark in key)].rpartition("/")[0]
+        yield from (f"{root.url}/{path}" for path in root.list(folder) if fnmatchcase(path, key))
+    elif key.lower().endswith(suffixes):
+        yield from (f"{root.url}/{path}" for path in [key] if root.exists(path))
+    else:
+        yield from (f"{root.url}/{path}" for path in root.list(key) if path.lower().endswith(suffixes))

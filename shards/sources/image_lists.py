@@ -1,0 +1,110 @@
+"""Images listed in CSV or Parquet files by path or URL, with a label or several, and weights (the way of JFT)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shards.errors import ImageRefusedError, UserError
+from shards.sources.entry import Entry, ImageBytes, printable
+from shards.sources.found_files import find_files
+from shards.sources.locations import Locations
+from shards.sources.table_labels import label_names, weighted
+from shards.sources.tables import TABLE_SUFFIXES, RowValues, read_rows
+from shards.sources.tree import refused_entry
+from shards.sources.url_secrets import is_address, secret_reason, shown_address
+from shards.sources.web import is_web
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestSource:
+    """CSV or Parquet files, local or `s3://`, with a row an image.
+
+    `path_column`: a path, an `s3://bucket/key` or an `http(s)://` URL; relative paths are below `root`, by default the
+    folder that the files are in. `label_column`: a label, or several: a list in Parquet, cut at `separator` in a CSV.
+    `weights_column` (empty: no weights) has a number for each label. A CSV begins with a header; it may end in
+    .csv.gz, .tsv or .tsv.gz, too. A row that makes no sense is one refused image. So is a URL with a password or a
+    signature, since the plan and the index would keep it.
+
+    Images are read twice, by the scan and by packing. With `keep_copies` the scan keeps a copy of each in the dataset's
+    work folder until it is packed, so that nothing is fetched twice: for slow servers, or images that change.
+    """
+
+    kind: Literal["manifest"] = "manifest"
+    files: tuple[str, ...] = ()
+    root: str = ""
+    path_column: str = "path"
+    label_column: str = "label"
+    weights_column: str = ""
+    separator: str = "|"
+    keep_copies: bool = False
+
+    @property
+    def staged(self) -> bool:
+        """Whether the scan keeps copies."""
+        return self.keep_copies
+
+    def entries(self) -> Iterator[Entry]:
+        """File by file, row by row."""
+        columns = {"path-column": self.path_column, "label-column": self.label_column}
+        if self.weights_column:
+            columns["weights-column"] = self.weights_column
+        is_below_address = is_web(self._root())
+        for path in self._paths():
+            for number, values in read_rows(path, columns):
+                yield self._entry(path, number, values, is_below_address=is_below_address)
+
+    def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+        """Each read from where it lies; those of servers are fetched ahead."""
+        return Locations(root=self._root()).images(entries, max_bytes=max_bytes)
+
+    def reader(self) -> Locations:
+        """Reads by the location in the table."""
+        return Locations(root=self._root())
+
+    def known_labels(self) -> None:
+        """Not known before the scan."""
+
+    def _paths(self) -> list[str]:
+        if not self.files:
+            raise UserError("--source.files is missing; give CSV or Parquet files that list images")
+        return find_files(self.files, suffixes=TABLE_SUFFIXES)
+
+    def _root(self) -> str:
+        if self.root:
+            if is_address(self.root) and (reason := secret_reason(self.root)):
+                raise UserError(f"--source.root {shown_address(self.root)!r}: {reason}")
+            return self.root
+        folders = {path.rpartition("/")[0] or ("/" if path.startswith("/") else ".") for path in self._paths()}
+        if len(folders) > 1:
+            message = "--source.files are in more than one folder, so relative paths in them have no one meaning"
+            raise UserError(f"{message}; set --source.root to the folder that paths begin from")
+        return folders.pop()
+
+    def _entry(self, path: str, number: int, values: RowValues, *, is_below_address: bool) -> Entry:
+        row = f"{printable(path.rpartition('/')[2])} row {number}"
+        if isinstance(values, ImageRefusedError):
+            return refused_entry(row, str(values))
+        location = _text(values[0])
+        if not location:
+            return refused_entry(row, "the row names no image")
+        name = printable(location)
+        if is_below_address or is_address(location):
+            reason = secret_reason(location)
+            if reason or is_below_address or is_web(location):  # a key in a bucket may have a question mark
+                name = shown_address(name) or row
+            if reason:
+                return refused_entry(name, reason)
+        try:
+            labels = label_names(values[1], separator=self.separator)
+            labels, weights = weighted(labels, values[2] if self.weights_column else None, separator=self.separator)
+        except ImageRefusedError as refusal:
+            return refused_entry(name, f"{row}: {refusal}")
+        if not weights:
+            labels = tuple(dict.fromkeys(labels))
+        return Entry(locator=location, name=name, labels=labels, weights=weights)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    return "" if value is None else str(value)

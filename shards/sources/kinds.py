@@ -1,0 +1,39 @@
+"""Every kind of image collection that can be packed. `kind` tells them apart in a written job."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from importlib.metadata import version
+
+from shards.sources.archives import ClassTarsSource, TarOfTarsSource
+from shards.sources.digits import DigitsSource
+from shards.sources.entry import Entry, Reader
+from shards.sources.folders import FlatSource, FolderSource
+from shards.sources.image_lists import ManifestSource
+from shards.sources.parquets import ParquetSource
+
+__all__ = [
+    "ClassTarsSource",
+    "DigitsSource",
+    "Entry",
+    "FlatSource",
+    "FolderSource",
+    "ManifestSource",
+    "ParquetSource",
+    "Reader",
+    "Source",
+    "TarOfTarsSource",
+]
+
+Source = DigitsSource | FolderSource | FlatSource | ClassTarsSource | TarOfTarsSource | ParquetSource | ManifestSource
+
+
+def source_hash(source: Source) -> str:
+    """sha256 of a source's settings: what a scan or a plan was made from."""
+    return hashlib.sha256(json.dumps(asdict(source), sort_keys=True).encode()).hexdigest()
+
+
+def tool_versions(source: Source) -> dict[str, str]:
+    """Versions of the libraries that can change a written byte."""
+    packages = ["numpy", "pillow", "pyarrow"] + ["scikit-learn"] * isinstance(source, DigitsSource)
+    return {package: version(package) for package in packages}

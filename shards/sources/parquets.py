@@ -1,0 +1,228 @@
+"""Images embedded in Parquet files, the layout of Hugging Face datasets: image struct<bytes, path>, label."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NoReturn, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from shards.errors import ImageRefusedError, UserError
+from shards.sources.entry import Entry, ImageBytes, printable, too_large
+from shards.sources.found_files import find_files, open_found
+from shards.sources.table_labels import label_names
+from shards.sources.tables import check_columns
+from shards.storage.ahead import in_order
+from shards.storage.buckets import SCHEME, Buckets
+from shards.storage.objects import MissingObjectError
+
+# A batch is held in memory: as many rows as are likely to have this many bytes, at least one.
+BATCH_BYTES, MOST_BATCH_ROWS = 16 << 20, 16
+READS_AHEAD = 16
+# Of a column as it is read, since row groups may be as large as their files. From a bucket each is a request.
+_LOCAL_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
+_UNREADABLE = (pa.ArrowInvalid, OSError, EOFError, MissingObjectError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetSource:
+    """Parquet files, folders or patterns, local or `s3://`, with a column of images and one of labels.
+
+    The image is `struct<bytes, path>`, or bytes alone; the label text, an integer, or a list of such. Integers index
+    `label_names`, by default the names that Hugging Face's datasets write into their files. A row without bytes, a
+    label without a name, or a damaged row group is a refused image, or as many as the group has.
+
+    A page of a Parquet file can not be read in parts: a worker has memory for two to three times the largest one. A
+    writer that puts a gigabyte of images into one (pyarrow's does, of large images, unless told `write_batch_size=1`
+    and `use_dictionary=False`) makes files that take gigabytes to read.
+    """
+
+    staged: ClassVar[bool] = True  # a row group is read whole or not at all
+    kind: Literal["parquet"] = "parquet"
+    files: tuple[str, ...] = ()
+    image_column: str = "image"
+    label_column: str = "label"
+    label_names: tuple[str, ...] = ()
+
+    def entries(self) -> Iterator[Entry]:
+        """File by file, one entry a row group; no more than the files' footers are read."""
+        buckets, first_names = Buckets(), None
+        for path, (names, groups) in self._footers(self.paths(), buckets):
+            if first_names is None:
+                first_names = names
+            if names != first_names:
+                message = f"{printable(path)} has other names for its integer labels than the files before it"
+                raise UserError(f"{message}; pack such files apart, or give --source.label-names for all")
+            yield from groups
+
+    def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+        """Row group by row group, some rows at a time."""
+        with _OpenFile(Buckets()) as held:
+            for entry in entries:
+                yield from self._group_images(held, entry, max_bytes)
+
+    def reader(self) -> NoReturn:
+        """There is none."""
+        raise NotImplementedError("a single image can not be read from a Parquet file: the scan keeps copies")
+
+    def known_labels(self) -> tuple[str, ...] | None:
+        """The names given, or those in the files, in the order of their integers."""
+        if self.label_names:
+            return self.label_names
+        (first,) = self._footers(self.paths()[:1], Buckets())
+        return first[1][0] or None
+
+    def paths(self) -> list[str]:
+        """All files, sorted."""
+        if not self.files:
+            raise UserError("--source.files is missing; give Parquet files or patterns such as 'DIR/*.parquet'")
+        return find_files(self.files, suffixes=(".parquet",))
+
+    def _footers(self, paths: list[str], buckets: Buckets) -> Iterator[tuple[str, tuple[tuple[str, ...], list[Entry]]]]:
+        """(names of labels, entries) of each file; those of a bucket are fetched ahead."""
+        threads = READS_AHEAD if any(path.startswith(SCHEME) for path in paths) else 1
+        footers = in_order(lambda path: self._footer(path, buckets), paths, threads=threads, window=threads)
+        for path, footer in zip(paths, footers, strict=True):
+            if isinstance(footer, Exception):
+                raise footer
+            yield path, footer
+
+    def _footer(self, path: str, buckets: Buckets) -> tuple[tuple[str, ...], list[Entry]]:
+        try:
+            with open_found(path, buckets) as file:
+                opened = pq.ParquetFile(file)
+                self._check(path, opened.schema_arrow)
+                groups = (opened.metadata.row_group(number) for number in range(opened.num_row_groups))
+                return self._names(opened.schema_arrow), [
+                    Entry(
+                        locator=f"{path}:{number}",
+                        name=f"{_file_name(path)}:{number}",
+                        num_bytes=self._num_bytes(group),
+                        num_images=group.num_rows,
+                    )
+                    for number, group in enumerate(groups)
+                    if group.num_rows
+                ]
+        except _UNREADABLE as error:
+            if isinstance(error, ConnectionError):
+                raise
+            raise UserError(f"{printable(path)} is not a readable Parquet file: {error}") from error
+
+    def _check(self, path: str, schema: pa.Schema) -> None:
+        columns = {"image-column": self.image_column, "label-column": self.label_column}
+        check_columns(path, schema.names, columns)
+        kind = schema.field(self.image_column).type
+        if _is_bytes(kind) or (
+            pa.types.is_struct(kind) and "bytes" in kind.names and _is_bytes(kind.field("bytes").type)
+        ):
+            return
+        message = (
+            f"{printable(path)}: column {self.image_column!r} is {kind}; allowed are struct<bytes, path> and binary"
+        )
+        raise UserError(f"{message}; set --source.image-column")
+
+    def _num_bytes(self, group: pq.RowGroupMetaData) -> int:
+        columns = (group.column(number) for number in range(group.num_columns))
+        wanted = (self.image_column, self.label_column)
+        return sum(column.total_compressed_size for column in columns if column.path_in_schema.split(".")[0] in wanted)
+
+    def _names(self, schema: pa.Schema) -> tuple[str, ...]:
+        """What integer labels stand for; nothing where nobody says."""
+        if self.label_names:
+            return self.label_names
+        try:
+            feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][self.label_column]
+            while isinstance(feature, list) or "feature" in feature:  # a list of labels
+                feature = feature[0] if isinstance(feature, list) else feature["feature"]
+            names = feature["names"]
+            return tuple(names) if all(isinstance(name, str) for name in names) else ()
+        except (KeyError, TypeError, ValueError, IndexError):
+            return ()
+
+    def _group_images(self, held: "_OpenFile", entry: Entry, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+        path, _, group = entry.locator.rpartition(":")
+        row = 0
+        try:
+            file = held.open(path)
+            names = self._names(file.schema_arrow)
+            for batch in self._batches(file, int(group)):
+                yield from self._batch_images(batch, names, max_bytes, (entry, row))
+                row += batch.num_rows
+                del batch  # before the next is read
+        except _UNREADABLE as error:
+            if isinstance(error, ConnectionError):
+                raise
+            reason = f"damaged or missing Parquet row group: {' '.join(str(error).split())}"
+            for lost in range(row, entry.num_images):
+                locator, name = f"{entry.locator}:{lost}", f"{entry.name}:{lost}"
+                yield Entry(locator=locator, name=name), OSError(reason)
+
+    def _batches(self, file: pq.ParquetFile, group: int) -> Iterator[pa.RecordBatch]:
+        """A few rows at a time; yet the reader holds a page of the file whole, since it is compressed as one."""
+        facts = file.metadata.row_group(group)
+        rows = BATCH_BYTES * facts.num_rows // max(1, facts.total_byte_size)
+        columns = [self.image_column, self.label_column]
+        size = min(max(1, rows), MOST_BATCH_ROWS)
+        return file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)  # type: ignore[no-any-return]
+
+    def _batch_images(
+        self, batch: pa.RecordBatch, names: tuple[str, ...], max_bytes: int, begin: tuple[Entry, int]
+    ) -> Iterator[tuple[Entry, ImageBytes]]:
+        data, image_names = batch.column(self.image_column), [None] * batch.num_rows
+        if pa.types.is_struct(data.type):
+            parts = dict(zip(data.type.names, data.flatten(), strict=True))
+            data = parts["bytes"]
+            image_names = parts["path"].to_pylist() if "path" in parts else image_names
+        sizes = pc.binary_length(data).to_pylist()
+        labels = batch.column(self.label_column).to_pylist()
+        for place in range(batch.num_rows):
+            row = begin[1] + place
+            name = printable(str(image_names[place] or f"{begin[0].name}:{row}"))
+            image: ImageBytes
+            if sizes[place] is None:
+                image = OSError("no image bytes in this row")
+            elif sizes[place] > max_bytes:
+                image = too_large(sizes[place], max_bytes=max_bytes)
+            else:
+                image = data[place].as_py()
+            try:
+                known = tuple(dict.fromkeys(label_names(labels[place], names=names)))
+            except ImageRefusedError as refusal:
+                known, image = (), refusal
+            yield Entry(locator=f"{begin[0].locator}:{row}", name=name, labels=known), image
+
+
+class _OpenFile:
+    """The file opened last, since neighbours are usually asked for together."""
+
+    def __init__(self, buckets: Buckets) -> None:
+        self._buckets, self._path, self._held = buckets, "", ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def open(self, path: str) -> pq.ParquetFile:
+        if path != self._path:
+            self._held.close()
+            self._path = ""
+            file = self._held.enter_context(open_found(path, self._buckets))
+            buffer_size = _REMOTE_BUFFER_BYTES if path.startswith(SCHEME) else _LOCAL_BUFFER_BYTES
+            self._opened = pq.ParquetFile(
+                file, buffer_size=buffer_size, pre_buffer=False, page_checksum_verification=True
+            )
+            self._path = path
+        return self._opened
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _file_name(path: str) -> str:
+    return printable(path.rpartition("/")[2])

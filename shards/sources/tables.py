@@ -1,0 +1,104 @@
+"""Rows of CSV and Parquet files, streamed: some columns, one row at a time, wherever the file lies."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+
+from shards.errors import ImageRefusedError, UserError
+from shards.sources.entry import printable
+from shards.sources.found_files import open_found
+from shards.storage.buckets import Buckets
+from shards.storage.objects import MissingObjectError
+
+TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+_BLOCK_BYTES = 1 << 20
+_BATCH_ROWS = 4096
+_UNREADABLE = (pa.ArrowInvalid, OSError, EOFError, MissingObjectError)
+
+# The values of a row (bytes in a CSV, Python's own types in a Parquet file), or why it has none.
+RowValues = tuple[Any, ...] | ImageRefusedError
+
+
+def read_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, RowValues]]:
+    """(number, values of `columns`) of each row; the keys of `columns` are the options that name them.
+
+    The header of a CSV is its row 1; rows of Parquet are counted from 0. A row of a CSV with too many or too few
+    columns is a refusal. UserError: the file is unreadable, or has no such column.
+    """
+    if not path.lower().endswith(TABLE_SUFFIXES):
+        raise UserError(f"{printable(path)!r} is no table; give a file that ends in {', '.join(TABLE_SUFFIXES)}")
+    buckets = Buckets()
+    try:
+        if path.lower().endswith(".parquet"):
+            yield from _parquet_rows(path, columns, buckets)
+        else:
+            yield from _csv_rows(path, columns, buckets)
+    except _UNREADABLE as error:
+        if isinstance(error, ConnectionError):
+            raise
+        raise UserError(f"{printable(path)} cannot be read: {error}; give a whole CSV or Parquet file") from error
+
+
+def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> None:
+    """UserError, which lists the columns there are, where one is missing or there twice."""
+    for option, column in wanted.items():
+        if have.count(column) != 1:
+            what = "no column" if column not in have else f"{have.count(column)} columns"
+            columns = ", ".join(repr(name) for name in have)
+            raise UserError(f"{printable(path)} has {what} {column!r}; it has {columns}; set --source.{option}")
+
+
+def _parquet_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:
+    with pq.ParquetFile(open_found(path, buckets), buffer_size=_BLOCK_BYTES, pre_buffer=False) as file:
+        check_columns(path, file.schema_arrow.names, columns)
+        number = 0
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns.values()), use_threads=False):
+            for values in zip(*(batch.column(column).to_pylist() for column in columns.values()), strict=True):
+                yield number, values
+                number += 1
+
+
+def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:
+    refused: dict[int, ImageRefusedError] = {}
+
+    def refuse(row: pc.InvalidRow) -> str:
+        message = f"the row has {row.actual_columns} columns, the header has {row.expected_columns}"
+        refused[row.number] = ImageRefusedError(message)
+        return "skip"
+
+    with _open_csv(path, buckets, None, refuse) as reader:
+        check_columns(path, reader.schema.names, columns)
+    refused.clear()
+    number = 2
+    with _open_csv(path, buckets, list(columns.values()), refuse) as reader:
+        for batch in reader:
+            for values in zip(*(batch.column(column).to_pylist() for column in columns.values()), strict=True):
+                while number in refused:
+                    yield number, refused.pop(number)
+                    number += 1
+                yield number, values
+                number += 1
+    yield from sorted(refused.items())
+
+
+def _open_csv(path: str, buckets: Buckets, columns: list[str] | None, refuse: Any) -> pc.CSVStreamingReader:
+    file: Any = open_found(path, buckets)
+    name = path.lower()
+    if name.endswith(".gz"):
+        file = pa.CompressedInputStream(file, "gzip")
+        name = name.removesuffix(".gz")
+    return pc.open_csv(
+        file,
+        # With threads, rows that are refused would be met in no fixed order.
+        read_options=pc.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+        parse_options=pc.ParseOptions(
+            delimiter="\t" if name.endswith(".tsv") else ",", newlines_in_values=True, invalid_row_handler=refuse
+        ),
+        # Bytes, since paths need not be UTF-8.
+        convert_options=pc.ConvertOptions(
+            include_columns=columns, column_types={column: pa.binary() for column in columns or ()}
+        ),
+    )

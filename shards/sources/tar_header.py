@@ -1,0 +1,106 @@
+"""One 512-byte header of a tar, and the records that extend the next one.
+
+POSIX.1-2017 "pax Interchange Format" and "ustar", the GNU tar manual's "Basic Tar Format", and Unix V7 before both.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+BLOCK_BYTES = 512
+_ADLER_BASE = 65521
+_GNU_MAGIC = b"ustar  \0"  # has no prefix field: times are in its place
+_SPARSE_GOES_ON = 482  # the byte of a GNU sparse file's header that tells of more blocks before its data
+
+
+@dataclass(slots=True)
+class Header:
+    """What the archive says of its next member. `kind` is the type flag; `size` that of the data in the archive."""
+
+    name: str
+    size: int
+    kind: bytes
+    more_header_blocks: bool = False
+    refusal: str = ""  # why it must not be read
+
+
+def parse_header(block: bytes) -> Header | None:
+    """The header in a block; None where there is none: the checksum does not fit, or a number is none."""
+    if len(block) != BLOCK_BYTES:
+        return None
+    try:
+        if not _checksum_fits(block):
+            return None
+        size = parse_number(block[124:136])
+    except ValueError:
+        return None
+    kind = block[156:157]
+    name = _until_nul(block[:100])
+    if kind == b"\0" and name.endswith(b"/"):
+        kind = b"5"  # how V7 says that it is a folder
+    if block[345] and block[257:262] == b"ustar" and block[257:265] != _GNU_MAGIC:
+        name = _until_nul(block[345:500]) + b"/" + name
+    more = kind == b"S" and block[_SPARSE_GOES_ON] != 0
+    return Header(name=decoded(name), size=size, kind=kind, more_header_blocks=more)
+
+
+def begins_again(block: bytes) -> Header | None:
+    """A header that is told from other data by its magic too: where reading goes on after a damaged stretch."""
+    return parse_header(block) if block[257:262] == b"ustar" else None
+
+
+def parse_number(field: bytes) -> int:
+    """Octal digits with spaces or NULs around, or GNU's base-256. Raises ValueError."""
+    if field[0] & 0x80:
+        if field[0] == 0xFF:
+            raise ValueError("a negative number")
+        return int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
+    digits = _until_nul(field).strip()
+    if digits.isdigit():
+        return int(digits, 8)
+    if digits:
+        raise ValueError(f"{digits!r} is not octal")
+    return 0
+
+
+def parse_long_name(data: bytes) -> str:
+    """The name in the data of a GNU "L" member."""
+    return decoded(_until_nul(data))
+
+
+def parse_pax(data: bytes) -> dict[str, str]:
+    """The records `LENGTH KEY=VALUE` of a pax header. Raises ValueError where they are damaged."""
+    records = {}
+    position = 0
+    while position < len(data) and data[position]:
+        digits = data[position : data.index(b" ", position)]
+        if not digits.isdigit():
+            raise ValueError(f"the length of the record at byte {position} is no number")
+        end = position + int(digits)
+        key, equals, value = data[position + len(digits) + 1 : end - 1].partition(b"=")
+        if not equals or data[end - 1 : end] != b"\n":
+            raise ValueError(f"the record at byte {position} has no end or no value")
+        if key == b"size" and not value.isdigit():
+            raise ValueError(f"the size {value!r} is no number")
+        records[decoded(key)] = decoded(value)
+        position = end
+    return records
+
+
+def decoded(name: bytes) -> str:
+    """Bytes that are not UTF-8 become surrogate escapes, as Python does with file names."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _until_nul(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
+
+
+def _checksum_fits(block: bytes) -> bool:
+    """Whether the sum of all bytes, the checksum's own 8 read as spaces, is what the header says."""
+    field = block[148:156]
+    rest = 8 * ord(" ") - sum(field) - parse_number(field)
+    # Adler-32's low half is one more than the sum, modulo 65521: 10 times faster than sum().
+    if ((zlib.adler32(block) & 0xFFFF) - 1 + rest) % _ADLER_BASE == 0:
+        return True
+    # Some old systems summed signed bytes.
+    return sum(block) - 256 * sum(byte > 127 for byte in block) + rest + 256 * sum(byte > 127 for byte in field) == 0

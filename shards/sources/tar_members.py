@@ -1,0 +1,216 @@
+"""The members of a plain tar, streamed once from its front. Nothing is unpacked; what is unsafe is refused.
+
+Python's tarfile reads the same formats, but makes an object of twenty fields of each header, stops at the first
+damaged one, and does not say where an archive broke off.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from shards.errors import ImageRefusedError
+from shards.sources.entry import printable, too_large
+from shards.sources.tar_header import BLOCK_BYTES, Header, begins_again, parse_header, parse_long_name, parse_pax
+from shards.storage.pieces import Pieces
+
+MAX_EXTENSION_BYTES = 1 << 20
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
+_EMPTY_BLOCK = bytes(BLOCK_BYTES)
+
+# Type flags of a header.
+_FILES = (b"0", b"\0", b"7")
+_PASSED_OVER = (b"5", b"D", b"V")  # folders, and the name of a volume
+_EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
+_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # whatever their size says
+_KINDS = {
+    b"1": "a hard link",
+    b"2": "a symbolic link",
+    b"3": "a character device",
+    b"4": "a block device",
+    b"6": "a FIFO",
+    b"S": "a sparse file",
+    b"M": "the rest of a file that began in another volume",
+}
+_SPARSE_GOES_ON = 504  # the byte of a sparse file's further header blocks that tells of one more
+_REFUSAL = "refusal"  # beside the pax keys, which are "path", "size" or have a dot
+
+
+class DamagedTarError(ImageRefusedError):
+    """A fault of the archive itself, not of one member. Most other readers take it for the archive's end."""
+
+
+class BrokenOffTarError(DamagedTarError):
+    """The archive ends inside a member, where other readers fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file of an archive. `offset` is of its first data byte, in the object that is read.
+
+    `data` is None where it was not asked for, and an error where it is refused; a fault of the archive has no name.
+    """
+
+    name: str  # bytes that are not UTF-8 are surrogate escapes
+    offset: int
+    size: int
+    data: bytes | ImageRefusedError | None
+
+
+def _always(_: str) -> bool:
+    return True
+
+
+def read_members(
+    pieces: Pieces, *, wanted: Callable[[str], bool], max_bytes: int, with_data: Callable[[str], bool] = _always
+) -> Iterator[Member]:
+    """Regular files whose name is `wanted`, and all that is refused, in the archive's order.
+
+    The bytes are read of those whose name is wanted `with_data`, and not more than `max_bytes`. Refused are links,
+    devices and the like, and names that lead elsewhere. Faults of the archive come as DamagedTarError: a damaged
+    stretch, after which reading goes on at the next header; the place where it breaks off; a missing end mark; data
+    behind the end mark.
+    """
+    for header in _Headers(pieces).read():
+        if isinstance(header, DamagedTarError):
+            yield Member("", pieces.position, 0, header)
+            continue
+        name, offset, size = header.name, pieces.position, header.size
+        if header.kind in _PASSED_OVER:
+            continue
+        if refusal := _refusal(header):
+            yield Member(name, offset, size, ImageRefusedError(refusal))
+        elif wanted(name):
+            if not with_data(name):
+                yield Member(name, offset, size, None)
+            elif size > max_bytes:
+                yield Member(name, offset, size, too_large(size, max_bytes=max_bytes))
+            else:
+                yield Member(name, offset, size, pieces.take(size))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether the file's own name begins with a dot, as macOS's `._NAME` beside each file."""
+    return name.rpartition("/")[2].startswith(".")
+
+
+class _Headers:
+    """Finds header after header; whoever takes a header may take its data, too."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces, self._begin = pieces, pieces.position
+        self._num_members = 0
+        self._for_all: dict[str, str] = {}  # pax records of the whole archive
+        self._for_next: dict[str, str] = {}  # of the next member
+
+    def read(self) -> Iterator[Header | DamagedTarError]:
+        """Every member's header, and the faults between them."""
+        pieces = self._pieces
+        while block := pieces.take(BLOCK_BYTES):
+            header = parse_header(block)
+            if header is None:
+                if block == _EMPTY_BLOCK:
+                    yield from self._after_end_mark()
+                    return
+                fault, header = self._next_header(block)
+                yield fault
+                if header is None:
+                    return
+            is_extension = header.kind in _EXTENSIONS
+            if not is_extension:
+                self._complete(header)
+            data_end = pieces.position + header.size
+            if data_end > pieces.end:
+                where = f"inside {printable(header.name)!r}"
+                yield BrokenOffTarError(self._said(f"it ends at byte {pieces.end}, {where}"))
+                return
+            if is_extension:
+                self._extend(header)
+            else:
+                yield header
+                self._num_members += 1
+            pieces.skip(data_end + (-header.size) % BLOCK_BYTES - pieces.position)
+        yield self._no_end_mark()
+
+    def _complete(self, header: Header) -> None:
+        """What earlier records say of this member."""
+        if header.kind in _WITHOUT_DATA:
+            header.size = 0
+        while header.more_header_blocks:
+            block = self._pieces.take(BLOCK_BYTES)
+            header.more_header_blocks = len(block) == BLOCK_BYTES and block[_SPARSE_GOES_ON] != 0
+        if not self._for_next and not self._for_all:
+            return
+        records = {**self._for_all, **self._for_next}
+        self._for_next = {}
+        header.name = records.get("path") or header.name
+        if header.kind in _FILES:
+            header.size = int(records.get("size") or header.size)
+        if any(key.startswith("GNU.sparse.") for key in records):
+            header.kind = b"S"
+        header.refusal = records.get(_REFUSAL, "")
+
+    def _extend(self, header: Header) -> None:
+        """Keep what a record says of the members that follow. Of two that say the same of one, the first holds."""
+        if header.size > MAX_EXTENSION_BYTES:
+            self._for_next[_REFUSAL] = f"its extended header has {header.size} bytes, allowed are {MAX_EXTENSION_BYTES}"
+            return
+        data = self._pieces.take(header.size)
+        if header.kind == b"L":
+            self._for_next.setdefault("path", parse_long_name(data))
+        elif header.kind != b"K":
+            try:
+                records = parse_pax(data)
+                if header.kind == b"g":
+                    self._for_all |= records
+                else:
+                    self._for_next = records | self._for_next
+            except ValueError as error:
+                self._for_next[_REFUSAL] = f"its pax header is damaged: {error}"
+
+    def _next_header(self, block: bytes) -> tuple[DamagedTarError, Header | None]:
+        """The fault of a block that is no header, and the next header behind it."""
+        pieces = self._pieces
+        begin = pieces.position - len(block)
+        self._for_next = {}
+        if begin == self._begin and block.startswith(_COMPRESSED):
+            return DamagedTarError("it is compressed; images can not be read by offset: decompress it first"), None
+        if len(block) < BLOCK_BYTES:
+            return self._no_end_mark(), None
+        header = None
+        while len(block) == BLOCK_BYTES and (header := begins_again(block)) is None:
+            block = pieces.take(BLOCK_BYTES)
+        end = pieces.position - BLOCK_BYTES if header else pieces.position
+        return self._fault(f"no header is in bytes {begin} to {end}"), header
+
+    def _after_end_mark(self) -> Iterator[DamagedTarError]:
+        """Zeros fill the last record; anything else would be lost without a word."""
+        pieces = self._pieces
+        while block := pieces.take(BLOCK_BYTES):
+            if block.strip(b"\0"):
+                begin = pieces.position - len(block)
+                yield self._fault(f"bytes {begin} to {pieces.end} are behind its end mark and are not read")
+                return
+
+    def _no_end_mark(self) -> DamagedTarError:
+        return self._fault(f"it ends at byte {self._pieces.end} without an end mark")
+
+    def _fault(self, what: str) -> DamagedTarError:
+        return DamagedTarError(self._said(what))
+
+    def _said(self, what: str) -> str:
+        return f"damaged tar: {what}, after {self._num_members} members"
+
+
+def _refusal(header: Header) -> str:
+    """Why a member is never read, whatever it is called; empty: it may be."""
+    name = header.name
+    if header.refusal:
+        return header.refusal
+    if header.kind not in _FILES:
+        return f"{_KINDS.get(header.kind) or f'of the unknown type {header.kind!r}'}, not a file"
+    if not name:
+        return "it has no name"
+    if name[0] == "/":
+        return "an absolute path"
+    if ".." in name and ".." in name.split("/"):
+        return "a path with a '..' part"
+    return ""

@@ -1,0 +1,232 @@
+"""The images below a folder or an S3 prefix: listed in one order wherever they lie, and read by path."""
+
+import logging
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from shards.errors import ImageRefusedError, UserError
+from shards.sources.big_sort import Row, sorted_rows
+from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable, too_large
+from shards.storage.ahead import Hold, in_order_within, no_wait
+from shards.storage.objects import MissingObjectError, Store
+from shards.store import open_store
+
+log = logging.getLogger(__name__)
+READS_AHEAD = 16
+MOST_BYTES = 1 << 31
+REFUSED = "\0"  # begins the locator of what has no place to be read from; no path holds it
+_PIECE_BYTES = 1 << 20
+_SUFFIXES = frozenset(suffix.encode() for suffix in IMAGE_SUFFIXES)
+# A named pipe that nobody writes to would hold up the opening for ever.
+_OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def refused_entry(name: str, reason: str) -> Entry:
+    """The entry of something that can not be read as an image, whatever is tried; reading it gives the reason."""
+    return Entry(locator=REFUSED + reason, name=name)
+
+
+def list_images(root: str) -> Iterator[tuple[str, int]]:
+    """Paths below `root`, at any depth, whose name ends as an image's does, sorted by their bytes; S3 adds the sizes.
+
+    Hidden files and folders (their name begins with a dot, as macOS's `._NAME`) are passed over. Links are followed,
+    but not to a folder that one is in. UserError where a folder can not be listed.
+    """
+    if not root:
+        raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the images")
+    others: Counter[str] = Counter()
+    if "://" in root:
+        for path, size in open_store(root).list_sizes():
+            if "/." in f"/{path}":
+                continue
+            if is_image_name(name := path.encode("utf-8", "surrogateescape")):
+                yield path, size
+            else:
+                others[_suffix(name)] += 1
+    else:
+        for path_bytes in _Walk(os.fsencode(root), others).paths():
+            yield os.fsdecode(path_bytes), 0
+    if others:
+        kinds = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(5))
+        log.info("%s: %d files are not called images and are passed over: %s", root, others.total(), kinds)
+
+
+def is_image_name(name: bytes) -> bool:
+    """Whether a file is called as images are."""
+    return name[name.rfind(b".") :].lower() in _SUFFIXES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """Reads the images below a folder or an S3 prefix by their paths below it."""
+
+    root: str
+
+    def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
+        """In order; from a bucket some are on their way at once."""
+        entries = (Entry(locator=locator, name="") for locator in locators)
+        return (image for _, image in self._read(entries, MOST_BYTES))
+
+    def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+        """The image of each entry, in order."""
+        return self._read(iter(entries), max_bytes)
+
+    def _read(self, entries: Iterator[Entry], max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+        if "://" in self.root:
+            store = open_store(self.root)
+            return read_ahead(lambda entry, hold: _fetch_listed(store, entry, max_bytes, hold), entries)
+        start = self.root.rstrip("/") + "/"
+        return ((entry, read_below(start, entry.locator, max_bytes=max_bytes)) for entry in entries)
+
+
+def read_ahead(
+    function: Callable[[Entry, Hold], ImageBytes], entries: Iterator[Entry]
+) -> Iterator[tuple[Entry, ImageBytes]]:
+    """`function` of every entry by threads, in order. Its errors are a fault of the store: they end the job."""
+
+    def read(entry: Entry, hold: Hold) -> tuple[Entry, ImageBytes]:
+        return entry, function(entry, hold)
+
+    for result in in_order_within(read, entries, threads=READS_AHEAD, most_bytes=MOST_BYTES_AHEAD):
+        if isinstance(result, Exception):
+            raise result
+        yield result
+        del result  # before the next one comes
+
+
+def read_below(start: str, path: str, *, max_bytes: int) -> ImageBytes:
+    """The file at a relative path; `start` is its folder with a slash behind it."""
+    if reason := outside(path):
+        return ImageRefusedError(reason)
+    return read_file(start + path, max_bytes=max_bytes)
+
+
+def outside(path: str) -> str:
+    """Why a path is none below a folder; empty: it is one."""
+    if path.startswith(REFUSED):
+        return path.removeprefix(REFUSED)
+    if not path or path[0] == "/" or (".." in path and ".." in path.split("/")) or "\0" in path:
+        return f"{printable(path)!r} is not a path below the source's root: no '..', and not absolute"
+    return ""
+
+
+def read_file(path: str, *, max_bytes: int) -> ImageBytes:
+    """A local file, read by as few calls as can be: open, size, read."""
+    try:
+        descriptor = os.open(path, _OPEN_FLAGS)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return OSError("a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file")
+            size = status.st_size
+            if size > max_bytes:
+                return too_large(size, max_bytes=max_bytes)
+            data = os.read(descriptor, size)
+            return data if len(data) == size else data + _rest(descriptor, size - len(data))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return OSError(error.strerror or str(error))
+
+
+def fetch(store: Store, path: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
+    """An object of a store; of one that is too large no more than the limit is read."""
+    try:
+        with store.open_read(path) as file:
+            return read_at_most(file, max_bytes=max_bytes, hold=hold)
+    except (MissingObjectError, EOFError) as error:
+        return OSError(str(error))
+    except ValueError as error:  # a key such as "a//b", which is no path
+        return ImageRefusedError(str(error))
+
+
+def read_at_most(file: BinaryIO, *, max_bytes: int, hold: Hold = no_wait) -> bytes | ImageRefusedError:
+    """All of a stream, or the refusal of one that is longer than allowed."""
+    pieces, num_bytes = [], 0
+    while piece := file.read(_PIECE_BYTES):
+        num_bytes += len(piece)
+        hold(num_bytes)
+        if num_bytes > max_bytes:
+            return ImageRefusedError(f"too large: more than {max_bytes} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _fetch_listed(store: Store, entry: Entry, max_bytes: int, hold: Hold) -> ImageBytes:
+    if entry.num_bytes > max_bytes:
+        return too_large(entry.num_bytes, max_bytes=max_bytes)
+    if reason := outside(entry.locator):
+        return ImageRefusedError(reason)
+    hold(entry.num_bytes)  # where the listing says how many; if not, they are counted as they come
+    return fetch(store, entry.locator, max_bytes=max_bytes, hold=hold)
+
+
+def _rest(descriptor: int, missing: int) -> bytes:
+    """Network file systems may give less than was asked for; the end comes early where the file was cut meanwhile."""
+    pieces = []
+    while missing and (piece := os.read(descriptor, missing)):
+        pieces.append(piece)
+        missing -= len(piece)
+    return b"".join(pieces)
+
+
+class _Walk:
+    """All that is below a local folder. `others` counts the files that are not called images by their suffixes."""
+
+    def __init__(self, root: bytes, others: Counter[str]) -> None:
+        self._root, self._others = root, others
+
+    def paths(self, below: bytes = b"", inside: tuple[tuple[int, int], ...] = ()) -> Iterator[bytes]:
+        """A folder sorts as "name/", so that "a-b" comes before "a/b" as it does in S3."""
+        folder = os.path.join(self._root, below)  # noqa: PTH118 - names are bytes, since they need not be UTF-8
+        try:
+            status = os.stat(folder)  # noqa: PTH116
+            place = status.st_dev, status.st_ino
+            if place in inside:
+                log.warning("%s leads back to a folder that it is in; it is not entered", _shown(folder))
+                return
+            for (name,) in sorted_rows(self._names(folder)):
+                if name.endswith(b"/"):
+                    yield from self.paths(below + name, (*inside, place))
+                else:
+                    yield below + name
+        except OSError as error:
+            what = f"--source.root: {_shown(folder)!r} cannot be listed: {error.strerror}"
+            raise UserError(f"{what}; give a folder that this user may read") from error
+
+    def _names(self, folder: bytes) -> Iterator[Row]:
+        """The images of a folder and, with a slash behind each, its folders."""
+        with os.scandir(folder) as found:
+            for item in found:
+                name = item.name
+                if name.startswith(b"."):
+                    continue
+                if _is_folder(item):
+                    yield (name + b"/",)
+                elif is_image_name(name):
+                    yield (name,)  # whatever it is: if it can not be read, it belongs into quarantine
+                elif item.is_symlink() and not os.path.exists(item.path):  # noqa: PTH110
+                    log.warning("the link %s leads nowhere and is passed over", _shown(item.path))
+                else:
+                    self._others[_suffix(name)] += 1
+
+
+def _is_folder(item: os.DirEntry[bytes]) -> bool:
+    try:
+        return item.is_dir()
+    except OSError:  # a link to itself, or to where one may not look
+        return False
+
+
+def _suffix(name: bytes) -> str:
+    """The end of a file name from its last dot on, as a kind of files."""
+    _, dot, suffix = name.rpartition(b".")
+    return f".{_shown(suffix)}" if dot and len(suffix) < 8 else "without a suffix"
+
+
+def _shown(path: bytes) -> str:
+    return printable(os.fsdecode(path))

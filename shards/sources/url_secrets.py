@@ -1,0 +1,59 @@
+"""Passwords and signatures in the addresses that collections are listed by: they must not get into what is written."""
+
+import re
+from urllib.parse import unquote
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SECRET_PART = re.compile(r"signature|credential|token|secret|passw|api[-_]?key|access[-_]?(key|id)|key-pair-id|policy")
+_SECRET_NAMES = frozenset(("sig", "key", "auth", "authorization", "pwd", "hmac", "jwt", "code", "sid", "session"))
+_ADVICE = "use s3://bucket/key with credentials from the environment, or a public URL"
+
+
+def is_address(location: str) -> bool:
+    """Whether a location begins as a URL does, of whatever kind."""
+    return _SCHEME.match(location) is not None
+
+
+def secret_reason(location: str) -> str:
+    """Why an address is not to be used: it has a secret in it. Empty: it has none that is known as one."""
+    authority, rest = _split(location)
+    if "@" in authority:
+        return f"a user name or password is in its address; {_ADVICE}"
+    if _is_odd(authority):
+        return f"its port is no number, as where a password has a slash; {_ADVICE}"
+    if any(_is_secret(part.partition("=")[0]) for part in re.split(r"[?&;#]", unquote(unquote(rest)))[1:]):
+        return f"a signature or key is in its address; {_ADVICE}"
+    return ""
+
+
+def shown_address(location: str) -> str:
+    """An address as a name: without its query, and without what may be a password."""
+    scheme = _SCHEME.match(location)
+    authority, rest = _split(location)
+    path = re.split(r"[?#]", rest, maxsplit=1)[0]
+    if any(_is_secret(part.partition("=")[0]) for part in path.split(";")[1:]):
+        path = path.partition(";")[0]
+    _, at, host = authority.rpartition("@")
+    if _is_odd(host):
+        host, at, path = "***", "", ""
+    return f"{scheme[0] if scheme else ''}{'***@' if at else ''}{host}{path}"
+
+
+def _split(location: str) -> tuple[str, str]:
+    """(user, host and port; all behind them). A relative path has no host."""
+    scheme = _SCHEME.match(location)
+    behind = location[scheme.end() :] if scheme else location
+    end = re.search(r"[/?#\\]", behind) if scheme else None
+    at = end.start() if end else len(behind) if scheme else 0
+    return behind[:at], behind[at:]
+
+
+def _is_odd(authority: str) -> bool:
+    """Whether what should be a port is none; an IPv6 address has colons in brackets."""
+    _, colon, port = authority.rpartition("]")[2].partition(":")
+    return bool(colon) and not (port.isascii() and (port.isdecimal() or not port))
+
+
+def _is_secret(name: str) -> bool:
+    name = name.strip().lower()
+    return name in _SECRET_NAMES or _SECRET_PART.search(name) is not None

@@ -1,0 +1,1 @@
+"""Where bytes lie: folders and S3 buckets behind one interface."""

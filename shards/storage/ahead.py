@@ -1,0 +1,111 @@
+"""The same function over many items by threads that read ahead: results in order, few of them in memory."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# Said before memory for this many bytes, in all, is taken; returns when there is room for them.
+Hold = Callable[[int], None]
+
+
+def no_wait(_: int) -> None:
+    """There is room for anything."""
+
+
+def in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, window: int
+) -> Generator[Result | Exception, None, None]:
+    """`function` of every item, in order; an exception is given back in its place, so one does not end the others.
+
+    At most `window` items are under way or waiting to be taken. Items are drawn in the caller's thread, as results
+    are taken. A caller that stops early waits only for what has begun.
+    """
+    return _in_order(lambda _, item: function(item), items, threads, window, None)
+
+
+def in_order_within(
+    function: Callable[[Item, Hold], Result], items: Iterable[Item], *, threads: int, most_bytes: int
+) -> Generator[Result | Exception, None, None]:
+    """As `in_order`, for large results whose sizes nobody knows before: those ahead have `most_bytes` together.
+
+    `function` says by its `Hold` how much it is about to have. The result that is wanted next never waits, so it may
+    come on top of `most_bytes`, and nothing can be stuck: its turn comes to everything.
+    """
+    room = _Room(most_bytes)
+    return _in_order(lambda number, item: function(item, room.hold_of(number)), items, threads, threads, room)
+
+
+class _Room:
+    """The bytes that results have which are not taken yet."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self._first, self._closed = most_bytes, 0, False
+        self._held: dict[int, int] = {}
+        self._changed = threading.Condition()
+
+    def hold_of(self, number: int) -> Hold:
+        """For the item of this number, counted from 0."""
+
+        def hold(num_bytes: int) -> None:
+            with self._changed:
+                more = num_bytes - self._held.get(number, 0)
+                if more > 0:
+                    self._changed.wait_for(lambda: self._may_have(number, more))
+                    self._held[number] = num_bytes
+                if self._closed:
+                    raise RuntimeError("the reader has stopped")
+
+        return hold
+
+    def taken(self) -> None:
+        """The first result is not ours any more; the next one is the first."""
+        with self._changed:
+            self._held.pop(self._first, None)
+            self._first += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let all go that wait; what they would read is not wanted."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _may_have(self, number: int, more: int) -> bool:
+        return self._closed or number == self._first or sum(self._held.values()) + more <= self._most_bytes
+
+
+def _in_order(
+    function: Callable[[int, Item], Result], items: Iterable[Item], threads: int, window: int, room: _Room | None
+) -> Generator[Result | Exception, None, None]:
+    if threads < 1 or window < 1:
+        raise ValueError(f"threads is {threads}, window is {window}: both must be at least 1")
+    left = enumerate(items)
+    with ThreadPoolExecutor(threads, thread_name_prefix="ahead") as pool:
+        try:
+            pending: deque[Future[Result]] = deque(pool.submit(function, *item) for item in islice(left, window))
+            while pending:
+                outcome: Result | Exception = _outcome(pending.popleft())
+                yield outcome
+                del outcome  # before the next one comes
+                if room:
+                    room.taken()
+                pending.extend(pool.submit(function, *item) for item in islice(left, 1))
+        finally:
+            if room:
+                room.close()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome(future: Future[Result]) -> Result | Exception:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, Exception):
+        return error
+    raise error

@@ -1,0 +1,216 @@
+"""Objects of an S3 bucket, with our own continuing of broken bodies."""
+
+import io
+import logging
+import random
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from shards.errors import StorageError, UserError
+from shards.storage.objects import MissingObjectError, any_path, checked_path, folder_prefix
+from shards.storage.s3_client import BROKEN_BODY, UPLOADS, ClientOfProcess, storage_errors
+from shards.storage.stream import PieceFile
+
+log = logging.getLogger(__name__)
+MAX_ATTEMPTS = 6
+BACKOFF_SECONDS = 0.2
+MAX_BACKOFF_SECONDS = 10.0
+PIECE_BYTES = 256 << 10
+PAGE_KEYS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Store:
+    """Objects of a bucket below a prefix. Endpoint and credentials come from botocore's own chain."""
+
+    bucket: str
+    prefix: str = ""
+    clients: ClientOfProcess = field(default_factory=ClientOfProcess, compare=False, repr=False)
+
+    @property
+    def url(self) -> str:
+        """`s3://bucket/prefix`."""
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def read(self, path: str) -> bytes:
+        """The whole object."""
+        return b"".join(self._pieces(path, 0, None))
+
+    def read_range(self, path: str, first: int, end: int) -> bytes:
+        """Bytes first..end-1; EOFError where the object is shorter."""
+        return b"".join(self._pieces(path, first, end)) if end > first else b""
+
+    @contextmanager
+    def open_read(self, path: str) -> Iterator[BinaryIO]:
+        """One GET, continued where it breaks off; the first bytes are asked for here, so that errors come early."""
+        with io.BufferedReader(PieceFile(self._pieces(path, 0, None)), PIECE_BYTES) as file:
+            file.peek(1)
+            yield file
+
+    def local_path(self, path: str) -> None:
+        """None: objects of a bucket are no files."""
+
+    def size(self, path: str) -> int:
+        """Bytes of the object."""
+        with self._errors(path):
+            return int(self._client().head_object(Bucket=self.bucket, Key=self._key(path))["ContentLength"])
+
+    def exists(self, path: str) -> bool:
+        """Whether the object is there."""
+        try:
+            self.size(path)
+        except MissingObjectError:
+            # A HEAD has no body to say whether the object or its bucket is missing.
+            with self._errors(path):
+                self._client().head_bucket(Bucket=self.bucket)
+            return False
+        return True
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """All objects below `prefix`, page by page."""
+        return (path for path, _ in self.list_sizes(prefix))
+
+    def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """All objects below `prefix` with their sizes, which a listing has anyway."""
+        for page in self._pages(prefix):
+            for item in page.get("Contents", ()):
+                yield item["Key"].removeprefix(self._root), int(item["Size"])
+
+    def list_folders(self, prefix: str = "") -> Iterator[str]:
+        """The folders right below `prefix`; nothing below them is listed."""
+        for page in self._pages(prefix, Delimiter="/"):
+            for item in page.get("CommonPrefixes", ()):
+                yield item["Prefix"].removeprefix(self._root).removesuffix("/")
+
+    def write(self, path: str, data: bytes) -> None:
+        """One PUT."""
+        with self._errors(path):
+            self._client().put_object(Bucket=self.bucket, Key=self._key(path), Body=data)
+
+    def write_file(self, path: str, local_file: Path) -> None:
+        """One PUT, or a multipart upload of a large file."""
+        with local_file.open("rb") as file:
+            self._upload(path, file)
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """Yield an unnamed temporary file; uploaded when the block ends well."""
+        with tempfile.TemporaryFile() as file:
+            yield file
+            file.seek(0)
+            self._upload(path, file)
+
+    def delete(self, path: str) -> None:
+        """Remove the object if it is there."""
+        with self._errors(path):
+            self._client().delete_object(Bucket=self.bucket, Key=self._key(path))
+
+    def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
+        """Abort the multipart uploads below this prefix that nobody will end: their parts are invisible, and stored.
+
+        Where the server does not let us, the log says so: the objects are right without it.
+        """
+        try:
+            with self._errors(self.prefix):
+                for key, upload in list(self._unfinished_uploads()):
+                    if not is_ours(key.removeprefix(self._root)):
+                        continue
+                    with suppress(self._client().exceptions.NoSuchUpload):
+                        self._client().abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload)
+        except StorageError:
+            raise
+        except (UserError, MissingObjectError, ConnectionError) as error:
+            log.warning("unfinished uploads below %s are left as they are: %s", self.url, error)
+
+    def child(self, prefix: str) -> "S3Store":
+        """The store whose root is the folder `prefix` of this one; it shares the client."""
+        return S3Store(bucket=self.bucket, prefix=self._key(prefix.strip("/")), clients=self.clients)
+
+    def _client(self) -> Any:
+        return self.clients.get()
+
+    @property
+    def _root(self) -> str:
+        return f"{self.prefix}/" if self.prefix else ""
+
+    def _key(self, path: str) -> str:
+        return self._root + checked_path(path)
+
+    def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
+        below = self._root + folder_prefix(prefix)
+        with self._errors(prefix):
+            pages = self._client().get_paginator("list_objects_v2")
+            paging = {"PageSize": PAGE_KEYS}
+            yield from pages.paginate(Bucket=self.bucket, Prefix=below, PaginationConfig=paging, **options)
+
+    def _unfinished_uploads(self) -> Iterator[tuple[str, str]]:
+        """(key, upload) below this root. A store that ignores the prefix asked must not make us abort another's."""
+        pages = self._client().get_paginator("list_multipart_uploads")
+        for page in pages.paginate(Bucket=self.bucket, Prefix=self._root):
+            for item in page.get("Uploads", ()):
+                if item["Key"].startswith(self._root):
+                    yield item["Key"], item["UploadId"]
+
+    def _upload(self, path: str, file: BinaryIO) -> None:
+        with self._errors(path):
+            self._client().upload_fileobj(file, self.bucket, self._key(path), Config=UPLOADS)
+
+    def _pieces(self, path: str, first: int, end: int | None) -> Generator[bytes, None, None]:
+        """GET with our own continuing: a body that breaks off goes on from its last good byte, same ETag.
+
+        Ends with an error after MAX_ATTEMPTS bodies in a row that gave less than PIECE_BYTES each.
+        """
+        position, etag, failed = first, "", 0
+        while failed < MAX_ATTEMPTS:
+            with self._errors(path):
+                answer = self._client().get_object(**self._request(path, position, end, etag))
+            etag, size = answer["ETag"], _object_size(answer)
+            end = size if end is None else end
+            if end > size:
+                raise EOFError(f"{self.url}/{path}: bytes {first}..{end - 1} asked, the object has {size}")
+            begun = position
+            for piece in _body_pieces(answer, begins=begun, most=end - begun):
+                position += len(piece)
+                yield piece
+            if position == end:
+                return
+            failed = 1 if position - begun >= PIECE_BYTES else failed + 1
+            log.warning("the body of %s/%s broke off at byte %d of %d", self.url, path, position, end)
+            time.sleep(random.uniform(0, min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (failed - 1))))  # noqa: S311
+        where = f"{self.url}/{path} at byte {position}"
+        raise ConnectionError(f"the body broke off {MAX_ATTEMPTS} times, last in {where}")
+
+    def _request(self, path: str, asked: int, end: int | None, etag: str) -> dict[str, str]:
+        request = {"Bucket": self.bucket, "Key": self._key(path)}
+        if end is not None:
+            request["Range"] = f"bytes={asked}-{end - 1}"
+        return request | ({"IfMatch": etag} if etag else {})
+
+    def _errors(self, path: str) -> AbstractContextManager[None]:
+        return storage_errors(path, bucket=self.bucket, url=self.url, clients=self.clients)
+
+
+def _object_size(answer: dict[str, Any]) -> int:
+    content_range = answer.get("ContentRange", "")
+    return int(content_range.rpartition("/")[2] or answer["ContentLength"])
+
+
+def _body_pieces(answer: dict[str, Any], *, begins: int, most: int) -> Iterator[bytes]:
+    """What arrives of a body; one that does not begin at the byte asked for is left unread."""
+    content_range = answer.get("ContentRange", "bytes 0-")
+    body = answer["Body"]
+    try:
+        if int(content_range.split()[-1].partition("-")[0]) != begins:
+            return
+        while most > 0 and (piece := body.read(PIECE_BYTES)):
+            yield piece[:most]  # a store that ignores Range sends the whole object
+            most -= len(piece)
+    except BROKEN_BODY as error:
+        log.debug("a body broke off: %s", type(error).__name__)
+    finally:
+        body.close()

@@ -1,0 +1,78 @@
+"""Packing that dies of SIGKILL at 50 random moments, on a folder and on an S3-compatible store, loses nothing."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.pack import PackJob, run
+from shards.sources.kinds import FolderSource
+from shards.store import open_store
+from tests.rigs.datasets import file_hashes, object_hashes
+from tests.rigs.images import class_folders
+from tests.rigs.pack_kills import killed_often
+
+NUM_KILLS = 50
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> PackJob:
+    """20 images into 5 shards."""
+    root = class_folders(tmp_path / "images", num_classes=2, images_a_class=10)
+    return PackJob(source=FolderSource(root=str(root)), samples_per_shard=4, samples_per_block=2)
+
+
+def test_a_folder(job: PackJob, tmp_path: Path) -> None:
+    finished, in_work = killed_often(job, lambda n: str(tmp_path / f"out-{n}"), num_kills=NUM_KILLS, seed=1)
+    expected = file_hashes(Path(finished[0]))
+    assert "manifest.json" in expected
+    assert all(file_hashes(Path(out)) == expected for out in finished)
+    assert in_work >= NUM_KILLS // 2, "most kills must meet the command at work"
+
+
+def test_an_s3_compatible_store(job: PackJob, tmp_path: Path, s3_bucket: str) -> None:
+    local = tmp_path / "local"
+    assert run(replace(job, out=str(local))) == 0
+    finished, in_work = killed_often(job, lambda n: f"s3://{s3_bucket}/out-{n}", num_kills=NUM_KILLS, seed=2)
+    expected = file_hashes(local)
+    assert all(object_hashes(open_store(url)) == expected for url in finished)
+    assert in_work >= NUM_KILLS // 2
+
+
+def alive_in_session(session: int) -> list[int]:
+    """Processes of a session that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # ended in between
+            continue
+        if int(its_session) == session and state not in "ZX":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def test_workers_end_with_a_command_that_was_killed(job: PackJob, tmp_path: Path) -> None:
+    """Two workers, their parent killed: nobody is left, and the same command goes on."""
+    assert isinstance(job.source, FolderSource)
+    out = tmp_path / "out"
+    words = ["--source.root", job.source.root, "--out", str(out), "--samples-per-shard", "4", "--workers", "2"]
+    command = [sys.executable, "-m", "jobs.cli", "pack", "folder", *words, "--samples-per-block", "2"]
+    pause, deadline = threading.Event(), time.monotonic() + 60
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    while not (out / "shards").exists() and process.poll() is None:
+        pause.wait(0.005)
+    assert len(alive_in_session(process.pid)) >= 2, "workers are there"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while alive_in_session(process.pid) and time.monotonic() < deadline:
+        pause.wait(0.05)
+    assert alive_in_session(process.pid) == []
+    assert run(replace(job, out=str(out))) == 0
+    assert run(replace(job, out=str(tmp_path / "one"))) == 0
+    assert file_hashes(out) == file_hashes(tmp_path / "one")

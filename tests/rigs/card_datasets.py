@@ -1,0 +1,153 @@
+"""Datasets written file by file, for what no small packing would bring about: many classes, odd names, a full list of
+what was left out."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from shards.index import (
+    BLOCKS_SCHEMA,
+    LABELS_SCHEMA,
+    QUARANTINE_SCHEMA,
+    IndexRow,
+    ShardCommit,
+    index_bytes,
+    table_bytes,
+)
+from shards.manifest import (
+    BLOCKS_PATH,
+    FORMAT_VERSION,
+    LABELS_PATH,
+    MANIFEST_PATH,
+    QUARANTINE_PATH,
+    Manifest,
+    ShardRecord,
+    index_path,
+    sha256_hex,
+    shard_path,
+)
+from shards.packing.plan import MATCHES_PATH, PLAN_PATH, Plan
+from shards.store import Store
+
+MATCHES_SCHEMA = pa.schema(
+    [
+        ("source", pa.string()),
+        ("evaluation", pa.string()),
+        ("evaluation_set", pa.string()),
+        ("distance", pa.int32()),
+        ("thumbnail", pa.binary()),
+        ("evaluation_thumbnail", pa.binary()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """An image as the index has it. `num_bytes` is only for one without `image`, whose bytes are not in the shard."""
+
+    labels: tuple[int, ...] = (0,)
+    image: bytes = b""
+    num_bytes: int = 1000
+    height: int = 24
+    width: int = 32
+    orientation: int = 1
+    source: str = "a.jpg"
+
+
+def write_dataset(
+    store: Store,
+    shards: Sequence[Sequence[Sample]],
+    names: Sequence[str],
+    *,
+    quarantine: Sequence[dict[str, object]] = (),
+    matches: Sequence[dict[str, object]] = (),
+    settings: dict[str, object] | None = None,
+    num_relabelled: int = 0,
+) -> Manifest:
+    """A dataset's files at `store`; a "shard" is its images one after the other, which is all that the card reads."""
+    files: dict[str, bytes] = {}
+    records: list[ShardRecord] = []
+    counts = np.zeros(len(names), np.int64)
+    for shard, samples in enumerate(shards):
+        data = b"".join(sample.image for sample in samples)
+        commit = ShardCommit(tar_sha256=sha256_hex(data), tar_bytes=len(data), data_end=len(data), plan_hash="")
+        store.write(shard_path(shard), data)
+        files[index_path(shard)] = index_bytes(shard, _rows(samples), commit)
+        first = sum(record.num_samples for record in records)
+        records.append(
+            ShardRecord(
+                path=shard_path(shard),
+                first_sample_id=first,
+                num_samples=len(samples),
+                sha256=commit.tar_sha256,
+                num_bytes=len(data),
+            )
+        )
+        for sample in samples:
+            np.add.at(counts, np.array(sample.labels, np.int64), 1)
+    labels = [{"label": label, "name": name, "num_samples": int(counts[label])} for label, name in enumerate(names)]
+    files |= {
+        BLOCKS_PATH: table_bytes(pa.Table.from_pylist([{"shard": 0}] * len(records), schema=BLOCKS_SCHEMA)),
+        LABELS_PATH: table_bytes(pa.Table.from_pylist(labels, schema=LABELS_SCHEMA)),
+        QUARANTINE_PATH: table_bytes(pa.Table.from_pylist(list(quarantine), schema=QUARANTINE_SCHEMA)),
+        PLAN_PATH: _plan(settings or {}, num_relabelled).to_bytes(),
+    }
+    if matches:
+        files[MATCHES_PATH] = table_bytes(pa.Table.from_pylist(list(matches), schema=MATCHES_SCHEMA))
+    for path, data in files.items():
+        store.write(path, data)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        plan_hash=sha256_hex(files[PLAN_PATH]),
+        split="train",
+        num_samples=sum(record.num_samples for record in records),
+        num_classes=len(names),
+        num_quarantined=len(quarantine),
+        samples_per_block=64,
+        shards=tuple(records),
+        files={path: sha256_hex(data) for path, data in files.items()},
+    )
+    store.write(MANIFEST_PATH, manifest.to_bytes())
+    return manifest
+
+
+def _rows(samples: Sequence[Sample]) -> list[IndexRow]:
+    rows, offset = [], 0
+    for number, sample in enumerate(samples):
+        rows.append(
+            IndexRow(
+                key=f"{number:010d}",
+                offset=offset,
+                size=len(sample.image) or sample.num_bytes,
+                ext="jpg",
+                height=sample.height,
+                width=sample.width,
+                labels=sample.labels,
+                crc32=zlib.crc32(sample.image),
+                source=sample.source,
+                orientation=sample.orientation,
+            )
+        )
+        offset += len(sample.image)
+    return rows
+
+
+def _plan(settings: dict[str, object], num_relabelled: int) -> Plan:
+    return Plan(
+        format_version=FORMAT_VERSION,
+        settings=settings,
+        versions={"pillow": "12.0.0"},
+        label_names=(),
+        num_samples=0,
+        num_quarantined=0,
+        num_refused=0,
+        num_duplicates=0,
+        num_relabelled=num_relabelled,
+        num_evaluation=0,
+        num_shards=0,
+        evaluation_sets={},
+        files={},
+    )

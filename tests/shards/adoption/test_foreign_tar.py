@@ -1,0 +1,192 @@
+"""One tar of others: what is found in it, what is refused, and that it is read only once."""
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from shards.adoption.foreign_samples import SampleRules
+from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_rows, read_tar
+from shards.errors import UserError
+from shards.images.image_header import Limits
+from shards.store import open_store
+from tests.rigs.images import image_bytes
+
+JPEG, PNG = image_bytes(1), image_bytes(2, height=40, image_format="PNG")
+GOOD = [("a.jpg", JPEG), ("a.cls", b"3"), ("d/b.png", PNG), ("d/b.cls", b"0")]
+
+
+def tar_of(members: list[tuple[str, bytes]]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+def task_of(folder: Path, tar: bytes, *, spec: AdoptSpec | None = None) -> TarTask:
+    spec = spec or AdoptSpec(rules=SampleRules())
+    (folder / "some.tar").write_bytes(tar)
+    return TarTask(
+        tars_url=str(folder),
+        index_url=str(folder / "index"),
+        spec=spec,
+        spec_hash=spec.hash(),
+        number=7,
+        path="some.tar",
+        num_bytes=len(tar),
+    )
+
+
+def described(folder: Path, tar: bytes, *, spec: AdoptSpec | None = None) -> tuple[TarFacts, list[dict[str, object]]]:
+    task = task_of(folder, tar, spec=spec)
+    number, facts = read_tar(task)
+    assert number == 7
+    return facts, adopted_rows(open_store(task.index_url), 7).to_pylist()
+
+
+def outcomes(rows: list[dict[str, object]]) -> list[tuple[object, object]]:
+    return [(row["source"], row["reason"]) for row in rows]
+
+
+def test_a_good_tar(tmp_path: Path) -> None:
+    tar = tar_of(GOOD)
+    facts, rows = described(tmp_path, tar)
+    assert (facts.sha256, facts.num_fit, facts.num_refused) == (hashlib.sha256(tar).hexdigest(), 2, 0)
+    assert facts.labels == ("0", "3")
+    first, second = rows
+    assert (first["key"], first["ext"], first["labels"], first["orientation"]) == ("a", "jpg", ["3"], 1)
+    assert (second["key"], second["source"], second["height"]) == ("d/b", "some.tar/d/b.png", 40)
+    for row, data in ((first, JPEG), (second, PNG)):
+        offset, size = row["offset"], row["size"]
+        assert isinstance(offset, int)
+        assert isinstance(size, int)
+        assert tar[offset : offset + size] == data
+
+
+def test_a_description_is_made_once(tmp_path: Path) -> None:
+    task = task_of(tmp_path, tar_of(GOOD))
+    facts = read_tar(task)
+    (tmp_path / "some.tar").unlink()
+    assert read_tar(task) == facts
+    other = AdoptSpec(rules=SampleRules(), limits=Limits(max_bytes=5))
+    with pytest.raises(UserError, match="changed while it was indexed"):
+        read_tar(TarTask(**{**vars(task), "spec": other, "spec_hash": other.hash()}))
+
+
+def test_bad_samples_are_refused_alone(tmp_path: Path) -> None:
+    gif = image_bytes(1, image_format="GIF")
+    members = [
+        ("t.jpg", JPEG[:100]),
+        ("t.cls", b"1"),
+        ("g.jpg", gif),
+        ("g.cls", b"1"),
+        ("n.jpg", JPEG),
+        ("n.cls", b"-1"),
+    ]
+    facts, rows = described(tmp_path, tar_of([*members, *GOOD]))
+    assert (facts.num_fit, facts.num_refused) == (2, 3)
+    found = dict(outcomes(rows))
+    assert "truncated" in str(found["some.tar/t.jpg"])
+    assert found["some.tar/g.jpg"] == "a gif image; allowed in shards are jpg, png, webp"
+    assert found["some.tar/n.jpg"] == "unknown label '-1'"
+    assert found["some.tar/a.jpg"] is None
+
+
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    _, rows = described(tmp_path, tar_of([("\udcff.jpg", JPEG), ("\udcff.cls", b"1")]))
+    assert [(row["key"], row["reason"]) for row in rows] == [("\\xff", None)]
+
+
+def test_only_the_labels_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("tench\nshark\n")
+    spec = AdoptSpec(rules=SampleRules(), labels_file=str(tmp_path / "labels.txt"))
+    members = [
+        (f"{number}.{suffix}", data)
+        for number, label in enumerate((b"shark", b"1", b"2", b"ray"))
+        for suffix, data in (("jpg", JPEG), ("cls", label))
+    ]
+    _, rows = described(tmp_path, tar_of(members), spec=spec)
+    assert [row["reason"] for row in rows] == [None, None, "unknown label '2'", "unknown label 'ray'"]
+
+
+def test_labels_that_are_no_integers_are_told_apart(tmp_path: Path) -> None:
+    members = [
+        (f"{number}.{suffix}", data)
+        for number, label in enumerate((b"7", b"1.0", b"12", b"\xd9\xa3"))
+        for suffix, data in (("jpg", JPEG), ("cls", label))
+    ]
+    facts, rows = described(tmp_path, tar_of(members))
+    assert [row["not_integer"] for row in rows] == [None, "1.0", None, "\u0663"]
+    assert [row["reason"] for row in rows] == [None] * 4
+    assert (facts.num_labels, facts.num_integers, facts.num_odd) == (4, 2, 2)
+    assert (facts.labels, facts.integers) == (("1.0", "12", "7", "\u0663"), ("12", "7"))
+    settled = adopted_rows(open_store(str(tmp_path / "index")), 7, integers_only=True)
+    assert settled["reason"].to_pylist() == [
+        None,
+        "label '1.0' is no integer, others are",
+        None,
+        "label '\u0663' is no integer, others are",
+    ]
+    assert (facts.of_integers().num_fit, facts.of_integers().num_refused, facts.of_integers().labels) == (
+        2,
+        2,
+        ("12", "7"),
+    )
+
+
+def test_of_two_samples_with_one_key_the_last_stays(tmp_path: Path) -> None:
+    _, rows = described(tmp_path, tar_of([GOOD[0], GOOD[1], GOOD[2], GOOD[3], GOOD[0], GOOD[1]]))
+    assert [row["reason"] for row in rows] == ["another sample of the same key follows in its tar", None, None]
+
+
+def test_a_tar_that_breaks_off_is_lost(tmp_path: Path) -> None:
+    facts, rows = described(tmp_path, tar_of(GOOD)[:4000])
+    assert facts.num_fit == 0
+    assert rows[0]["reason"] == "its tar breaks off or has a member twice, where other readers fail"
+    assert str(rows[-1]["reason"]).startswith("damaged tar: it ends at byte 4000, inside 'd/b.png'")
+
+
+def test_a_tar_with_a_member_twice_is_lost(tmp_path: Path) -> None:
+    facts, _ = described(tmp_path, tar_of([GOOD[0], GOOD[0], GOOD[1]]))
+    assert (facts.num_fit, facts.num_refused) == (0, 2)
+
+
+def end_of(tar: bytes) -> int:
+    """Where the last member ends."""
+    used = len(tar.rstrip(b"\0"))
+    return used + -used % 512
+
+
+def test_a_missing_end_mark_is_told(tmp_path: Path) -> None:
+    tar = tar_of(GOOD)
+    facts, rows = described(tmp_path, tar[: end_of(tar)])
+    assert (facts.num_fit, facts.num_refused) == (2, 1)
+    assert "without an end mark" in str(rows[-1]["reason"])
+
+
+def test_what_is_behind_a_damaged_stretch_is_refused(tmp_path: Path) -> None:
+    good = tar_of(GOOD[:2])
+    facts, rows = described(tmp_path, good[: end_of(good)] + b"g" * 1024 + tar_of(GOOD[2:]))
+    assert (facts.num_fit, facts.num_refused) == (1, 2)
+    assert rows[0]["reason"] is None
+    assert "no header is in bytes" in str(rows[1]["reason"])
+    assert rows[2]["reason"] == "behind a fault of its tar, where other readers stop"
+
+
+def test_the_settings_decide_the_hash(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("a\n")
+    specs = [
+        AdoptSpec(rules=SampleRules()),
+        AdoptSpec(rules=SampleRules(label_field="label")),
+        AdoptSpec(rules=SampleRules(), limits=Limits(max_bytes=5)),
+        AdoptSpec(rules=SampleRules(), labels_file=str(tmp_path / "labels.txt")),
+    ]
+    assert len({spec.hash() for spec in specs}) == 4
+    assert AdoptSpec(rules=SampleRules()).hash() == specs[0].hash()
+    with pytest.raises(UserError, match="--samples-per-block is 0"):
+        AdoptSpec(rules=SampleRules(), samples_per_block=0)

@@ -1,0 +1,164 @@
+"""Every check finds its own kind of fault, and none in a good shard."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shards.checking import shard_checks as checks
+from shards.dataset import Dataset, open_dataset
+from shards.index import BlockTable, ShardRows, read_commit
+from shards.manifest import index_path
+from tests.rigs.datasets import packed_folders
+
+Change = Callable[[ShardRows, bytearray], ShardRows]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return open_dataset(str(packed_folders(Path(tmp_path_factory.mktemp("checks")))))
+
+
+def unchanged(rows: ShardRows, tar: bytearray) -> ShardRows:
+    """A good shard."""
+    return rows
+
+
+def flipped_pixel(rows: ShardRows, tar: bytearray) -> ShardRows:
+    """One bit inside an image."""
+    tar[int(rows.offset[1] + rows.size[1] // 2)] ^= 1
+    return rows
+
+
+def flipped_class(rows: ShardRows, tar: bytearray) -> ShardRows:
+    """Another class in the tar than in the index."""
+    tar[tar.index(b".cls") - 10 + 512] = ord("9")
+    return rows
+
+
+def renamed(rows: ShardRows, tar: bytearray) -> ShardRows:
+    """The index has another key for the first sample."""
+    return replace(rows, key=["9999999999", *rows.key[1:]])
+
+
+def shifted(rows: ShardRows, tar: bytearray) -> ShardRows:
+    """Offsets that miss by a byte."""
+    return replace(rows, offset=rows.offset + 1)
+
+
+def broken_header(rows: ShardRows, tar: bytearray) -> ShardRows:
+    """A tar header whose checksum is wrong."""
+    tar[int(rows.offset[2]) - 512] ^= 1
+    return rows
+
+
+def wrong_size(rows: ShardRows, tar: bytearray) -> ShardRows:
+    """Heights that are not the images'."""
+    return replace(rows, height=rows.height + 1)
+
+
+def not_an_image(rows: ShardRows, tar: bytearray) -> ShardRows:
+    """Zeros where an image was."""
+    begin, end = int(rows.offset[0]), int(rows.offset[0] + rows.size[0])
+    tar[begin:end] = bytes(end - begin)
+    return rows
+
+
+CHECKS: dict[str, Callable[[ShardRows, bytes], Iterator[str]]] = {
+    "checksums": checks.check_checksums,
+    "members": partial(checks.check_members, is_ours=True),
+    "webdataset": partial(checks.check_webdataset, is_ours=True),
+    "decode": checks.check_decode,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "found_by"),
+    [
+        (flipped_pixel, {"checksums"}),
+        (flipped_class, {"webdataset"}),
+        (renamed, {"members", "webdataset"}),
+        (shifted, {"checksums", "members", "decode"}),
+        (broken_header, {"members", "webdataset"}),
+        (wrong_size, {"decode"}),
+        (not_an_image, {"checksums", "decode"}),
+        (unchanged, set()),
+    ],
+)
+def test_each_fault_is_found(dataset: Dataset, change: Change, found_by: set[str]) -> None:
+    tar = bytearray(dataset.store.read(dataset.shard_path(0)))
+    rows = change(dataset.shard_rows(0), tar)
+    found = {name for name, check in CHECKS.items() if list(check(rows, bytes(tar)))}
+    # A flipped bit may or may not disturb a decoder.
+    assert found - {"decode"} == found_by - {"decode"}
+    assert change is flipped_pixel or found == found_by
+
+
+def test_json_members_say_the_same_as_the_index(dataset: Dataset) -> None:
+    rows, tar = dataset.shard_rows(0), dataset.store.read(dataset.shard_path(0))
+    weights: list[list[float]] = [[] for _ in rows.key]
+    assert not list(checks.check_json(rows, weights, tar))
+    one = np.array([1, 0, 0, 0])
+    changed = {
+        "labels": replace(rows, labels=[[7], *rows.labels[1:]]),
+        "orientation": replace(rows, orientation=rows.orientation + one),
+        "height": replace(rows, height=rows.height + one),
+        "width": replace(rows, width=rows.width + one),
+        "source": replace(rows, source=["x", *rows.source[1:]]),
+    }
+    for name, other in changed.items():
+        assert list(checks.check_json(other, weights, tar)) == [
+            f"{rows.key[0]}.json has another {name} than row 0 of the index"
+        ]
+    assert "another weights than" in next(checks.check_json(rows, [[9.0], *weights[1:]], tar))
+    moved = replace(rows, key=["x", *rows.key[1:]])
+    assert list(checks.check_json(moved, weights, tar)) == ["x.json is not behind the image of row 0, or is no JSON"]
+    assert list(checks.check_json(rows, weights, tar[: int(rows.offset[3])]))
+
+
+def test_tars_of_others_may_have_more_members(dataset: Dataset) -> None:
+    rows, tar = dataset.shard_rows(0), dataset.store.read(dataset.shard_path(0))
+    fewer = replace(rows, **{name: getattr(rows, name)[1:] for name in vars(rows)})
+    for check in (checks.check_members, checks.check_webdataset):
+        assert not list(check(fewer, tar, is_ours=False))
+    assert list(checks.check_members(fewer, tar, is_ours=True))
+
+
+def test_labels_must_be_classes(dataset: Dataset) -> None:
+    rows = dataset.shard_rows(0)
+    assert not list(checks.check_labels(rows, 3))
+    assert list(checks.check_labels(replace(rows, labels=[[0], [3], [], [-1]]), 3)) == [
+        "row 1 has labels [3], allowed are 0 to 2",
+        "row 2 has labels [], allowed are 0 to 2",
+        "row 3 has labels [-1], allowed are 0 to 2",
+    ]
+
+
+def test_the_whole_tar_is_fixed_by_the_manifest(dataset: Dataset) -> None:
+    record, tar = dataset.manifest.shards[0], dataset.store.read(dataset.shard_path(0))
+    assert not list(checks.check_tar(record, tar))
+    assert len(list(checks.check_tar(record, tar + b"\0"))) == 2
+
+
+def test_the_commit_record_must_fit(dataset: Dataset) -> None:
+    record, rows = dataset.manifest.shards[0], dataset.shard_rows(0)
+    commit, plan_hash = read_commit(dataset.store.read(index_path(0))), dataset.manifest.plan_hash
+    assert not list(checks.check_commit(record, commit, rows, plan_hash))
+    assert len(list(checks.check_commit(record, replace(commit, tar_bytes=1), rows, "other"))) == 2
+    assert len(list(checks.check_commit(record, commit, dataset.shard_rows(3), plan_hash))) == 1
+
+
+@pytest.mark.parametrize("column", ["shard", "first_byte", "end_byte", "num_samples"])
+def test_the_block_table_must_fit(dataset: Dataset, column: str) -> None:
+    rows, record = dataset.shard_rows(1), dataset.manifest.shards[1]
+    data_end = read_commit(dataset.store.read(index_path(1))).data_end
+
+    def faults(blocks: BlockTable) -> list[str]:
+        return list(checks.check_blocks(rows, data_end, record, shard=1, blocks=blocks, samples_per_block=3))
+
+    assert not faults(dataset.blocks)
+    values = getattr(dataset.blocks, column) + (np.arange(7) == 2)  # the second shard's first block
+    assert faults(replace(dataset.blocks, **{column: values}))

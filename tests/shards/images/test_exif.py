@@ -1,0 +1,45 @@
+"""The orientation tag in every byte order, and blocks that say nothing."""
+
+import struct
+
+import pytest
+
+from shards.images.exif import orientation_of
+
+
+def exif_block(*entries: tuple[int, int, int, int], order: str = "<", magic: bytes = b"II*\0") -> bytes:
+    """A directory of entries (tag, type, count, value); values are written as SHORT or as LONG."""
+    block = magic + struct.pack(f"{order}IH", 8, len(entries))
+    for tag, kind, count, value in entries:
+        block += struct.pack(f"{order}HHI", tag, kind, count)
+        block += struct.pack(f"{order}I" if kind == 4 else f"{order}Hxx", value)
+    return block + bytes(4)
+
+
+def num_bytes(value: object) -> str | None:
+    """For the name of a test case: bytes themselves are unreadable."""
+    return f"{len(value)} bytes" if isinstance(value, bytes) else None
+
+
+@pytest.mark.parametrize(
+    ("block", "orientation"),
+    [
+        *[(exif_block((0x0112, 3, 1, value)), value) for value in range(1, 9)],
+        (exif_block((0x0112, 3, 1, 6), order=">", magic=b"MM\0*"), 6),
+        (exif_block((0x0112, 3, 1, 6), order=">", magic=b"MM*\0"), 6),
+        (exif_block((0x0112, 4, 1, 8)), 8),
+        (exif_block((0x0100, 3, 1, 640), (0x0112, 3, 1, 3), (0x011A, 4, 1, 72)), 3),
+        (exif_block((0x0112, 3, 1, 0)), 1),
+        (exif_block((0x0112, 3, 1, 9)), 1),
+        (exif_block((0x0112, 3, 2, 6)), 1),
+        (exif_block((0x0112, 2, 1, 6)), 1),
+        (exif_block((0x0100, 3, 1, 6)), 1),
+        (exif_block((0x0112, 3, 1, 6))[:12], 1),
+        (b"II*\0\xff\xff\xff\xff", 1),
+        (b"no block at all", 1),
+        (b"", 1),
+    ],
+    ids=num_bytes,
+)
+def test_orientation(block: bytes, orientation: int) -> None:
+    assert orientation_of(block) == orientation

@@ -1,0 +1,146 @@
+"""Headers of images in all formats, and everything that is not one."""
+
+import io
+import random
+import struct
+import time
+import zlib
+
+import pytest
+from PIL import Image
+
+from shards.errors import ImageRefusedError, UserError
+from shards.images.image_header import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, ImageHeader, Limits, read_header
+from tests.rigs.images import image_bytes
+
+FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "TIFF": "tif", "BMP": "bmp"}
+
+
+def png_of_size(height: int, width: int) -> bytes:
+    """A PNG that claims a size and has next to no pixels."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    for name in (b"IDAT", b"IEND"):
+        chunks += bytes(4) + name + struct.pack(">I", zlib.crc32(name))
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def jpeg_of_size(height: int, width: int) -> bytes:
+    """A JPEG that claims a size it does not have."""
+    data = image_bytes(1)
+    frame = data.index(b"\xff\xc0")
+    return data[: frame + 5] + struct.pack(">HH", height, width) + data[frame + 9 :]
+
+
+def tiff(orientation: int, mode: str = "RGB") -> bytes:
+    """48 pixels wide and 20 high, as stored."""
+    file = io.BytesIO()
+    image = Image.open(io.BytesIO(image_bytes(1, height=20, width=48))).convert(mode)
+    image.save(file, "TIFF", tiffinfo={0x0112: orientation})
+    return file.getvalue()
+
+
+def num_bytes(value: object) -> str | None:
+    """For the name of a test case: bytes themselves are unreadable."""
+    return f"{len(value)} bytes" if isinstance(value, bytes) else None
+
+
+@pytest.mark.parametrize(("image_format", "ext"), FORMATS.items())
+def test_format_and_size_come_from_the_header(image_format: str, ext: str) -> None:
+    header = read_header(image_bytes(1, height=20, width=48, image_format=image_format))
+    mode = "P" if ext == "gif" else "RGB"
+    assert header == ImageHeader(ext=ext, height=20, width=48, mode=mode, orientation=1)
+
+
+def test_pixels_are_never_decoded() -> None:
+    header = read_header(png_of_size(8000, 8000))
+    assert (header.height, header.width) == (8000, 8000)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_size_of_a_tiff_is_as_stored_too(orientation: int) -> None:
+    header = read_header(tiff(orientation))
+    assert (header.height, header.width, header.orientation) == (20, 48, orientation)
+
+
+def test_tiff_keeps_its_mode() -> None:
+    assert [read_header(tiff(1, mode)).mode for mode in ("L", "CMYK", "1", "F")] == ["L", "CMYK", "1", "F"]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "empty"),
+        (b"not an image at all", "not a JPEG"),
+        (b"<!DOCTYPE html><html>404 Not Found</html>", "not a JPEG"),
+        (b"BMW is a car", "header"),
+        (image_bytes(1)[:10], "truncated"),
+        (image_bytes(1, image_format="PNG")[:12], "truncated"),
+        (image_bytes(1, image_format="GIF")[:40], "truncated"),
+        (b"II*\0\x08\0\0\0", "damaged"),
+        (b"RIFF\x04\x00\x00\x00WAVE", "header"),
+        (png_of_size(20_000, 20_000), "too large: 20000x20000 pixels"),
+        (png_of_size(12_000, 12_000), "too large: 12000x12000 pixels, allowed are 134217728 in all"),
+        (jpeg_of_size(65_535, 65_535), "too large: 65535x65535 pixels"),
+        (png_of_size(0, 77), "no pixels: 0x77"),
+        (jpeg_of_size(77, 0), "no pixels: 77x0"),
+        (b"\xff\xd8\xff" + bytes((64 << 20) + 1), "too large: 67108868 bytes, allowed are 67108864"),
+    ],
+    ids=num_bytes,
+)
+def test_what_cannot_be_packed_is_refused_with_a_reason(data: bytes, reason: str) -> None:
+    with pytest.raises(ImageRefusedError, match=reason):
+        read_header(data)
+
+
+def test_limits() -> None:
+    data = image_bytes(1, height=20, width=48)
+    exact = Limits(max_bytes=len(data), max_pixels=960)
+    assert read_header(data, exact).height == 20
+    with pytest.raises(ImageRefusedError, match=f"{len(data)} bytes, allowed are {len(data) - 1}"):
+        read_header(data, Limits(max_bytes=len(data) - 1))
+    with pytest.raises(ImageRefusedError, match="20x48 pixels, allowed are 959"):
+        read_header(data, Limits(max_pixels=959))
+    assert Limits() == Limits(max_bytes=MAX_IMAGE_BYTES, max_pixels=MAX_IMAGE_PIXELS)
+    with pytest.raises(UserError, match=r"--limits.max-bytes is 0"):
+        Limits(max_bytes=0)
+    with pytest.raises(UserError, match=r"--limits.max-pixels is 178956971; allowed are 1 to 178956970"):
+        Limits(max_pixels=178_956_971)
+
+
+def survives(data: bytes) -> bool:
+    """Whether it has a header; any error but a refusal is a fault."""
+    try:
+        header = read_header(data)
+    except ImageRefusedError as error:
+        reason = str(error)
+    else:
+        assert header.height > 0
+        assert header.width > 0
+        assert 1 <= header.orientation <= 8
+        return True
+    assert "0x7f" not in reason, "an address differs from run to run"
+    assert "\n" not in reason
+    return False
+
+
+@pytest.mark.parametrize("image_format", FORMATS)
+def test_truncated_anywhere_it_is_refused(image_format: str) -> None:
+    data = image_bytes(1, image_format=image_format)
+    whole = [size for size in range(len(data)) if survives(data[:size])]
+    if image_format not in ("TIFF", "BMP"):  # their headers do not tell where they end
+        assert whole in ([], [len(data) - 1])  # a GIF's trailer may be missing
+
+
+@pytest.mark.parametrize("image_format", FORMATS)
+def test_damaged_anywhere_it_is_refused_or_taken(image_format: str) -> None:
+    rng = random.Random(image_format)
+    data = image_bytes(1, image_format=image_format)
+    begun = time.monotonic()
+    for _ in range(1000):
+        damaged = bytearray(data)
+        for _ in range(rng.choice((1, 2, 8))):
+            place = rng.choice((rng.randrange(len(data)), rng.randrange(64)))
+            damaged[place] = rng.randrange(256)
+        survives(bytes(damaged))
+    assert time.monotonic() - begun < 60

@@ -1,0 +1,237 @@
+"""Smaller copies: what stays untouched, what the pixels of a copy are, and what is refused."""
+
+import io
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from shards.errors import ImageRefusedError, UserError
+from shards.images.image_header import ImageHeader, read_header
+from shards.images.resize import Resize, fitted, is_untouched, refusal
+from tests.rigs.images import image_bytes
+
+SMALL = Resize(short_side=16, quality=95)
+CONVERT = Resize(convert=True, quality=95)
+# Four flat quarters, so that colours and their places survive JPEG and any filter.
+COLOURS = np.array([[[220, 40, 40], [40, 200, 60]], [[50, 60, 210], [230, 220, 70]]], dtype=np.uint8)
+QUARTERS = Image.fromarray(np.kron(COLOURS, np.ones((32, 48, 1), dtype=np.uint8)))  # 64 high, 96 wide
+
+
+def encoded(image: Image.Image, image_format: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, image_format, **options)
+    return file.getvalue()
+
+
+def copied(data: bytes, resize: Resize = SMALL) -> tuple[NDArray[np.uint8], ImageHeader]:
+    """The decoded copy and its header, which must be true."""
+    copy, header = fitted(data, read_header(data), resize)
+    assert read_header(copy) == header
+    assert (header.ext, header.orientation) == ("jpg", 1)
+    with Image.open(io.BytesIO(copy)) as image:
+        assert set(image.info) <= {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
+        return np.asarray(image), header
+
+
+def corners(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The middles of the four quarters."""
+    height, width = pixels.shape[:2]
+    return pixels[height // 4 :: height // 2, width // 4 :: width // 2][:2, :2].astype(np.int64)
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("resize", [Resize(), Resize(short_side=64), Resize(short_side=500), CONVERT])
+def test_small_enough_is_the_same_bytes(image_format: str, resize: Resize) -> None:
+    data = encoded(QUARTERS, image_format)
+    header = read_header(data)
+    assert is_untouched(header, resize)
+    assert fitted(data, header, resize) == (data, header)
+    assert refusal(header, resize) is None
+
+
+def exif(orientation: int) -> bytes:
+    block = Image.Exif()
+    block[0x0112] = orientation
+    return block.tobytes()
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "L"])
+def test_untouched_whatever_its_mode_and_orientation(mode: str) -> None:
+    data = encoded(QUARTERS.convert(mode), "JPEG", exif=exif(6))
+    assert fitted(data, read_header(data), CONVERT)[0] is data
+
+
+@pytest.mark.parametrize(
+    ("data", "worst"),
+    [
+        (encoded(QUARTERS, "JPEG", quality=95), 12),
+        (encoded(QUARTERS, "JPEG", progressive=True, comment=b"a comment", icc_profile=bytes(500)), 12),
+        (encoded(QUARTERS, "JPEG", keep_rgb=True), 12),
+        (encoded(QUARTERS.convert("CMYK"), "JPEG", quality=95), 20),
+        (encoded(QUARTERS, "PNG"), 12),
+        (encoded(QUARTERS.convert("P", palette=Image.Palette.ADAPTIVE), "PNG"), 12),
+        (encoded(QUARTERS.convert("RGBA"), "PNG"), 12),
+        (encoded(QUARTERS, "WEBP", lossless=True), 12),
+        (encoded(QUARTERS, "WEBP", lossless=True, save_all=True, append_images=[QUARTERS.rotate(180)]), 12),
+        (encoded(QUARTERS, "PNG", save_all=True, append_images=[QUARTERS.rotate(180)]), 12),
+        (encoded(QUARTERS, "GIF"), 12),
+        (encoded(QUARTERS, "GIF", save_all=True, append_images=[QUARTERS.rotate(180)]), 12),
+        (encoded(QUARTERS, "BMP"), 12),
+        (encoded(QUARTERS, "TIFF"), 12),
+        (encoded(QUARTERS.convert("CMYK"), "TIFF", compression="tiff_lzw"), 12),
+        (encoded(QUARTERS, "TIFF", compression="tiff_lzw", save_all=True, append_images=[QUARTERS.rotate(90)]), 12),
+    ],
+    ids=str.split("jpg progressive rgb cmyk png palette rgba webp webp2 apng gif gif2 bmp tif tif-cmyk tif2"),
+)
+def test_copies_have_the_colours_of_the_first_image(data: bytes, worst: int) -> None:
+    pixels, header = copied(data)
+    assert (header.height, header.width, header.mode) == (16, 24, "RGB")
+    assert np.abs(corners(pixels) - COLOURS).max() <= worst
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_copies_stand_upright(image_format: str, orientation: int) -> None:
+    options = {"tiffinfo": {0x0112: orientation}} if image_format == "TIFF" else {"exif": exif(orientation)}
+    data = encoded(QUARTERS, image_format, **options)
+    assert read_header(data).orientation == orientation
+    pixels, header = copied(data)
+    assert (header.height, header.width) == ((16, 24) if orientation < 5 else (24, 16))
+    turned = {2: COLOURS[:, ::-1], 3: COLOURS[::-1, ::-1], 4: COLOURS[::-1], 5: COLOURS.transpose(1, 0, 2)}
+    turned |= {6: np.rot90(COLOURS, -1), 7: COLOURS[::-1, ::-1].transpose(1, 0, 2), 8: np.rot90(COLOURS)}
+    assert np.abs(corners(pixels) - turned.get(orientation, COLOURS)).max() <= 20
+
+
+RAMP = np.tile(np.linspace(0, 65_535, 64).astype(np.uint16), (64, 1))
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "TIFF"])
+def test_sixteen_bits_are_scaled_not_clipped(image_format: str) -> None:
+    data = encoded(Image.fromarray(RAMP), image_format)
+    pixels, header = copied(data, Resize(short_side=32, quality=95))
+    assert (header.mode, read_header(data).mode) == ("L", "I;16")
+    assert np.abs(pixels.mean(axis=0) - np.linspace(0, 255, 32)).max() < 5
+
+
+@pytest.mark.parametrize(
+    ("data", "mode"),
+    [
+        (encoded(QUARTERS.convert("L"), "JPEG"), "L"),
+        (encoded(QUARTERS.convert("L"), "PNG"), "L"),
+        (encoded(QUARTERS.convert("1"), "PNG"), "L"),
+        (encoded(QUARTERS.convert("LA"), "PNG"), "L"),
+        (encoded(QUARTERS.convert("1"), "TIFF", compression="group4"), "L"),
+    ],
+    ids=str.split("jpg png bilevel la fax"),
+)
+def test_grey_stays_grey(data: bytes, mode: str) -> None:
+    pixels, header = copied(data)
+    assert header.mode == mode
+    assert np.abs(corners(pixels) - np.asarray(Image.fromarray(COLOURS).convert("L"))).max() < 60
+
+
+def transparent(mode: str) -> Image.Image:
+    image = QUARTERS.convert("RGBA")
+    image.putalpha(Image.fromarray(np.kron(np.array([[0, 255], [255, 255]], dtype=np.uint8), np.ones((32, 48)) > 0)))
+    return image.convert(mode)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(transparent("RGBA"), "PNG"),
+        encoded(transparent("RGBA"), "WEBP", lossless=True),
+        encoded(transparent("LA"), "PNG"),
+        encoded(transparent("RGBA"), "TIFF"),
+        encoded(transparent("RGBA"), "GIF"),
+        encoded(QUARTERS, "PNG", transparency=(220, 40, 40)),
+    ],
+    ids=str.split("png webp la tif gif key"),
+)
+def test_transparent_becomes_white(data: bytes) -> None:
+    found = corners(copied(data)[0])
+    assert found[0, 0].min() > 240
+    assert found[0, 1].max() < 230
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "short_side", "size"),
+    [(30, 40, 24, (24, 32)), (40, 30, 20, (27, 20)), (33, 65, 32, (32, 63)), (500, 2, 1, (250, 1))],
+)
+def test_aspect_is_kept(height: int, width: int, short_side: int, size: tuple[int, int]) -> None:
+    pixels, _ = copied(encoded(QUARTERS.resize((width, height)), "JPEG"), Resize(short_side=short_side))
+    assert pixels.shape[:2] == size
+
+
+def test_converted_without_a_size_keeps_its_own() -> None:
+    pixels, _ = copied(encoded(QUARTERS, "BMP"), CONVERT)
+    assert np.abs(pixels.astype(np.int64) - np.asarray(QUARTERS)).mean() < 5
+
+
+def header_of(ext: str, height: int, width: int, mode: str = "RGB") -> ImageHeader:
+    return ImageHeader(ext=ext, height=height, width=width, mode=mode, orientation=1)
+
+
+@pytest.mark.parametrize(
+    ("header", "resize", "reason"),
+    [
+        (header_of("gif", 9, 9), Resize(), "gif can not be stored as it is; --resize.convert"),
+        (header_of("gif", 9, 9), CONVERT, None),
+        (header_of("bmp", 9, 9), SMALL, None),
+        (header_of("tif", 9, 9, "F"), SMALL, "pixels of 32 bits (mode F)"),
+        (header_of("png", 9, 70_000), Resize(), None),
+        (header_of("tif", 9, 70_000), CONVERT, "9x70000 pixels do not fit into a JPEG"),
+        (header_of("webp", 10_000, 10_000), SMALL, "too large: 10000x10000 pixels of WebP"),
+        (header_of("webp", 10_000, 10_000), Resize(), None),
+    ],
+)
+def test_refused_by_header(header: ImageHeader, resize: Resize, reason: str | None) -> None:
+    found = refusal(header, resize)
+    if reason is None:
+        assert found is None
+        return
+    assert found is not None
+    assert reason in found
+    with pytest.raises(ImageRefusedError):
+        fitted(b"", header, resize)
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
+def test_what_does_not_decode_is_refused(image_format: str) -> None:
+    data = image_bytes(3, height=64, width=80, image_format=image_format)
+    header = read_header(data)
+    with pytest.raises(ImageRefusedError, match="damaged"):
+        fitted(data[: len(data) // 2], header, SMALL)
+    rng = random.Random(image_format)
+    for _ in range(150):
+        damaged = bytearray(data)
+        damaged[rng.randrange(len(data))] = rng.randrange(256)
+        try:
+            fitted(bytes(damaged), read_header(bytes(damaged)), SMALL)
+        except ImageRefusedError as error:
+            message = str(error)
+        else:
+            continue
+        assert " at 0x" not in message
+
+
+@pytest.mark.parametrize(("short_side", "quality"), [(-1, 90), (65_501, 90), (256, 0), (256, 101)])
+def test_settings_out_of_range(short_side: int, quality: int) -> None:
+    with pytest.raises(UserError, match=r"--resize\."):
+        Resize(short_side=short_side, quality=quality)
+
+
+def test_photographs_come_out_as_in_a_single_exact_step(test_data: Path) -> None:
+    resize = Resize(short_side=96, quality=95)
+    for path in sorted((test_data / "imagenet-sample").glob("*.JPEG"))[:40]:
+        data = path.read_bytes()
+        pixels, header = copied(data, resize)
+        assert fitted(data, read_header(data), resize)[0] == fitted(data, read_header(data), resize)[0]
+        with Image.open(io.BytesIO(data)) as image:
+            exact = image.resize((header.width, header.height), Image.Resampling.LANCZOS)
+        error = pixels.astype(np.float64) - np.asarray(exact)
+        assert 20 * np.log10(255 / np.sqrt((error**2).mean())) > 26, path.name

@@ -1,0 +1,38 @@
+"""Files of class names."""
+
+from pathlib import Path
+
+import pytest
+
+from shards.errors import UserError
+from shards.packing.label_names import read_label_names
+
+
+def test_names_in_their_order(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("tench\n great white shark \n\nÜ\n", encoding="utf-8")
+    assert read_label_names(str(tmp_path / "labels.txt")) == ("tench", "great white shark", "Ü")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("tench\nshark\n", encoding="utf-8-sig")
+    assert read_label_names(str(tmp_path / "labels.txt")) == ("tench", "shark")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "names no class"),
+        (b"\xef\xbb\xbf", "names no class"),
+        (b"a\nb\na\n", "names 1 classes twice"),
+        (b"\xff\n", "cannot be read"),
+    ],
+)
+def test_files_that_do_not_serve(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "labels.txt").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_label_names(str(tmp_path / "labels.txt"))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        read_label_names(str(tmp_path / "none"))

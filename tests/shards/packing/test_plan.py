@@ -1,0 +1,66 @@
+"""The plan as a record: read back, hashed, refused where it is of another packing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shards.errors import UserError
+from shards.images.image_header import Limits
+from shards.images.resize import Resize
+from shards.packing.plan import PLAN_PATH, Plan, read_plan, refuse_other_versions
+from shards.packing.spec import Dedup, PackSpec
+from shards.sources.kinds import FolderSource
+from shards.store import Store, open_store
+from tests.rigs.images import class_folders
+from tests.rigs.packing import pack_spec, planned
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> PackSpec:
+    root = class_folders(tmp_path / "images", num_classes=1, images_a_class=2)
+    return pack_spec(FolderSource(root=str(root)))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "out"))
+
+
+def test_the_plan_is_read_back_and_hashes_its_bytes(store: Store, spec: PackSpec) -> None:
+    assert read_plan(store, spec) is None
+    plan = planned(store, spec)
+    assert read_plan(store, spec) == plan
+    assert Plan.from_bytes(store.read(PLAN_PATH)).hash == plan.hash
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 2},
+        {"samples_per_shard": 5},
+        {"split": "test"},
+        {"source": FolderSource(root="elsewhere")},
+        {"limits": Limits(max_bytes=10)},
+        {"dedup": Dedup(duplicates="merge")},
+        {"resize": Resize(short_side=256)},
+        {"labels_file": "labels.txt"},
+    ],
+)
+def test_a_plan_of_other_settings_is_refused(store: Store, spec: PackSpec, change: dict[str, object]) -> None:
+    planned(store, spec)
+    with pytest.raises(UserError, match=f"planned with other settings: {next(iter(change))}"):
+        read_plan(store, replace(spec, **change))  # type: ignore[arg-type]
+
+
+def test_other_library_versions_are_refused(store: Store, spec: PackSpec) -> None:
+    plan = planned(store, spec)
+    refuse_other_versions(plan, spec)
+    with pytest.raises(UserError, match=r"0\.0"):
+        refuse_other_versions(replace(plan, versions={"numpy": "0.0"}), spec)
+
+
+def test_a_damaged_plan_is_refused(store: Store, spec: PackSpec) -> None:
+    store.write(PLAN_PATH, b"{}")
+    with pytest.raises(UserError, match="not a plan"):
+        read_plan(store, spec)

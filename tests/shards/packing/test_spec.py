@@ -1,0 +1,55 @@
+"""Settings that decide bytes: bad ones are refused, and each of them is part of the scan's or the plan's hash."""
+
+from dataclasses import replace
+
+import pytest
+
+from shards.errors import UserError
+from shards.images.image_header import Limits
+from shards.images.resize import Resize
+from shards.packing.spec import Dedup, PackSpec
+from shards.sources.digits import DigitsSource
+from tests.rigs.packing import pack_spec
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"samples_per_shard": 0}, "^--samples-per-shard is 0; allowed are 1 and more$"),
+        ({"samples_per_block": -1}, "^--samples-per-block is -1; allowed are 1 and more$"),
+        ({"seed": -1}, "^--seed is -1"),
+        ({"seed": 2**63}, "allowed are 0 to"),
+    ],
+)
+def test_impossible_settings_are_refused(change: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        pack_spec(DigitsSource(), **change)
+
+
+@pytest.mark.parametrize("distance", [-1, 128, 256])
+def test_impossible_distances_are_refused(distance: int) -> None:
+    with pytest.raises(UserError, match=f"--dedup.max-distance is {distance} bits"):
+        Dedup(max_distance=distance)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ({}, True),
+        ({"seed": 9, "samples_per_shard": 9, "resize": Resize(short_side=9)}, True),  # the scan does not ask for them
+        ({"dedup": Dedup(duplicates="keep")}, True),
+        ({"source": DigitsSource(split="test")}, False),
+        ({"limits": Limits(max_pixels=9)}, False),
+        ({"dedup": Dedup(against=("a",))}, False),
+    ],
+)
+def test_only_what_the_scan_asks_for_changes_its_hash(change: dict[str, object], is_same: bool) -> None:
+    spec = pack_spec(DigitsSource())
+    assert (replace(spec, **change).scan_hash() == spec.scan_hash()) == is_same  # type: ignore[arg-type]
+
+
+def test_versions_name_what_can_change_a_byte() -> None:
+    plain, hashed = pack_spec(DigitsSource()), pack_spec(DigitsSource(), dedup=Dedup(against=("a",)))
+    assert {"numpy", "pyarrow", "pillow", "scikit-learn"} <= set(plain.versions())
+    assert set(hashed.versions()) > set(plain.versions())
+    assert isinstance(plain, PackSpec)

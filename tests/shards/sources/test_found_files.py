@@ -1,0 +1,41 @@
+"""Paths, patterns and folders, local and in a bucket."""
+
+from pathlib import Path
+
+import pytest
+
+from shards.errors import UserError
+from shards.sources.found_files import find_files
+from shards.store import open_store
+
+NAMES = ("a/1.parquet", "a/2.parquet", "a/b/3.PARQUET", "a/notes.txt", "c[1].parquet")
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+@pytest.mark.parametrize(
+    ("places", "found"),
+    [
+        (["a"], ["a/1.parquet", "a/2.parquet", "a/b/3.PARQUET"]),
+        (["a/"], ["a/1.parquet", "a/2.parquet", "a/b/3.PARQUET"]),
+        (["a/[2-9].parquet", "a/1.parquet", "a/*.parquet"], ["a/1.parquet", "a/2.parquet"]),  # sorted, each once
+    ],
+)
+def test_what_is_found(where: str, places: list[str], found: list[str], tmp_path: Path, s3_bucket: str) -> None:
+    root = str(tmp_path) if where == "folder" else f"s3://{s3_bucket}"
+    for name in NAMES:
+        open_store(root).write(name, b"x")
+    places = [f"{root}/{place}" for place in places]
+    assert [path.rstrip("/") for path in find_files(places, suffixes=(".parquet",))] == [f"{root}/{p}" for p in found]
+
+
+def test_a_name_with_marks_of_patterns_is_a_name_first(tmp_path: Path) -> None:
+    (tmp_path / "c[1].parquet").write_bytes(b"x")
+    assert find_files([f"{tmp_path}/c[1].parquet"], suffixes=(".parquet",)) == [f"{tmp_path}/c[1].parquet"]
+
+
+@pytest.mark.parametrize("name", ["none.parquet", "none*.parquet", "none"])
+def test_a_place_without_any_is_the_users_mistake(name: str, tmp_path: Path, s3_bucket: str) -> None:
+    for root in (str(tmp_path), f"s3://{s3_bucket}"):
+        open_store(root).write("other.parquet", b"x")
+        with pytest.raises(UserError, match=r"matches no file; give \.parquet files"):
+            find_files([f"{root}/other.parquet", f"{root}/{name}"], suffixes=(".parquet",))

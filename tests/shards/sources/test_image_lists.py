@@ -1,0 +1,198 @@
+"""Collections listed in tables: one label or several, weights, and rows that make no sense."""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import pack
+from shards.dataset import open_dataset
+from shards.errors import ImageRefusedError, UserError
+from shards.sources.entry import Entry, ImageBytes
+from shards.sources.image_lists import ManifestSource
+from shards.store import open_store
+from tests.rigs.images import image_bytes
+from tests.rigs.web import web_server
+
+
+def read(source: ManifestSource) -> list[tuple[Entry, ImageBytes]]:
+    """All images, and the same again by their locators."""
+    images = list(source.images(list(source.entries()), max_bytes=1 << 20))
+    again = list(source.reader().read_many([entry.locator for entry, _ in images]))
+    assert [str(image) for image in again] == [str(image) for _, image in images]
+    return images
+
+
+def test_a_csv_with_all_that_is_odd(tmp_path: Path) -> None:
+    for name in (b"a.jpg", b"sub/x y.jpg", "猫\n.jpg".encode(), b"caf\xe9.jpg"):
+        path = tmp_path / os.fsdecode(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(name)
+    (tmp_path / "list.csv").write_bytes(
+        b"path,label,score\n"
+        b"a.jpg,cat,\n"
+        b"a.jpg,cat|dog|cat,\n"  # the same image again
+        b"sub/x y.jpg,cat|dog,0.5|0.25\n" + '"猫\n.jpg",猫,1\n'.encode() + b"caf\xe9.jpg,,\n"
+        b",cat,1\n"
+        b"a.jpg,cat,1|2\n"
+        b"a.jpg,cat,much\n"
+        b"a.jpg,cat\n"
+        b"gone.jpg,cat,1\n"
+        b"../list.csv,cat,1"
+    )
+    images = read(ManifestSource(files=(str(tmp_path / "list.csv"),), weights_column="score"))
+    assert [(entry.name, entry.labels, entry.weights) for entry, _ in images] == [
+        ("a.jpg", ("cat",), ()),
+        ("a.jpg", ("cat", "dog"), ()),
+        ("sub/x y.jpg", ("cat", "dog"), (0.5, 0.25)),
+        ("猫\n.jpg", ("猫",), (1.0,)),
+        ("caf\\xe9.jpg", (), ()),
+        ("list.csv row 7", (), ()),
+        ("a.jpg", (), ()),
+        ("a.jpg", (), ()),
+        ("list.csv row 10", (), ()),
+        ("gone.jpg", ("cat",), (1.0,)),
+        ("../list.csv", ("cat",), (1.0,)),
+    ]
+    assert [image for _, image in images[:5]] == [
+        *(b"a.jpg", b"a.jpg", b"sub/x y.jpg", "猫\n.jpg".encode(), b"caf\xe9.jpg")
+    ]
+    assert [str(image) for _, image in images[5:10]] == [
+        "the row names no image",
+        "list.csv row 8: 2 weights for 1 labels; allowed is one each, or none",
+        "list.csv row 9: the weight 'much': allowed are numbers from 0 on",
+        "the row has 2 columns, the header has 3",
+        "No such file or directory",
+    ]
+    assert "no '..'" in str(images[10][1])
+
+
+def test_parquet_lists_of_labels_and_locations_of_every_kind(tmp_path: Path, s3_bucket: str) -> None:
+    (tmp_path / "near.jpg").write_bytes(b"near")
+    open_store(f"s3://{s3_bucket}").write("stored.jpg", b"stored")
+    with web_server() as web:
+        paths = ["near.jpg", f"s3://{s3_bucket}/stored.jpg", web.serve("/x.jpg", b"fetched"), None]
+        labels = [["a", "b"], [], ["c"], ["d"]]
+        weights = [[0.5, 1.0], [], None, [1.0]]
+        table = pa.table({"url": paths, "classes": labels, "weights": weights})
+        pq.write_table(table, tmp_path / "list.parquet", row_group_size=2)
+        images = read(
+            ManifestSource(files=(str(tmp_path),), path_column="url", label_column="classes", weights_column="weights")
+        )
+    assert [(entry.name, entry.labels, entry.weights) for entry, _ in images] == [
+        ("near.jpg", ("a", "b"), (0.5, 1.0)),
+        (f"s3://{s3_bucket}/stored.jpg", (), ()),
+        (f"{web.url}/x.jpg", ("c",), ()),
+        ("list.parquet row 3", (), ()),
+    ]
+    assert [image for _, image in images[:3]] == [b"near", b"stored", b"fetched"]
+
+
+def test_a_list_in_a_bucket_names_what_lies_beside_it(s3_bucket: str) -> None:
+    store = open_store(f"s3://{s3_bucket}/data")
+    store.write("images/a.jpg", b"1")
+    store.write("list.csv", b"path,label\nimages/a.jpg,x\n")
+    ((entry, image),) = read(ManifestSource(files=(f"s3://{s3_bucket}/data/list.csv",)))
+    assert (entry.locator, entry.labels, image) == ("images/a.jpg", ("x",), b"1")
+
+
+def test_addresses_with_secrets_are_refused_and_nothing_keeps_them(tmp_path: Path) -> None:
+    addresses = (
+        *("https://me:sesame@example.invalid/a@b.jpg", "ftp://me:sesame@example.invalid/f"),
+        *("https://example.invalid/c.jpg?w=1&X-Amz-Signature=sesame", "s3://me:sesame@bucket/key"),
+        "https://example.invalid/d.jpg?w=1",
+    )
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *(f"{address},x" for address in addresses)]))
+    *entries, public = ManifestSource(files=(str(tmp_path / "list.csv"),)).entries()
+    assert "sesame" not in str(entries)
+    assert [entry.name for entry in entries] == [
+        *("https://***@example.invalid/a@b.jpg", "ftp://***@example.invalid/f"),
+        *("https://example.invalid/c.jpg", "s3://***@bucket/key"),
+    ]
+    source = ManifestSource(files=(str(tmp_path / "list.csv"),))
+    for _, image in source.images(entries, max_bytes=100):
+        assert isinstance(image, ImageRefusedError)
+        assert "use s3://bucket/key with credentials from the environment, or a public URL" in str(image)
+    assert (public.locator, public.name) == (addresses[-1], "https://example.invalid/d.jpg")
+
+
+def test_no_file_of_a_dataset_has_the_secret(tmp_path: Path) -> None:
+    with web_server() as web:
+        good = web.serve("/a.jpg?w=1", image_bytes(0))
+        lines = [
+            good,
+            f"{web.serve('/b.jpg?sig=sesame', image_bytes(1))}",
+            web.url.replace("//", "//bob:sesame@") + "/c",
+        ]
+        (tmp_path / "list.csv").write_text("\n".join(["path,label", *(f"{line},x" for line in lines)]))
+        source = ManifestSource(files=(str(tmp_path / "list.csv"),))
+        pack.run(pack.PackJob(source=source, out=str(tmp_path / "out"), max_quarantined=1.0))
+        assert dict(web.asked) == {"/a.jpg?w=1": 2}
+    store = open_store(str(tmp_path / "out"))
+    for path in store.list():
+        assert b"sesame" not in store.read(path), path
+        if path.endswith(".parquet"):
+            assert "sesame" not in str(pq.read_table(tmp_path / "out" / path).to_pylist()), path
+
+
+def test_a_secret_in_the_root_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path,label\na.jpg,x\n")
+    for root in ("https://me:sesame@example.invalid/", "https://example.invalid/?sig=sesame"):
+        with pytest.raises(UserError, match=r"--source\.root") as caught:
+            list(ManifestSource(files=(str(tmp_path / "list.csv"),), root=root).entries())
+        assert "sesame" not in str(caught.value)
+
+
+def test_lists_in_several_folders_need_a_root(tmp_path: Path) -> None:
+    for name in ("a/list.csv", "b/list.csv"):
+        open_store(str(tmp_path)).write(name, b"path,label\nx.jpg,cat\n")
+    (tmp_path / "x.jpg").write_bytes(b"1")
+    with pytest.raises(UserError, match=r"set --source\.root"):
+        list(ManifestSource(files=(f"{tmp_path}/*/list.csv",)).entries())
+    images = read(ManifestSource(files=(f"{tmp_path}/*/list.csv",), root=str(tmp_path)))
+    assert [image for _, image in images] == [b"1", b"1"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (ManifestSource(), "--source.files is missing"),
+        (ManifestSource(files=("{}/none.csv",)), "matches no file"),
+        (
+            ManifestSource(files=("{}/list.csv",)),
+            "no column 'path'; it has 'file', 'label'; set --source.path-column",
+        ),
+        (ManifestSource(files=("{}/list.csv",), path_column="file", weights_column="w"), "set --source.weights-column"),
+    ],
+)
+def test_a_list_of_no_use_is_the_users_mistake(source: ManifestSource, message: str, tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("file,label\nx,y\n")
+    files = tuple(path.format(tmp_path) for path in source.files)
+    source = ManifestSource(files=files, path_column=source.path_column, weights_column=source.weights_column)
+    with pytest.raises(UserError) as caught:
+        list(source.entries())
+    assert message in str(caught.value)
+
+
+def test_real_photographs_from_a_list(test_data: Path, tmp_path: Path) -> None:
+    names = sorted(path.name for path in (test_data / "imagenet-sample").iterdir())[:20]
+    lines = [f"{name},{name.partition('_')[0]}|all" for name in names]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *lines]))
+    source = ManifestSource(files=(str(tmp_path / "list.csv"),), root=str(test_data / "imagenet-sample"))
+    images = read(source)
+    assert [entry.labels for entry, _ in images] == [(name.partition("_")[0], "all") for name in names]
+    assert all(isinstance(image, bytes) and image.startswith(b"\xff\xd8\xff") for _, image in images)
+
+
+def test_with_copies_kept_nothing_is_fetched_twice(tmp_path: Path) -> None:
+    with web_server() as web:
+        for number in range(6):
+            web.serve(f"/{number}.jpg", image_bytes(number))
+        lines = [f"{web.url}/{number}.jpg,c{number % 2}" for number in range(6)]
+        (tmp_path / "list.csv").write_text("\n".join(["path,label", *lines]))
+        source = ManifestSource(files=(str(tmp_path / "list.csv"),), keep_copies=True)
+        assert pack.run(pack.PackJob(source=source, out=str(tmp_path / "out"))) == 0
+        assert web.asked.total() == 6
+    assert open_dataset(str(tmp_path / "out")).num_samples == 6

@@ -1,0 +1,77 @@
+"""Cells of tables as labels and weights."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shards.errors import ImageRefusedError
+from shards.sources.table_labels import label_names, weighted
+
+
+@pytest.mark.parametrize(
+    ("value", "labels"),
+    [
+        (b"cat", ("cat",)),
+        (b" cat | dog ||", ("cat", "dog")),
+        (b"", ()),
+        ("猫".encode(), ("猫",)),
+        (b"caf\xe9", ("caf\\xe9",)),
+        ("a|b", ("a|b",)),  # text of a Parquet file is one label
+        (["a", "b"], ("a", "b")),
+        ([1, 7], ("one", "7")),
+        (0, ("zero",)),
+        (-1, ("-1",)),
+        (1.0, ("one",)),
+        (2.5, ("2.5",)),
+        (float("nan"), ()),
+        (None, ()),
+        ([None, "a"], ("a",)),
+        (True, ("True",)),
+    ],
+)
+def test_labels(value: Any, labels: tuple[str, ...]) -> None:
+    assert label_names(value, separator="|", names=("zero", "one")) == labels
+
+
+def test_without_a_separator_all_is_one_label() -> None:
+    assert label_names(b"a|b") == ("a|b",)
+
+
+def test_a_struct_is_no_label() -> None:
+    with pytest.raises(ImageRefusedError, match="a label is a dict"):
+        label_names({"id": 1})
+
+
+@pytest.mark.parametrize(
+    ("value", "weights"),
+    [
+        (b"0.5|1", (0.5, 1.0)),
+        (b"", ()),
+        (None, ()),
+        ([], ()),
+        ([0.1, 1], (float(np.float32(0.1)), 1.0)),
+    ],
+)
+def test_weights(value: Any, weights: tuple[float, ...]) -> None:
+    assert weighted(("a", "b"), value, separator="|") == (("a", "b"), weights)
+
+
+@pytest.mark.parametrize(
+    ("labels", "value", "message"),
+    [
+        (("a", "b"), b"0.5", "1 weights for 2 labels"),
+        (("a",), [0.5, 0.5], "2 weights for 1 labels"),
+        ((), 0.5, "1 weights for 0 labels"),
+        (("a",), b"much", "the weight 'much'"),
+        (("a",), [float("nan")], "the weight 'nan'"),
+        (("a",), b"1e60", "the weight '1e60'"),
+        (("a",), b"-1", "the weight '-1'"),
+        (("a",), [None], "the weight 'None'"),
+        (("a", "a"), b"1|2", "is there twice"),
+    ],
+)
+def test_weights_that_do_not_belong_to_the_labels(labels: tuple[str, ...], value: Any, message: str) -> None:
+    with pytest.raises(ImageRefusedError) as caught:
+        weighted(labels, value, separator="|")
+    assert message in str(caught.value)

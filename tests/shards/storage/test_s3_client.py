@@ -1,0 +1,125 @@
+"""S3's faults end in messages that say what to do, and that hold no secret."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import botocore.exceptions
+import pytest
+
+from shards.errors import StorageError, UserError
+from shards.storage.s3 import S3Store
+from shards.store import open_store
+from tests.rigs.s3 import free_port
+
+
+def test_a_name_that_no_bucket_can_have_is_the_users_mistake(s3_endpoint: str) -> None:
+    with pytest.raises(UserError, match=r"s3://Bad_Bucket!/x.*Invalid bucket name.*correct the URL") as caught:
+        open_store("s3://Bad_Bucket!/x").read("a")
+    assert type(caught.value) is UserError
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "http://", "http://127.0.0.1:99999", "localhost"])
+def test_an_endpoint_that_is_no_url_is_the_users_mistake(
+    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(UserError, match=rf"{re.escape(endpoint)}.*AWS_ENDPOINT_URL"):
+        open_store("s3://bucket/x").read("a")
+
+
+@pytest.mark.parametrize("action", ["read", "exists", "list", "write", "write_file"])
+def test_a_missing_bucket_is_said_to_be_missing(s3_endpoint: str, action: str) -> None:
+    store = open_store("s3://no-such-bucket/x")
+    calls: dict[str, Callable[[], object]] = {
+        "read": lambda: store.read("a"),
+        "exists": lambda: store.exists("a"),
+        "list": lambda: list(store.list()),
+        "write": partial(store.write, "a", b""),
+        "write_file": partial(store.write_file, "a", Path(__file__)),
+    }
+    with pytest.raises(UserError, match=rf"no bucket 'no-such-bucket' at {s3_endpoint}"):
+        calls[action]()
+
+
+def test_an_unreachable_server_is_said_to_be_unreachable(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(StorageError, match=r"unreachable.*AWS_ENDPOINT_URL"):
+        open_store("s3://bucket/x").read("a")
+
+
+def test_missing_credentials_are_said_to_be_missing(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(UserError, match=r"no usable S3 credentials.*AWS_ACCESS_KEY_ID") as caught:
+        open_store("s3://bucket/x").read("a")
+    assert type(caught.value) is UserError, "trying again gives no credentials"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(
+            botocore.exceptions.CredentialRetrievalError(provider="custom-process", error_msg="timed out"),
+            id="a credential process that failed",
+        ),
+        pytest.param(
+            botocore.exceptions.TokenRetrievalError(provider="sso", error_msg="timed out"), id="a token that failed"
+        ),
+        pytest.param(botocore.exceptions.MetadataRetrievalError(error_msg="timed out"), id="a metadata service"),
+        pytest.param(botocore.exceptions.ReadTimeoutError(endpoint_url="x"), id="a slow answer"),
+        pytest.param(botocore.exceptions.ConnectTimeoutError(endpoint_url="x"), id="no answer"),
+    ],
+)
+def test_what_may_pass_is_the_storages_fault(s3_bucket: str, monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    store = open_store(f"s3://{s3_bucket}")
+    assert isinstance(store, S3Store)
+
+    def fail(**_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(store.clients.get(), "get_object", fail)
+    with pytest.raises(StorageError, match=f"s3://{s3_bucket}"):
+        store.read("a")
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("127.0.0.1:1", r"unreachable.*http://\*\*\*@127\.0\.0\.1:1 "),
+        ("127.0.0.1:99999", r"http://\*\*\*@127\.0\.0\.1:99999.*AWS_ENDPOINT_URL"),
+    ],
+)
+def test_an_endpoint_with_a_password_is_shown_without_it(
+    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, host: str, message: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://me:hidden@{host}")
+    with pytest.raises(UserError, match=message) as caught:
+        open_store("s3://bucket/x").read("a")
+    assert "hidden" not in str(caught.value)
+
+
+def test_what_a_credential_process_says_is_not_repeated(
+    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    config = tmp_path / "config"
+    config.write_text("[profile me]\ncredential_process = sh -c 'echo the key is hidden >&2; exit 1'\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_PROFILE", "me")
+    with pytest.raises(StorageError, match=r"could not be fetched \(CredentialRetrievalError\)") as caught:
+        open_store("s3://bucket/x").read("a")
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.rgw
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_wrong_keys_are_said_to_be_denied(ceph_bucket: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "hidden")
+    with pytest.raises(UserError, match=rf"access denied.*{ceph_bucket}") as caught:
+        open_store(f"s3://{ceph_bucket}").read("a")
+    assert "hidden" not in str(caught.value)
