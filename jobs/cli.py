@@ -45,8 +45,13 @@ STAGES = {
 
 
 def entry() -> None:
-    """Console script."""
-    sys.exit(main(sys.argv[1:]))
+    """Console script. Ends without the interpreter's own ending: the work is done and on disk by then, and a C++
+    library that aborts while its threads are taken down (seen with Arrow and torch) would make a failure of it."""
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main(argv: list[str]) -> int:

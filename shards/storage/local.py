@@ -7,12 +7,13 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from shards.errors import UserError
 from shards.storage.objects import MissingObjectError, any_path, checked_path, folder_prefix
+from shards.storage.traffic import Traffic
 
 TEMPORARY_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TEMPORARY_PREFIX) + r"(.+)\.[0-9a-f]{16}", re.DOTALL)  # as `create` names them
@@ -29,6 +30,11 @@ class LocalStore:
     """Objects are files below the folder `url`, which is made on the first write."""
 
     url: str
+    traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
+
+    def fresh(self) -> "LocalStore":
+        """This folder: files have no connections."""
+        return self
 
     def read(self, path: str) -> bytes:
         """The whole file."""

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
+from shards.storage.traffic import Traffic
+
 
 class MissingObjectError(Exception):
     """No object is at this path of this store."""
@@ -29,6 +31,15 @@ class Store(Protocol):
 
     @property
     def url(self) -> str: ...
+
+    @property
+    def traffic(self) -> Traffic:
+        """What reading took in this process."""
+        ...
+
+    def fresh(self) -> "Store":
+        """The same objects over connections that nobody has used yet, for reads that the others are slow at."""
+        ...
 
     def read(self, path: str) -> bytes:
         """The whole object. Raises MissingObjectError."""

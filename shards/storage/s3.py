@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +15,7 @@ from shards.errors import StorageError, UserError
 from shards.storage.objects import MissingObjectError, any_path, checked_path, folder_prefix
 from shards.storage.s3_client import BROKEN_BODY, UPLOADS, ClientOfProcess, storage_errors
 from shards.storage.stream import PieceFile
+from shards.storage.traffic import Traffic
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 6
@@ -31,6 +32,11 @@ class S3Store:
     bucket: str
     prefix: str = ""
     clients: ClientOfProcess = field(default_factory=ClientOfProcess, compare=False, repr=False)
+    traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
+
+    def fresh(self) -> "S3Store":
+        """The same objects by a client of its own."""
+        return replace(self, clients=ClientOfProcess())
 
     @property
     def url(self) -> str:
@@ -129,7 +135,7 @@ class S3Store:
 
     def child(self, prefix: str) -> "S3Store":
         """The store whose root is the folder `prefix` of this one; it shares the client."""
-        return S3Store(bucket=self.bucket, prefix=self._key(prefix.strip("/")), clients=self.clients)
+        return S3Store(bucket=self.bucket, prefix=self._key(prefix.strip("/")), clients=self.clients, traffic=self.traffic)
 
     def _client(self) -> Any:
         return self.clients.get()

@@ -23,6 +23,7 @@ from tests.rigs.datasets import packed_folders
 from tests.rigs.processes import Ended, patchline
 from tests.rigs.s3 import free_port
 
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
 TINY = ("--model.width", "8", "--model.depth", "1", "--model.mlp-width", "8", "--model.num-heads", "2")
 CPU = ("--device", "cpu")
 ALONE: dict[str, str] = {}
@@ -244,3 +245,17 @@ def test_a_crash_is_never_taken_for_faults_that_were_found(
     monkeypatch.setattr("jobs.verify.verify_dataset", fail)
     assert main(["verify", "anywhere"]) == exit_codes.CRASH
     assert message in capsys.readouterr().err + caplog.text
+
+
+def test_a_library_that_aborts_at_the_end_makes_no_failure_of_work_that_is_done(packed: Path) -> None:
+    """Seen with Arrow and torch: "terminate called without an active exception" after the last line of a good run."""
+    program = (
+        "import atexit, os, sys\n"
+        "atexit.register(os.abort)\n"
+        "from jobs.cli import entry\n"
+        f"sys.argv = ['patchline', 'verify', {str(packed)!r}]\n"
+        "entry()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=CHECKOUT)
+    assert done.returncode == 0, done.stderr
+    assert "no fault found" in done.stderr

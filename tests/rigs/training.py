@@ -43,8 +43,12 @@ class FinishedRuns:
         key = num_ranks, options
         if key not in self._made:
             run_dir = self.folder / f"run-{len(self._made)}"
-            if run(pretrain_words(self.url, run_dir, *options), num_ranks=num_ranks, log_dir=self.folder) != 0:
-                raise AssertionError(f"the run on {num_ranks} ranks with {options} failed, see above")
+            logs = self.folder / f"logs-{len(self._made)}"
+            ranks = start(pretrain_words(self.url, run_dir, *options), num_ranks=num_ranks, log_dir=logs)
+            if ranks.wait() != 0:
+                codes = [process.returncode for process in ranks.processes]
+                said = "\n".join(log.read_text() for log in logs.glob("rank-*.log"))
+                raise AssertionError(f"{num_ranks} ranks with {options} ended with {codes}; those above 0 said:\n{said}")
             self._made[key] = run_dir
         return self._made[key]
 

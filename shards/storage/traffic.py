@@ -1,0 +1,48 @@
+"""What reading a store took: requests, bytes, seconds, retries, hedges. Counted where it happens, from any thread."""
+
+import threading
+from dataclasses import asdict, dataclass, fields, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficCounts:
+    """Sums since the process began. `seconds` is the time that reads took, those side by side added up."""
+
+    requests: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    retries: int = 0  # requests asked again, whatever the reason; broken bodies are among them
+    broken_bodies: int = 0
+    throttled: int = 0  # answers 429 or 503
+    hedges: int = 0  # second requests for slow reads
+    hedges_won: int = 0
+    wasted_bytes: int = 0  # of reads whose other half of the hedge was faster
+
+    def __sub__(self, earlier: "TrafficCounts") -> "TrafficCounts":
+        before = asdict(earlier)
+        return TrafficCounts(**{name: value - before[name] for name, value in asdict(self).items()})
+
+
+NAMES = tuple(field.name for field in fields(TrafficCounts))
+
+
+class Traffic:
+    """The counters of one store in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = TrafficCounts()
+
+    def __reduce__(self) -> tuple[type["Traffic"], tuple[()]]:
+        return type(self), ()
+
+    def add(self, more: TrafficCounts) -> None:
+        """Adds to every count."""
+        with self._lock:
+            now = asdict(self._counts)
+            self._counts = replace(self._counts, **{n: now[n] + v for n, v in asdict(more).items() if v})
+
+    def counts(self) -> TrafficCounts:
+        """The sums of this moment."""
+        with self._lock:
+            return self._counts
