@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import UserError
-from shards.index import BlockTable, ShardRows, read_blocks, read_rows, read_table
+from shards.index import (
+    BlockTable,
+    SampleRows,
+    ShardRows,
+    read_blocks,
+    read_rows,
+    read_sample_rows,
+    read_sources,
+    read_table,
+)
 from shards.manifest import (
     BLOCKS_PATH,
     LABELS_PATH,
@@ -20,6 +29,7 @@ from shards.manifest import (
 from shards.store import MissingObjectError, Store, open_store
 
 HELD_SHARDS = 64
+HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
 
 
 class Dataset:
@@ -35,6 +45,8 @@ class Dataset:
             [shard.first_sample_id for shard in manifest.shards], dtype=np.int64
         )
         self._rows: OrderedDict[int, ShardRows] = OrderedDict()
+        self._sample_rows: OrderedDict[int, SampleRows] = OrderedDict()
+        self._sample_rows_bytes = 0
         self._lock = threading.Lock()
 
     @cached_property
@@ -57,7 +69,7 @@ class Dataset:
         return self.manifest.shards[shard].path
 
     def shard_rows(self, shard: int) -> ShardRows:
-        """The index of a shard. Threads may ask at once; the last HELD_SHARDS asked for are kept."""
+        """The whole index of a shard. Threads may ask at once; the last HELD_SHARDS asked for are kept."""
         with self._lock:
             if shard in self._rows:
                 self._rows.move_to_end(shard)
@@ -69,6 +81,25 @@ class Dataset:
             while len(self._rows) > HELD_SHARDS:
                 self._rows.popitem(last=False)
         return rows
+
+    def sample_rows(self, shard: int) -> SampleRows:
+        """What reading needs of a shard's index. Threads may ask at once; HELD_ROWS_BYTES of it are kept."""
+        with self._lock:
+            if shard in self._sample_rows:
+                self._sample_rows.move_to_end(shard)
+                return self._sample_rows[shard]
+        rows = read_sample_rows(self.checked_file(index_path(shard)))
+        with self._lock:
+            if shard not in self._sample_rows:
+                self._sample_rows[shard] = rows
+                self._sample_rows_bytes += rows.num_bytes
+            while self._sample_rows_bytes > HELD_ROWS_BYTES and len(self._sample_rows) > 1:
+                self._sample_rows_bytes -= self._sample_rows.popitem(last=False)[1].num_bytes
+        return rows
+
+    def source_of(self, shard: int, row: int) -> str:
+        """Where a sample came from; the index is read anew: it is asked only where something is wrong with a sample."""
+        return read_sources(self.checked_file(index_path(shard)))[row]
 
     def checked_file(self, path: str) -> bytes:
         """A file of the dataset whose sha256 is the manifest's; a UserError otherwise."""

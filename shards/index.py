@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -109,6 +110,42 @@ class ShardRows:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SampleRows:
+    """What reading samples asks of a shard's index, as arrays and nothing else, one element a sample.
+
+    The labels of row r are label_values[label_ends[r] : label_ends[r + 1]].
+    """
+
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    height: NDArray[np.int32]
+    width: NDArray[np.int32]
+    orientation: NDArray[np.int8]
+    crc32: NDArray[np.uint32]
+    label_ends: NDArray[np.int64]
+    label_values: NDArray[np.int32]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the arrays."""
+        return sum(array.nbytes for array in vars(self).values())
+
+    def labels_of(self, row: int) -> tuple[int, ...]:
+        """The labels of a sample."""
+        return tuple(self.label_values[self.label_ends[row] : self.label_ends[row + 1]].tolist())
+
+    def part(self, first: int, end: int) -> "SampleRows":
+        """Copies of rows first..end-1, which keep nothing of the others in memory."""
+        ends = self.label_ends[first : end + 1]
+        values = self.label_values[ends[0] : ends[-1]].copy()
+        columns = {name: getattr(self, name)[first:end].copy() for name in _ONE_A_SAMPLE}
+        return SampleRows(**columns, label_ends=ends - ends[0], label_values=values)
+
+
+_ONE_A_SAMPLE = ("offset", "size", "height", "width", "orientation", "crc32")
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockTable:
     """Every block's place: bytes first_byte..end_byte-1 of its shard are its samples with their headers."""
 
@@ -168,6 +205,22 @@ def read_rows(data: bytes) -> ShardRows:
         source=table.column("source").to_pylist(),
         orientation=table.column("orientation").to_numpy(),
     )
+
+
+def read_sample_rows(data: bytes) -> SampleRows:
+    """What reading needs of an index file: in a fifth of the time that all its rows take."""
+    table = pq.ParquetFile(pa.BufferReader(data)).read(columns=[*_ONE_A_SAMPLE, "labels"], use_threads=False)
+    labels = table.column("labels").combine_chunks()
+    ends = np.zeros(len(table) + 1, dtype=np.int64)
+    np.cumsum(pc.fill_null(pc.list_value_length(labels), 0).to_numpy(), out=ends[1:])
+    columns = {name: table.column(name).to_numpy() for name in _ONE_A_SAMPLE}
+    return SampleRows(**columns, label_ends=ends, label_values=labels.flatten().to_numpy())
+
+
+def read_sources(data: bytes) -> list[str]:
+    """Where each sample of an index file came from."""
+    names: list[str] = read_table(data, ["source"]).column("source").to_pylist()
+    return names
 
 
 def read_blocks(data: bytes) -> BlockTable:

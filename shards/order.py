@@ -8,6 +8,7 @@ permutation of all samples, and any number of ranks reads the same global batche
 Shape letters: N samples, B batch, L lanes, W blocks a window, R ranks.
 """
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,10 @@ class BlockPart:
     first_sample_id: int
     num_samples: int
 
+    def ids(self) -> NDArray[np.int64]:
+        """int64[num_samples]: its sample ids."""
+        return np.arange(self.first_sample_id, self.first_sample_id + self.num_samples, dtype=np.int64)
+
 
 class _Epoch:
     """The block permutation of one epoch with its prefix sums."""
@@ -60,10 +65,16 @@ class _Epoch:
         low, high = int(self.lane_start[lane]), int(self.lane_start[lane + 1])
         return max(start, low), min(int(self.ends[last]), high)
 
-    def windows_of(self, lane: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Window number of each `index` (place inside the lane). Same shape as `index`."""
-        place = np.searchsorted(self.ends, index + self.lane_start[lane], side="right")
-        return np.asarray((place - self.first_block[lane]) // self.window_blocks, dtype=np.int64)
+    def places_of(
+        self, lane: NDArray[np.int64], index: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(window, offset inside the window) of each place `index` of a lane. All of the same shape."""
+        permuted = index + self.lane_start[lane]
+        block = np.searchsorted(self.ends, permuted, side="right")
+        window = (block - self.first_block[lane]) // self.window_blocks
+        first = self.first_block[lane] + window * self.window_blocks
+        start = np.where(first > 0, self.ends[first - 1], 0)
+        return window, permuted - np.maximum(start, self.lane_start[lane])
 
 
 class SampleOrder:
@@ -85,6 +96,7 @@ class SampleOrder:
             raise ValueError(f"window_blocks is {window_blocks}; allowed is 1 or more")
         self.seed, self.lanes, self.window_blocks = seed, lanes, window_blocks
         self._block_first = np.cumsum(self.block_sizes) - self.block_sizes
+        self._lock = threading.Lock()
         self._epochs: dict[int, _Epoch] = {}
         self._windows: dict[WindowId, NDArray[np.int64]] = {}
 
@@ -119,16 +131,17 @@ class SampleOrder:
         epoch, place = np.divmod(positions, self.num_samples)
         index, lane = np.divmod(place, self.lanes)
         found = []
-        pairs = np.stack([epoch, lane], axis=1)
-        for e, lane_number in np.unique(pairs, axis=0):
-            chosen = np.flatnonzero((epoch == e) & (lane == lane_number))
-            table = self._epoch(int(e))
-            windows = table.windows_of(int(lane_number), index[chosen])
-            for w in np.unique(windows):
-                part = chosen[windows == w]
-                window = WindowId(epoch=int(e), lane=int(lane_number), window=int(w))
-                start = table.window_bounds(window.lane, window.window)[0] - table.lane_start[window.lane]
-                found.append((window, part, index[part] - start))
+        for e in sorted(set(epoch.tolist())):
+            of_epoch = np.flatnonzero(epoch == e)
+            windows, offsets = self._epoch(e).places_of(lane[of_epoch], index[of_epoch])
+            lanes = lane[of_epoch]
+            by_window = np.lexsort((windows, lanes))
+            lanes, windows = lanes[by_window], windows[by_window]
+            firsts = np.flatnonzero((np.diff(lanes, prepend=-1) != 0) | (np.diff(windows, prepend=-1) != 0)).tolist()
+            chosen, offsets = of_epoch[by_window], offsets[by_window]
+            for first, end in zip(firsts, [*firsts[1:], chosen.size], strict=True):
+                window = WindowId(epoch=e, lane=int(lanes[first]), window=int(windows[first]))
+                found.append((window, chosen[first:end], offsets[first:end]))
         return found
 
     def window_samples(self, window: WindowId) -> NDArray[np.int64]:
@@ -136,12 +149,14 @@ class SampleOrder:
         if window not in self._windows:
             if len(self._windows) >= 4 * self.lanes:  # lifetimes are short: drop the oldest, they are passed
                 del self._windows[next(iter(self._windows))]
-            ids = np.concatenate(
-                [np.arange(p.first_sample_id, p.first_sample_id + p.num_samples) for p in self.window_parts(window)]
-            )
-            hashed = hash_array(ids, key=derive_key(self.seed, window.epoch, _WINDOWS))
-            self._windows[window] = ids[np.argsort(hashed, kind="stable")]
+            ids = np.concatenate([part.ids() for part in self.window_parts(window)])
+            self._windows[window] = ids[self.shuffle(window, ids)]
         return self._windows[window]
+
+    def shuffle(self, window: WindowId, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in `ids`, the samples of a window block by block, each sample of the shuffled window is."""
+        hashed = hash_array(ids, key=derive_key(self.seed, window.epoch, _WINDOWS))
+        return np.argsort(hashed, kind="stable")
 
     def window_parts(self, window: WindowId) -> tuple[BlockPart, ...]:
         """The blocks (or the parts of blocks that lie in the lane) that make up a window, in permuted order."""
@@ -167,9 +182,10 @@ class SampleOrder:
         return WindowId(epoch=window.epoch + 1, lane=lane, window=0)
 
     def _epoch(self, epoch: int) -> _Epoch:
-        if epoch not in self._epochs:
-            while len(self._epochs) >= _EPOCHS_KEPT:
-                del self._epochs[min(self._epochs)]
-            key = derive_key(self.seed, epoch, _BLOCKS)
-            self._epochs[epoch] = _Epoch(self.block_sizes, key=key, lanes=self.lanes, window_blocks=self.window_blocks)
-        return self._epochs[epoch]
+        with self._lock:  # windows are made ready in threads, and a table of millions of blocks should be made once
+            if epoch not in self._epochs:
+                while len(self._epochs) >= _EPOCHS_KEPT:
+                    del self._epochs[min(self._epochs)]
+                sizes, key = self.block_sizes, derive_key(self.seed, epoch, _BLOCKS)
+                self._epochs[epoch] = _Epoch(sizes, key=key, lanes=self.lanes, window_blocks=self.window_blocks)
+            return self._epochs[epoch]

@@ -1,163 +1,268 @@
 """Planned reads: the bytes of a rank's batches, as large range reads of whole windows, one window ahead.
 
-A window (W blocks of one lane) is fetched once and dropped when its lane has moved on, so there is no cache to size or
-to evict. Held are the windows that a batch touches and the one after each: 2 a lane as a rule, 3 where a batch goes
-from one window to the next, more where a lane's share of the batch is larger than a window. The first batches after a
-start read single samples by their offset while the windows are still on their way, so the time to the first batch does
-not grow with the window.
+Held are the window that a lane is in and the one after it (shards/windows.py says how many bytes that is at most). The
+first batches after a start read single samples by their offset while the windows are still on their way, so the time
+to the first batch grows neither with the window nor with the place in the epoch.
 """
 
-import zlib
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shards.dataset import Dataset
-from shards.errors import WillNotSucceedError
-from shards.order import BlockPart, SampleOrder, WindowId
-from shards.storage.objects import MissingObjectError
+from shards.images.image_header import MAX_IMAGE_BYTES
+from shards.index import SampleRows
+from shards.order import SampleOrder, WindowId
+from shards.samples import (
+    RawSample,
+    faulty,
+    locate_row,
+    read_part,
+    read_sample,
+    refetched,
+    sample_of,
+    too_large,
+    verified,
+)
+from shards.storage.ranges import RangeReads
+from shards.windows import SINGLE_READS_SHARE, Fetched, HeldBytes, Window, largest_blocks_bytes, window_bound_bytes
 
+__all__ = [
+    "RawBatch",
+    "RawSample",
+    "SampleReader",
+    "locate_row",
+    "read_part",
+    "read_sample",
+    "refetched",
+    "verified",
+    "window_bound_bytes",
+]
 
-@dataclass(frozen=True, kw_only=True)
-class RawSample:
-    """One sample as it lies in the shard. `data` is None where `fault` says why the bytes could not be had."""
-
-    sample_id: int
-    data: bytes | None
-    fault: str
-    height: int  # pixels as stored, from the index
-    width: int
-    orientation: int  # as in EXIF, from the index: 1 to 8, 1 is upright
-    labels: tuple[int, ...]
-    source: str
+FIRST_READS = 8  # a lane's first batches, which read what has not arrived sample by sample; later ones wait for it
+_WINDOWS_A_LANE = 2
+_LOADERS = 8  # threads that read the index of the windows to come
+_FIRST_LOADERS = 16  # threads that read it for the first batches
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawBatch:
-    """A rank's samples of one step, in batch order, with the epoch that each belongs to (int64[n])."""
+    """A rank's samples of one batch, in its order, with the epoch that each belongs to (int64[n])."""
 
-    step: int
     samples: tuple[RawSample, ...]
     epochs: NDArray[np.int64]
 
 
-def locate_row(dataset: Dataset, sample_id: int) -> tuple[int, int]:
-    """(shard, row) of a sample id."""
-    shard = int(np.searchsorted(dataset.first_sample_ids, sample_id, side="right")) - 1
-    return shard, sample_id - int(dataset.first_sample_ids[shard])
+@dataclass(kw_only=True)
+class _Lane:
+    """The windows of one lane group: those held, and the bytes of those passed, which batches may still refer to."""
+
+    windows: dict[WindowId, Window] = field(default_factory=dict)  # in the order in which they are read
+    passed: list[HeldBytes] = field(default_factory=list)
+    num_reads: int = 0
+
+    def pass_before(self, name: WindowId) -> None:
+        """Lets go of the windows before this one."""
+        while self.windows:
+            earliest = next(iter(self.windows))
+            if (earliest.epoch, earliest.window) >= (name.epoch, name.window):
+                return
+            window = self.windows.pop(earliest)
+            window.drop()
+            self.passed.append(window.held)
+
+    def has_room(self) -> bool:
+        """Whether another window may take memory."""
+        self.passed = [held for held in self.passed if held.now]
+        return len(self.windows) + len(self.passed) < _WINDOWS_A_LANE
 
 
-def read_part(dataset: Dataset, part: BlockPart) -> list[bytes]:
-    """The image bytes of consecutive samples of one block, by one range read.
+@dataclass(kw_only=True, slots=True)
+class _Asked:
+    """What a batch takes of one window: entries of the batch and, rising, the samples' numbers in the window."""
 
-    WillNotSucceedError where the shard's tar is missing or cut off.
-    """
-    shard, row = locate_row(dataset, part.first_sample_id)
-    rows = dataset.shard_rows(shard)
-    last = row + part.num_samples - 1
-    begin, end = int(rows.offset[row]), int(rows.offset[last] + rows.size[last])
-    path = dataset.shard_path(shard)
-    try:
-        body = memoryview(dataset.shard_store.read_range(path, begin, end))
-    except (MissingObjectError, EOFError) as error:
-        where = f"{dataset.url}/{path}: bytes {begin}..{end - 1} are not there ({error})"
-        raise WillNotSucceedError(f"{where}; run: patchline verify {dataset.url}") from error
-    starts = rows.offset[row : last + 1] - begin
-    sizes = rows.size[row : last + 1]
-    return [bytes(body[first : first + size]) for first, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
+    lane: _Lane
+    name: WindowId
+    window: Window | None  # None: it has not been begun
+    entries: list[int]
+    places: list[int]
 
 
-def read_sample(dataset: Dataset, sample_id: int) -> bytes:
-    """The image bytes of one sample, by its offset."""
-    return read_part(dataset, BlockPart(block=-1, first_sample_id=sample_id, num_samples=1))[0]
+@dataclass(kw_only=True, slots=True)
+class _Found:
+    """A sample whose row of the index is known; `fetched` None: it is not to be read, see `fault`."""
 
-
-def checked_sample(dataset: Dataset, sample_id: int, data: bytes) -> RawSample:
-    """The sample with its row of the index; bytes whose crc32 is wrong are read once more before they are given up."""
-    shard, row = locate_row(dataset, sample_id)
-    rows = dataset.shard_rows(shard)
-    expected, fault = int(rows.crc32[row]), ""
-    if zlib.crc32(data) != expected:
-        data = read_sample(dataset, sample_id)
-        if zlib.crc32(data) != expected:
-            fault = f"crc32 is {zlib.crc32(data):08x}, the index of {dataset.shard_path(shard)} says {expected:08x}"
-    return RawSample(
-        sample_id=sample_id,
-        data=None if fault else data,
-        fault=fault,
-        height=int(rows.height[row]),
-        width=int(rows.width[row]),
-        orientation=int(rows.orientation[row]),
-        labels=tuple(rows.labels[row]),
-        source=rows.source[row],
-    )
-
-
-class _Window:
-    """The bytes of one window, arriving in the background."""
-
-    def __init__(self, dataset: Dataset, parts: tuple[BlockPart, ...], pool: ThreadPoolExecutor) -> None:
-        self.futures: list[tuple[BlockPart, Future[list[bytes]]]] = [
-            (part, pool.submit(read_part, dataset, part)) for part in parts
-        ]
-
-    def arrived(self) -> bool:
-        return all(future.done() for _, future in self.futures)
-
-    def sample(self, sample_id: int) -> bytes:
-        for part, future in self.futures:
-            if 0 <= sample_id - part.first_sample_id < part.num_samples:
-                return future.result()[sample_id - part.first_sample_id]
-        raise AssertionError(f"sample {sample_id} is not in its window")
+    sample_id: int
+    rows: SampleRows
+    row: int
+    fetched: Fetched | None
+    fault: str = ""
 
 
 class SampleReader:
-    """Reads a rank's part of every global batch. Ask for steps in rising order; close it when done."""
+    """Reads samples at positions of the order. Close it when done; `reads` is the caller's to close, after it.
+
+    From call to call the positions of every lane rise; one reader belongs to one thread. What it holds is bounded by
+    `window_bound_bytes`: two windows a lane, the bytes of batches that the caller has not dropped yet included.
+    A sample larger than `most_sample_bytes` is handed over as a fault.
+    """
 
     def __init__(
-        self,
-        dataset: Dataset,
-        order: SampleOrder,
-        *,
-        batch_size: int,
-        rank: int,
-        num_ranks: int,
-        num_threads: int,
+        self, dataset: Dataset, order: SampleOrder, reads: RangeReads, *, most_sample_bytes: int = MAX_IMAGE_BYTES
     ) -> None:
-        self.dataset, self.order = dataset, order
-        self.batch_size, self.rank, self.num_ranks = batch_size, rank, num_ranks
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="read")
-        self._windows: dict[WindowId, _Window] = {}
+        self.dataset, self.order, self.reads, self.most_sample_bytes = dataset, order, reads, most_sample_bytes
+        self._held = HeldBytes()
+        self._singles = HeldBytes(self._held)
+        self._lanes: dict[int, _Lane] = {}
+        self._allowed = (0, 0)  # lanes, and what single reads may hold with as many
+        self._loaders = ThreadPoolExecutor(_LOADERS, thread_name_prefix="rows")
+        self._first_loaders = ThreadPoolExecutor(_FIRST_LOADERS, thread_name_prefix="first-rows")
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes under way, held, or in batches that are still referred to."""
+        return self._held.now
+
+    @property
+    def most_held_bytes(self) -> int:
+        """The most that `held_bytes` has been."""
+        return self._held.most
 
     def close(self) -> None:
-        """Stops the background reads."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Stops what is under way."""
+        for lane in self._lanes.values():
+            for window in lane.windows.values():
+                window.drop()
+        self._loaders.shutdown(wait=True, cancel_futures=True)
+        self._first_loaders.shutdown(wait=True, cancel_futures=True)
 
-    def read(self, step: int) -> RawBatch:
-        """The rank's samples of global batch `step`, checksums verified."""
-        positions = self.order.positions(step, self.batch_size, self.rank, self.num_ranks)
-        samples: list[RawSample | None] = [None] * positions.size
-        found = self.order.locate(positions)
-        first_use = {window for window, _, _ in found if window not in self._windows}
-        self._hold([window for window, _, _ in found])
-        for window, chosen, offsets in found:
-            ids = self.order.window_samples(window)[offsets]
-            loaded = self._windows[window]
-            single = window in first_use and not loaded.arrived()
-            for entry, sample_id in zip(chosen.tolist(), ids.tolist(), strict=True):
-                data = read_sample(self.dataset, sample_id) if single else loaded.sample(sample_id)
-                samples[entry] = checked_sample(self.dataset, sample_id, data)
-        complete = tuple(sample for sample in samples if sample is not None)
-        return RawBatch(step=step, samples=complete, epochs=positions // self.order.num_samples)
+    def read(self, positions: NDArray[np.int64]) -> RawBatch:
+        """The samples at `positions`, in that order.
 
-    def _hold(self, current: list[WindowId]) -> None:
-        """Keeps exactly the windows in use and the next one of each lane; everything else is passed and dropped."""
-        ahead = [self.order.next_window(window) for window in current]
-        wanted = dict.fromkeys(current + ahead)
-        for window in [held for held in self._windows if held not in wanted]:
-            del self._windows[window]
-        for window in wanted:
-            if window not in self._windows:
-                self._windows[window] = _Window(self.dataset, self.order.window_parts(window), self._pool)
+        A sample whose bytes can not be had carries the reason as its `fault`. Raises what an unreachable store raises.
+        """
+        asked = self._ask(positions)
+        found = self._ask_for_singles(asked)
+        for part in asked:
+            self._begin_needed(part, found)
+        found |= {entry: sample for part in asked for entry, sample in self._of_windows(part, found)}
+        samples = self._samples([found[entry] for entry in range(positions.size)])
+        for part in asked:
+            if part.window:
+                part.window.hand_over(part.places)
+        for part in {id(part.lane): part for part in asked}.values():  # the last of each lane
+            self._move_on(part)
+        return RawBatch(samples=samples, epochs=positions // self.order.num_samples)
+
+    def _ask(self, positions: NDArray[np.int64]) -> list[_Asked]:
+        asked = []
+        touched = set()
+        for name, entries, places in self.order.locate(positions):
+            group = int(positions[entries[0]]) % self.order.lanes
+            lane = self._lanes.setdefault(group, _Lane())
+            if group not in touched:
+                touched.add(group)
+                lane.num_reads += 1
+                lane.pass_before(name)
+            window = lane.windows.get(name)
+            asked.append(_Asked(lane=lane, name=name, window=window, entries=entries.tolist(), places=places.tolist()))
+        return asked
+
+    def _ask_for_singles(self, asked: list[_Asked]) -> dict[int, _Found]:
+        """Entry -> sample, of those whose block has not arrived in a lane's first batches: all under way at once."""
+        missing: list[tuple[int, int]] = []
+        for part in asked:
+            if part.lane.num_reads <= FIRST_READS:
+                window = part.window
+                ids = self.order.window_samples(part.name)[part.places].tolist()
+                each = zip(part.entries, part.places, ids, strict=True)
+                missing += [(entry, number) for entry, place, number in each if not (window and window.arrived(place))]
+        if not missing:
+            return {}
+        places = [locate_row(self.dataset, number) for _, number in missing]
+        shards = list(dict.fromkeys(shard for shard, _ in places))
+        rows = dict(zip(shards, self._first_loaders.map(self.dataset.sample_rows, shards), strict=True))
+        allowed = self._allowed_singles()
+        found = {}
+        for (entry, number), (shard, row) in zip(missing, places, strict=True):
+            sample = self._ask_for_single(number, shard, row, rows[shard], allowed=allowed)
+            if sample is not None:
+                found[entry] = sample
+        return found
+
+    def _allowed_singles(self) -> int:
+        """Bytes that single reads may hold: a share of two windows for each lane that has been seen."""
+        if self._allowed[0] != len(self._lanes):
+            num_blocks = _WINDOWS_A_LANE * self.order.window_blocks * len(self._lanes)
+            of_windows = largest_blocks_bytes(self.dataset.blocks, num_blocks, epochs=2)
+            self._allowed = len(self._lanes), of_windows // SINGLE_READS_SHARE
+        return self._allowed[1]
+
+    def _ask_for_single(self, number: int, shard: int, row: int, rows: SampleRows, *, allowed: int) -> _Found | None:
+        """None: it would be more than is allowed, and has to wait for its block."""
+        if fault := too_large(rows, row, most_bytes=self.most_sample_bytes):
+            return _Found(sample_id=number, rows=rows, row=row, fetched=None, fault=fault)
+        first, end = int(rows.offset[row]), int(rows.offset[row] + rows.size[row])
+        if self._singles.now + end - first > allowed:
+            return None
+        fetched = self._singles.fetch(self.reads, self.dataset.shard_path(shard), first, end, urgent=True)
+        return _Found(sample_id=number, rows=rows, row=row, fetched=fetched)
+
+    def _begin_needed(self, part: _Asked, singles: dict[int, _Found]) -> None:
+        """Begins a window that is needed now, or only soon where all of the batch is read singly."""
+        if part.window:
+            return
+        waits = any(entry not in singles for entry in part.entries)
+        if not waits and not part.lane.has_room():
+            return
+        first = part.places[0] if waits else part.places[-1] + 1
+        if first < self.order.window_samples(part.name).size:
+            part.window = self._begin(part.lane, part.name, first=first)
+
+    def _begin(self, lane: _Lane, name: WindowId, *, first: int) -> Window:
+        window = Window(name=name, first=first, held=HeldBytes(self._held))
+        lane.windows[name] = window
+        self._loaders.submit(window.load, self.dataset, self.order, self.reads).add_done_callback(window.over)
+        return window
+
+    def _of_windows(self, part: _Asked, singles: dict[int, _Found]) -> Iterator[tuple[int, _Found]]:
+        waiting = [both for both in zip(part.entries, part.places, strict=True) if both[0] not in singles]
+        if not waiting or not part.window:  # it is begun where anything waits for it
+            return
+        contents = part.window.contents.result()
+        for entry, place in waiting:
+            of_block, row = contents.parts[contents.part[place]], int(contents.row[place])
+            fault = too_large(of_block.rows, row, most_bytes=self.most_sample_bytes)
+            number, fetched = int(contents.ids[place]), of_block.fetched
+            yield entry, _Found(sample_id=number, rows=of_block.rows, row=row, fetched=fetched, fault=fault)
+
+    def _samples(self, found: list[_Found]) -> tuple[RawSample, ...]:
+        """Waits for the bytes. What a block's read did not give is read once more, each sample for itself."""
+        samples, again = [], []
+        for entry, item in enumerate(found):
+            data = item.fetched.sample(item.rows, item.row) if item.fetched and not item.fault else None
+            sample = sample_of(item.rows, item.row, sample_id=item.sample_id, data=data)
+            if item.fault:
+                sample = faulty(self.dataset, sample, item.fault)
+            elif data is None:
+                again.append(entry)
+            samples.append(sample)
+        mended = self._first_loaders.map(partial(refetched, self.dataset), [samples[entry] for entry in again])
+        for entry, sample in zip(again, mended, strict=True):
+            samples[entry] = sample
+        return tuple(samples)
+
+    def _move_on(self, part: _Asked) -> None:
+        """Lets go of windows that are passed, and begins the one after this where the lane has room for it."""
+        lane, name, first = part.lane, part.name, part.places[-1] + 1
+        if first == self.order.window_samples(name).size:
+            name, first = self.order.next_window(name), 0
+            lane.pass_before(name)
+        while len(lane.windows) < _WINDOWS_A_LANE and lane.has_room():
+            if name not in lane.windows:
+                self._begin(lane, name, first=first)
+            name, first = self.order.next_window(name), 0

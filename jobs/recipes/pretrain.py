@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pipeline.data.augment import AugmentConfig
-from pipeline.data.batches import DataConfig
+from pipeline.data.config import DataConfig
 from pipeline.models import ModelConfig
 from pipeline.training.checkpoint import CheckpointConfig
 from pipeline.training.config import TrainingJob

@@ -1,111 +1,92 @@
-"""Batches of uint8 images in the planned order, decoded and augmented in threads a few steps ahead."""
+"""Batches of uint8 images in the planned order, decoded and augmented in threads a few steps ahead.
+
+One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads, which write
+straight into the batch's buffer. No worker process, no shared memory, no lock file: a killed run leaves nothing.
+"""
 
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.augment import AUGMENT_VERSION, AugmentConfig, apply_crop, draw_crop, draws_of
-from pipeline.data.decode import DECODER_VERSION, DecodeError, Pixels, decode_rgb
+from pipeline.data.augment import draws_of
+from pipeline.data.config import DataConfig, Share
+from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.quarantine import Quarantine
+from pipeline.data.randaugment import randaugment
+from pipeline.data.training_data import TrainingData
+from pipeline.data.transform import train_view
 from shards.dataset import Dataset
-from shards.errors import UserError, WillNotSucceedError
-from shards.hashing import derive_key
-from shards.order import ORDER_VERSION, SampleOrder
-from shards.read import RawBatch, RawSample, SampleReader, checked_sample, read_sample
+from shards.errors import WillNotSucceedError
+from shards.hashing import derive_key, uniforms
+from shards.order import SampleOrder
+from shards.read import RawSample, SampleReader, read_sample, refetched, verified
+from shards.storage.ranges import RangeReads
+from shards.storage.traffic import NAMES
 
-_SUBSTITUTES = 4  # purpose of a key
+_SUBSTITUTES, _OPERATIONS = 4, 8  # purposes of keys
 _MAX_SUBSTITUTES = 20
-_DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Where the samples come from and how they are shuffled and read.
-
-    The shuffle reaches over lanes x window_blocks blocks. `num_threads` 0: the rank's share of the machine's cores.
-    `max_quarantined`: the share of samples that may be replaced before the run stops. `allow_other_decoder`: continue a
-    run although the decoding libraries' versions, and so the pixels, may differ.
-    """
-
-    url: str = ""
-    lanes: int = 64
-    window_blocks: int = 4
-    augment: AugmentConfig = AugmentConfig()
-    num_threads: int = 0
-    steps_ahead: int = 3
-    memory_limit_bytes: int = 4_000_000_000
-    max_quarantined: float = 0.001
-    allow_other_decoder: bool = False
-
-    def __post_init__(self) -> None:
-        if self.lanes < 1 or self.window_blocks < 1 or self.steps_ahead < 1 or self.num_threads < 0:
-            raise UserError(f"lanes, window_blocks and steps_ahead must be 1 or more, num_threads 0 or more: {self}")
+_CHUNKS_A_THREAD = 4  # a batch's samples go to the threads in pieces: few enough to be cheap, many enough to balance
+COUNT_NAMES = (*NAMES, "samples", "replaced", "held_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A rank's step: images uint8[n, size, size, 3], labels int64[n, most labels] padded with -1, ids int64[n]."""
+    """A rank's step: images uint8[n, size, size, 3], labels int64[n, most labels] padded with -1, ids int64[n].
+
+    `images` is a buffer that is used again: valid until the next batch but one is asked for. `datasets` int64[n] says
+    which of a mix's datasets each sample is of.
+    """
 
     step: int
     images: torch.Tensor
     labels: torch.Tensor
     sample_ids: NDArray[np.int64]
+    datasets: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
-    """Which part of each global batch this rank takes."""
+class _Source:
+    """One of the datasets that are read."""
 
-    global_batch: int
-    rank: int
-    num_ranks: int
-
-
-def sample_order(dataset: Dataset, config: DataConfig, *, seed: int) -> SampleOrder:
-    """The order of a dataset under a configuration. UserError where the dataset is too small for the lanes."""
-    try:
-        return SampleOrder(dataset.block_sizes, seed=seed, lanes=config.lanes, window_blocks=config.window_blocks)
-    except ValueError as error:
-        raise UserError(f"{dataset.url}: {error}; change --data.lanes or --data.window-blocks") from error
+    dataset: Dataset
+    order: SampleOrder
+    reader: SampleReader
+    reads: RangeReads
+    labels: NDArray[np.int64]
+    seed: int
 
 
-def data_state(dataset: Dataset, config: DataConfig, *, seed: int, global_batch: int) -> dict[str, Any]:
-    """Everything that fixes which pixels step n sees; two equal states give equal batches."""
-    return {
-        "order_version": ORDER_VERSION,
-        "seed": seed,
-        "global_batch": global_batch,
-        "lanes": config.lanes,
-        "window_blocks": config.window_blocks,
-        "augment": asdict(config.augment) | {"version": AUGMENT_VERSION},
-        "decoder": {"version": DECODER_VERSION} | {name: version(name) for name in _DECODERS},
-        "dataset": dataset.fingerprint,
-    }
+@dataclass(frozen=True, kw_only=True)
+class _Planned:
+    """One sample to decode: whose it is, its bytes and its draws."""
+
+    source: _Source
+    sample: RawSample
+    crop_draws: NDArray[np.float64]
+    operation_draws: NDArray[np.float64]
 
 
-def check_memory(
-    dataset: Dataset, config: DataConfig, *, global_batch: int, num_ranks: int, num_local_ranks: int
-) -> None:
-    """Refuses a start whose read-ahead would exceed its budget, with the number."""
-    blocks = dataset.blocks
-    mean_bytes = float(np.mean(blocks.end_byte - blocks.first_byte))
-    lanes_here = min(config.lanes, -(-config.lanes * num_local_ranks // num_ranks) + num_local_ranks - 1)
-    window_samples = config.window_blocks * float(np.mean(blocks.num_samples))
-    # The window in use and the next one; more in use where a batch takes more than one window of a lane.
-    windows = 2 + int((global_batch / config.lanes - 1) // window_samples)
-    num_blocks = min(windows * config.window_blocks * lanes_here, 2 * blocks.shard.size)
-    if num_blocks * mean_bytes > config.memory_limit_bytes:
-        raise UserError(
-            f"reading ahead would hold {num_blocks * mean_bytes / 1e9:.1f} GB on this host ({windows} windows x "
-            f"{config.window_blocks} blocks x {mean_bytes / 1e6:.1f} MB x {lanes_here} lanes), above "
-            f"--data.memory-limit-bytes = {config.memory_limit_bytes / 1e9:.1f} GB; lower --data.window-blocks"
+@dataclass(frozen=True, kw_only=True)
+class _Coming:
+    """A batch whose samples are being decoded."""
+
+    step: int
+    images: torch.Tensor
+    sample_ids: NDArray[np.int64]
+    datasets: NDArray[np.int64]
+    pieces: list[Future[list[NDArray[np.int64]]]]
+
+    def wait(self) -> Batch:
+        """The batch once it is whole; raises what a decoding thread raised."""
+        labels = label_matrix([found for piece in self.pieces for found in piece.result()])
+        return Batch(
+            step=self.step, images=self.images, labels=labels, sample_ids=self.sample_ids, datasets=self.datasets
         )
 
 
@@ -114,90 +95,153 @@ class TrainBatches:
 
     def __init__(
         self,
-        dataset: Dataset,
+        data: TrainingData,
         config: DataConfig,
         *,
         seed: int,
         image_size: int,
         share: Share,
         quarantine: Quarantine,
+        pin_memory: bool = False,
     ) -> None:
-        self.dataset, self.config, self.seed, self.image_size = dataset, config, seed, image_size
-        self.quarantine = quarantine
-        self.order = sample_order(dataset, config, seed=seed)
-        threads = max(1, config.num_threads)
-        self._reader = SampleReader(
-            dataset,
-            self.order,
-            batch_size=share.global_batch,
-            rank=share.rank,
-            num_ranks=share.num_ranks,
-            num_threads=max(2, threads),
-        )
-        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        self.config, self.seed, self.share, self.quarantine = config, seed, share, quarantine
+        self._mixture = data.mixture(config, seed=seed)
+        self._sources = [
+            _source(data, number, order, config=config, seed=seed)
+            for number, order in enumerate(data.orders(config, seed=seed))
+        ]
+        shape = (share.global_batch // share.num_ranks, image_size, image_size, 3)
+        # In flight are `steps_ahead` batches, and one is in the caller's hands.
+        self._buffers = [
+            torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory) for _ in range(config.steps_ahead + 1)
+        ]
+        self._before = [source.reads.store.traffic.counts() for source in self._sources]
+        self._num_threads = max(1, config.num_threads)
+        self._decoders = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan")  # one: steps are read in rising order
 
     def __call__(self, start_step: int) -> Iterator[Batch]:
         """Batches of steps start_step, start_step + 1, ..."""
-        waiting: deque[Future[Batch]] = deque()
-        step = start_step
-        while True:
-            while len(waiting) < self.config.steps_ahead:
-                waiting.append(self._planner.submit(self._make, step))
-                step += 1
-            yield waiting.popleft().result()
+        waiting: deque[Future[_Coming]] = deque()
+        for step in count(start_step):
+            waiting.append(self._planner.submit(self._plan, step))
+            if len(waiting) == self.config.steps_ahead:
+                yield waiting.popleft().result().wait()
+
+    def counts(self) -> dict[str, float]:
+        """By name of COUNT_NAMES: what this loader read, retried and replaced so far, and the bytes it holds."""
+        totals = dict.fromkeys(COUNT_NAMES, 0.0)
+        for source, before in zip(self._sources, self._before, strict=True):
+            for name, value in asdict(source.reads.store.traffic.counts() - before).items():
+                totals[name] += value
+            totals["held_bytes"] += source.reader.held_bytes
+        return totals | {"samples": self.quarantine.num_read, "replaced": self.quarantine.num_replaced}
 
     def close(self) -> None:
-        """Stops the threads."""
+        """Stops reads and threads."""
+        for source in self._sources:
+            source.reads.close()  # first: the planner may be waiting for bytes
         self._planner.shutdown(wait=True, cancel_futures=True)
         self._decoders.shutdown(wait=True, cancel_futures=True)
-        self._reader.close()
+        for source in self._sources:
+            source.reader.close()
 
-    def _make(self, step: int) -> Batch:
-        raw = self._reader.read(step)
-        num = len(raw.samples)
-        images = np.empty((num, self.image_size, self.image_size, 3), dtype=np.uint8)
+    def _plan(self, step: int) -> _Coming:
+        """Takes the samples of a step from the readers and hands them to the decoding threads."""
+        share = self.share
+        order = self._sources[0].order
+        positions = order.positions(step, share.global_batch, share.rank, share.num_ranks)
+        datasets, own = self._mixture.split(positions)
+        planned: list[_Planned | None] = [None] * positions.size
+        for number, source in enumerate(self._sources):
+            entries = np.flatnonzero(datasets == number)
+            if entries.size:
+                for entry, item in zip(entries.tolist(), self._planned(source, own[entries]), strict=True):
+                    planned[entry] = item
+        items = [item for item in planned if item is not None]
+        images = self._buffers[step % len(self._buffers)]
+        views = images.numpy()
+        size = -(-len(items) // (_CHUNKS_A_THREAD * self._num_threads))
+        pieces = [
+            self._decoders.submit(self._fill_all, items[first : first + size], views[first : first + size])
+            for first in range(0, len(items), size)
+        ]
+        ids = np.array([item.sample.sample_id for item in items], dtype=np.int64)
+        return _Coming(step=step, images=images, sample_ids=ids, datasets=datasets, pieces=pieces)
+
+    def _planned(self, source: _Source, positions: NDArray[np.int64]) -> list[_Planned]:
+        raw = source.reader.read(positions)
         ids = np.array([sample.sample_id for sample in raw.samples], dtype=np.int64)
-        draws = draws_of(ids, raw.epochs, seed=self.seed)
-        self.quarantine.count(num)
+        crops = draws_of(ids, raw.epochs, seed=source.seed)
+        operations = self._operation_draws(ids, raw.epochs, seed=source.seed)
+        return [
+            _Planned(source=source, sample=sample, crop_draws=crop, operation_draws=operation)
+            for sample, crop, operation in zip(raw.samples, crops, operations, strict=True)
+        ]
 
-        def fill(entry: int) -> RawSample:
-            sample, pixels = self._decode(raw, entry)
-            crop = draw_crop(pixels.shape[0], pixels.shape[1], draws[entry], config=self.config.augment)
-            apply_crop(pixels, crop, out=images[entry])
-            return sample
+    def _operation_draws(self, ids: NDArray[np.int64], epochs: NDArray[np.int64], *, seed: int) -> NDArray[np.float64]:
+        """float64[n, RandAugment's draws a sample]; [n, 0] where it is off."""
+        draws = np.empty((ids.size, self.config.randaugment.num_draws))
+        for epoch in np.unique(epochs) if draws.size else ():
+            key = derive_key(seed, int(epoch), _OPERATIONS)
+            draws[epochs == epoch] = uniforms(ids[epochs == epoch], draws.shape[1], key=key)
+        return draws
 
-        used = list(self._decoders.map(fill, range(num)))
-        return Batch(step=step, images=torch.from_numpy(images), labels=label_matrix(used), sample_ids=ids)
+    def _fill_all(self, items: list[_Planned], views: NDArray[np.uint8]) -> list[NDArray[np.int64]]:
+        self.quarantine.count(len(items))
+        return [self._fill(item, view) for item, view in zip(items, views, strict=True)]
 
-    def _decode(self, raw: RawBatch, entry: int) -> tuple[RawSample, Pixels]:
-        """The sample's pixels, or those of its substitute: a function of the sample's id alone."""
-        sample = raw.samples[entry]
-        for attempt in range(_MAX_SUBSTITUTES):
-            try:
-                if sample.data is not None:
-                    return sample, decode_rgb(sample.data, orientation=sample.orientation)
-                reason = sample.fault
-            except DecodeError as error:
-                reason = f"decode: {error}"
-            original = raw.samples[entry].sample_id
-            substitute = derive_key(self.seed, original, attempt, _SUBSTITUTES) % self.dataset.num_samples
-            self.quarantine.replace(sample, reason=reason, substitute=substitute)
-            sample = checked_sample(self.dataset, substitute, read_sample(self.dataset, substitute))
-        url = self.dataset.url
+    def _fill(self, item: _Planned, view: Pixels) -> NDArray[np.int64]:
+        """Writes the sample's pixels, or those of its substitute: a function of the sample's id alone. Its labels."""
+        source, sample = item.source, item.sample
+        url, original = source.dataset.url, item.sample.sample_id
+        for attempt in range(_MAX_SUBSTITUTES + 1):
+            sample = self._view(sample, item, view)
+            if not sample.fault:
+                if self.config.randaugment.num_ops:
+                    view[...] = randaugment(view, item.operation_draws, config=self.config.randaugment)
+                return source.labels[list(sample.labels)]
+            if attempt == _MAX_SUBSTITUTES:
+                break
+            substitute = derive_key(self.seed, original, attempt, _SUBSTITUTES) % source.dataset.num_samples
+            self.quarantine.replace(sample, url=url, substitute=substitute, is_first=attempt == 0)
+            sample = read_sample(source.dataset, substitute)
         raise WillNotSucceedError(
             f"{_MAX_SUBSTITUTES} substitutes in a row could not be used in {url}; run: patchline verify {url} --deep"
         )
 
+    def _view(self, sample: RawSample, item: _Planned, view: Pixels) -> RawSample:
+        """Decodes and crops into `view`, with bytes read again once; a sample that can not be used has a `fault`."""
+        dataset, sample = item.source.dataset, verified(item.source.dataset, sample)
+        for attempt in range(2):
+            if sample.data is None:
+                return sample
+            try:
+                train_view(sample, item.crop_draws, config=self.config.augment, out=view)
+            except DecodeError as error:
+                sample = replace(sample, fault=f"decode: {error}") if attempt else refetched(dataset, sample)
+            else:
+                return sample
+        return sample
 
-def most_labels(samples: list[RawSample]) -> int:
-    """The largest number of labels of one sample, at least 1."""
-    return max([len(sample.labels) for sample in samples], default=1) or 1
+
+def _source(data: TrainingData, number: int, order: SampleOrder, *, config: DataConfig, seed: int) -> _Source:
+    dataset = data.datasets[number]
+    reads = RangeReads(dataset.shard_store, config.reading)
+    return _Source(
+        dataset=dataset,
+        order=order,
+        reader=SampleReader(dataset, order, reads),
+        reads=reads,
+        labels=data.label_maps[number],
+        seed=data.seed_of(number, seed),
+    )
 
 
-def label_matrix(samples: list[RawSample]) -> torch.Tensor:
-    """int64[n, most labels], padded with -1."""
-    labels = torch.full((len(samples), most_labels(samples)), -1, dtype=torch.int64)
-    for entry, sample in enumerate(samples):
-        labels[entry, : len(sample.labels)] = torch.tensor(sample.labels, dtype=torch.int64)
-    return labels
+def label_matrix(labels: list[NDArray[np.int64]]) -> torch.Tensor:
+    """int64[n, most labels of one sample, at least 1], padded with -1."""
+    most = max([1, *(own.size for own in labels)])
+    matrix = np.full((len(labels), most), -1, dtype=np.int64)
+    for entry, own in enumerate(labels):
+        matrix[entry, : own.size] = own
+    return torch.from_numpy(matrix)

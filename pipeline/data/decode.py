@@ -1,8 +1,14 @@
-"""Image bytes -> upright uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock)."""
+"""Image bytes -> uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock).
+
+What Pillow loads is an image, as it is for `verify --deep` and for nearly every other loader; what it refuses, anything
+cut off above all, is a DecodeError. The fast decoders are strict and say no to the slightest damage: those images are
+left to Pillow, too, which uses what there is of them.
+"""
 
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -10,69 +16,118 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-DECODER_VERSION = 2  # part of a run's data state: other pixels are another run
+DECODER_VERSION = 3  # part of a run's data state: other pixels are another run
 _MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs
-# By EXIF orientation: whether rows and columns are exchanged, then the steps through rows and through columns.
-_TURNS = {
-    1: (False, 1, 1),
-    2: (False, 1, -1),
-    3: (False, -1, -1),
-    4: (False, -1, 1),
-    5: (True, 1, 1),
-    6: (True, 1, -1),
-    7: (True, -1, -1),
-    8: (True, -1, 1),
-}
+_DEEP_STEP = 257  # 65535 = 255 x 257
 
 Pixels = NDArray[np.uint8]
 
 
 class DecodeError(Exception):
-    """The bytes are no image that can be decoded."""
+    """The bytes are no image that can be decoded, or not the one they should be."""
 
 
-def decode_rgb(data: bytes, *, orientation: int) -> Pixels:
-    """uint8[height, width, 3] as the image is seen. Greyscale and CMYK become RGB. Raises DecodeError.
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """How stored pixels become upright: first rows and columns are exchanged, or not, then each is mirrored, or not."""
 
-    `orientation` is the index's, 1 to 8; the tag in the bytes is not asked. A turned image is a view of its pixels as
-    stored, so that only what is cropped from it is ever copied.
-    """
+    is_exchanged: bool
+    is_upside_down: bool
+    is_leftright: bool
+
+
+_TURNS = {
+    orientation: Turn(is_exchanged=exchanged, is_upside_down=upside_down, is_leftright=leftright)
+    for orientation, (exchanged, upside_down, leftright) in {  # EXIF 2.32, tag 0x0112
+        1: (False, False, False),
+        2: (False, False, True),
+        3: (False, True, True),
+        4: (False, True, False),
+        5: (True, False, False),
+        6: (True, False, True),
+        7: (True, True, True),
+        8: (True, True, False),
+    }.items()
+}
+
+
+def turn_of(orientation: int) -> Turn:
+    """By the index's orientation, 1 to 8; the tag in the bytes is not asked. Raises DecodeError."""
     if orientation not in _TURNS:
         raise DecodeError(f"orientation {orientation}; allowed are 1 to 8")
-    exchange, rows, columns = _TURNS[orientation]
-    stored = _decode_as_stored(data)
-    return (stored.transpose(1, 0, 2) if exchange else stored)[::rows, ::columns]
+    return _TURNS[orientation]
 
 
-def _decode_as_stored(data: bytes) -> Pixels:
-    cv2.setNumThreads(1)  # parallelism is over images
+def turned(stored: Pixels, turn: Turn) -> Pixels:
+    """A view of the pixels as they are seen, so that only what is cropped from it is ever copied."""
+    upright = stored.transpose(1, 0, 2) if turn.is_exchanged else stored
+    return upright[:: -1 if turn.is_upside_down else 1, :: -1 if turn.is_leftright else 1]
+
+
+def decode_stored(data: bytes | memoryview, *, height: int, width: int, denominator: int = 1) -> Pixels:
+    """uint8[height, width, 3] as stored; the size is the index's. Greyscale and CMYK become RGB. Raises DecodeError.
+
+    A JPEG is decoded at 1 / denominator (1, 2, 4, 8), to sides rounded up; other formats know only 1. Alpha is dropped
+    and the colours under it stay.
+    """
+    size = (height, width)
+    pixels = _decode_jpeg(data, size, denominator) if is_jpeg(data) else _decode_other(data, size)
+    _refuse_other_size((pixels.shape[0], pixels.shape[1]), scaled_size(height, width, denominator))
+    return pixels
+
+
+def scaled_size(height: int, width: int, denominator: int) -> tuple[int, int]:
+    """(height, width) of what a JPEG becomes when it is decoded at 1 / denominator."""
+    return -(-height // denominator), -(-width // denominator)
+
+
+def is_jpeg(data: bytes | memoryview) -> bool:
+    """By its first bytes, as all decoders here tell it."""
+    return bool(data[:3] == b"\xff\xd8\xff")
+
+
+def _decode_jpeg(data: bytes | memoryview, size: tuple[int, int], denominator: int) -> Pixels:
     try:
-        if simplejpeg.is_jpeg(data):
-            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-            _refuse_bombs(height, width)
-            return np.asarray(simplejpeg.decode_jpeg(data, colorspace="RGB"), dtype=np.uint8)
-        with _opened(data):  # OpenCV itself would allow 2 ** 30 pixels
-            pass
-        encoded = np.frombuffer(data, dtype=np.uint8)
-        pixels = cv2.imdecode(encoded, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    except (ValueError, cv2.error):
-        return _decode_with_pillow(data)  # CMYK and other rarities, or no image at all
-    if pixels is None:
-        return _decode_with_pillow(data)
+        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+        _refuse_size((height, width), size)
+        low, narrow = scaled_size(height, width, denominator) if denominator > 1 else (0, 0)
+        pixels = simplejpeg.decode_jpeg(
+            data, colorspace="RGB", min_height=low, min_width=narrow, min_factor=denominator
+        )
+        return np.asarray(pixels, dtype=np.uint8)
+    except ValueError:  # a rarity, damage, or no image at all
+        return _decode_with_pillow(data, size, denominator)
+
+
+def _decode_other(data: bytes | memoryview, size: tuple[int, int]) -> Pixels:
+    cv2.setNumThreads(1)  # parallelism is over images
+    with _opened(data, size):
+        pass
+    mode = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
+    try:
+        pixels = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), mode)
+    except cv2.error:
+        return _decode_with_pillow(data, size)
+    if pixels is None or pixels.dtype not in (np.uint8, np.uint16):
+        return _decode_with_pillow(data, size)
+    if pixels.dtype == np.uint16:  # Pillow would clip greyscale at 255, OpenCV by itself cut off the lower byte
+        pixels = ((pixels.astype(np.uint32) + _DEEP_STEP // 2) // _DEEP_STEP).astype(np.uint8)
     return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), dtype=np.uint8)
 
 
-def _decode_with_pillow(data: bytes) -> Pixels:
-    with _opened(data) as image:
+def _decode_with_pillow(data: bytes | memoryview, size: tuple[int, int], denominator: int = 1) -> Pixels:
+    with _opened(data, size) as image:
+        if denominator > 1:
+            image.draft("RGB", (image.width // denominator, image.height // denominator))
         return np.asarray(image.convert("RGB"), dtype=np.uint8)
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[Image.Image]:
-    """The image with only its header read, of a size that may be decoded; Pillow's errors become DecodeError."""
+def _opened(data: bytes | memoryview, size: tuple[int, int]) -> Iterator[Image.Image]:
+    """The image with only its header read, of the size that it should have; Pillow's errors become DecodeError."""
     try:
         with Image.open(io.BytesIO(data)) as image:
-            _refuse_bombs(image.height, image.width)
+            _refuse_size((image.height, image.width), size)
             yield image
     except UnidentifiedImageError as error:  # its own message holds an address in memory
         raise DecodeError(f"{len(data)} bytes are no image of a known format") from error
@@ -80,7 +135,14 @@ def _opened(data: bytes) -> Iterator[Image.Image]:
         raise DecodeError(str(error)) from error
 
 
-def _refuse_bombs(height: int, width: int) -> None:
-    """Before a decoder allocates what a broken or hostile header promises."""
-    if height * width > _MAX_PIXELS:
-        raise DecodeError(f"{height} x {width} pixels are above {_MAX_PIXELS}")
+def _refuse_size(found: tuple[int, int], expected: tuple[int, int]) -> None:
+    """Before a decoder allocates what a broken or hostile header promises; OpenCV itself would allow 2 ** 30 pixels."""
+    if found[0] * found[1] > _MAX_PIXELS:
+        raise DecodeError(f"{found[0]} x {found[1]} pixels are above {_MAX_PIXELS}")
+    _refuse_other_size(found, expected)
+
+
+def _refuse_other_size(found: tuple[int, int], expected: tuple[int, int]) -> None:
+    if found != expected:
+        sizes = [f"{height} x {width}" for height, width in (found, expected)]
+        raise DecodeError(f"the image has {sizes[0]} pixels (height x width), the index says {sizes[1]}")

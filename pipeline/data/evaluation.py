@@ -1,19 +1,25 @@
 """Evaluation batches: every sample exactly once over all ranks, with a mask where the last batch is short."""
 
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.augment import EvaluationTransform, evaluation_view
-from pipeline.data.batches import Batch, Share, label_matrix, most_labels
-from pipeline.data.decode import DecodeError, Pixels, decode_rgb
+from pipeline.data.augment import EvaluationTransform
+from pipeline.data.batches import Batch, label_matrix
+from pipeline.data.config import Share
+from pipeline.data.decode import DecodeError, Pixels
+from pipeline.data.transform import evaluation_view
 from shards.dataset import Dataset
 from shards.errors import UserError, WillNotSucceedError
 from shards.order import BlockPart
-from shards.read import RawSample, checked_sample, read_part
+from shards.read import RawSample, locate_row, read_part, verified
+
+_AHEAD = 2  # batches that are read and decoded while one is used
 
 
 def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:
@@ -39,35 +45,65 @@ def evaluation_batches(
 ) -> Iterator[tuple[Batch, torch.Tensor]]:
     """Every sample exactly once over all ranks, in equally many batches a rank: (batch, bool[n] mask of real ones)."""
     num_batches = -(-dataset.num_samples // (batch_size * share.num_ranks))
-    with ThreadPoolExecutor(max(1, threads), thread_name_prefix="decode") as pool:
-        for step in range(num_batches):
-            first = (step * share.num_ranks + share.rank) * batch_size
-            ids = np.arange(first, min(first + batch_size, dataset.num_samples), dtype=np.int64)
-            images = np.zeros((batch_size, image_size, image_size, 3), dtype=np.uint8)
-            samples = [sample for part in _parts(dataset, ids) for sample in _read_checked(dataset, part)]
-            views = [images[entry] for entry in range(len(samples))]
-            list(pool.map(lambda sample, view: _evaluate_one(sample, transform, view, url=dataset.url), samples, views))
-            labels = torch.full((batch_size, most_labels(samples)), -1, dtype=torch.int64)
-            if samples:
-                labels[: len(samples)] = label_matrix(samples)
-            batch = Batch(step=step, images=torch.from_numpy(images), labels=labels, sample_ids=ids)
-            yield batch, torch.arange(batch_size) < len(samples)
+    with (
+        ThreadPoolExecutor(_AHEAD, thread_name_prefix="evaluate") as ahead,
+        ThreadPoolExecutor(max(1, threads), thread_name_prefix="decode") as decoders,
+    ):
+        maker = _Maker(dataset=dataset, batch_size=batch_size, image_size=image_size, transform=transform)
+        coming: deque[Future[tuple[Batch, torch.Tensor]]] = deque()
+        try:
+            for step in range(num_batches):
+                coming.append(ahead.submit(maker.make, step, share, decoders))
+                if len(coming) > _AHEAD:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            for batch in coming:
+                batch.cancel()
 
 
-def _evaluate_one(sample: RawSample, transform: EvaluationTransform, view: Pixels, *, url: str) -> None:
-    if sample.data is None:
-        raise _damaged(sample, sample.fault, url=url)
-    try:
-        evaluation_view(decode_rgb(sample.data, orientation=sample.orientation), transform, out=view)
-    except DecodeError as error:
-        raise _damaged(sample, f"decode: {error}", url=url) from error
+@dataclass(frozen=True, kw_only=True)
+class _Maker:
+    dataset: Dataset
+    batch_size: int
+    image_size: int
+    transform: EvaluationTransform
 
+    def make(self, step: int, share: Share, decoders: ThreadPoolExecutor) -> tuple[Batch, torch.Tensor]:
+        """This rank's batch number `step`, with its mask."""
+        first = (step * share.num_ranks + share.rank) * self.batch_size
+        ids = np.arange(first, min(first + self.batch_size, self.dataset.num_samples), dtype=np.int64)
+        images = np.zeros((self.batch_size, self.image_size, self.image_size, 3), dtype=np.uint8)
+        samples = [sample for part in _parts(self.dataset, ids) for sample in read_part(self.dataset, part)]
+        list(decoders.map(self._view, samples, images[: len(samples)]))
+        labels = [np.array(sample.labels, dtype=np.int64) for sample in samples]
+        none = [np.array([], dtype=np.int64)] * (self.batch_size - len(samples))
+        batch = Batch(
+            step=step,
+            images=torch.from_numpy(images),
+            labels=label_matrix(labels + none),
+            sample_ids=ids,
+            datasets=np.zeros_like(ids),
+        )
+        return batch, torch.arange(self.batch_size) < len(samples)
 
-def _damaged(sample: RawSample, reason: str, *, url: str) -> WillNotSucceedError:
-    where = f"{url}: sample {sample.sample_id} ({sample.source})"
-    return WillNotSucceedError(
-        f"{where}: {reason}; an evaluation needs every sample; run: patchline verify {url} --deep"
-    )
+    def _view(self, sample: RawSample, view: Pixels) -> None:
+        sample = verified(self.dataset, sample)
+        if sample.data is None:
+            raise self._damaged(sample, sample.fault)
+        try:
+            evaluation_view(sample, self.transform, out=view)
+        except DecodeError as error:
+            raise self._damaged(sample, f"decode: {error}") from error
+
+    def _damaged(self, sample: RawSample, reason: str) -> WillNotSucceedError:
+        url, number = self.dataset.url, sample.sample_id
+        source = self.dataset.source_of(*locate_row(self.dataset, number))
+        return WillNotSucceedError(
+            f"{url}: sample {number} ({source}): {reason}; an evaluation needs every sample; "
+            f"run: patchline verify {url} --deep"
+        )
 
 
 def _parts(dataset: Dataset, ids: NDArray[np.int64]) -> Iterator[BlockPart]:
@@ -76,8 +112,3 @@ def _parts(dataset: Dataset, ids: NDArray[np.int64]) -> Iterator[BlockPart]:
     for shard in np.unique(shards):
         own = ids[shards == shard]
         yield BlockPart(block=-1, first_sample_id=int(own[0]), num_samples=own.size)
-
-
-def _read_checked(dataset: Dataset, part: BlockPart) -> list[RawSample]:
-    bodies = read_part(dataset, part)
-    return [checked_sample(dataset, part.first_sample_id + i, body) for i, body in enumerate(bodies)]

@@ -1,17 +1,21 @@
 """Samples that could not be used: listed with source and reason, counted, and too many stop the run."""
 
 import json
+import logging
 import threading
 from pathlib import Path
 
 from shards.errors import WillNotSucceedError
 from shards.read import RawSample
 
+log = logging.getLogger(__name__)
+
 
 class Quarantine:
-    """A rank's list of replaced samples: appended to RUN/quarantine.jsonl, one object a line.
+    """A rank's list of replaced samples: appended to a file (RUN/quarantine.jsonl), one object a line.
 
-    Above `max_share` of the samples read (and above ten) it raises WillNotSucceedError with the list's path.
+    Above `max_share` of the samples read since the start (and above ten) it raises WillNotSucceedError with the
+    latest sample and the list's path.
     """
 
     _ALWAYS_ALLOWED = 10
@@ -26,21 +30,37 @@ class Quarantine:
         with self._lock:
             self.num_read += num_samples
 
-    def replace(self, sample: RawSample, *, reason: str, substitute: int) -> None:
-        """Records that `substitute` takes the place of `sample`."""
+    def replace(self, sample: RawSample, *, url: str, substitute: int, is_first: bool) -> None:
+        """Records that `substitute` takes the place of `sample` of the dataset at `url`, for its `fault`.
+
+        `is_first`: it is the order's own sample, not a substitute that can not be used either, which is not counted.
+        """
         line = {
+            "url": url,
             "sample_id": sample.sample_id,
             "source": sample.source,
-            "reason": reason,
+            "reason": sample.fault,
             "substitute": substitute,
         }
         with self._lock:
-            self.num_replaced += 1
+            self.num_replaced += is_first
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+            if self.num_replaced == 1 and is_first:
+                log.warning(
+                    "sample %d (%s) of %s can not be used and is replaced: %s; this one and those to come are listed "
+                    "in %s",
+                    sample.sample_id,
+                    sample.source,
+                    url,
+                    sample.fault,
+                    self.path,
+                )
             limit = max(self._ALWAYS_ALLOWED, self.max_share * self.num_read)
             if self.num_replaced > limit:
                 raise WillNotSucceedError(
                     f"{self.num_replaced} of {self.num_read} samples could not be used, more than the allowed "
-                    f"{self.max_share:.2%}; they are listed in {self.path}; mend or repack the dataset"
+                    f"{self.max_share:.2%}, the last of them sample {sample.sample_id} ({sample.source}) of {url}: "
+                    f"{sample.fault}; they are listed in {self.path}; mend or repack the dataset, or allow more by "
+                    "--data.max-quarantined"
                 )

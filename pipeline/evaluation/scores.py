@@ -8,7 +8,8 @@ from torch import nn
 
 from pipeline.collectives import sums
 from pipeline.data.augment import EvaluationTransform
-from pipeline.data.batches import Batch, Share
+from pipeline.data.batches import Batch
+from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches, label_map
 from pipeline.training.loss import LossName, classification_loss
 from pipeline.world import World

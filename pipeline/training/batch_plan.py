@@ -20,8 +20,9 @@ class BatchPlan:
         return self.micro_batch * self.accumulation
 
 
-def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: int) -> BatchPlan:
-    """The plan for these sizes; `micro_batch` 0 takes a rank's whole share. UserError where they do not divide."""
+def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: int, pairs: bool = False) -> BatchPlan:
+    """The plan for these sizes; `micro_batch` 0 takes a rank's whole share. `pairs`: neighbours in the batch must stay
+    together, since mixup mixes them. UserError where they do not divide."""
     if global_batch < 1 or global_batch % lanes:
         raise UserError(
             f"--global-batch is {global_batch}, not a multiple of --data.lanes = {lanes}; "
@@ -39,5 +40,15 @@ def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: in
         raise UserError(
             f"--micro-batch is {micro_batch}, which does not divide a rank's share of {share} images "
             f"(global batch {global_batch} / {num_ranks} ranks); take a divisor of {share}, or 0 for all of it"
+        )
+    if pairs and share % 2:
+        raise UserError(
+            f"--global-batch is {global_batch}, a share of {share} images for each of {num_ranks} ranks; mixup "
+            f"needs an even share: take a multiple of {2 * num_ranks}, other ranks, or --data.mixup.alpha 0"
+        )
+    if pairs and micro % 2:
+        raise UserError(
+            f"--micro-batch is {micro_batch}, which splits the pairs that mixup mixes; "
+            f"take an even divisor of a rank's share of {share} images, 0 for all of it, or --data.mixup.alpha 0"
         )
     return BatchPlan(global_batch=global_batch, micro_batch=micro, accumulation=share // micro, num_ranks=num_ranks)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipeline.data.batches import DataConfig
+from pipeline.data.config import DataConfig
 from pipeline.evaluation.scores import EvaluationConfig
 from pipeline.models import ModelConfig
 from pipeline.training.checkpoint import CheckpointConfig

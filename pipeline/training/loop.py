@@ -5,16 +5,17 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeline.data.batches import Batch
+from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches
+from pipeline.data.mixup import mix_images, mix_targets, mix_weights
 from pipeline.evaluation.scores import evaluate
 from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.checkpoint import Checkpoints
@@ -22,7 +23,7 @@ from pipeline.training.config import TrainingJob
 from pipeline.training.engine import Engine, UpdateResult
 from pipeline.training.fragments import Position
 from pipeline.training.ledger import Ledger
-from pipeline.training.loss import classification_loss
+from pipeline.training.loss import classification_loss, targets_of
 from pipeline.training.manifest import Manifest
 from pipeline.training.metrics import Metrics
 from pipeline.training.schedule import learning_rate
@@ -53,6 +54,7 @@ class Parts:
     world: World
     plan: BatchPlan
     engine: Engine
+    batches: TrainBatches
     checkpoints: Checkpoints
     signals: Signals
     ledger: Ledger
@@ -72,12 +74,13 @@ class Loop:
         self.step = resumed_from.id.step if resumed_from else 0
         self.num_updates = resumed_from.num_updates if resumed_from else 0
         self._skipped_in_a_row = self._failed_saves = 0
+        self._traffic: dict[str, float] = {}
 
-    def run(self, stream: Iterator[Batch]) -> LoopEnd:
+    def run(self) -> LoopEnd:
         """All steps up to the job's last, or until the ranks agree to stop. A checkpoint is committed at either end."""
         parts, job = self.parts, self.parts.job
         total = job.steps if parts.world.is_first else self.step
-        began = time.monotonic()
+        began, stream = time.monotonic(), parts.batches(self.step)
         with Progress("train", total, unit="steps", start=self.step, bar=parts.world.is_first) as progress:
             while self.step < job.steps:
                 with parts.ledger.time("data_wait"):
@@ -91,6 +94,7 @@ class Loop:
                     "grad_norm": result.grad_norm,
                     "learning_rate": self._rate(self.step - 1),
                 }
+                values |= {f"data/{name}": value for name, value in self._traffic.items()}
                 values |= self._held_out_scores()
                 now = time.monotonic()
                 values["images_per_second"] = job.global_batch / max(now - began, 1e-9)
@@ -146,23 +150,39 @@ class Loop:
         losses = []
         for micro in range(plan.accumulation):
             chosen = slice(micro * plan.micro_batch, (micro + 1) * plan.micro_batch)
-            images = batch.images[chosen].to(parts.world.device, non_blocking=True)
-            labels = batch.labels[chosen].to(parts.world.device, non_blocking=True)
+            images, answers = self._inputs(batch, chosen)
             torch.manual_seed(derive_key(parts.job.seed, self.step, micro, parts.world.rank, _DROPOUT) >> 1)
 
-            def loss_of(model: nn.Module, x: torch.Tensor = images, y: torch.Tensor = labels) -> torch.Tensor:
+            def loss_of(model: nn.Module, x: torch.Tensor = images, y: torch.Tensor = answers) -> torch.Tensor:
                 return classification_loss(model(x), y, name=parts.job.loss)
 
             losses.append(parts.engine.accumulate(loss_of))
-        # One reduction carries the loss and the ranks' wishes; the update's own synchronisation waits for it.
-        summary = torch.zeros(1 + len(Wish), dtype=torch.float64, device=parts.world.device)
+        # One reduction carries the loss, the ranks' wishes and what they read; the update's own synchronisation waits
+        # for it.
+        wishes = [float(parts.signals.wish() == wish) for wish in Wish]
+        counts = parts.batches.counts()
+        own = [0.0, *wishes, *(counts[name] for name in COUNT_NAMES)]
+        summary = torch.tensor(own, dtype=torch.float64).to(parts.world.device, non_blocking=True)
         summary[0] = torch.stack(losses).mean()
-        summary[1 + parts.signals.wish()] = 1.0
         dist.all_reduce(summary)
         result = parts.engine.update(learning_rate=self._rate(self.step))
-        loss_sum, *counts = summary.tolist()
-        wish = max(wish for wish in Wish if counts[wish] > 0)
+        loss_sum, *sums = summary.tolist()
+        wish = max(wish for wish in Wish if sums[wish] > 0)
+        self._traffic = dict(zip(COUNT_NAMES, sums[len(Wish) :], strict=True))
         return loss_sum / parts.world.num_ranks, wish, result
+
+    def _inputs(self, batch: Batch, chosen: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """A micro-batch on the device: uint8 images with their labels, or what mixup makes of both."""
+        parts, alpha = self.parts, self.parts.job.data.mixup.alpha
+        images = batch.images[chosen].to(parts.world.device, non_blocking=True)
+        labels = batch.labels[chosen].to(parts.world.device, non_blocking=True)
+        if not alpha:
+            return images, labels
+        places = np.arange(chosen.start, chosen.stop, dtype=np.int64) + parts.world.rank * parts.plan.rank_batch
+        weights = torch.from_numpy(mix_weights(batch.step, places, seed=parts.job.seed, alpha=alpha))
+        weights = weights.to(parts.world.device, non_blocking=True)
+        targets = targets_of(labels, parts.job.model.num_classes, name=parts.job.loss)
+        return mix_images(images, weights), mix_targets(targets, weights)
 
     def _rate(self, step: int) -> float:
         return learning_rate(step, config=self.parts.job.schedule, num_steps=self.parts.job.steps)

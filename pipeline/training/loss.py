@@ -1,4 +1,5 @@
-"""Losses in fp32 over integer label lists, padded with -1: int64[B, most labels of one image]."""
+"""Losses in fp32, over integer label lists padded with -1, int64[B, most labels of one image], or over dense targets,
+float32[B, K] between 0 and 1, as mixup makes them."""
 
 from typing import Literal
 
@@ -8,16 +9,25 @@ import torch.nn.functional as F  # noqa: N812
 LossName = Literal["softmax", "sigmoid"]
 
 
-def classification_loss(logits_BK: torch.Tensor, labels_BL: torch.Tensor, *, name: LossName) -> torch.Tensor:
-    """Mean over the batch. `softmax`: cross-entropy of the first label. `sigmoid`: cross-entropy summed over classes
-    (as big_vision's sigmoid_xent for JFT and ImageNet-21k; the mean over classes would be another run)."""
+def classification_loss(logits_BK: torch.Tensor, answers: torch.Tensor, *, name: LossName) -> torch.Tensor:
+    """Mean over the batch; `answers` are labels, int64[B, L], or targets, float32[B, K]. `softmax`: cross-entropy, with
+    labels of the first one. `sigmoid`: cross-entropy summed over classes (as big_vision's sigmoid_xent for JFT and
+    ImageNet-21k; the mean over classes would be another run)."""
     logits_BK = logits_BK.float()
+    if answers.is_floating_point():
+        return _soft_loss(logits_BK, answers.float(), name=name)
     if name == "softmax":
-        return F.cross_entropy(logits_BK, labels_BL[:, 0])
+        return F.cross_entropy(logits_BK, answers[:, 0])
     # softplus(-x) where the label is there and softplus(x) where it is not: PyTorch's own binary cross-entropy rounds
     # 1 + exp(x) and is 0.08 % off at logits of -10, where 20,000 classes start.
-    signs_BK = 1.0 - 2.0 * multi_hot(labels_BL, logits_BK.shape[1])
+    signs_BK = 1.0 - 2.0 * multi_hot(answers, logits_BK.shape[1])
     return F.softplus(signs_BK * logits_BK).sum() / logits_BK.shape[0]
+
+
+def targets_of(labels_BL: torch.Tensor, num_classes: int, *, name: LossName) -> torch.Tensor:
+    """float32[B, K], whose loss is that of the labels. `softmax`: 1 at the first label; `sigmoid`: 1 at each. An image
+    without a label has a row of zeros, from which softmax learns nothing."""
+    return multi_hot(labels_BL[:, :1] if name == "softmax" else labels_BL, num_classes)
 
 
 def multi_hot(labels_BL: torch.Tensor, num_classes: int) -> torch.Tensor:
@@ -25,3 +35,11 @@ def multi_hot(labels_BL: torch.Tensor, num_classes: int) -> torch.Tensor:
     targets_BK = torch.zeros(labels_BL.shape[0], num_classes + 1, device=labels_BL.device)
     columns_BL = torch.where(labels_BL < 0, num_classes, labels_BL)  # padding goes to a column that is cut off
     return targets_BK.scatter_(1, columns_BL, 1.0)[:, :num_classes]
+
+
+def _soft_loss(logits_BK: torch.Tensor, targets_BK: torch.Tensor, *, name: LossName) -> torch.Tensor:
+    if name == "softmax":
+        return F.cross_entropy(logits_BK, targets_BK)
+    # Both terms, although softplus(x) - t * x is the same in exact numbers: that one loses digits where t = 1, x > 0.
+    losses_BK = targets_BK * F.softplus(-logits_BK) + (1.0 - targets_BK) * F.softplus(logits_BK)
+    return losses_BK.sum() / logits_BK.shape[0]

@@ -14,9 +14,11 @@ from typing import Any
 import torch.distributed as dist
 
 from pipeline.collectives import broadcast_json
-from pipeline.data.batches import Share, TrainBatches, check_memory, data_state, sample_order
+from pipeline.data.batches import TrainBatches
+from pipeline.data.config import Share
 from pipeline.data.evaluation import label_map
 from pipeline.data.quarantine import Quarantine
+from pipeline.data.training_data import TrainingData, check_memory, data_state, open_training_data
 from pipeline.models.vit import ViT
 from pipeline.models.weights import TensorByName, save_weights
 from pipeline.training.batch_plan import BatchPlan, plan_batch
@@ -58,7 +60,7 @@ class Prepared:
 
     job: TrainingJob
     run_dir: Path
-    dataset: Dataset
+    data: TrainingData
     held_out: Dataset | None
     plan: BatchPlan
     data_state: dict[str, Any]
@@ -66,17 +68,24 @@ class Prepared:
 
 def prepare(job: TrainingJob, world: World) -> Prepared:
     """Checks a job against its data and its ranks before anything is started. Raises UserError."""
-    for flag, value in (("--run-dir", job.run_dir), ("--data.url", job.data.url)):
+    for flag, value in (("--run-dir", job.run_dir), ("--data.url", job.data.url or job.data.mix)):
         if not value:
             raise UserError(f"{flag} is missing: give the {'run directory' if 'run' in flag else 'dataset'} as {flag}")
-    plan = plan_batch(job.global_batch, micro_batch=job.micro_batch, num_ranks=world.num_ranks, lanes=job.data.lanes)
-    dataset = open_dataset(job.data.url)
+    plan = plan_batch(
+        job.global_batch,
+        micro_batch=job.micro_batch,
+        num_ranks=world.num_ranks,
+        lanes=job.data.lanes,
+        pairs=job.data.mixup.alpha > 0,
+    )
+    data = open_training_data(job.data)
     held_out = open_dataset(job.evaluation.url) if job.evaluation.url else None
-    job = replace(job, model=replace(job.model, num_classes=_num_classes(job, dataset, held_out)))
-    sample_order(dataset, job.data, seed=job.seed)
+    job = replace(job, model=replace(job.model, num_classes=_num_classes(job, data, held_out)))
+    orders = data.orders(job.data, seed=job.seed)
     check_memory(
-        dataset,
+        data,
         job.data,
+        orders,
         global_batch=job.global_batch,
         num_ranks=world.num_ranks,
         num_local_ranks=world.num_local_ranks,
@@ -86,8 +95,8 @@ def prepare(job: TrainingJob, world: World) -> Prepared:
         raise UserError(f"{stop} is there: someone wants the run to rest; delete it to continue")
     if job.initial.weights and not list_committed(_checkpoint_store(job)):
         starting_weights(job)
-    state = data_state(dataset, job.data, seed=job.seed, global_batch=job.global_batch)
-    return Prepared(job=job, run_dir=Path(job.run_dir), dataset=dataset, held_out=held_out, plan=plan, data_state=state)
+    state = data_state(data, job.data, seed=job.seed, global_batch=job.global_batch)
+    return Prepared(job=job, run_dir=Path(job.run_dir), data=data, held_out=held_out, plan=plan, data_state=state)
 
 
 def train(prepared: Prepared, world: World, *, on_start: Callable[[], None]) -> Ending:
@@ -148,12 +157,13 @@ def _train(
         if metrics:
             stack.callback(metrics.close)
         batches = TrainBatches(
-            prepared.dataset,
+            prepared.data,
             replace(job.data, num_threads=job.data.num_threads or world.num_threads),
             seed=job.seed,
             image_size=job.model.image_size,
             share=Share(global_batch=job.global_batch, rank=world.rank, num_ranks=world.num_ranks),
             quarantine=Quarantine(run_dir / "quarantine.jsonl", max_share=job.data.max_quarantined),
+            pin_memory=world.device.type == "cuda",
         )
         stack.callback(batches.close)
     parts = Parts(
@@ -161,18 +171,19 @@ def _train(
         world=world,
         plan=prepared.plan,
         engine=engine,
+        batches=batches,
         checkpoints=checkpoints,
         signals=signals,
         ledger=ledger,
         metrics=metrics,
         held_out=prepared.held_out,
-        labels=prepared.dataset.label_names,
+        labels=prepared.data.label_names,
         data_state=prepared.data_state,
         record=describe(job, world) | {"versions": {name: version(name) for name in _LIBRARIES}},
     )
     loop = Loop(parts, resumed_from=manifest)
     try:
-        end = loop.run(batches(step))
+        end = loop.run()
         if end is LoopEnd.ALL_STEPS:
             checkpoints.refuse_if_overtaken()
             if world.is_first and loop.saved:
@@ -214,7 +225,7 @@ def _finish(prepared: Prepared, store: Store, manifest: Manifest) -> None:
     save_weights(
         folder,
         config=prepared.job.model,
-        labels=prepared.dataset.label_names,
+        labels=prepared.data.label_names,
         tensor=lambda name: read_tensor(store, manifest, name),
     )
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
@@ -230,14 +241,14 @@ def _checkpoint_store(job: TrainingJob) -> Store:
     return open_store(job.checkpoint.url or str(Path(job.run_dir) / "checkpoints"))
 
 
-def _num_classes(job: TrainingJob, dataset: Dataset, held_out: Dataset | None) -> int:
-    """The model's classes: as many as the dataset has where the job leaves it open; never fewer."""
-    wanted = job.model.num_classes or dataset.num_classes
-    if dataset.num_classes > wanted:
+def _num_classes(job: TrainingJob, data: TrainingData, held_out: Dataset | None) -> int:
+    """The model's classes: as many as the data has where the job leaves it open; never fewer."""
+    wanted = job.model.num_classes or data.num_classes
+    if data.num_classes > wanted:
         raise UserError(
-            f"{dataset.url} has {dataset.num_classes} classes, the model has {wanted}; "
-            f"set --model.num-classes {dataset.num_classes}, or 0 to take the dataset's"
+            f"{data.url} has {data.num_classes} classes, the model has {wanted}; "
+            f"set --model.num-classes {data.num_classes}, or 0 to take the dataset's"
         )
     if held_out:
-        label_map(held_out, dataset.label_names)
+        label_map(held_out, data.label_names)
     return wanted

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.data.training_data import changes
 from pipeline.models.initial import initial_tensor
 from pipeline.models.vit import shapes_of
 from pipeline.models.weights import TensorByName, fit_weights, open_weights
@@ -74,9 +75,8 @@ def refuse_changes(saved: SavedJob, *, data_state: dict[str, Any], job: Training
     """A continued run must read the same batches into the same model; UserError names what differs."""
     pairs = [(f"model.{key}", saved.model.get(key), value) for key, value in asdict(job.model).items()]
     pairs += [("loss", saved.loss, job.loss), ("optimizer.name", saved.optimizer, job.optimizer.name)]
-    ignored = ("decoder",) if job.data.allow_other_decoder else ()
-    pairs += [(f"data: {k}", saved.data_state.get(k), value) for k, value in data_state.items() if k not in ignored]
     changed = [f"{name} was {before!r}, now {now!r}" for name, before, now in pairs if before != now]
+    changed += changes(saved.data_state, data_state, allow_other_decoder=job.data.allow_other_decoder)
     if changed:
         is_decoder = any(name.startswith("data: decoder") for name in changed)
         hint = "; --data.allow-other-decoder accepts other versions" if is_decoder else ""

@@ -2,27 +2,26 @@
 
 import io
 import logging
-import random
 import tempfile
-import time
-from collections.abc import Callable, Generator, Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from shards.errors import StorageError, UserError
 from shards.storage.objects import MissingObjectError, any_path, checked_path, folder_prefix
-from shards.storage.s3_client import BROKEN_BODY, UPLOADS, ClientOfProcess, storage_errors
+from shards.storage.retries import Retries, RetryConfig
+from shards.storage.s3_client import UPLOADS, ClientOfProcess, storage_errors
+from shards.storage.s3_read import PIECE_BYTES, ObjectRead, ObjectSource
 from shards.storage.stream import PieceFile
 from shards.storage.traffic import Traffic
 
 log = logging.getLogger(__name__)
-MAX_ATTEMPTS = 6
-BACKOFF_SECONDS = 0.2
-MAX_BACKOFF_SECONDS = 10.0
-PIECE_BYTES = 256 << 10
 PAGE_KEYS = 1000
+RETRIES = RetryConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +32,12 @@ class S3Store:
     prefix: str = ""
     clients: ClientOfProcess = field(default_factory=ClientOfProcess, compare=False, repr=False)
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
+    retries: Retries = field(default_factory=lambda: Retries(RETRIES), compare=False, repr=False)
+    is_fresh: bool = False
 
     def fresh(self) -> "S3Store":
-        """The same objects by a client of its own."""
-        return replace(self, clients=ClientOfProcess())
+        """The same objects, each read over a new connection."""
+        return replace(self, is_fresh=True)
 
     @property
     def url(self) -> str:
@@ -45,16 +46,20 @@ class S3Store:
 
     def read(self, path: str) -> bytes:
         """The whole object."""
-        return b"".join(self._pieces(path, 0, None))
+        return b"".join(self._object(path, 0, None).pieces())
 
     def read_range(self, path: str, first: int, end: int) -> bytes:
         """Bytes first..end-1; EOFError where the object is shorter."""
-        return b"".join(self._pieces(path, first, end)) if end > first else b""
+        return self._object(path, first, end).data() if end > first else b""
+
+    def read_range_until(self, stop: threading.Event, path: str, first: int, end: int) -> bytes:
+        """As `read_range`; ReadStoppedError soon after `stop` is set."""
+        return self._object(path, first, end, stop=stop).data() if end > first else b""
 
     @contextmanager
     def open_read(self, path: str) -> Iterator[BinaryIO]:
         """One GET, continued where it breaks off; the first bytes are asked for here, so that errors come early."""
-        with io.BufferedReader(PieceFile(self._pieces(path, 0, None)), PIECE_BYTES) as file:
+        with io.BufferedReader(PieceFile(self._object(path, 0, None).pieces()), PIECE_BYTES) as file:
             file.peek(1)
             yield file
 
@@ -135,10 +140,10 @@ class S3Store:
 
     def child(self, prefix: str) -> "S3Store":
         """The store whose root is the folder `prefix` of this one; it shares the client."""
-        return S3Store(bucket=self.bucket, prefix=self._key(prefix.strip("/")), clients=self.clients, traffic=self.traffic)
+        return replace(self, prefix=self._key(prefix.strip("/")))
 
     def _client(self) -> Any:
-        return self.clients.get()
+        return self.clients.retrying()
 
     @property
     def _root(self) -> str:
@@ -166,57 +171,21 @@ class S3Store:
         with self._errors(path):
             self._client().upload_fileobj(file, self.bucket, self._key(path), Config=UPLOADS)
 
-    def _pieces(self, path: str, first: int, end: int | None) -> Generator[bytes, None, None]:
-        """GET with our own continuing: a body that breaks off goes on from its last good byte, same ETag.
+    def _object(self, path: str, first: int, end: int | None, *, stop: threading.Event | None = None) -> ObjectRead:
+        source = ObjectSource(
+            name=f"{self.url}/{path}",
+            get=self._get,
+            request={"Bucket": self.bucket, "Key": self._key(path)},
+            errors=partial(self._errors, path),
+            retries=self.retries,
+            traffic=self.traffic,
+        )
+        return ObjectRead(source, first, end, stop=stop)
 
-        Ends with an error after MAX_ATTEMPTS bodies in a row that gave less than PIECE_BYTES each.
-        """
-        position, etag, failed = first, "", 0
-        while failed < MAX_ATTEMPTS:
-            with self._errors(path):
-                answer = self._client().get_object(**self._request(path, position, end, etag))
-            etag, size = answer["ETag"], _object_size(answer)
-            end = size if end is None else end
-            if end > size:
-                raise EOFError(f"{self.url}/{path}: bytes {first}..{end - 1} asked, the object has {size}")
-            begun = position
-            for piece in _body_pieces(answer, begins=begun, most=end - begun):
-                position += len(piece)
-                yield piece
-            if position == end:
-                return
-            failed = 1 if position - begun >= PIECE_BYTES else failed + 1
-            log.warning("the body of %s/%s broke off at byte %d of %d", self.url, path, position, end)
-            time.sleep(random.uniform(0, min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (failed - 1))))  # noqa: S311
-        where = f"{self.url}/{path} at byte {position}"
-        raise ConnectionError(f"the body broke off {MAX_ATTEMPTS} times, last in {where}")
-
-    def _request(self, path: str, asked: int, end: int | None, etag: str) -> dict[str, str]:
-        request = {"Bucket": self.bucket, "Key": self._key(path)}
-        if end is not None:
-            request["Range"] = f"bytes={asked}-{end - 1}"
-        return request | ({"IfMatch": etag} if etag else {})
+    def _get(self, request: dict[str, str]) -> dict[str, Any]:
+        client = self.clients.fresh() if self.is_fresh else self.clients.get()
+        answer: dict[str, Any] = client.get_object(**request)
+        return answer
 
     def _errors(self, path: str) -> AbstractContextManager[None]:
         return storage_errors(path, bucket=self.bucket, url=self.url, clients=self.clients)
-
-
-def _object_size(answer: dict[str, Any]) -> int:
-    content_range = answer.get("ContentRange", "")
-    return int(content_range.rpartition("/")[2] or answer["ContentLength"])
-
-
-def _body_pieces(answer: dict[str, Any], *, begins: int, most: int) -> Iterator[bytes]:
-    """What arrives of a body; one that does not begin at the byte asked for is left unread."""
-    content_range = answer.get("ContentRange", "bytes 0-")
-    body = answer["Body"]
-    try:
-        if int(content_range.split()[-1].partition("-")[0]) != begins:
-            return
-        while most > 0 and (piece := body.read(PIECE_BYTES)):
-            yield piece[:most]  # a store that ignores Range sends the whole object
-            most -= len(piece)
-    except BROKEN_BODY as error:
-        log.debug("a body broke off: %s", type(error).__name__)
-    finally:
-        body.close()

@@ -1,9 +1,12 @@
 """The client of an S3 server, and its errors as ours. The one file that knows boto3."""
 
+import logging
 import os
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import boto3
@@ -14,20 +17,29 @@ from botocore.config import Config
 from shards.errors import StorageError, UserError
 from shards.storage.objects import MissingObjectError, without_secrets
 
+log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_SECONDS = 5
-READ_TIMEOUT_SECONDS = 60
+READ_TIMEOUT_SECONDS = 15  # between two arrivals, of an answer that has only bytes to send
+WORK_TIMEOUT_SECONDS = 60  # of what a server has work with: ending an upload, listing
 PART_BYTES = 32 << 20
 UPLOADS = TransferConfig(multipart_threshold=2 * PART_BYTES, multipart_chunksize=PART_BYTES)
 
 _NO_OBJECT = ("NoSuchKey", "404", "NotFound")
 _DENIED = ("AccessDenied", "403", "401", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
+_REPLACED = ("PreconditionFailed", "412")
 # What a body that breaks off looks like; botocore retries requests, but never a body (boto3 issue 4111).
-BROKEN_BODY = (
+_BROKEN_BODY = (
     boto_errors.ReadTimeoutError,
     boto_errors.ResponseStreamingError,
     boto_errors.IncompleteReadError,
 )
 _UNREACHABLE = (boto_errors.HTTPClientError, boto_errors.ConnectionError)
+# What a request may raise that is worth asking `fault_of` about.
+REQUEST_ERRORS = (boto_errors.ClientError, *_UNREACHABLE)
+_THROTTLES = (429, 503)
+_PASSING_STATUS = (*_THROTTLES, 500, 502, 504)
+_THROTTLE_CODES = ("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests")
+_PASSING_CODES = (*_THROTTLE_CODES, "RequestTimeout", "InternalError", "ServiceUnavailable")
 _NO_CREDENTIALS = (boto_errors.NoCredentialsError, boto_errors.PartialCredentialsError, boto_errors.ProfileNotFound)
 # A process or service that hands out credentials and failed this time.
 _CREDENTIALS_FAILED = (
@@ -37,22 +49,101 @@ _CREDENTIALS_FAILED = (
 )
 
 
+class ReplacedError(ConnectionError):
+    """An object is not the one any more of which the first bytes were read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Why a request failed that may go well when it is asked again."""
+
+    name: str
+    is_throttle: bool
+
+
+def fault_of(error: Exception) -> Fault | None:
+    """What is wrong, for one of REQUEST_ERRORS; None where asking again gives the same answer."""
+    if not isinstance(error, boto_errors.ClientError):
+        return Fault(name=type(error).__name__, is_throttle=False)
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    if code not in _PASSING_CODES and status not in _PASSING_STATUS:
+        return None
+    name = code if code == str(status) else f"{status} {code}"
+    return Fault(name=name, is_throttle=status in _THROTTLES or code in _THROTTLE_CODES)
+
+
+class Body:
+    """The body of an answer to GetObject, whose reads end where it breaks off."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self._stream = answer["Body"]
+        # A server that sends the headers by themselves and waits for their acknowledgement before it sends a small
+        # body (Nagle's algorithm, on by default in Ceph) would wait for 40 ms. There is no public way to the socket.
+        with suppress(AttributeError, OSError):
+            connection = self._stream._raw_stream._fp.fp.raw._sock
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+    def read(self, most: int) -> bytes:
+        """What comes, up to `most` bytes; nothing at the end or where the body broke off."""
+        try:
+            data: bytes = self._stream.read(most)
+        except _BROKEN_BODY as error:
+            log.debug("a body broke off: %s", type(error).__name__)
+            return b""
+        return data
+
+    def readinto(self, buffer: memoryview) -> int:
+        """As `read`, into `buffer`; how many bytes came."""
+        try:
+            return int(self._stream.readinto(buffer))
+        except _BROKEN_BODY as error:
+            log.debug("a body broke off: %s", type(error).__name__)
+            return 0
+
+    def close(self) -> None:
+        """Lets go of the connection; one whose body is not read to its end is not used again."""
+        self._stream.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Clients:
+    """`reading` asks once, because its callers ask again by themselves; `fresh` does so over a new connection each
+    time; `retrying` is for everything else."""
+
+    reading: Any
+    fresh: Any
+    retrying: Any
+
+
 class ClientOfProcess:
-    """One boto3 client a process, made at the first use: a client must not be carried across a fork."""
+    """The boto3 clients of a process, made at the first use: a client must not be carried across a fork."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pid, self._client = -1, None
+        self._pid = -1
+        self._clients: _Clients | None = None
 
     def __reduce__(self) -> tuple[type["ClientOfProcess"], tuple[()]]:
         return type(self), ()
 
     def get(self) -> Any:
-        """The client of the process that asks."""
+        """The client for GETs, in the process that asks. It tries nothing again."""
+        return self._of_process().reading
+
+    def fresh(self) -> Any:
+        """As `get`, over connections that nobody has used yet and nobody will use again."""
+        return self._of_process().fresh
+
+    def retrying(self) -> Any:
+        """The client for everything else."""
+        return self._of_process().retrying
+
+    def _of_process(self) -> _Clients:
         with self._lock:
-            if self._client is None or self._pid != os.getpid():
-                self._pid, self._client = os.getpid(), _new_client()
-            return self._client
+            if self._clients is None or self._pid != os.getpid():
+                self._pid, self._clients = os.getpid(), _new_clients()
+            return self._clients
 
 
 @contextmanager
@@ -89,8 +180,8 @@ def _raise_client_error(error: boto_errors.ClientError, path: str, *, url: str, 
         raise UserError(f"access denied ({code}) to {where}; use {allowed}") from error
     if code == "InvalidRange":
         raise EOFError(f"{url}/{path}: the range asked begins behind its end") from error
-    if code in ("PreconditionFailed", "412"):
-        raise ConnectionError(f"{url}/{path} was replaced while it was read") from error
+    if code in _REPLACED:
+        raise ReplacedError(f"{url}/{path} was replaced while it was read") from error
     raise ConnectionError(f"{error.operation_name} of {url}/{path} failed: {code}") from error
 
 
@@ -98,17 +189,24 @@ def _endpoint(clients: ClientOfProcess) -> str:
     return without_secrets(clients.get().meta.endpoint_url)
 
 
-def _new_client() -> Any:
+def _new_clients() -> _Clients:
+    session = boto3.session.Session()
+    reading, fresh = (_new_client(session, attempts=1, read_timeout_seconds=READ_TIMEOUT_SECONDS) for _ in range(2))
+    fresh.meta.events.register("before-send.s3", _close_afterwards)
+    retrying = _new_client(session, attempts=4, read_timeout_seconds=WORK_TIMEOUT_SECONDS)
+    return _Clients(reading=reading, fresh=fresh, retrying=retrying)
+
+
+def _new_client(session: Any, *, attempts: int, read_timeout_seconds: int) -> Any:
     config = Config(
-        retries={"mode": "standard", "total_max_attempts": 4},
+        retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        read_timeout=READ_TIMEOUT_SECONDS,
+        read_timeout=read_timeout_seconds,
         max_pool_connections=64,
         # Checksum trailers, botocore's newer default, are refused by many S3-compatible stores.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    session = boto3.session.Session()
     try:
         client = session.client("s3", config=config)
     except ValueError as error:
@@ -118,3 +216,8 @@ def _new_client() -> Any:
         return client
     # Only Amazon resolves bucket.host; a server of one's own has one host name.
     return session.client("s3", config=config.merge(Config(s3={"addressing_style": "path"})))
+
+
+def _close_afterwards(request: Any, **_: object) -> None:
+    """After the signature is made, which must not cover what a proxy on the way may change."""
+    request.headers["Connection"] = "close"

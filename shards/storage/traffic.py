@@ -1,15 +1,16 @@
 """What reading a store took: requests, bytes, seconds, retries, hedges. Counted where it happens, from any thread."""
 
 import threading
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficCounts:
     """Sums since the process began. `seconds` is the time that reads took, those side by side added up."""
 
-    requests: int = 0
-    bytes: int = 0
+    requests: int = 0  # reads; their retries and hedges come on top
+    bytes: int = 0  # of these reads; what came in vain is not among them
     seconds: float = 0.0
     retries: int = 0  # requests asked again, whatever the reason; broken bodies are among them
     broken_bodies: int = 0
@@ -31,7 +32,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = TrafficCounts()
+        self._sums: dict[str, Any] = dict.fromkeys(NAMES, 0) | {"seconds": 0.0}
 
     def __reduce__(self) -> tuple[type["Traffic"], tuple[()]]:
         return type(self), ()
@@ -39,10 +40,10 @@ class Traffic:
     def add(self, more: TrafficCounts) -> None:
         """Adds to every count."""
         with self._lock:
-            now = asdict(self._counts)
-            self._counts = replace(self._counts, **{n: now[n] + v for n, v in asdict(more).items() if v})
+            for name, value in vars(more).items():
+                self._sums[name] += value
 
     def counts(self) -> TrafficCounts:
         """The sums of this moment."""
         with self._lock:
-            return self._counts
+            return TrafficCounts(**self._sums)

@@ -6,7 +6,7 @@ from pathlib import Path
 from jobs.pack import PackJob, run
 from shards.sources.kinds import FolderSource
 from shards.store import Store
-from tests.rigs.images import class_folders
+from tests.rigs.images import class_folders, image_bytes
 
 
 def packed_folders(folder: Path, *, num_classes: int = 3, images_a_class: int = 5) -> Path:
@@ -15,6 +15,19 @@ def packed_folders(folder: Path, *, num_classes: int = 3, images_a_class: int = 
     out = folder / "packed"
     source = FolderSource(root=str(root))
     assert run(PackJob(out=str(out), source=source, samples_per_shard=4, samples_per_block=3)) == 0
+    return out
+
+
+def packed_with_undecodable(folder: Path) -> Path:
+    """As `packed_folders`, with one image more, c0/spoiled.jpg: a good header, then nothing that a decoder accepts."""
+    root = class_folders(folder / "images")
+    good = image_bytes(99)
+    body = good.index(b"\xff\xda") + 14  # behind the header of the scan
+    (root / "c0" / "spoiled.jpg").write_bytes(good[:body] + b"\xff\xc4" + good[body + 40 :])
+    out = folder / "packed"
+    assert (
+        run(PackJob(out=str(out), source=FolderSource(root=str(root)), samples_per_shard=4, samples_per_block=3)) == 0
+    )
     return out
 
 

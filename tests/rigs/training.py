@@ -48,7 +48,9 @@ class FinishedRuns:
             if ranks.wait() != 0:
                 codes = [process.returncode for process in ranks.processes]
                 said = "\n".join(log.read_text() for log in logs.glob("rank-*.log"))
-                raise AssertionError(f"{num_ranks} ranks with {options} ended with {codes}; those above 0 said:\n{said}")
+                raise AssertionError(
+                    f"{num_ranks} ranks with {options} ended with {codes}; those above 0 said:\n{said}"
+                )
             self._made[key] = run_dir
         return self._made[key]
 

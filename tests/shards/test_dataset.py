@@ -40,6 +40,30 @@ def test_rows_are_held_for_few_shards_and_threads_may_ask(dataset: Dataset, monk
     assert dataset.shard_rows(0) is not held
 
 
+def test_of_what_reading_needs_so_many_bytes_are_held(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_four = dataset.sample_rows(0).num_bytes
+    monkeypatch.setattr("shards.dataset.HELD_ROWS_BYTES", 2 * of_four)
+    with ThreadPoolExecutor(4) as pool:
+        counts = list(pool.map(lambda shard: dataset.sample_rows(shard).offset.size, [0, 1, 2, 3] * 8))
+    assert counts == [4, 4, 4, 3] * 8
+    held = dataset.sample_rows(0)
+    assert dataset.sample_rows(1) is dataset.sample_rows(1)
+    assert dataset.sample_rows(0) is held
+    dataset.sample_rows(2)
+    assert dataset.sample_rows(0) is held  # asked for later than shard 1
+    dataset.sample_rows(1)
+    dataset.sample_rows(2)
+    assert dataset.sample_rows(0) is not held
+    monkeypatch.setattr("shards.dataset.HELD_ROWS_BYTES", 0)
+    assert dataset.sample_rows(3).offset.size == 3
+
+
+def test_a_sample_is_named_by_its_source(dataset: Dataset) -> None:
+    for shard in range(4):
+        sources = dataset.shard_rows(shard).source
+        assert [dataset.source_of(shard, row) for row in range(len(sources))] == sources
+
+
 def test_a_folder_without_manifest_is_no_dataset(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "not there"):
         with pytest.raises(UserError, match=r"has no manifest\.json.*patchline pack .* --out "):
@@ -67,5 +91,7 @@ def test_damaged_tables_are_never_used(dataset: Dataset, path: str, damage: str)
         dataset.store.write(path, dataset.store.read(path)[:-1] + b"\xff")
     else:
         dataset.store.delete(path)
+    with pytest.raises(UserError, match=r"patchline verify"):
+        _ = dataset.blocks if path == BLOCKS_PATH else dataset.sample_rows(1)
     with pytest.raises(UserError, match=r"patchline verify"):
         _ = dataset.blocks if path == BLOCKS_PATH else dataset.shard_rows(1)

@@ -12,6 +12,8 @@ from shards.index import (
     index_bytes,
     read_commit,
     read_rows,
+    read_sample_rows,
+    read_sources,
     table_bytes,
 )
 
@@ -49,6 +51,35 @@ def test_rows_and_commit_come_back() -> None:
     assert rows.source == ["ü/0.jpg", "ü/1.jpg", "ü/2.jpg"]
 
 
+def test_what_reading_needs_comes_back() -> None:
+    data = index_bytes(7, ROWS, COMMIT)
+    whole, rows = read_rows(data), read_sample_rows(data)
+    for name in ("offset", "size", "height", "width", "orientation", "crc32"):
+        assert getattr(rows, name).tolist() == getattr(whole, name).tolist()
+    assert [rows.labels_of(row) for row in range(3)] == [(4,), (2, 7), ()]
+    assert rows.num_bytes == 3 * (8 + 8 + 4 + 4 + 1 + 4) + 4 * 8 + 3 * 4
+    assert read_sources(data) == whole.source
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 3), (1, 3), (1, 2), (2, 3), (0, 1)])
+def test_a_part_of_the_rows_holds_nothing_of_the_others(first: int, end: int) -> None:
+    rows = read_sample_rows(index_bytes(7, ROWS, COMMIT))
+    part = rows.part(first, end)
+    assert part.offset.tolist() == rows.offset[first:end].tolist()
+    assert part.crc32.tolist() == rows.crc32[first:end].tolist()
+    assert [part.labels_of(row) for row in range(end - first)] == [rows.labels_of(row) for row in range(first, end)]
+    assert all(array.base is None for array in vars(part).values())
+
+
+def test_rows_without_labels_have_none() -> None:
+    """As tables of others may have them: an empty list or nothing at all."""
+    table = pq.read_table(pa.BufferReader(index_bytes(7, ROWS, COMMIT)))
+    column = table.schema.get_field_index("labels")
+    data = table_bytes(table.set_column(column, "labels", pa.array([None, [3], None], pa.list_(pa.int32()))))
+    rows = read_sample_rows(data)
+    assert [rows.labels_of(row) for row in range(3)] == [(), (3,), ()]
+
+
 def test_the_columns_are_the_contract() -> None:
     table = pq.read_table(pa.BufferReader(index_bytes(7, ROWS, COMMIT)))
     assert table.schema.remove_metadata() == INDEX_SCHEMA
@@ -64,6 +95,8 @@ def test_an_empty_shard_has_an_index_too() -> None:
     rows = read_rows(index_bytes(0, [], COMMIT))
     assert rows.offset.size == 0
     assert rows.labels == []
+    few = read_sample_rows(index_bytes(0, [], COMMIT))
+    assert (few.offset.size, few.label_ends.tolist(), few.label_values.size) == (0, [0], 0)
 
 
 @pytest.mark.parametrize("data", [b"", b"no parquet", table_bytes(pa.table({"a": [1]}))])

@@ -1,6 +1,10 @@
 """The order is exact: every epoch a permutation, every number of ranks the same batches, nothing precomputed."""
 
 import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shards.order import SampleOrder
+from shards.order import ORDER_VERSION, SampleOrder
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def stream(order: SampleOrder, batch_size: int, num_positions: int) -> NDArray[np.int64]:
@@ -44,6 +50,37 @@ def test_any_number_of_ranks_reads_the_same_global_batch(seed: int, step: int, l
     np.testing.assert_array_equal(fresh.batch(step, 12), whole)  # random access equals sequential
 
 
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**40), lanes=st.integers(1, 6), window=st.integers(1, 4))
+def test_any_number_of_ranks_from_any_step(data: st.DataObject, seed: int, lanes: int, window: int) -> None:
+    """Uneven blocks, N divisible by nothing, all numbers of ranks, positions one by one and in any order."""
+    sizes = np.array(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=14).filter(lambda s: sum(s) >= lanes)))
+    batch_size, step = lanes * data.draw(st.integers(1, 6)), data.draw(st.integers(0, 10**9))
+    order = SampleOrder(sizes, seed=seed, lanes=lanes, window_blocks=window)
+    whole, positions = order.batch(step, batch_size), order.positions(step, batch_size, 0, 1)
+    assert sorted(positions.tolist()) == list(range(step * batch_size, (step + 1) * batch_size))
+    for ranks in (ranks for ranks in range(1, batch_size + 1) if batch_size % ranks == 0):
+        parts = [order.rank_batch(step, batch_size, rank, ranks) for rank in range(ranks)]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+    shuffled = data.draw(st.permutations(range(batch_size)))
+    fresh = SampleOrder(sizes, seed=seed, lanes=lanes, window_blocks=window)
+    assert [int(fresh.at(positions[[entry]])[0]) for entry in shuffled] == whole[shuffled].tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**40), lanes=st.integers(1, 4))
+def test_batches_run_on_across_the_end_of_an_epoch(data: st.DataObject, seed: int, lanes: int) -> None:
+    """No sample is dropped, repeated or padded there, whatever the batch size: even one larger than the dataset."""
+    sizes = np.array(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=6).filter(lambda s: sum(s) >= lanes)))
+    batch_size = lanes * data.draw(st.integers(1, 20))
+    order = SampleOrder(sizes, seed=seed, lanes=lanes, window_blocks=2)
+    n, epoch = order.num_samples, data.draw(st.integers(0, 10**6))
+    first, last = epoch * n // batch_size, ((epoch + 1) * n - 1) // batch_size
+    positions = np.concatenate([order.positions(step, batch_size, 0, 1) for step in range(first, last + 1)])
+    ids = np.concatenate([order.batch(step, batch_size) for step in range(first, last + 1)])
+    assert sorted(ids[positions // n == epoch].tolist()) == list(range(n))
+
+
 def test_epochs_and_seeds_differ() -> None:
     sizes = np.full(20, 8)
     n = int(sizes.sum())
@@ -71,13 +108,27 @@ def test_next_window_walks_the_windows_that_the_positions_touch() -> None:
             assert order.next_window(earlier) == later
 
 
-def test_frozen_table_guards_against_silent_change() -> None:
-    """These ids were written down when ORDER_VERSION became 1; a change here breaks every run that resumes."""
+def test_frozen_tables_guard_against_silent_change() -> None:
+    """These ids were written down when ORDER_VERSION was 1; a change here breaks every run that resumes."""
+    assert ORDER_VERSION == 1
     order = SampleOrder(np.array([4, 4, 4, 3]), seed=7, lanes=3, window_blocks=2)
-    assert stream(order, 3, 30).tolist() == FROZEN
+    assert stream(order, 3, 30).tolist() == [int(number) for number in SMALL.split()]
+    order = SampleOrder(np.array([5, 1, 7, 3, 3, 8, 2, 6, 4, 1, 9, 5]), seed=2026, lanes=4, window_blocks=2)
+    ids = np.concatenate([order.batch(step, 8) for step in range(38)])
+    assert ids.tolist() == [int(number) for number in UNEVEN.split()]
 
 
-FROZEN = [4, 1, 13, 11, 0, 2, 10, 7, 12, 9, 6, 3, 8, 5, 14, 9, 7, 1, 10, 13, 14, 11, 6, 0, 8, 12, 2, 4, 5, 3]
+SMALL = "4 1 13 11 0 2 10 7 12 9 6 3 8 5 14 9 7 1 10 13 14 11 6 0 8 12 2 4 5 3"
+UNEVEN = """
+30 36 23 43 8 17 1 2 29 33 25 24 11 7 3 0 37 32 40 45 9 16 4 27 34 38 42 46 18 12 28 49 35 31 47 41 10 15 39 50 21
+20 26 48 5 13 51 53 22 19 44 6 14 23 52 33 10 12 48 47 39 21 34 5 7 11 43 36 19 20 31 32 9 8 38 45 26 22 0 3 28 27
+41 46 25 24 16 1 53 49 40 44 15 29 17 2 52 51 35 42 13 14 4 18 50 16 37 38 30 33 6 15 10 9 35 36 29 34 13 46 8 12
+53 37 30 31 47 14 17 11 22 19 39 32 48 1 6 7 20 23 41 45 28 27 18 51 5 24 42 43 3 4 50 49 26 25 40 44 2 0 52 9 21
+26 48 42 3 16 11 24 5 29 46 28 17 18 25 10 30 52 45 40 4 37 20 7 34 51 44 47 36 38 12 21 53 33 41 27 35 39 22 23 50
+49 43 0 15 13 8 19 31 32 2 1 6 14 1 37 51 49 48 47 23 26 0 4 12 50 15 13 21 27 2 35 53 52 14 32 22 24 38 3 11 45 31
+33 25 28 36 9 40 42 30 20 16 18 8 10 41 44 29 19 17 5 7 6 43 46 34 12 39 14 35 25 46 48 3 7 15 34 36 26 52 50 11 2
+29 33 37 38 45 51 0 10 32 31 41 43 47 49 8 9 30 21
+"""
 
 
 @pytest.mark.parametrize(
@@ -101,3 +152,31 @@ def test_batch_must_be_a_multiple_of_lanes_and_of_ranks() -> None:
         order.batch(0, 6)
     with pytest.raises(ValueError, match="does not fit"):
         order.rank_batch(0, 8, 0, 3)
+
+
+HUGE = """
+import json, resource, time
+import numpy as np
+from shards.order import SampleOrder
+sizes = np.full(303_000_000 // 64, 64, dtype=np.int64)
+began = time.process_time()
+order = SampleOrder(sizes, seed=0, lanes=64, window_blocks=4)
+num_ids = np.unique(order.batch(500_000, 4096)).size
+cpu_seconds = time.process_time() - began
+began = time.process_time()
+for step in range(500_001, 500_011):
+    order.batch(step, 4096)
+later_seconds = (time.process_time() - began) / 10
+peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([num_ids, cpu_seconds, later_seconds, peak_bytes]))
+"""
+
+
+def test_303_million_samples_need_two_seconds_and_500_mb() -> None:
+    """Measured by the process itself, in CPU time: others may be at work on the same machine."""
+    done = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True, cwd=CHECKOUT)
+    num_ids, cpu_seconds, later_seconds, peak_bytes = json.loads(done.stdout)
+    assert num_ids == 4096
+    assert cpu_seconds < 2
+    assert later_seconds < 0.02
+    assert peak_bytes < 500e6

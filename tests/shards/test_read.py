@@ -1,42 +1,38 @@
-"""Planned reads give exactly the bytes of the order's samples, each window once, and say which bytes are wrong."""
+"""Planned reads give exactly the bytes of the order's samples, each block once, in bounded memory; faults are named."""
 
-import re
+import random
 import shutil
-import tarfile
-import threading
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shards.dataset import Dataset, open_dataset
-from shards.errors import WillNotSucceedError
+from shards.errors import StorageError, UserError
+from shards.manifest import index_path
+from shards.mixing import Mixture
 from shards.order import BlockPart, SampleOrder
-from shards.read import RawBatch, SampleReader, checked_sample, locate_row, read_part, read_sample
-from shards.store import LocalStore, open_store
+from shards.read import (
+    FIRST_READS,
+    RawBatch,
+    SampleReader,
+    locate_row,
+    read_part,
+    refetched,
+    verified,
+    window_bound_bytes,
+)
+from shards.storage.ranges import RangeReads, ReadConfig
+from shards.store import open_store
 from tests.rigs.datasets import packed_folders
-from tests.rigs.turned import NUM_TURNED, packed_twins
+from tests.rigs.watched import watched
 
 NUM_SAMPLES = 30
-
-
-@dataclass(frozen=True)
-class WatchedStore(LocalStore):
-    """A folder whose background reads wait for `gate`; `seen` lists all ranges read, `spoiled` reads to damage."""
-
-    gate: threading.Event = field(default_factory=threading.Event)
-    seen: list[tuple[str, str, int, int]] = field(default_factory=list)
-    spoiled: list[int] = field(default_factory=list)
-
-    def read_range(self, path: str, first: int, end: int) -> bytes:
-        thread = threading.current_thread().name.partition("_")[0]
-        if thread == "read":
-            self.gate.wait(60)
-        self.seen.append((thread, path, first, end))
-        data = super().read_range(path, first, end)
-        return bytes([data[0] ^ 1]) + data[1:] if self.spoiled and self.spoiled.pop() else data
 
 
 @pytest.fixture(scope="module")
@@ -45,33 +41,40 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packed_folders(tmp_path_factory.mktemp("read"), num_classes=3, images_a_class=10)
 
 
-def bytes_in_tars(packed: Path) -> list[bytes]:
-    """Every image in order of sample id, read with the standard library."""
-    images = []
-    for path in sorted((packed / "shards").iterdir()):
-        with tarfile.open(path) as tar:
-            members = [member for member in tar if not member.name.endswith((".cls", ".json"))]
-            files: list[BinaryIO] = [file for member in members if (file := tar.extractfile(member))]  # type: ignore[misc]
-            images += [file.read() for file in files]
-    return images
+@pytest.fixture(scope="module")
+def truth(packed: Path) -> list[bytes]:
+    """Every image in order of sample id."""
+    dataset = open_dataset(str(packed))
+    parts = [BlockPart(block=-1, first_sample_id=4 * shard, num_samples=4 if shard < 7 else 2) for shard in range(8)]
+    return [bytes(sample.data or b"") for part in parts for sample in read_part(dataset, part)]
 
 
 def order_of(dataset: Dataset, *, lanes: int = 2, window_blocks: int = 2) -> SampleOrder:
     return SampleOrder(dataset.block_sizes, seed=11, lanes=lanes, window_blocks=window_blocks)
 
 
-def reader_of(dataset: Dataset, order: SampleOrder, *, batch: int, rank: int = 0, ranks: int = 1) -> SampleReader:
-    return SampleReader(dataset, order, batch_size=batch, rank=rank, num_ranks=ranks, num_threads=2)
-
-
-def read_steps(dataset: Dataset, order: SampleOrder, steps: range, *, batch: int, ranks: int = 1) -> list[RawBatch]:
-    """All ranks' batches, step by step, rank by rank."""
-    readers = [reader_of(dataset, order, batch=batch, rank=rank, ranks=ranks) for rank in range(ranks)]
+@contextmanager
+def reader_of(dataset: Dataset, order: SampleOrder, *, connections: int = 4) -> Iterator[SampleReader]:
+    reads = RangeReads(dataset.shard_store, ReadConfig(connections=connections))
+    reader = SampleReader(dataset, order, reads)
     try:
-        return [reader.read(step) for step in steps for reader in readers]
+        yield reader
     finally:
-        for reader in readers:
-            reader.close()
+        reader.close()
+        reads.close()
+
+
+def read_steps(
+    dataset: Dataset, order: SampleOrder, steps: range, *, batch: int, rank: int = 0, ranks: int = 1
+) -> list[RawBatch]:
+    """A rank's batches, step by step."""
+    with reader_of(dataset, order) as reader:
+        return [reader.read(order.positions(step, batch, rank, ranks)) for step in steps]
+
+
+def read_on(reader: SampleReader, order: SampleOrder, steps: range) -> None:
+    for step in steps:
+        reader.read(order.positions(step, 4, 0, 1))
 
 
 @pytest.mark.parametrize(
@@ -83,17 +86,17 @@ def read_steps(dataset: Dataset, order: SampleOrder, steps: range, *, batch: int
         pytest.param(3, 12, id="one sample a lane and step"),
     ],
 )
-def test_every_rank_reads_the_orders_samples(packed: Path, ranks: int, lanes: int) -> None:
-    dataset, truth = open_dataset(str(packed)), bytes_in_tars(packed)
+def test_every_rank_reads_the_orders_samples(packed: Path, truth: list[bytes], ranks: int, lanes: int) -> None:
+    dataset = open_dataset(str(packed))
     order = order_of(dataset, lanes=lanes)
-    steps = range(8)  # three epochs: 96 of 30 samples
-    batches = read_steps(dataset, order, steps, batch=12, ranks=ranks)
+    steps = range(12)  # more than four epochs, and more than the first reads
+    of_ranks = [read_steps(dataset, order, steps, batch=12, rank=rank, ranks=ranks) for rank in range(ranks)]
     for step in steps:
-        of_step = batches[step * ranks : (step + 1) * ranks]
+        of_step = [batches[step] for batches in of_ranks]
         samples = [sample for batch in of_step for sample in batch.samples]
         assert [sample.sample_id for sample in samples] == order.batch(step, 12).tolist()
         assert [sample.data for sample in samples] == [truth[sample.sample_id] for sample in samples]
-        assert {sample.fault for sample in samples} == {""}
+        assert all(verified(dataset, sample) is sample for sample in samples)
         epochs = np.concatenate([batch.epochs for batch in of_step])
         np.testing.assert_array_equal(epochs, order.positions(step, 12, 0, 1) // NUM_SAMPLES)
 
@@ -105,72 +108,141 @@ def test_a_bucket_gives_the_same_as_a_folder(packed: Path, s3_bucket: str) -> No
             store.write(str(path.relative_to(packed)), path.read_bytes())
     local, remote = open_dataset(str(packed)), open_dataset(store.url)
     order = order_of(local)
-    for here, there in zip(*(read_steps(d, order, range(3), batch=8, ranks=2) for d in (local, remote)), strict=True):
+    for here, there in zip(*(read_steps(d, order, range(12), batch=8, ranks=2) for d in (local, remote)), strict=True):
         assert here.samples == there.samples
 
 
-def test_a_sample_carries_its_row_of_the_index(packed: Path) -> None:
-    dataset = open_dataset(str(packed))
-    for sample_id in range(NUM_SAMPLES):
-        sample = checked_sample(dataset, sample_id, read_sample(dataset, sample_id))
-        label = int(sample.source.split("/")[0].removeprefix("c"))
-        assert (sample.height, sample.width, sample.labels) == (16 + 4 * label, 32, (label,))
-        assert sample.orientation == 1
-
-
-def test_a_sample_carries_its_orientation_and_its_size_as_stored(tmp_path: Path) -> None:
-    upright, turned = (open_dataset(str(url)) for url in packed_twins(tmp_path))
-    for dataset, num_orientations in ((upright, 1), (turned, 8)):
-        samples = [checked_sample(dataset, number, read_sample(dataset, number)) for number in range(NUM_TURNED)]
-        for sample in samples:
-            number = int(sample.source.split("/")[-1].removesuffix(".png"))
-            assert sample.orientation == (1 if dataset is upright else 1 + number // 2)
-            assert (sample.height, sample.width) == ((24, 40) if sample.orientation < 5 else (40, 24))
-        assert len({sample.orientation for sample in samples}) == num_orientations
-
-
-def test_the_first_batch_does_not_wait_for_its_windows(packed: Path) -> None:
-    truth, store = bytes_in_tars(packed), WatchedStore(str(packed))
-    plain = open_dataset(str(packed))
-    dataset = Dataset(store, plain.manifest, fingerprint=plain.fingerprint)
-    order = order_of(dataset)
-    reader = reader_of(dataset, order, batch=4)
-    try:
-        early = reader.read(0)  # while the gate is shut no window can arrive
-        assert len([entry for entry in store.seen if entry[0] != "read"]) == 4
-        store.gate.set()
-        later = [reader.read(step) for step in range(1, 7)]
-    finally:
-        store.gate.set()
-        reader.close()
-    for batch in (early, *later):
-        assert [sample.data for sample in batch.samples] == [truth[sample.sample_id] for sample in batch.samples]
-    again = read_steps(dataset, order, range(1), batch=4)
-    assert again[0].samples == early.samples
-
-
-def test_passed_windows_are_dropped_and_none_is_read_twice(packed: Path) -> None:
-    store = WatchedStore(str(packed))
-    store.gate.set()
-    plain = open_dataset(str(packed))
-    dataset = Dataset(store, plain.manifest, fingerprint=plain.fingerprint)
+@pytest.mark.parametrize("first_step", [0, 3, 1000])
+def test_first_batches_do_not_wait_for_their_windows(packed: Path, truth: list[bytes], first_step: int) -> None:
+    dataset, store = watched(packed, most_free_bytes=max(len(image) for image in truth))
     order = order_of(dataset, lanes=2, window_blocks=1)
-    reader = reader_of(dataset, order, batch=2)  # one sample a lane: a step is in one window of each lane
-    try:
-        for step in range(2 * NUM_SAMPLES // 2):
-            reader.read(step)
-            assert len(reader._windows) <= 2 * order.lanes, f"step {step} holds {list(reader._windows)}"
-    finally:
-        reader.close()
-    ahead = [entry[1:] for entry in store.seen if entry[0] == "read"]
+    with reader_of(dataset, order, connections=40) as reader:
+        try:
+            early = [reader.read(order.positions(first_step + i, 2, 0, 1)) for i in range(2)]
+            assert not store.gate.is_set()  # no block of more than one sample can have arrived
+        finally:
+            store.gate.set()
+        later = [reader.read(order.positions(first_step + i, 2, 0, 1)) for i in range(2, 40)]
+    for step, batch in enumerate([*early, *later]):
+        assert [sample.sample_id for sample in batch.samples] == order.batch(first_step + step, 2).tolist()
+        assert [sample.data for sample in batch.samples] == [truth[sample.sample_id] for sample in batch.samples]
+
+
+def test_a_first_batch_reads_its_samples_before_all_else(packed: Path, truth: list[bytes]) -> None:
+    dataset, store = watched(packed)
+    order = order_of(dataset)
+    with reader_of(dataset, order, connections=1) as reader:
+        batch = reader.read(order.positions(0, 8, 0, 1))
+        first = store.seen[:8]
+    assert sorted(end - begin for _, begin, end in first) == sorted(len(truth[s.sample_id]) for s in batch.samples)
+
+
+def test_every_block_is_read_once_an_epoch(packed: Path) -> None:
+    dataset, store = watched(packed)
+    order = order_of(dataset, lanes=2, window_blocks=1)
+    num_steps = 2 * NUM_SAMPLES // 2
+    with reader_of(dataset, order) as reader:
+        for step in range(num_steps):
+            reader.read(order.positions(step, 2, 0, 1))
     cut_blocks = order.lanes - 1  # a block on the border of two lanes is read in parts
-    assert len(ahead) <= 3 * (dataset.block_sizes.size + cut_blocks)  # two epochs, and the start of the third
-    assert max(ahead.count(entry) for entry in ahead) <= 3  # once an epoch
+    ahead = 3 * order.lanes  # begun for the third epoch
+    most = 2 * (dataset.block_sizes.size + cut_blocks) + ahead + 2 * FIRST_READS
+    assert len(store.seen) <= most
+    assert max(store.seen.count(entry) for entry in store.seen) <= 3 + 1  # a block of one sample, at the start, too
 
 
-def test_a_damaged_sample_is_named_and_the_others_are_unchanged(packed: Path, tmp_path: Path) -> None:
-    broken_id = 17
-    folder = tmp_path / "broken"
+def test_the_index_of_a_shard_is_read_once(packed: Path) -> None:
+    dataset, store = watched(packed)
+    order = order_of(dataset)
+    with reader_of(dataset, order) as reader:
+        reader.read(order.positions(0, 30, 0, 1))
+        for step in range(1, 10):
+            reader.read(order.positions(step, 30, 0, 1))
+    indices = [path for path in store.read_files if path.startswith("index/")]
+    assert sorted(set(indices)) == sorted(indices)
+    assert len(indices) == len(dataset.manifest.shards)
+
+
+def test_bytes_are_freed_as_they_are_consumed(packed: Path) -> None:
+    dataset = open_dataset(str(packed))
+    order = order_of(dataset, lanes=1, window_blocks=4)
+    with reader_of(dataset, order) as reader:
+        for step in range(NUM_SAMPLES):
+            batch = reader.read(order.positions(step, 1, 0, 1))
+        held = reader.held_bytes
+        assert held > 0
+        views = [sample.data for sample in batch.samples]
+        assert isinstance(views[0], memoryview)
+        assert views[0].readonly
+    assert reader.held_bytes >= len(views[0])  # in the batch, which is still here
+    del batch, views
+    assert reader.held_bytes == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_memory_never_exceeds_the_bound(packed: Path, data: st.DataObject) -> None:
+    dataset = open_dataset(str(packed))
+    lanes = data.draw(st.sampled_from([1, 2, 3, 5]))
+    ranks = data.draw(st.sampled_from([1, 2, 3]))
+    batch = lanes * ranks * data.draw(st.integers(1, 3))
+    in_use = data.draw(st.integers(1, 4))
+    rank = data.draw(st.integers(0, ranks - 1))
+    first = data.draw(st.integers(0, 40))
+    order = order_of(dataset, lanes=lanes, window_blocks=data.draw(st.integers(1, 4)))
+    bound = window_bound_bytes(dataset.blocks, order, batch_size=batch, num_ranks=ranks, batches_in_use=in_use)
+    kept: deque[RawBatch] = deque(maxlen=in_use)
+    with reader_of(dataset, order) as reader:
+        for step in range(first, first + 3 + 2 * NUM_SAMPLES // batch):
+            kept.append(reader.read(order.positions(step, batch, rank, ranks)))
+            assert reader.most_held_bytes <= bound
+    kept.clear()
+    assert reader.held_bytes == 0
+
+
+def test_the_share_of_single_reads_is_kept(packed: Path, truth: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where samples can not be read singly any more, they wait for their blocks."""
+    monkeypatch.setattr("shards.read.SINGLE_READS_SHARE", 1 << 40)
+    dataset, store = watched(packed)
+    order = order_of(dataset)
+    with reader_of(dataset, order) as reader:
+        batch = reader.read(order.positions(0, 8, 0, 1))
+    assert [sample.data for sample in batch.samples] == [truth[sample.sample_id] for sample in batch.samples]
+    assert len(store.seen) <= 2 * 2 * order.lanes  # blocks alone
+
+
+def broken_copy(packed: Path, folder: Path, *, shard: int, keep: int) -> Dataset:
+    """The dataset with a shard's tar cut off, or without it."""
+    shutil.copytree(packed, folder)
+    dataset = open_dataset(str(folder))
+    tar = folder / dataset.shard_path(shard)
+    body = tar.read_bytes()
+    tar.unlink()
+    if keep:
+        tar.write_bytes(body[:keep])
+    return dataset
+
+
+@pytest.mark.parametrize("keep", [pytest.param(0, id="missing"), pytest.param(700, id="cut off")])
+def test_samples_of_a_broken_tar_are_faults_and_the_others_are_unchanged(
+    packed: Path, truth: list[bytes], tmp_path: Path, keep: int
+) -> None:
+    dataset = broken_copy(packed, tmp_path / "broken", shard=1, keep=keep)
+    order = order_of(dataset)
+    steps = range(3 * FIRST_READS)  # read singly and by blocks
+    samples = [sample for batch in read_steps(dataset, order, steps, batch=4) for sample in batch.samples]
+    assert [sample.sample_id for sample in samples] == [i for step in steps for i in order.batch(step, 4).tolist()]
+    for sample in samples:
+        is_broken = locate_row(dataset, sample.sample_id)[0] == 1
+        assert sample.data == (None if is_broken else truth[sample.sample_id])
+        assert bool(sample.fault) == is_broken
+        if is_broken:
+            assert f"{dataset.url}/shards/shard-000001.tar" in sample.fault
+            assert sample.source.startswith("c")
+
+
+def test_a_damaged_sample_is_named_by_the_check(packed: Path, truth: list[bytes], tmp_path: Path) -> None:
+    broken_id, folder = 17, tmp_path / "broken"
     shutil.copytree(packed, folder)
     dataset = open_dataset(str(folder))
     shard, row = locate_row(dataset, broken_id)
@@ -178,77 +250,105 @@ def test_a_damaged_sample_is_named_and_the_others_are_unchanged(packed: Path, tm
     data = bytearray(tar.read_bytes())
     data[int(dataset.shard_rows(shard).offset[row]) + 9] ^= 1
     tar.write_bytes(bytes(data))
-    order, truth = order_of(dataset), bytes_in_tars(packed)
-    samples = [s for batch in read_steps(dataset, order, range(8), batch=4) for s in batch.samples]
-    assert [sample.sample_id for sample in samples] == [i for step in range(8) for i in order.batch(step, 4).tolist()]
-    for sample in samples:
-        assert sample.data == (None if sample.sample_id == broken_id else truth[sample.sample_id])
-        assert bool(sample.fault) == (sample.sample_id == broken_id)
-    fault = next(sample.fault for sample in samples if sample.fault)
-    assert fault.startswith("crc32 is ")
-    assert f"the index of shards/shard-{shard:06d}.tar says" in fault
+    for batch in read_steps(dataset, order_of(dataset), range(20), batch=4):
+        for sample in (verified(dataset, sample) for sample in batch.samples):
+            assert sample.data == (None if sample.sample_id == broken_id else truth[sample.sample_id])
+            assert sample.fault.startswith("crc32 is ") == (sample.sample_id == broken_id)
 
 
-@pytest.mark.parametrize(
-    ("spoiled", "usable"),
-    [
-        pytest.param([False, True], True, id="wrong bytes once: the second read is right"),
-        pytest.param([True, True], False, id="wrong bytes twice: given up"),
-    ],
-)
-def test_wrong_bytes_are_read_once_more(packed: Path, spoiled: list[int], usable: bool) -> None:
-    store, plain = WatchedStore(str(packed), spoiled=list(spoiled)), open_dataset(str(packed))
-    dataset = Dataset(store, plain.manifest, fingerprint=plain.fingerprint)
-    sample = checked_sample(dataset, 5, read_sample(dataset, 5))
-    assert (sample.data == bytes_in_tars(packed)[5]) == usable
-    assert (sample.fault == "") == usable
-
-
-@pytest.mark.parametrize(
-    ("first", "count"),
-    [
-        pytest.param(0, 3, id="a whole block"),
-        pytest.param(1, 2, id="the end of a block"),
-        pytest.param(4, 1, id="the start of the second shard"),
-        pytest.param(7, 1, id="the one-sample block at the end of a shard"),
-        pytest.param(28, 2, id="the short last shard"),
-        pytest.param(29, 1, id="the last sample"),
-    ],
-)
-def test_a_part_of_a_block_is_one_range(packed: Path, first: int, count: int) -> None:
-    store, plain = WatchedStore(str(packed)), open_dataset(str(packed))
-    dataset = Dataset(store, plain.manifest, fingerprint=plain.fingerprint)
-    part = BlockPart(block=-1, first_sample_id=first, num_samples=count)
-    assert read_part(dataset, part) == bytes_in_tars(packed)[first : first + count]
-    assert len(store.seen) == 1
-
-
-@pytest.mark.parametrize("cut", [pytest.param(0, id="missing"), pytest.param(700, id="cut off")])
-@pytest.mark.parametrize("scheme", ["folder", "s3"])
-def test_a_tar_without_its_bytes_ends_the_run(
-    packed: Path, tmp_path: Path, request: pytest.FixtureRequest, scheme: str, cut: int
+def test_a_sample_that_is_too_large_is_not_handed_on(
+    packed: Path, truth: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store(str(tmp_path / "data"))
-    if scheme == "s3":
-        store = open_store(f"s3://{request.getfixturevalue('s3_bucket')}/data")
-    for path in packed.rglob("*"):
-        if path.is_file():
-            store.write(str(path.relative_to(packed)), path.read_bytes())
-    dataset = open_dataset(store.url)
-    tar = dataset.shard_path(1)
-    body = store.read(tar)
-    store.delete(tar)
-    if cut:
-        store.write(tar, body[:cut])
+    monkeypatch.setattr("shards.read.SINGLE_READS_SHARE", 1)  # all of the first batch is read singly
+    dataset, store = watched(packed)
+    most = sorted(len(image) for image in truth)[-4]  # three are larger
     order = order_of(dataset)
-    expected = f"{store.url}/{tar}: .*run: patchline verify {store.url}"
-    with pytest.raises(WillNotSucceedError, match=expected):
-        read_steps(dataset, order, range(8), batch=4)
-    with pytest.raises(WillNotSucceedError, match=re.escape(tar)):
-        read_sample(dataset, 7)  # the last of shard 1
+    reads = RangeReads(dataset.shard_store, ReadConfig(connections=1))
+    reader = SampleReader(dataset, order, reads, most_sample_bytes=most)
+    try:
+        first = reader.read(order.positions(0, 30, 0, 1)).samples
+        assert max(end - begin for _, begin, end in store.seen[: len(first) - 3]) == most
+        later = [s for step in range(1, 10) for s in reader.read(order.positions(step, 30, 0, 1)).samples]
+    finally:
+        reader.close()
+        reads.close()
+    for sample in [*first, *later]:
+        is_large = len(truth[sample.sample_id]) > most
+        assert (sample.data is None) == is_large
+        assert sample.fault.startswith("too large: ") == is_large
 
 
-def test_every_sample_has_its_row(packed: Path) -> None:
+def test_a_store_that_does_not_answer_ends_the_reading(packed: Path) -> None:
+    dataset, store = watched(packed)
+    order = order_of(dataset)
+    with reader_of(dataset, order) as reader:
+        reader.read(order.positions(0, 4, 0, 1))
+        store.broken.append(StorageError("no answer"))
+        with pytest.raises(StorageError, match="no answer"):
+            read_on(reader, order, range(1, 40))
+
+
+@pytest.mark.parametrize("when", ["at the start", "ahead"])
+def test_a_damaged_index_ends_the_reading(packed: Path, tmp_path: Path, when: str) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(packed, folder)
+    dataset = open_dataset(str(folder))
+    order = order_of(dataset)
+    with reader_of(dataset, order) as reader:
+        if when == "ahead":
+            reader.read(order.positions(0, 4, 0, 1))
+        for shard in range(len(dataset.manifest.shards)):
+            (folder / index_path(shard)).write_bytes(b"")
+        dataset._sample_rows.clear()
+        with pytest.raises(UserError, match="patchline verify"):
+            read_on(reader, order, range(1, 60))
+
+
+def test_a_reader_can_be_closed_in_the_midst_of_it(packed: Path) -> None:
+    dataset, store = watched(packed, most_free_bytes=0)
+    order = order_of(dataset)
+    store.gate.set()
+    with reader_of(dataset, order, connections=1) as reader:
+        batch = reader.read(order.positions(0, 4, 0, 1))
+    del batch
+    assert reader.held_bytes == 0
+
+
+def test_refetching_gives_the_same_sample(packed: Path) -> None:
     dataset = open_dataset(str(packed))
-    rows = [4 * shard + row for shard, row in (locate_row(dataset, sample_id) for sample_id in range(NUM_SAMPLES))]
-    assert rows == list(range(NUM_SAMPLES))
+    for sample in read_steps(dataset, order_of(dataset), range(1), batch=8)[0].samples:
+        assert refetched(dataset, sample).data == sample.data
+
+
+def test_two_datasets_are_read_mixed(packed: Path, truth: list[bytes], tmp_path: Path) -> None:
+    """Each by its own reader and order; a batch may take no sample at all of a lane."""
+    other = packed_folders(tmp_path, num_classes=2, images_a_class=4)
+    datasets = [open_dataset(str(url)) for url in (packed, other)]
+    orders = [order_of(dataset) for dataset in datasets]
+    mixture = Mixture((3, 1), seed=5, lanes=2)
+    with reader_of(datasets[0], orders[0]) as first, reader_of(datasets[1], orders[1]) as second:
+        counts = np.zeros(2, dtype=np.int64)
+        for step in range(40):
+            of, own = mixture.split(orders[0].positions(step, 4, 0, 1))
+            for number, reader in enumerate((first, second)):
+                chosen = own[of == number]
+                samples = reader.read(chosen).samples
+                assert [sample.sample_id for sample in samples] == orders[number].at(chosen).tolist()
+                counts[number] += len(samples)
+                if number == 0:
+                    assert [sample.data for sample in samples] == [truth[sample.sample_id] for sample in samples]
+    assert counts.tolist() == [120, 40]
+
+
+def test_random_shares_of_memory_are_given_back(packed: Path) -> None:
+    """Batches dropped in any order, by nobody's clock: nothing is held in the end."""
+    dataset = open_dataset(str(packed))
+    order, draw = order_of(dataset, lanes=3), random.Random(4)
+    kept: list[RawBatch] = []
+    with reader_of(dataset, order) as reader:
+        for step in range(60):
+            kept.append(reader.read(order.positions(step, 3, 0, 1)))
+            if draw.random() < 0.6:
+                kept.pop(draw.randrange(len(kept)))
+    kept.clear()
+    assert reader.held_bytes == 0

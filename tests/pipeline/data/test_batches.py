@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from pipeline.data.augment import AugmentConfig
-from pipeline.data.batches import Batch, DataConfig, Share, TrainBatches, check_memory, data_state, label_matrix
+from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches, label_matrix
+from pipeline.data.config import DataConfig, MixPart, Share
 from pipeline.data.quarantine import Quarantine
-from shards.dataset import Dataset, open_dataset
+from pipeline.data.randaugment import RandAugmentConfig
+from pipeline.data.training_data import open_training_data
+from shards.dataset import open_dataset
 from shards.errors import UserError, WillNotSucceedError
-from shards.index import BlockTable
-from shards.read import RawSample, locate_row
-from tests.rigs.datasets import packed_folders
+from shards.read import locate_row
+from tests.rigs.datasets import packed_folders, packed_with_undecodable
 from tests.rigs.turned import packed_twins
 
 NUM_SAMPLES, BATCH, SIZE = 24, 12, 16
@@ -36,8 +38,9 @@ def batches(
     """Every rank's batches of `steps`: [rank][step]."""
     found = []
     for rank in range(ranks):
+        config = config if config.mix else replace(config, url=str(url))
         stream = TrainBatches(
-            open_dataset(str(url)),
+            open_training_data(config),
             config,
             seed=seed,
             image_size=SIZE,
@@ -45,10 +48,15 @@ def batches(
             quarantine=Quarantine(quarantine, max_share=config.max_quarantined),
         )
         try:
-            found.append(list(islice(stream(steps.start), len(steps))))
+            found.append([kept(batch) for batch in islice(stream(steps.start), len(steps))])
         finally:
             stream.close()
     return found
+
+
+def kept(batch: Batch) -> Batch:
+    """The batch with images of its own: its buffer is used again."""
+    return replace(batch, images=batch.images.clone())
 
 
 def assert_equal(left: Batch, right: Batch) -> None:
@@ -71,6 +79,7 @@ def test_any_number_of_ranks_sees_the_same_global_batch(packed: Path, tmp_path: 
             images=torch.cat([part.images for part in of_step]),
             labels=torch.cat([part.labels for part in of_step]),
             sample_ids=np.concatenate([part.sample_ids for part in of_step]),
+            datasets=np.concatenate([part.datasets for part in of_step]),
         )
         assert_equal(joined, batch)
 
@@ -168,85 +177,142 @@ def test_a_broken_sample_is_replaced_the_same_way_on_any_topology(packed: Path, 
 
 
 def test_too_many_broken_samples_stop_the_run(packed: Path, tmp_path: Path) -> None:
-    url = damaged(packed, tmp_path / "broken", list(range(NUM_SAMPLES)))
-    with pytest.raises(WillNotSucceedError, match=r"\d+ of 12 samples could not be used.*q\.jsonl"):
-        batches(url, tmp_path / "q.jsonl", steps=range(2))
+    url = damaged(packed, tmp_path / "broken", list(range(18)))
+    with pytest.raises(WillNotSucceedError, match=r"\d+ of \d+ samples could not be used.*q\.jsonl"):
+        batches(url, tmp_path / "q.jsonl", steps=range(6))
 
 
 def test_a_dataset_without_a_usable_sample_ends_the_run(packed: Path, tmp_path: Path) -> None:
     url = damaged(packed, tmp_path / "broken", list(range(NUM_SAMPLES)))
-    config = replace(CONFIG, max_quarantined=100.0)
+    config = replace(CONFIG, max_quarantined=1.0)
     with pytest.raises(WillNotSucceedError, match=f"20 substitutes in a row.*run: patchline verify {url}"):
         batches(url, tmp_path / "q.jsonl", steps=range(1), config=config)
 
 
-def with_large_blocks(dataset: Dataset) -> Dataset:
-    """The dataset as if it had 1,000 blocks of 16 MB."""
-    numbers = np.arange(1000, dtype=np.int64)
-    dataset.__dict__["blocks"] = BlockTable(
-        shard=numbers.astype(np.int32),
-        first_byte=numbers * 0,
-        end_byte=numbers * 0 + 16_000_000,
-        first_sample_id=numbers * 64,
-        num_samples=numbers * 0 + 64,
-    )
-    return dataset
-
-
-@pytest.mark.parametrize(
-    ("ranks", "local_ranks", "lanes", "batch", "refused"),
-    [
-        pytest.param(1, 1, 64, 64, "8.2 GB", id="2 x 4 blocks x 16 MB x 64 lanes"),
-        pytest.param(8, 8, 64, 64, "8.2 GB", id="all ranks on one host: the host is what counts"),
-        pytest.param(8, 4, 64, 64, "4.5 GB", id="half of the ranks here, and a lane more where they share one"),
-        pytest.param(8, 1, 64, 64, "", id="an eighth of the lanes here"),
-        pytest.param(1, 1, 16, 16, "", id="fewer lanes"),
-        pytest.param(1, 1, 16, 16 * 257, "3.1 GB", id="a batch that takes more than one window (of 256) of a lane"),
-        pytest.param(1, 1, 1000, 1000, "32.0 GB", id="never more than all blocks twice"),
-    ],
-)
-def test_more_memory_than_allowed_is_refused_with_the_number(
-    packed: Path, ranks: int, local_ranks: int, lanes: int, batch: int, refused: str
-) -> None:
-    dataset = with_large_blocks(open_dataset(str(packed)))
-    config = DataConfig(lanes=lanes, window_blocks=4, memory_limit_bytes=3_000_000_000)
-    if not refused:
-        check_memory(dataset, config, global_batch=batch, num_ranks=ranks, num_local_ranks=local_ranks)
-        return
-    with pytest.raises(UserError, match=rf"would hold {refused} .*memory-limit-bytes = 3\.0 GB"):
-        check_memory(dataset, config, global_batch=batch, num_ranks=ranks, num_local_ranks=local_ranks)
-
-
-def test_the_data_state_changes_with_what_changes_the_batches(packed: Path) -> None:
-    dataset = open_dataset(str(packed))
-    state = data_state(dataset, CONFIG, seed=3, global_batch=BATCH)
-    assert state == json.loads(json.dumps(state))
-    others = [
-        data_state(dataset, CONFIG, seed=4, global_batch=BATCH),
-        data_state(dataset, CONFIG, seed=3, global_batch=24),
-        data_state(dataset, replace(CONFIG, lanes=2), seed=3, global_batch=BATCH),
-        data_state(dataset, replace(CONFIG, window_blocks=1), seed=3, global_batch=BATCH),
-        data_state(dataset, replace(CONFIG, augment=AugmentConfig(min_area=0.4)), seed=3, global_batch=BATCH),
-    ]
-    assert all(other != state for other in others)
-    assert data_state(dataset, replace(CONFIG, num_threads=1, steps_ahead=1), seed=3, global_batch=BATCH) == state
-
-
 def test_labels_are_padded_with_minus_one() -> None:
-    samples = [
-        RawSample(sample_id=i, data=b"", fault="", height=1, width=1, orientation=1, labels=labels, source="")
-        for i, labels in enumerate([(4,), (1, 2, 3), ()])
-    ]
-    assert label_matrix(samples).tolist() == [[4, -1, -1], [1, 2, 3], [-1, -1, -1]]
-    assert label_matrix(samples[2:]).tolist() == [[-1]]
-
-
-@pytest.mark.parametrize("change", [{"lanes": 0}, {"window_blocks": 0}, {"steps_ahead": 0}, {"num_threads": -1}])
-def test_sizes_that_are_too_small_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="must be 1 or more"):
-        replace(CONFIG, **change)
+    labels = [np.array(own, dtype=np.int64) for own in ((4,), (1, 2, 3), ())]
+    assert label_matrix(labels).tolist() == [[4, -1, -1], [1, 2, 3], [-1, -1, -1]]
+    assert label_matrix(labels[2:]).tolist() == [[-1]]
 
 
 def test_too_few_samples_for_the_lanes_are_the_users_mistake(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"lanes is 64; allowed is 1 to 24.*--data\.lanes"):
         batches(packed, tmp_path / "q", steps=range(1), config=DataConfig(lanes=64))
+
+
+def test_a_missing_shard_is_replaced_sample_by_sample(packed: Path, tmp_path: Path) -> None:
+    """Its samples only: all others keep their place and their pixels, whatever the topology."""
+    url = Path(shutil.copytree(packed, tmp_path / "copy"))
+    dataset = open_dataset(str(url))
+    (url / dataset.shard_path(2)).unlink()
+    lost = {i for i in range(NUM_SAMPLES) if locate_row(dataset, i)[0] == 2}
+    config = replace(CONFIG, max_quarantined=1.0)
+    (clean,) = batches(packed, tmp_path / "clean.jsonl", steps=range(4))
+    (found,) = batches(url, tmp_path / "one.jsonl", steps=range(4), config=config)
+    two = batches(url, tmp_path / "two.jsonl", steps=range(4), ranks=2, config=config)
+    for step, (left, right) in enumerate(zip(found, clean, strict=True)):
+        same = (left.images == right.images).flatten(1).all(1).tolist()
+        assert same == [sample not in lost for sample in left.sample_ids.tolist()]
+        assert torch.equal(left.images, torch.cat([two[0][step].images, two[1][step].images]))
+    lines = [json.loads(line) for line in (tmp_path / "one.jsonl").read_text().splitlines()]
+    assert {line["sample_id"] for line in lines} >= lost
+    assert all(dataset.shard_path(2) in line["reason"] and line["url"] == str(url) for line in lines)
+
+
+def test_an_image_that_can_not_be_decoded_is_replaced(tmp_path: Path) -> None:
+    url = packed_with_undecodable(tmp_path)
+    batches(url, tmp_path / "q.jsonl", steps=range(2))
+    lines = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
+    assert {line["source"] for line in lines} == {"c0/spoiled.jpg"}
+    assert all(line["reason"].startswith("decode: ") for line in lines)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_randaugment_is_the_same_on_any_number_of_ranks(packed: Path, tmp_path: Path, ranks: int) -> None:
+    config = replace(CONFIG, randaugment=RandAugmentConfig(num_ops=2, magnitude=9))
+    (plain,) = batches(packed, tmp_path / "q", steps=range(4))
+    (whole,) = batches(packed, tmp_path / "q", steps=range(4), config=config)
+    parts = batches(packed, tmp_path / "q", steps=range(4), ranks=ranks, config=config)
+    for step, batch in enumerate(whole):
+        np.testing.assert_array_equal(batch.sample_ids, plain[step].sample_ids)
+        assert not torch.equal(batch.images, plain[step].images)
+        assert torch.equal(batch.images, torch.cat([part[step].images for part in parts]))
+
+
+@pytest.fixture(scope="module")
+def mixed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    """Three of `packed` to one of another dataset, whose classes are c0, c1, c2 and two more."""
+    other = packed_folders(tmp_path_factory.mktemp("other"), num_classes=5, images_a_class=3)
+    return replace(CONFIG, mix=(MixPart(url=str(packed), weight=0.75), MixPart(url=str(other), weight=0.25)))
+
+
+def test_a_mix_draws_exact_shares_and_every_sample_of_each_dataset_once_an_epoch(
+    packed: Path, tmp_path: Path, mixed: DataConfig
+) -> None:
+    (run,) = batches(packed, tmp_path / "q", steps=range(20), config=mixed)  # 180 of 24 samples, 60 of 15
+    counts = [np.bincount(batch.datasets, minlength=2).tolist() for batch in run]
+    assert np.sum(counts, axis=0).tolist() == [180, 60]
+    assert all(abs(first - 9) <= 4 for first, _ in counts), "evenly spread: each of the 4 lanes is one off at most"
+    for dataset, size in ((0, NUM_SAMPLES), (1, 15)):
+        drawn = np.concatenate([batch.sample_ids[batch.datasets == dataset] for batch in run])
+        assert sorted(np.bincount(drawn, minlength=size).tolist())[0] >= drawn.size // size - 1
+    data = open_training_data(mixed)
+    assert data.label_names == ("c0", "c1", "c2", "c3", "c4")
+    assert {int(label) for batch in run for label in batch.labels[batch.datasets == 1].flatten()} == set(range(5))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_mix_is_the_same_on_any_number_of_ranks_and_from_any_step(
+    packed: Path, tmp_path: Path, mixed: DataConfig, ranks: int
+) -> None:
+    (whole,) = batches(packed, tmp_path / "q", steps=range(9), config=mixed)
+    parts = batches(packed, tmp_path / "q", steps=range(4, 9), ranks=ranks, config=mixed)
+    for step, batch in enumerate(whole[4:]):
+        assert torch.equal(batch.images, torch.cat([part[step].images for part in parts]))
+        assert torch.equal(batch.labels, torch.cat([part[step].labels for part in parts]))
+
+
+def test_what_was_read_is_counted(packed: Path, tmp_path: Path) -> None:
+    config = replace(CONFIG, url=str(packed))
+    stream = TrainBatches(
+        open_training_data(config),
+        config,
+        seed=3,
+        image_size=SIZE,
+        share=Share(global_batch=BATCH, rank=0, num_ranks=1),
+        quarantine=Quarantine(tmp_path / "q", max_share=0.0),
+    )
+    assert set(stream.counts().values()) == {0}
+    try:
+        list(islice(stream(0), 4))
+        counts = stream.counts()
+    finally:
+        stream.close()
+    assert tuple(counts) == COUNT_NAMES
+    assert counts["samples"] >= 4 * BATCH
+    assert counts["requests"] > 0
+    assert counts["bytes"] > 0
+    assert counts["replaced"] == counts["retries"] == 0
+
+
+def test_a_batch_is_left_alone_until_the_next_but_one_is_asked_for(packed: Path, tmp_path: Path) -> None:
+    config = replace(CONFIG, url=str(packed), steps_ahead=2)
+    stream = TrainBatches(
+        open_training_data(config),
+        config,
+        seed=3,
+        image_size=SIZE,
+        share=Share(global_batch=BATCH, rank=0, num_ranks=1),
+        quarantine=Quarantine(tmp_path / "q", max_share=0.0),
+    )
+    try:
+        before: tuple[torch.Tensor, torch.Tensor] | None = None
+        addresses = set()
+        for batch in islice(stream(0), 12):
+            if before:
+                assert torch.equal(*before)
+            before = batch.images, batch.images.clone()
+            addresses.add(batch.images.data_ptr())
+    finally:
+        stream.close()
+    assert len(addresses) == 3

@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from collections.abc import Callable
 
 import cv2
 import numpy as np
@@ -11,7 +12,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from pipeline.data.decode import DecodeError, decode_rgb
+from pipeline.data.decode import DecodeError, Pixels, decode_stored, turn_of, turned
 from shards.images.exif import ORIENTATIONS
 from shards.images.image_header import read_header
 from tests.rigs.images import image_bytes
@@ -23,6 +24,10 @@ def smooth_rgb() -> NDArray[np.uint8]:
     """uint8[30, 44, 3]: gradients, which lossy formats keep within a few levels."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
     return np.stack([y * 8, x * 5, 255 - y * 4], axis=2).astype(np.uint8)
+
+
+def decoded(data: bytes, *, orientation: int, size: tuple[int, int] = (HEIGHT, WIDTH)) -> Pixels:
+    return turned(decode_stored(data, height=size[0], width=size[1]), turn_of(orientation))
 
 
 def encoded(image: Image.Image, image_format: str, **options: object) -> bytes:
@@ -53,14 +58,14 @@ DEEP = np.linspace(0, 65535, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH).astype(np.ui
         pytest.param(encoded(RGB, "WEBP", quality=95), RGB, 16, id="WebP"),
         pytest.param(
             encoded(Image.fromarray(DEEP), "PNG"),
-            Image.fromarray((DEEP // 256).astype(np.uint8)).convert("RGB"),
-            1,
-            id="16-bit PNG: the upper byte, not clipped",
+            Image.fromarray(np.round(DEEP / 257).astype(np.uint8)).convert("RGB"),
+            0,
+            id="16-bit greyscale PNG: scaled, not clipped",
         ),
     ],
 )
 def test_images_become_rgb(data: bytes, expected: Image.Image, tolerance: int) -> None:
-    pixels = decode_rgb(data, orientation=1)
+    pixels = decoded(data, orientation=1)
     assert pixels.dtype == np.uint8
     assert pixels.shape == (HEIGHT, WIDTH, 3)
     assert np.abs(pixels.astype(int) - np.asarray(expected).astype(int)).max() <= tolerance
@@ -71,7 +76,8 @@ def test_the_rigs_images_are_read_as_pillow_reads_them(image_format: str) -> Non
     data = image_bytes(3, image_format=image_format)
     with Image.open(io.BytesIO(data)) as image:
         expected = np.asarray(image.convert("RGB")).astype(int)
-    assert np.abs(decode_rgb(data, orientation=1).astype(int) - expected).max() <= (0 if image_format == "PNG" else 4)
+    found = decoded(data, orientation=1, size=(24, 32)).astype(int)
+    assert np.abs(found - expected).max() <= (0 if image_format == "PNG" else 4)
 
 
 KINDS: dict[str, tuple[Image.Image, str, dict[str, object]]] = {
@@ -97,7 +103,7 @@ def test_images_are_decoded_as_they_are_seen(kind: str, orientation: int) -> Non
     with Image.open(io.BytesIO(data)) as image:
         expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     assert expected.shape == ((HEIGHT, WIDTH, 3) if orientation < 5 else (WIDTH, HEIGHT, 3))
-    pixels = decode_rgb(data, orientation=read_header(data).orientation)
+    pixels = decoded(data, orientation=read_header(data).orientation)
     assert pixels.shape == expected.shape
     # The corners differ by far more than this: no other orientation passes.
     assert np.abs(pixels.astype(int) - expected.astype(int)).max() <= (12 if "JPEG" in kind else 0)
@@ -107,7 +113,7 @@ def test_images_are_decoded_as_they_are_seen(kind: str, orientation: int) -> Non
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_the_index_says_how_to_turn_and_the_tag_does_not(kind: str, orientation: int) -> None:
     np.testing.assert_array_equal(
-        decode_rgb(tagged(kind, orientation), orientation=1), decode_rgb(tagged(kind, 1), orientation=1)
+        decoded(tagged(kind, orientation), orientation=1), decoded(tagged(kind, 1), orientation=1)
     )
 
 
@@ -115,24 +121,24 @@ def test_the_index_says_how_to_turn_and_the_tag_does_not(kind: str, orientation:
 def test_the_stored_pixels_are_the_decoders_own(orientation: int) -> None:
     """Orientation 1 changes not a bit of what was decoded before images were turned."""
     jpeg, png = tagged("JPEG", orientation), tagged("PNG", orientation)
-    np.testing.assert_array_equal(decode_rgb(jpeg, orientation=1), simplejpeg.decode_jpeg(jpeg, colorspace="RGB"))
+    np.testing.assert_array_equal(decoded(jpeg, orientation=1), simplejpeg.decode_jpeg(jpeg, colorspace="RGB"))
     stored = cv2.imdecode(np.frombuffer(png, dtype=np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     assert stored is not None
-    np.testing.assert_array_equal(decode_rgb(png, orientation=1), stored[:, :, ::-1])
+    np.testing.assert_array_equal(decoded(png, orientation=1), stored[:, :, ::-1])
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WebP"])
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_what_pillow_has_to_decode_is_turned_once(kind: str, orientation: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = decode_rgb(tagged(kind, orientation), orientation=orientation)
+    expected = decoded(tagged(kind, orientation), orientation=orientation)
     monkeypatch.setattr("pipeline.data.decode.cv2.imdecode", lambda *_: None)
-    np.testing.assert_array_equal(decode_rgb(tagged(kind, orientation), orientation=orientation), expected)
+    np.testing.assert_array_equal(decoded(tagged(kind, orientation), orientation=orientation), expected)
 
 
 @pytest.mark.parametrize("orientation", [-1, 0, 9])
 def test_an_orientation_that_is_none_is_a_decode_error(orientation: int) -> None:
     with pytest.raises(DecodeError, match=f"orientation {orientation}; allowed are 1 to 8"):
-        decode_rgb(tagged("PNG", 1), orientation=orientation)
+        decoded(tagged("PNG", 1), orientation=orientation)
 
 
 def png_of_size(height: int, width: int) -> bytes:
@@ -178,25 +184,100 @@ def jpeg_of_size(height: int, width: int) -> bytes:
 )
 def test_what_is_no_whole_image_is_a_decode_error(data: bytes) -> None:
     with pytest.raises(DecodeError) as caught:
-        decode_rgb(data, orientation=1)
+        decoded(data, orientation=1)
     assert str(caught.value)
     assert " at 0x" not in str(caught.value), "the reason goes to quarantine.jsonl: the same for the same bytes"
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "size"),
     [
-        pytest.param(png_of_size(60_000, 60_000), id="a PNG beyond OpenCV's own bound"),
-        pytest.param(png_of_size(15_000, 15_000), id="a PNG within it"),
-        pytest.param(webp_of_size(15_000, 15_000), id="a WebP"),
+        pytest.param(png_of_size(60_000, 60_000), (60_000, 60_000), id="a PNG beyond OpenCV's own bound"),
+        pytest.param(png_of_size(15_000, 15_000), (15_000, 15_000), id="a PNG within it"),
+        pytest.param(webp_of_size(15_000, 15_000), (15_000, 15_000), id="a WebP"),
+        pytest.param(jpeg_of_size(15_000, 15_000), (15_000, 15_000), id="a JPEG"),
     ],
 )
 def test_a_size_above_the_bound_is_refused_before_anything_is_allocated(
-    data: bytes, monkeypatch: pytest.MonkeyPatch
+    data: bytes, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decode(*_: object) -> None:
         raise AssertionError("the decoder was asked for pixels")
 
     monkeypatch.setattr("pipeline.data.decode.cv2.imdecode", decode)
-    with pytest.raises(DecodeError, match=r"pixels"):
-        decode_rgb(data, orientation=1)
+    with pytest.raises(DecodeError, match=r"pixels.* 178956970"):
+        decoded(data, orientation=1, size=size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_size_than_the_indexs_is_a_decode_error(kind: str) -> None:
+    expected = r"the image has 30 x 44 pixels \(height x width\), the index says 44 x 30"
+    with pytest.raises(DecodeError, match=expected):
+        decoded(tagged(kind, 1), orientation=1, size=(44, 30))
+
+
+@pytest.mark.parametrize("wrap", [bytes, memoryview], ids=["bytes", "a view into a read block"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_may_be_a_view(kind: str, wrap: Callable[[bytes], bytes | memoryview]) -> None:
+    data = tagged(kind, 1)
+    np.testing.assert_array_equal(
+        decode_stored(wrap(data), height=HEIGHT, width=WIDTH), decode_stored(data, height=HEIGHT, width=WIDTH)
+    )
+
+
+@pytest.mark.parametrize("mode", ["grey", "colour", "colour and alpha"])
+def test_16_bit_pngs_are_scaled_and_rounded(mode: str) -> None:
+    deep = np.random.default_rng(0).integers(0, 65536, size=(HEIGHT, WIDTH, 4), dtype=np.uint16)
+    deep[0, 0], deep[0, 1], deep[0, 2] = 65535, 128, 129
+    pixels = {"grey": deep[:, :, 0], "colour": deep[:, :, :3], "colour and alpha": deep}[mode]
+    bgr = pixels if mode == "grey" else np.ascontiguousarray(pixels[:, :, [2, 1, 0, 3][: pixels.shape[2]]])
+    data = cv2.imencode(".png", bgr)[1].tobytes()
+    expected = np.round((deep[:, :, :1] if mode == "grey" else deep[:, :, :3]) / 257)
+    np.testing.assert_array_equal(decoded(data, orientation=1), np.broadcast_to(expected, (HEIGHT, WIDTH, 3)))
+
+
+def ycck(data: bytes) -> bytes:
+    """A CMYK JPEG whose Adobe marker now says that its colours are YCCK."""
+    place = data.index(b"Adobe") + 11
+    assert data[place] == 0
+    return data[:place] + b"\x02" + data[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(tagged("CMYK JPEG", 1), id="CMYK, inverted as Adobe does"),
+        pytest.param(ycck(tagged("CMYK JPEG", 1)), id="YCCK"),
+    ],
+)
+def test_print_colours_are_read_as_others_read_them(data: bytes) -> None:
+    found = decoded(data, orientation=1)
+    by_opencv = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_COLOR_RGB)
+    assert by_opencv is not None
+    np.testing.assert_array_equal(found, by_opencv)
+    with Image.open(io.BytesIO(data)) as image:
+        assert np.abs(found.astype(int) - np.asarray(image.convert("RGB"))).max() <= 1
+
+
+@pytest.mark.parametrize("denominator", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["JPEG", "CMYK JPEG"])
+@pytest.mark.parametrize("size", [(64, 96), (65, 97), (71, 103)], ids=str)
+def test_jpegs_are_decoded_scaled(kind: str, size: tuple[int, int], denominator: int) -> None:
+    """To sides rounded up; on a smooth image the pixels are the means of what they cover."""
+    image, image_format, options = KINDS[kind]
+    data = encoded(image.resize(size[::-1], Image.Resampling.BICUBIC), image_format, **options)
+    small = decode_stored(data, height=size[0], width=size[1], denominator=denominator)
+    assert small.shape == (-(-size[0] // denominator), -(-size[1] // denominator), 3)
+    whole = decode_stored(data, height=size[0], width=size[1]).astype(float)
+    height, width = size[0] // denominator, size[1] // denominator
+    blocks = whole[: height * denominator, : width * denominator].reshape(height, denominator, width, denominator, 3)
+    assert np.abs(small[:height, :width] - blocks.mean(axis=(1, 3))).max() <= 8
+
+
+def test_a_damaged_jpeg_that_pillow_loads_is_used_as_pillow_loads_it() -> None:
+    """Strict decoders refuse the extra bytes, and would refuse images that everybody else trains on."""
+    data = tagged("JPEG", 1)
+    damaged = data[:-2] + bytes(9) + data[-2:]
+    with pytest.raises(ValueError, match="extraneous bytes"):
+        simplejpeg.decode_jpeg(damaged)
+    np.testing.assert_array_equal(decoded(damaged, orientation=1), decoded(data, orientation=1))

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data.augment import EvaluationTransform, evaluation_view
-from pipeline.data.batches import Batch, Share
-from pipeline.data.decode import DecodeError, decode_rgb
+from pipeline.data.augment import EvaluationTransform
+from pipeline.data.batches import Batch
+from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
+from pipeline.data.transform import evaluation_view
 from shards.dataset import open_dataset
 from shards.errors import WillNotSucceedError
-from shards.read import checked_sample, read_sample
-from tests.rigs.datasets import packed_folders
+from shards.read import read_sample
+from tests.rigs.datasets import packed_folders, packed_with_undecodable
 from tests.rigs.turned import NUM_TURNED, packed_twins
 
 NUM_SAMPLES, SIZE = 15, 16
@@ -53,9 +54,9 @@ def test_every_sample_exactly_once(packed: Path, batch_size: int, ranks: int) ->
         seen += batch.sample_ids.tolist()
         assert (batch.labels[~mask] == -1).all()
         for entry, sample_id in enumerate(batch.sample_ids.tolist()):
-            sample = checked_sample(dataset, sample_id, read_sample(dataset, sample_id))
+            sample = read_sample(dataset, sample_id)
             view = np.zeros((SIZE, SIZE, 3), dtype=np.uint8)
-            evaluation_view(decode_rgb(sample.data or b"", orientation=1), STRAIGHT, out=view)
+            evaluation_view(sample, STRAIGHT, out=view)
             assert torch.equal(batch.images[entry], torch.from_numpy(view))
             assert batch.labels[entry].tolist() == list(sample.labels)
     assert sorted(seen) == list(range(NUM_SAMPLES))
@@ -89,11 +90,8 @@ def test_a_sample_that_can_not_be_read_is_named(tmp_path: Path) -> None:
         rank_batches(url, batch_size=4, rank=0, ranks=1)
 
 
-def test_a_sample_that_can_not_be_decoded_is_named(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(data: bytes, *, orientation: int) -> None:
-        raise DecodeError(f"{len(data)} bytes are no image")
-
-    monkeypatch.setattr("pipeline.data.evaluation.decode_rgb", fail)
-    expected = rf"{packed}: sample \d+ \(c.*\): decode: \d+ bytes.*run: patchline verify {packed} --deep"
+def test_a_sample_that_can_not_be_decoded_is_named(tmp_path: Path) -> None:
+    url = packed_with_undecodable(tmp_path)
+    expected = rf"{url}: sample \d+ \(.*spoiled.*\): decode: .*run: patchline verify {url} --deep"
     with pytest.raises(WillNotSucceedError, match=expected):
-        rank_batches(packed, batch_size=4, rank=0, ranks=1)
+        rank_batches(url, batch_size=4, rank=0, ranks=1)

@@ -11,16 +11,17 @@ from shards.errors import WillNotSucceedError
 from shards.read import RawSample
 
 
-def sample(sample_id: int) -> RawSample:
+def sample(sample_id: int, *, fault: str = "crc") -> RawSample:
     return RawSample(
         sample_id=sample_id,
         data=None,
-        fault="gone",
+        fault=fault,
         height=8,
         width=8,
         orientation=1,
         labels=(0,),
         source=f"c0/{sample_id}.jpg",
+        crc32=0,
     )
 
 
@@ -28,11 +29,16 @@ def test_every_replaced_sample_is_a_line(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"
     quarantine = Quarantine(path, max_share=0.5)
     quarantine.count(1000)
+
+    def replace_one(i: int) -> None:
+        quarantine.replace(sample(i, fault=f"crc of {i}"), url="data", substitute=i + 1, is_first=True)
+
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda i: quarantine.replace(sample(i), reason=f"crc of {i}", substitute=i + 1), range(200)))
+        list(pool.map(replace_one, range(200)))
     lines = sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda line: line["sample_id"])
     assert lines == [
-        {"sample_id": i, "source": f"c0/{i}.jpg", "reason": f"crc of {i}", "substitute": i + 1} for i in range(200)
+        {"url": "data", "sample_id": i, "source": f"c0/{i}.jpg", "reason": f"crc of {i}", "substitute": i + 1}
+        for i in range(200)
     ]
     assert (quarantine.num_read, quarantine.num_replaced) == (1000, 200)
 
@@ -50,12 +56,24 @@ def test_too_many_stop_the_run(tmp_path: Path, num_read: int, max_share: float, 
     quarantine = Quarantine(path, max_share=max_share)
     quarantine.count(num_read)
     for i in range(allowed):
-        quarantine.replace(sample(i), reason="crc", substitute=0)
-    with pytest.raises(WillNotSucceedError, match=f"{allowed + 1} of {num_read} .*{max_share:.2%}.*{path}"):
-        quarantine.replace(sample(allowed), reason="crc", substitute=0)
+        quarantine.replace(sample(i), url="data", substitute=0, is_first=True)
+    with pytest.raises(
+        WillNotSucceedError,
+        match=rf"{allowed + 1} of {num_read} .*{max_share:.2%}.*c0/{allowed}\.jpg\) of data: crc.*{path}",
+    ):
+        quarantine.replace(sample(allowed), url="data", substitute=0, is_first=True)
     assert len(path.read_text().splitlines()) == allowed + 1
 
 
 def test_without_a_fault_there_is_no_list(tmp_path: Path) -> None:
     Quarantine(tmp_path / "quarantine.jsonl", max_share=0.1).count(5)
     assert not (tmp_path / "quarantine.jsonl").exists()
+
+
+def test_substitutes_that_can_not_be_used_either_are_listed_and_not_counted(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path / "quarantine.jsonl", max_share=1.0)
+    quarantine.count(1)
+    for i in range(30):
+        quarantine.replace(sample(i), url="data", substitute=i + 1, is_first=i == 0)
+    assert quarantine.num_replaced == 1
+    assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 30

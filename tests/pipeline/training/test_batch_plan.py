@@ -54,3 +54,35 @@ def test_the_product_is_the_global_batch_or_there_is_no_plan(
 def test_refusals_say_what_would_fit(global_batch: int, micro: int, ranks: int, lanes: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=lanes)
+
+
+@given(global_batch=st.integers(1, 300), micro=st.integers(0, 40), ranks=st.integers(1, 9))
+def test_pairs_stay_whole_or_there_is_no_plan(global_batch: int, micro: int, ranks: int) -> None:
+    """With pairs every boundary between ranks and micro-batches is at an even place of the global batch."""
+    try:
+        plan = plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1)
+    except UserError:
+        with pytest.raises(UserError):
+            plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True)
+        return
+    if plan.micro_batch % 2:
+        with pytest.raises(UserError, match="mixup"):
+            plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True)
+        return
+    assert plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True) == plan
+    assert all(start % 2 == 0 for start in range(0, global_batch, plan.micro_batch))
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "micro", "ranks", "message"),
+    [
+        pytest.param(
+            12, 0, 4, "a share of 3 images for each of 4 ranks; .* take a multiple of 8, other ranks", id="share"
+        ),
+        pytest.param(24, 3, 4, "--micro-batch is 3, which splits the pairs .* even divisor of .* 6 images", id="micro"),
+        pytest.param(24, 1, 1, "or --data.mixup.alpha 0", id="one at a time"),
+    ],
+)
+def test_refusals_of_pairs(global_batch: int, micro: int, ranks: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True)

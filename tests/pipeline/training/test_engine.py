@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from pipeline.data.augment import AugmentConfig
-from pipeline.data.batches import DataConfig, Share, TrainBatches
+from pipeline.data.batches import TrainBatches
+from pipeline.data.config import DataConfig, Share
 from pipeline.data.quarantine import Quarantine
+from pipeline.data.training_data import open_training_data
 from pipeline.models import ModelConfig, build_model
 from pipeline.training.batch_plan import plan_batch
 from pipeline.training.engine import EngineConfig, deepspeed_config
@@ -15,7 +17,6 @@ from pipeline.training.loss import classification_loss
 from pipeline.training.metrics import read_metrics
 from pipeline.training.optimizer import OptimizerConfig, build_optimizer
 from pipeline.training.schedule import ScheduleConfig, learning_rate
-from shards.dataset import open_dataset
 from shards.errors import UserError
 from tests.rigs.training import STEPS, FinishedRuns
 
@@ -38,9 +39,10 @@ def plain_torch(url: str, folder: Path) -> list[tuple[float, float]]:
     optimizer = build_optimizer(model.named_parameters(), OptimizerConfig(weight_decay=0.05))
     schedule = ScheduleConfig(learning_rate=1e-3, decay="cosine", warmup_steps=2)
     augment = AugmentConfig(min_area=0.75, min_ratio=0.9, max_ratio=1.11, flip=False)
+    config = DataConfig(url=url, lanes=8, window_blocks=2, augment=augment)
     batches = TrainBatches(
-        open_dataset(url),
-        DataConfig(lanes=8, window_blocks=2, augment=augment),
+        open_training_data(config),
+        config,
         seed=0,
         image_size=32,
         share=Share(global_batch=32, rank=0, num_ranks=1),

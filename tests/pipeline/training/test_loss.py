@@ -1,10 +1,10 @@
-"""Losses against plain NumPy: sigmoid cross-entropy summed over classes, softmax of the first label."""
+"""Losses against plain NumPy: sigmoid cross-entropy summed over classes, softmax of the first label; dense targets."""
 
 import numpy as np
 import pytest
 import torch
 
-from pipeline.training.loss import LossName, classification_loss, multi_hot
+from pipeline.training.loss import LossName, classification_loss, multi_hot, targets_of
 
 LABELS = torch.tensor([[1, 3], [0, -1], [-1, -1], [4, 4]])
 
@@ -58,4 +58,87 @@ def test_losses_of_bf16_logits_are_computed_in_fp32(name: LossName) -> None:
 @pytest.mark.parametrize("extreme", [1e4, -1e4])
 def test_extreme_logits_stay_finite(name: LossName, extreme: float) -> None:
     loss = classification_loss(torch.full((1, 3), extreme), torch.tensor([[0]]), name=name)
+    assert torch.isfinite(loss)
+
+
+def soft_targets(num_classes: int = 5) -> torch.Tensor:
+    """Rows of 0.7 and 0.3, and one of a single class: what mixup makes of single labels."""
+    targets = torch.zeros(4, num_classes)
+    targets[range(4), [1, 0, 2, 4]] += 0.7
+    targets[range(4), [3, 1, 0, 4]] += 0.3
+    return targets
+
+
+def test_soft_softmax_is_the_mean_of_the_labels_losses() -> None:
+    one, other = (
+        torch.nn.functional.cross_entropy(logits().double(), torch.tensor(labels), reduction="none")
+        for labels in ([1, 0, 2, 4], [3, 1, 0, 4])
+    )
+    loss = classification_loss(logits(), soft_targets(), name="softmax")
+    assert float(loss) == pytest.approx(float((0.7 * one + 0.3 * other).mean()), rel=1e-6)
+
+
+def test_soft_sigmoid_is_summed_over_classes() -> None:
+    x, y = logits().double().numpy(), soft_targets().double().numpy()
+    probability = 1 / (1 + np.exp(-x))
+    expected = -(y * np.log(probability) + (1 - y) * np.log(1 - probability)).sum() / 4
+    assert float(classification_loss(logits(), soft_targets(), name="sigmoid")) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        pytest.param("softmax", torch.tensor([[1, 3], [0, -1], [2, -1], [4, 4]]), id="softmax: the first label"),
+        pytest.param("sigmoid", LABELS, id="sigmoid: all labels, or none"),
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+def test_hard_targets_are_labels(name: LossName, labels: torch.Tensor, scale: float) -> None:
+    """The same loss and gradient, whichever way the labels come."""
+    x = (scale * logits()).requires_grad_()
+    losses = [classification_loss(x, answers, name=name) for answers in (labels, targets_of(labels, 5, name=name))]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=1e-6)
+    gradients = [torch.autograd.grad(loss, x)[0] for loss in losses]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-6, atol=1e-7)
+
+
+def test_targets_of_labels() -> None:
+    assert targets_of(LABELS, 5, name="sigmoid").tolist() == multi_hot(LABELS, 5).tolist()
+    first = [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 1]]
+    assert targets_of(LABELS, 5, name="softmax").tolist() == first
+    assert targets_of(LABELS, 5, name="softmax").dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_gradients_of_soft_targets(name: LossName) -> None:
+    """(probability - target) / B in both, against numbers computed in fp64."""
+    x = logits().requires_grad_()
+    (gradient,) = torch.autograd.grad(classification_loss(x, soft_targets(), name=name), x)
+    probability = torch.softmax(logits().double(), 1) if name == "softmax" else torch.sigmoid(logits().double())
+    torch.testing.assert_close(gradient.double(), (probability - soft_targets().double()) / 4, rtol=1e-5, atol=1e-7)
+    exact = logits().double().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda z: classification_loss(z, soft_targets(), name=name), exact, atol=1e-2, eps=1e-2
+    )
+
+
+def test_soft_sigmoid_keeps_its_digits_far_out() -> None:
+    """One sure class of 21,843 that is right: softplus(x) - x would be 1.9 % off."""
+    x = torch.tensor([[12.0]])
+    loss = classification_loss(x, torch.ones(1, 1), name="sigmoid")
+    assert float(loss) == pytest.approx(np.log1p(np.exp(-12)), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_soft_losses_of_bf16_are_computed_in_fp32(name: LossName) -> None:
+    coarse, targets = logits(torch.bfloat16), soft_targets().bfloat16()
+    loss = classification_loss(coarse, targets, name=name)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, classification_loss(coarse.float(), targets.float(), name=name))
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("extreme", [1e4, -1e4])
+def test_soft_losses_of_extreme_logits_stay_finite(name: LossName, extreme: float) -> None:
+    loss = classification_loss(torch.full((1, 3), extreme), torch.tensor([[0.5, 0.5, 0.0]]), name=name)
     assert torch.isfinite(loss)

@@ -21,7 +21,8 @@ from shards.errors import UserError
 from shards.index import read_table
 from shards.manifest import QUARANTINE_PATH, Manifest
 from shards.order import SampleOrder
-from shards.read import SampleReader
+from shards.read import SampleReader, verified
+from shards.storage.ranges import RangeReads, ReadConfig
 from shards.store import Store, open_store
 from tests.rigs.images import image_bytes
 
@@ -73,13 +74,16 @@ def run(adoption: Adoption, *, workers: int = 1, max_quarantined: float = 0.0) -
 def images_of(dataset: Dataset) -> set[bytes]:
     """All images, as a rank reads them in an epoch and the begin of the next."""
     order = SampleOrder(dataset.block_sizes, seed=1, lanes=1, window_blocks=2)
-    reader = SampleReader(dataset, order, batch_size=5, rank=0, num_ranks=1, num_threads=2)
+    reads = RangeReads(dataset.shard_store, ReadConfig(connections=2))
+    reader = SampleReader(dataset, order, reads)
     try:
-        samples = [sample for step in range(-(-dataset.num_samples // 5)) for sample in reader.read(step).samples]
+        steps = [order.positions(step, 5, 0, 1) for step in range(-(-dataset.num_samples // 5))]
+        samples = [verified(dataset, sample) for step in steps for sample in reader.read(step).samples]
     finally:
         reader.close()
+        reads.close()
     assert not any(sample.fault for sample in samples)
-    return {sample.data for sample in samples if sample.data is not None}
+    return {bytes(sample.data) for sample in samples if sample.data is not None}
 
 
 EXPECTED = {sample_image(tar, number) for tar, size in enumerate(SIZES) for number in range(size)}

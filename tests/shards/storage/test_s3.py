@@ -11,6 +11,7 @@ from typing import Any
 import boto3
 import pytest
 
+from shards.storage.retries import RetryConfig
 from shards.storage.s3 import S3Store
 from shards.store import Store, open_store
 from tests.rigs.cutting_proxy import CuttingProxy, cutting_proxy
@@ -22,7 +23,7 @@ MIB = 1 << 20
 @pytest.fixture
 def proxy(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[CuttingProxy]:
     with cutting_proxy(s3_endpoint) as running:
-        monkeypatch.setattr("shards.storage.s3.BACKOFF_SECONDS", 0.001)
+        monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=0.001))
         yield running
 
 

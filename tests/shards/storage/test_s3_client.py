@@ -1,6 +1,7 @@
 """S3's faults end in messages that say what to do, and that hold no secret."""
 
 import re
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from shards.errors import StorageError, UserError
 from shards.storage.s3 import S3Store
+from shards.storage.s3_client import ClientOfProcess, Fault, fault_of
 from shards.store import open_store
 from tests.rigs.s3 import free_port
 
@@ -123,3 +125,60 @@ def test_wrong_keys_are_said_to_be_denied(ceph_bucket: str, monkeypatch: pytest.
     with pytest.raises(UserError, match=rf"access denied.*{ceph_bucket}") as caught:
         open_store(f"s3://{ceph_bucket}").read("a")
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "fault"),
+    [
+        pytest.param(503, "SlowDown", Fault(name="503 SlowDown", is_throttle=True), id="Amazon's way to say slower"),
+        pytest.param(503, "503", Fault(name="503", is_throttle=True), id="a gateway without words"),
+        pytest.param(429, "TooManyRequests", Fault(name="429 TooManyRequests", is_throttle=True), id="others' way"),
+        pytest.param(500, "InternalError", Fault(name="500 InternalError", is_throttle=False), id="a fault of theirs"),
+        pytest.param(502, "502", Fault(name="502", is_throttle=False), id="a balancer without servers"),
+        pytest.param(504, "504", Fault(name="504", is_throttle=False), id="a balancer whose server is slow"),
+        pytest.param(400, "RequestTimeout", Fault(name="400 RequestTimeout", is_throttle=False), id="a slow client"),
+        pytest.param(404, "NoSuchKey", None, id="it stays missing"),
+        pytest.param(403, "AccessDenied", None, id="it stays denied"),
+        pytest.param(412, "PreconditionFailed", None, id="it stays replaced"),
+        pytest.param(416, "InvalidRange", None, id="it stays short"),
+        pytest.param(501, "NotImplemented", None, id="it will not be implemented meanwhile"),
+    ],
+)
+def test_what_may_pass_is_asked_again(status: int, code: str, fault: Fault | None) -> None:
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    assert fault_of(botocore.exceptions.ClientError(answer, "GetObject")) == fault
+
+
+def test_a_broken_connection_is_asked_again() -> None:
+    error = botocore.exceptions.EndpointConnectionError(endpoint_url="x")
+    assert fault_of(error) == Fault(name="EndpointConnectionError", is_throttle=False)
+
+
+def test_reads_are_tried_once_by_botocore_and_everything_else_more_often(s3_endpoint: str) -> None:
+    """Attempts of two who both try again would multiply."""
+    clients = ClientOfProcess()
+    tries = [client.meta.config.retries["total_max_attempts"] for client in (clients.get(), clients.fresh())]
+    assert tries == [1, 1]
+    assert clients.retrying().meta.config.retries["total_max_attempts"] > 1
+    assert clients.get() is clients.get()
+    assert clients.get() is not clients.fresh()
+
+
+def test_clients_are_not_carried_across_a_fork(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = ClientOfProcess()
+    before = clients.get()
+    monkeypatch.setattr("os.getpid", lambda: -2)
+    assert clients.get() is not before
+
+
+@pytest.mark.rgw
+def test_a_small_body_comes_with_its_headers(ceph_bucket: str) -> None:
+    """Without the acknowledgement of the headers, each would take at least 40 ms."""
+    store = open_store(f"s3://{ceph_bucket}")
+    store.write("x", b"0123456789")
+    seconds = []
+    for _ in range(20):
+        began = time.perf_counter()
+        assert store.read_range("x", 2, 5) == b"234"
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.035

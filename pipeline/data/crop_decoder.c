@@ -1,0 +1,215 @@
+/* JPEG bytes -> the resized crop, decoding only the rows and columns that the crop needs.
+ *
+ * The pixels are those of a full decode by libjpeg-turbo (accurate DCT, smooth upsampling) that is then cropped, turned,
+ * resized and mirrored. Whatever is wrong with the data, be it only a warning, is left to the caller's other decoder, and
+ * so is every rarity. Below the crop nothing is decoded: there it is only made sure that the data goes on to the end of
+ * the image, with no marker on the way at which a decoder would give up. What is left to find there are warnings, about
+ * rows that this view does not show.
+ */
+#include <stddef.h>
+#include <stdio.h>
+
+#include <jpeglib.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "view_resize.h"
+
+#if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
+#error "libjpeg-turbo 2.1 or newer is needed"
+#endif
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+
+enum { INTERFACE = 1 }; /* as in crop_decoder.py; raised with every change of a function or of struct request */
+enum { LEFT_TO_OTHERS = 0, DONE = 1 };
+enum { MOST_PIXELS = 178956970 }; /* as in decode.py, before anything is allocated */
+enum { MARGIN = 2 }; /* columns beside the crop that smooth upsampling looks at */
+
+struct request {
+    int32_t stored_height, stored_width;                /* what the header must say */
+    int32_t denominator;                                /* 1, 2, 4 or 8: decode at 1 / denominator */
+    int32_t top, left, height, width;                   /* the crop, in the decoded image as stored */
+    int32_t is_exchanged, is_upside_down, is_leftright; /* how it is turned upright: exchange first, then mirror */
+    int32_t is_antialiased;
+    struct target target;
+};
+
+struct decoding {
+    struct jpeg_decompress_struct jpeg;
+    struct jpeg_error_mgr errors;
+    jmp_buf leave;
+    uint8_t *pixels;
+};
+
+int32_t crop_decoder_interface(void)
+{
+    return INTERFACE;
+}
+
+int32_t crop_decoder_request_bytes(void)
+{
+    return (int32_t)sizeof(struct request);
+}
+
+const char *crop_decoder_library(void)
+{
+    return "libjpeg-turbo " TEXT(LIBJPEG_TURBO_VERSION);
+}
+
+static void leave(j_common_ptr jpeg)
+{
+    longjmp(((struct decoding *)jpeg->client_data)->leave, 1);
+}
+
+static void leave_at_warnings(j_common_ptr jpeg, int level)
+{
+    if (level < 0)
+        leave(jpeg);
+}
+
+static void say_nothing(j_common_ptr jpeg)
+{
+    (void)jpeg;
+}
+
+/* Only what other versions and modes decode to the same pixels. */
+static int is_plain(const struct jpeg_decompress_struct *jpeg)
+{
+    int is_known = jpeg->jpeg_color_space == JCS_GRAYSCALE || jpeg->jpeg_color_space == JCS_YCbCr ||
+                   jpeg->jpeg_color_space == JCS_RGB;
+    return is_known && jpeg->data_precision == 8 && !jpeg->arith_code;
+}
+
+/* Blocks whose coefficients are not all there are smoothed over their neighbours, which a crop may not have. */
+static int is_complete(const struct jpeg_decompress_struct *jpeg)
+{
+    if (jpeg->progressive_mode)
+        for (int component = 0; component < jpeg->num_components; component++)
+            for (int k = 0; k < DCTSIZE2; k++)
+                if (jpeg->coef_bits[component][k] != 0)
+                    return 0;
+    return 1;
+}
+
+static void skip_rows(struct jpeg_decompress_struct *jpeg, JDIMENSION count)
+{
+    if (count > 0 && jpeg_skip_scanlines(jpeg, count) != count)
+        leave((j_common_ptr)jpeg);
+}
+
+/* Rows of the crop into decoding->pixels, row_bytes apart; *left is where the crop begins in them. */
+static size_t read_crop(struct decoding *decoding, const struct request *request, JDIMENSION *left)
+{
+    struct jpeg_decompress_struct *jpeg = &decoding->jpeg;
+    JDIMENSION begin = request->left > MARGIN ? request->left - MARGIN : 0;
+    JDIMENSION end = request->left + request->width + MARGIN;
+    if (end > jpeg->output_width)
+        end = jpeg->output_width;
+    JDIMENSION width = end - begin;
+    if (width < jpeg->output_width)
+        jpeg_crop_scanline(jpeg, &begin, &width);
+    *left = request->left - begin;
+    size_t row_bytes = 3 * (size_t)jpeg->output_width;
+    decoding->pixels = malloc(row_bytes * (size_t)request->height + 1);
+    if (!decoding->pixels)
+        leave((j_common_ptr)jpeg);
+    skip_rows(jpeg, request->top);
+    JDIMENSION bottom = request->top + request->height;
+    while (jpeg->output_scanline < bottom) {
+        JSAMPROW rows[16];
+        JDIMENSION count = bottom - jpeg->output_scanline;
+        count = count > 16 ? 16 : count;
+        for (JDIMENSION i = 0; i < count; i++)
+            rows[i] = decoding->pixels + row_bytes * (jpeg->output_scanline + i - request->top);
+        jpeg_read_scanlines(jpeg, rows, count);
+    }
+    return row_bytes;
+}
+
+static int is_restart(const struct jpeg_decompress_struct *jpeg, int marker)
+{
+    return marker >= JPEG_RST0 && marker <= JPEG_RST0 + 7 && jpeg->restart_interval > 0;
+}
+
+/* The rest of the one scan: coded data and restart markers up to the end-of-image marker. */
+static int goes_on_to_the_end(struct jpeg_decompress_struct *jpeg)
+{
+    if (jpeg_input_complete(jpeg) || jpeg->unread_marker == JPEG_EOI)
+        return 1;
+    if (jpeg->unread_marker != 0 && !is_restart(jpeg, jpeg->unread_marker))
+        return 0;
+    const uint8_t *place = jpeg->src->next_input_byte, *end = place + jpeg->src->bytes_in_buffer;
+    while ((place = memchr(place, 0xFF, (size_t)(end - place))) != NULL && ++place < end) {
+        if (*place == JPEG_EOI)
+            return 1;
+        if (*place != 0 && *place != 0xFF && !is_restart(jpeg, *place))
+            return 0;
+    }
+    return 0;
+}
+
+static int resize_crop(const struct request *request, const uint8_t *first, ptrdiff_t row_bytes, uint8_t *out)
+{
+    struct pixels source = {first, row_bytes, 3, request->height, request->width};
+    if (request->is_exchanged)
+        source = (struct pixels){first, 3, row_bytes, request->width, request->height};
+    if (request->is_upside_down) {
+        source.first += (source.height - 1) * source.row_step;
+        source.row_step = -source.row_step;
+    }
+    if (request->is_leftright) {
+        source.first += (source.width - 1) * source.column_step;
+        source.column_step = -source.column_step;
+    }
+    return (request->is_antialiased ? resize_antialiased : resize_plain)(&source, &request->target, out);
+}
+
+static int decode(struct decoding *decoding, const struct request *request, uint8_t *out)
+{
+    struct jpeg_decompress_struct *jpeg = &decoding->jpeg;
+    jpeg_read_header(jpeg, TRUE);
+    if (jpeg->image_height != (JDIMENSION)request->stored_height ||
+        jpeg->image_width != (JDIMENSION)request->stored_width ||
+        (uint64_t)jpeg->image_height * jpeg->image_width > MOST_PIXELS || !is_plain(jpeg))
+        return LEFT_TO_OTHERS;
+    jpeg->out_color_space = JCS_RGB;
+    jpeg->scale_num = 1;
+    jpeg->scale_denom = (unsigned)request->denominator;
+    jpeg->dct_method = JDCT_ISLOW;
+    jpeg_start_decompress(jpeg);
+    int fits = request->top >= 0 && request->left >= 0 && request->height > 0 && request->width > 0 &&
+               (JDIMENSION)request->top + (JDIMENSION)request->height <= jpeg->output_height &&
+               (JDIMENSION)request->left + (JDIMENSION)request->width <= jpeg->output_width;
+    if (!fits || !is_complete(jpeg))
+        return LEFT_TO_OTHERS;
+    JDIMENSION left;
+    size_t row_bytes = read_crop(decoding, request, &left);
+    if (!goes_on_to_the_end(jpeg))
+        return LEFT_TO_OTHERS;
+    return resize_crop(request, decoding->pixels + 3 * left, (ptrdiff_t)row_bytes, out) ? DONE : LEFT_TO_OTHERS;
+}
+
+/* 1: `out` is filled. 0: the other decoder has to say what is wrong, if anything. */
+int32_t crop_decoder_view(const uint8_t *data, size_t num_bytes, const struct request *request, uint8_t *out)
+{
+    struct decoding decoding;
+    volatile int result = LEFT_TO_OTHERS;
+    decoding.pixels = NULL;
+    decoding.jpeg.err = jpeg_std_error(&decoding.errors);
+    decoding.errors.error_exit = leave;
+    decoding.errors.emit_message = leave_at_warnings;
+    decoding.errors.output_message = say_nothing;
+    decoding.jpeg.client_data = &decoding;
+    decoding.jpeg.mem = NULL; /* jpeg_destroy looks here if jpeg_create fails */
+    if (setjmp(decoding.leave) == 0) {
+        jpeg_create_decompress(&decoding.jpeg);
+        jpeg_mem_src(&decoding.jpeg, data, num_bytes);
+        result = decode(&decoding, request, out);
+    }
+    jpeg_destroy_decompress(&decoding.jpeg);
+    free(decoding.pixels);
+    return result;
+}

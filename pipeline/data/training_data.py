@@ -1,0 +1,147 @@
+"""What a run trains on: one dataset, or several mixed by exact shares; and everything that fixes its batches."""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.augment import AUGMENT_VERSION
+from pipeline.data.config import DataConfig
+from pipeline.data.decode import DECODER_VERSION
+from pipeline.data.mixup import MIXUP_VERSION
+from pipeline.data.randaugment import RANDAUGMENT_VERSION
+from shards.dataset import Dataset, open_dataset
+from shards.errors import UserError
+from shards.hashing import derive_key
+from shards.mixing import MIXING_VERSION, Mixture, quotas
+from shards.order import ORDER_VERSION, SampleOrder
+from shards.read import window_bound_bytes
+
+_DATASETS = 7  # purpose of a key
+_DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """`quotas`: of every sum(quotas) samples drawn, how many are of each dataset."""
+
+    datasets: tuple[Dataset, ...]
+    quotas: tuple[int, ...]
+
+    @property
+    def url(self) -> str:
+        """What messages call it."""
+        return " + ".join(dataset.url for dataset in self.datasets)
+
+    @cached_property
+    def label_names(self) -> tuple[str, ...]:
+        """Every class's name: those of the first dataset, then what the others add."""
+        return tuple(dict.fromkeys(name for dataset in self.datasets for name in dataset.label_names))
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of all datasets together."""
+        return self.datasets[0].num_classes if len(self.datasets) == 1 else len(self.label_names)
+
+    @cached_property
+    def label_maps(self) -> tuple[NDArray[np.int64], ...]:
+        """For each dataset, its labels' numbers among `label_names`: int64[its classes]."""
+        numbers = {name: number for number, name in enumerate(self.label_names)}
+        return tuple(
+            np.array([numbers[name] for name in dataset.label_names], dtype=np.int64) for dataset in self.datasets
+        )
+
+    def seed_of(self, dataset: int, seed: int) -> int:
+        """Each dataset is shuffled and augmented by a key of its own; the first by the run's."""
+        return seed if dataset == 0 else derive_key(seed, dataset, _DATASETS)
+
+    def orders(self, config: DataConfig, *, seed: int) -> tuple[SampleOrder, ...]:
+        """Each dataset's own order. UserError where one is too small for the lanes."""
+        found = []
+        for number, dataset in enumerate(self.datasets):
+            own = self.seed_of(number, seed)
+            try:
+                order = SampleOrder(
+                    dataset.block_sizes, seed=own, lanes=config.lanes, window_blocks=config.window_blocks
+                )
+            except ValueError as error:
+                raise UserError(f"{dataset.url}: {error}; change --data.lanes or --data.window-blocks") from error
+            found.append(order)
+        return tuple(found)
+
+    def mixture(self, config: DataConfig, *, seed: int) -> Mixture:
+        """Which dataset each position of the mixed order is of."""
+        return Mixture(self.quotas, seed=seed, lanes=config.lanes)
+
+
+def open_training_data(config: DataConfig) -> TrainingData:
+    """The datasets that a configuration names. UserError where one is not complete or the weights do not fit."""
+    if not config.mix:
+        return TrainingData(datasets=(open_dataset(config.url),), quotas=(1,))
+    return TrainingData(
+        datasets=tuple(open_dataset(part.url) for part in config.mix),
+        quotas=quotas([part.weight for part in config.mix]),
+    )
+
+
+def data_state(data: TrainingData, config: DataConfig, *, seed: int, global_batch: int) -> dict[str, Any]:
+    """Everything that fixes which pixels step n sees; two equal states give equal batches. Plain values only."""
+    state = {
+        "order_version": ORDER_VERSION,
+        "seed": seed,
+        "global_batch": global_batch,
+        "lanes": config.lanes,
+        "window_blocks": config.window_blocks,
+        "augment": asdict(config.augment) | {"version": AUGMENT_VERSION},
+        "decoder": {"version": DECODER_VERSION} | {name: version(name) for name in _DECODERS},
+        "dataset": data.datasets[0].fingerprint,
+    }
+    if config.randaugment.num_ops:
+        state["randaugment"] = asdict(config.randaugment) | {"version": RANDAUGMENT_VERSION}
+    if config.mixup.alpha:
+        state["mixup"] = asdict(config.mixup) | {"version": MIXUP_VERSION}
+    if len(data.datasets) > 1:
+        state["dataset"] = [dataset.fingerprint for dataset in data.datasets]
+        state["mix"] = {"version": MIXING_VERSION, "quotas": list(data.quotas)}
+    return state
+
+
+def changes(saved: dict[str, Any], now: dict[str, Any], *, allow_other_decoder: bool) -> list[str]:
+    """What differs between the data states of a run and of its continuation, as words; empty where nothing does."""
+    ignored = ("decoder",) if allow_other_decoder else ()
+    names = [name for name in dict.fromkeys([*saved, *now]) if name not in ignored]
+    return [
+        f"data: {name} was {saved.get(name)!r}, now {now.get(name)!r}"
+        for name in names
+        if saved.get(name) != now.get(name)
+    ]
+
+
+def check_memory(
+    data: TrainingData,
+    config: DataConfig,
+    orders: tuple[SampleOrder, ...],
+    *,
+    global_batch: int,
+    num_ranks: int,
+    num_local_ranks: int,
+) -> int:
+    """The most bytes that the ranks of this host hold or have under way; a start above its budget is refused."""
+    a_rank = sum(
+        window_bound_bytes(
+            dataset.blocks, order, batch_size=global_batch, num_ranks=num_ranks, batches_in_use=config.steps_ahead
+        )
+        for dataset, order in zip(data.datasets, orders, strict=True)
+    )
+    bound = a_rank * num_local_ranks
+    if bound > config.memory_limit_bytes:
+        raise UserError(
+            f"reading ahead may hold {bound / 1e9:.1f} GB on this host ({num_local_ranks} ranks here x two windows of "
+            f"{config.window_blocks} blocks for each of a rank's lanes, of {config.lanes} in all), above "
+            f"--data.memory-limit-bytes = {config.memory_limit_bytes / 1e9:.1f} GB; "
+            "lower --data.window-blocks or --data.lanes, or raise the limit"
+        )
+    return bound

@@ -1,0 +1,123 @@
+"""A sample's bytes -> its training or evaluation view, decoding no more than the view shows.
+
+Two ways lead to a view: the library of crop_decoder.c where it was built, and simplejpeg with OpenCV or Pillow. They
+give the same pixels and refuse the same images, so a run that began with one may go on with the other; when the library
+is loaded, it has to prove that first.
+"""
+
+import logging
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from pipeline.data.augment import AugmentConfig, Crop, EvaluationTransform, Window, draw_crop, evaluation_window, show
+from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder
+from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, turn_of, turned
+from pipeline.data.view_plan import ViewPlan, largest_denominator, plan_view
+
+_LOG = logging.getLogger(__name__)
+
+
+class Encoded(Protocol):
+    """An image as the shards hold it. Height and width are as stored, before the orientation (1 to 8) is applied.
+    `data` None stands for bytes that could not be had: a DecodeError."""
+
+    @property
+    def data(self) -> bytes | memoryview | None: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def orientation(self) -> int: ...
+
+
+def train_view(
+    sample: Encoded, draws: NDArray[np.float64], *, config: AugmentConfig, out: Pixels, use_library: bool = True
+) -> None:
+    """The crop that the sample's draws choose, into `out`, uint8[size, size, 3]. Raises DecodeError."""
+    size, (height, width) = out.shape[0], _upright_size(sample)
+    crop = draw_crop(height, width, draws, config=config)
+    window = Window(height=size, width=size, is_mirrored=crop.flip, is_antialiased=config.antialias)
+    may_scale = sample.data is not None and is_jpeg(sample.data)
+    denominator = largest_denominator(crop, height=size, width=size) if may_scale else 1
+    _fill(sample, crop, window, denominator, out=out, use_library=use_library)
+
+
+def evaluation_view(sample: Encoded, transform: EvaluationTransform, *, out: Pixels, use_library: bool = True) -> None:
+    """The evaluation transform of a sample into `out`, uint8[size, size, 3]; no scaled decode. Raises DecodeError."""
+    height, width = _upright_size(sample)
+    whole = Crop(top=0, left=0, height=height, width=width, flip=False)
+    window = evaluation_window(height, width, transform, size=out.shape[0])
+    _fill(sample, whole, window, 1, out=out, use_library=use_library)
+
+
+def decoder_name() -> str:
+    """What makes the views of JPEGs, for logs: the crop decoder with its libjpeg-turbo, or simplejpeg."""
+    decoder = crop_decoder()
+    return "simplejpeg" if decoder is None else f"crop decoder ({decoder.name})"
+
+
+@cache
+def crop_decoder() -> CropDecoder | None:
+    """The library, where it was built and gives on this machine the pixels that it should."""
+    path = Path(__file__).parent / LIBRARY_NAME
+    return checked_decoder(path) if path.exists() else None
+
+
+def checked_decoder(path: Path) -> CropDecoder | None:
+    """The library at this path; None, and the reason in the log, where it should not be used."""
+    try:
+        decoder = CropDecoder(path)
+    except (OSError, ValueError) as error:
+        _LOG.warning("the crop decoder is not used, but simplejpeg: %s; install patchline again to renew it", error)
+        return None
+    if not _gives_the_right_pixels(decoder):
+        _LOG.warning("the crop decoder is not used, but simplejpeg: %s gives other pixels (%s)", path, decoder.name)
+        return None
+    return decoder
+
+
+def _upright_size(sample: Encoded) -> tuple[int, int]:
+    is_exchanged = turn_of(sample.orientation).is_exchanged
+    return (sample.width, sample.height) if is_exchanged else (sample.height, sample.width)
+
+
+def _fill(sample: Encoded, crop: Crop, window: Window, denominator: int, *, out: Pixels, use_library: bool) -> None:
+    turn, data = turn_of(sample.orientation), sample.data
+    if data is None:
+        raise DecodeError("there are no bytes to decode")
+    plan = plan_view((sample.height, sample.width), turn, crop, window, denominator=denominator)
+    decoder = crop_decoder() if use_library and is_jpeg(data) else None
+    if decoder is None or not decoder.fill(data, plan, out=out):
+        _fill_from_all(data, plan, out=out)
+
+
+def _fill_from_all(data: bytes | memoryview, plan: ViewPlan, *, out: Pixels) -> None:
+    """By a decode of the whole image."""
+    stored = decode_stored(data, height=plan.stored_height, width=plan.stored_width, denominator=plan.denominator)
+    box = plan.box
+    part = stored[box.top : box.top + box.height, box.left : box.left + box.width]
+    show(turned(part, plan.turn), plan.window, out=out)
+
+
+def _gives_the_right_pixels(decoder: CropDecoder) -> bool:
+    """On a few small images, all that the library does at once: another libjpeg or OpenCV could differ."""
+    noise = np.random.default_rng(0).integers(0, 256, size=(75, 101, 3), dtype=np.uint8)
+    views = np.zeros((2, 16, 16, 3), dtype=np.uint8)
+    cases = product(("444", "420", "422", "440", "Gray"), (1, 2), (1, 8), (False, True))
+    for sampling, denominator, orientation, is_antialiased in cases:
+        space, pixels = ("GRAY", noise[:, :, :1].copy()) if sampling == "Gray" else ("RGB", noise)
+        data = simplejpeg.encode_jpeg(pixels, quality=90, colorspace=space, colorsubsampling=sampling)
+        crop = Crop(top=15, left=9, height=43, width=39, flip=True)
+        window = Window(height=20, width=19, top=2, left=1, is_mirrored=True, is_antialiased=is_antialiased)
+        plan = plan_view((75, 101), turn_of(orientation), crop, window, denominator=denominator)
+        _fill_from_all(data, plan, out=views[0])
+        if not decoder.fill(data, plan, out=views[1]) or not np.array_equal(views[0], views[1]):
+            return False
+    return True

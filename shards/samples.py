@@ -1,0 +1,116 @@
+"""Single samples of a dataset: where they lie, what the index says of them, their bytes, checked."""
+
+import zlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shards.dataset import Dataset
+from shards.images.image_header import MAX_IMAGE_BYTES
+from shards.index import SampleRows
+from shards.order import BlockPart
+from shards.storage.objects import MissingObjectError
+
+# What a tar that is missing or cut off gives; all else that a store raises says nothing about the sample.
+BYTES_MISSING = (MissingObjectError, EOFError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawSample:
+    """One sample as it lies in the shard; its crc32 is `verified` by whoever decodes it.
+
+    `data` is None where `fault` says why the bytes could not be had. `source`, the image's own name, is looked up once
+    a sample is read again or has a fault; it is empty before.
+    """
+
+    sample_id: int
+    data: memoryview | bytes | None
+    fault: str
+    height: int  # pixels as stored, from the index
+    width: int
+    orientation: int  # as in EXIF, from the index: 1 to 8, 1 is upright
+    labels: tuple[int, ...]
+    source: str
+    crc32: int
+
+
+def locate_row(dataset: Dataset, sample_id: int) -> tuple[int, int]:
+    """(shard, row) of a sample id."""
+    shard = int(np.searchsorted(dataset.first_sample_ids, sample_id, side="right")) - 1
+    return shard, sample_id - int(dataset.first_sample_ids[shard])
+
+
+def sample_of(rows: SampleRows, row: int, *, sample_id: int, data: memoryview | bytes | None) -> RawSample:
+    """The sample that a row of the index describes."""
+    return RawSample(
+        sample_id=sample_id,
+        data=data,
+        fault="",
+        height=int(rows.height[row]),
+        width=int(rows.width[row]),
+        orientation=int(rows.orientation[row]),
+        labels=rows.labels_of(row),
+        source="",
+        crc32=int(rows.crc32[row]),
+    )
+
+
+def too_large(rows: SampleRows, row: int, *, most_bytes: int = MAX_IMAGE_BYTES) -> str:
+    """The fault of a sample that is not to be read at all; empty for all others."""
+    size = int(rows.size[row])
+    return f"too large: {size} bytes, allowed are {most_bytes}" if size > most_bytes else ""
+
+
+def faulty(dataset: Dataset, sample: RawSample, fault: str) -> RawSample:
+    """The sample without its bytes: why, in which tar, and where the image came from."""
+    shard, row = locate_row(dataset, sample.sample_id)
+    where = f"row {row} of {dataset.shard_store.url}/{dataset.shard_path(shard)}"
+    return replace(sample, data=None, fault=f"{fault} ({where})", source=dataset.source_of(shard, row))
+
+
+def verified(dataset: Dataset, sample: RawSample) -> RawSample:
+    """The sample if its bytes are those that were packed; read again once where they are not, and given up then."""
+    if sample.data is None or zlib.crc32(sample.data) == sample.crc32:
+        return sample
+    return refetched(dataset, sample)
+
+
+def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
+    """The sample read again by its offset and checked. Raises what an unreachable store raises."""
+    shard, row = locate_row(dataset, sample.sample_id)
+    rows, path = dataset.sample_rows(shard), dataset.shard_path(shard)
+    begin = int(rows.offset[row])
+    try:
+        data = dataset.shard_store.read_range(path, begin, begin + int(rows.size[row]))
+    except BYTES_MISSING as error:
+        return faulty(dataset, sample, f"its bytes are not there: {error}")
+    if (found := zlib.crc32(data)) != sample.crc32:
+        return faulty(dataset, sample, f"crc32 is {found:08x}, the index says {sample.crc32:08x}")
+    return replace(sample, data=data, fault="", source=dataset.source_of(shard, row))
+
+
+def read_sample(dataset: Dataset, sample_id: int) -> RawSample:
+    """One sample by its offset, checked: what takes the place of another."""
+    shard, row = locate_row(dataset, sample_id)
+    rows = dataset.sample_rows(shard)
+    if fault := too_large(rows, row):
+        return faulty(dataset, sample_of(rows, row, sample_id=sample_id, data=None), fault)
+    return verified(dataset, read_part(dataset, BlockPart(block=-1, first_sample_id=sample_id, num_samples=1))[0])
+
+
+def read_part(dataset: Dataset, part: BlockPart) -> list[RawSample]:
+    """Consecutive samples of one shard, by one range read; each for itself where that does not give them all."""
+    shard, first = locate_row(dataset, part.first_sample_id)
+    path = dataset.shard_path(shard)
+    rows = dataset.sample_rows(shard).part(first, first + part.num_samples)
+    begin, end = int(rows.offset[0]), int(rows.offset[-1] + rows.size[-1])
+    numbers = list(enumerate(range(part.first_sample_id, part.first_sample_id + part.num_samples)))
+    try:
+        body = memoryview(dataset.shard_store.read_range(path, begin, end))
+    except BYTES_MISSING:
+        return [refetched(dataset, sample_of(rows, row, sample_id=number, data=None)) for row, number in numbers]
+    samples = []
+    for row, number in numbers:
+        at = int(rows.offset[row]) - begin
+        samples.append(sample_of(rows, row, sample_id=number, data=body[at : at + int(rows.size[row])]))
+    return samples

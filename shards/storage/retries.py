@@ -1,0 +1,130 @@
+"""When a request is asked again, and when not any more: full jitter, a budget, a deadline.
+
+Full jitter: Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015. The budget, which keeps a
+storage in trouble from being asked ever more, is the token bucket of Finagle and of the AWS SDKs.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shards.errors import StorageError, UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryConfig:
+    """How long reading goes on in trouble.
+
+    `fruitless_attempts`: in a row, before a read is given up whose bodies bring nothing, or whose storage has never
+    answered. `deadline_seconds`: how long a read may go without anything new. The budget has a share of a retry more
+    for each read, and at most the reserve, with which it begins.
+    """
+
+    fruitless_attempts: int = 6
+    backoff_seconds: float = 0.2
+    most_backoff_seconds: float = 10.0
+    deadline_seconds: float = 120.0
+    budget_share: float = 0.1
+    budget_reserve: float = 200.0
+
+    def __post_init__(self) -> None:
+        values = (self.backoff_seconds, self.most_backoff_seconds, self.deadline_seconds, self.budget_share)
+        if self.fruitless_attempts < 1 or min(*values, self.budget_reserve) < 0:
+            raise UserError(f"allowed are fruitless_attempts of 1 or more, and nothing below 0: {self}")
+
+
+def backoff_seconds(failures: int, *, config: RetryConfig, draw: float) -> float:
+    """The pause behind this many failures in a row; `draw` is uniform in 0..1."""
+    doublings = min(failures - 1, 60)  # a float has room for them
+    return draw * min(config.most_backoff_seconds, config.backoff_seconds * 2.0**doublings)
+
+
+class Retries:
+    """What the reads of a store share in this process: the budget, and whether the storage has ever answered."""
+
+    def __init__(self, config: RetryConfig) -> None:
+        self.config = config
+        self.has_answered = False
+        self._lock, self._budget = threading.Lock(), config.budget_reserve
+
+    def __reduce__(self) -> tuple[type["Retries"], tuple[RetryConfig]]:
+        return type(self), (self.config,)
+
+    def earn(self, share: float) -> None:
+        """Puts so much of a retry into the budget."""
+        with self._lock:
+            self._budget = min(self.config.budget_reserve, self._budget + share)
+
+    def spend(self) -> bool:
+        """Whether there is a retry left; it is taken."""
+        with self._lock:
+            if self._budget < 1:
+                return False
+            self._budget -= 1
+            return True
+
+
+class ReadStoppedError(Exception):
+    """Nobody wants the bytes of this read any more; `num_bytes` of them had come."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(f"the read was stopped after {num_bytes} bytes")
+        self.num_bytes = num_bytes
+
+
+class Attempts:
+    """The attempts of one read of `what`. `pause` sleeps for so many seconds; `draw` is uniform in 0..1."""
+
+    def __init__(
+        self,
+        what: str,
+        retries: Retries,
+        *,
+        pause: Callable[[float], object] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._what, self._retries = what, retries
+        self._pause, self._clock, self._draw = pause, clock, draw
+        self._failures, self._fruitless = 0, 0
+        self._since = clock()
+        retries.earn(retries.config.budget_share)
+
+    def progressed(self) -> None:
+        """Enough has come that going on costs nobody anything: failures are counted anew, the next retry is free."""
+        self._failures, self._fruitless = 0, 0
+        self._since = self._clock()
+        self._retries.earn(1.0)
+
+    def again_after_answer(self, fault: str) -> bool:
+        """After an answer that brought too little: pauses, and True; False after `fruitless_attempts`.
+
+        StorageError where the budget or the deadline is up.
+        """
+        self._fruitless += 1
+        return self._again(fault, self._fruitless < self._retries.config.fruitless_attempts)
+
+    def again_after_failure(self, fault: str) -> bool:
+        """After a request without an answer of use. A storage that has answered before is waited for to the deadline;
+        one that never has is more likely one whose address is wrong."""
+        limit = self._retries.config.fruitless_attempts
+        return self._again(fault, self._retries.has_answered or self._failures + 1 < limit)
+
+    def _again(self, fault: str, is_allowed: bool) -> bool:
+        config, self._failures = self._retries.config, self._failures + 1
+        if not is_allowed:
+            return False
+        pause = backoff_seconds(self._failures, config=config, draw=self._draw())
+        waited = self._clock() - self._since
+        said = f"reading {self._what} failed {self._failures} times in {waited:.0f} s, last with: {fault}"
+        if waited + pause > config.deadline_seconds:
+            todo = f"the deadline is {config.deadline_seconds:.0f} s; try again once the storage is well"
+            raise StorageError(f"{said}; {todo}")
+        if not self._retries.spend():
+            budget = f"{config.budget_reserve:.0f} retries and {config.budget_share:g} more for each read"
+            todo = "are spent; try again once the storage is well, or with fewer connections"
+            raise StorageError(f"{said}; this process's {budget} {todo}")
+        self._pause(pause)
+        return True

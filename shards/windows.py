@@ -1,0 +1,230 @@
+"""Windows of blocks on their way into memory, and how many bytes that is at most.
+
+A window (W blocks of one lane) is fetched once, a range read a block. A block's bytes are let go of when the last of
+its samples is handed over, so there is no cache to size or to evict. Samples are views of the block's bytes, which
+therefore live on until the last of them is dropped; they count as held until then.
+"""
+
+import threading
+import weakref
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.dataset import Dataset
+from shards.index import BlockTable, SampleRows
+from shards.order import BlockPart, SampleOrder, WindowId
+from shards.samples import BYTES_MISSING, locate_row
+from shards.storage.ranges import RangeReads
+
+SINGLE_READS_SHARE = 8  # single reads may hold this part of what the windows may, at a start
+
+
+class HeldBytes:
+    """Bytes under way and bytes alive, of one window or of all, `now` and at `most`; a part adds to its whole, too."""
+
+    def __init__(self, whole: "HeldBytes | None" = None) -> None:
+        self._lock, self._whole = threading.RLock(), whole  # re-entrant: memory may be freed at any point of a thread
+        self.now = self.most = 0
+
+    def add(self, count: int) -> None:
+        """`count` more; fewer where it is negative."""
+        with self._lock:
+            self.now += count
+            self.most = max(self.most, self.now)
+        if self._whole:
+            self._whole.add(count)
+
+    def fetch(self, reads: RangeReads, path: str, first: int, end: int, *, urgent: bool = False) -> "Fetched":
+        """Bytes first..end-1, counted from now on until nothing refers to them any more."""
+        body: Future[memoryview] = Future()
+        read = reads.submit(path, first, end, urgent=urgent)
+        self.add(end - first)
+        read.add_done_callback(partial(self._arrived, body, end - first))
+        return Fetched(body=body, read=read, first=first, end=end)
+
+    def _arrived(self, body: Future[memoryview], count: int, read: Future[bytes]) -> None:
+        # Nothing is raised here: a traceback would keep the frames of whoever cancels, and what they hold, in memory.
+        error = CancelledError() if read.cancelled() else read.exception()
+        if error is not None:
+            self.add(-count)
+            body.set_exception(error)
+            return
+        data = np.frombuffer(read.result(), dtype=np.uint8)  # an array, since bytes do not tell when they are freed
+        weakref.finalize(data, self.add, -count).atexit = False
+        body.set_result(data.data.toreadonly())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """A range of a tar that is on its way or there."""
+
+    body: Future[memoryview]
+    read: Future[bytes]
+    first: int
+    end: int
+
+    def sample(self, rows: SampleRows, row: int) -> memoryview | None:
+        """A sample's bytes, as soon as they are there; None where the tar does not have them.
+
+        Raises what an unreachable store raises.
+        """
+        if isinstance(self.body.exception(), BYTES_MISSING):
+            return None
+        begin = int(rows.offset[row]) - self.first
+        return self.body.result()[begin : begin + int(rows.size[row])]
+
+
+@dataclass(kw_only=True)
+class LoadedPart:
+    """What a window holds of one block: its rows of the index, the range read, how many samples are still to come."""
+
+    path: str
+    rows: SampleRows
+    fetched: Fetched | None
+    num_left: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """A window's samples in shuffled order: ids, in which part each is, and which row of that part's rows it is."""
+
+    ids: NDArray[np.int64]
+    part: NDArray[np.int64]
+    row: NDArray[np.int64]
+    parts: tuple[LoadedPart, ...]
+
+
+@dataclass(kw_only=True)
+class Window:
+    """A window from its sample number `first` on (a start may lie in the midst of it), made ready by a thread."""
+
+    name: WindowId
+    first: int
+    held: HeldBytes
+    contents: Future[Contents] = field(default_factory=Future)
+    dropped: bool = False
+    _handed_over: list[int] = field(default_factory=list)
+
+    def load(self, dataset: Dataset, order: SampleOrder, reads: RangeReads) -> None:
+        """Reads the rows of the index and asks for the blocks that are still needed; `contents` is set then."""
+        try:
+            found = self._plan(dataset, order)
+            for part in found.parts:
+                if part.num_left and not self.dropped:
+                    first, last = int(part.rows.offset[0]), int(part.rows.offset[-1] + part.rows.size[-1])
+                    part.fetched = self.held.fetch(reads, part.path, first, last)
+        except Exception as error:
+            self.contents.set_exception(error)
+        else:
+            self.contents.set_result(found)
+            if self.dropped:
+                self.drop()  # again: what was asked for meanwhile
+
+    def over(self, load: Future[None]) -> None:
+        """Says that `load` has ended: whoever waits for its contents must not wait for ever where it never began."""
+        if load.cancelled():
+            self.contents.set_exception(CancelledError())
+
+    def drop(self) -> None:
+        """Lets go of its bytes, those that are still on their way included."""
+        self.dropped = True
+        if self.contents.done() and not self.contents.exception():
+            for part in self.contents.result().parts:
+                if part.fetched:
+                    part.fetched.read.cancel()
+                part.fetched = None
+
+    def hand_over(self, places: list[int]) -> None:
+        """Says that these samples are handed over; blocks of which none is left are let go of."""
+        self._handed_over += places
+        if not self.contents.done() or self.contents.exception():
+            return  # read singly; a later call will find them
+        found = self.contents.result()
+        for place in self._handed_over:
+            part = found.parts[found.part[place]]
+            part.num_left -= place >= self.first
+            if part.num_left == 0 and part.fetched:
+                part.fetched.read.cancel()
+                part.fetched = None
+        self._handed_over = []
+
+    def arrived(self, place: int) -> bool:
+        """Whether the sample number `place` of the window can be had without waiting."""
+        if not self.contents.done() or self.contents.exception():
+            return False
+        found = self.contents.result()
+        fetched = found.parts[found.part[place]].fetched
+        return fetched is not None and fetched.body.done()
+
+    def _plan(self, dataset: Dataset, order: SampleOrder) -> Contents:
+        blocks = order.window_parts(self.name)
+        ids = np.concatenate([block.ids() for block in blocks])
+        shuffled = order.shuffle(self.name, ids)
+        starts = np.cumsum([0] + [block.num_samples for block in blocks])
+        part = np.searchsorted(starts, shuffled, side="right") - 1
+        row = shuffled - starts[part]
+        parts = []
+        for number, block in enumerate(blocks):
+            needed = row[self.first :][part[self.first :] == number]
+            low, high = (int(needed.min()), int(needed.max())) if needed.size else (0, 0)
+            parts.append(_part_of(dataset, block, low, high, num_left=needed.size))
+            row[part == number] -= low
+        return Contents(ids=ids[shuffled], part=part, row=row, parts=tuple(parts))
+
+
+def _part_of(dataset: Dataset, block: BlockPart, low: int, high: int, *, num_left: int) -> LoadedPart:
+    shard, row = locate_row(dataset, block.first_sample_id)
+    rows = dataset.sample_rows(shard).part(row + low, row + high + 1)
+    return LoadedPart(path=dataset.shard_path(shard), rows=rows, fetched=None, num_left=num_left)
+
+
+def lanes_of_rank(lanes: int, *, batch_size: int, num_ranks: int) -> int:
+    """Lanes that a rank reads at most: more than its share where ranks take parts of lanes."""
+    of_lane, of_rank = batch_size // lanes, batch_size // num_ranks
+    return of_rank // of_lane if of_rank % of_lane == 0 else min(lanes, -(-of_rank // of_lane) + 1)
+
+
+def window_bound_bytes(
+    blocks: BlockTable, order: SampleOrder, *, batch_size: int, num_ranks: int, batches_in_use: int
+) -> int:
+    """The most bytes that a rank's SampleReader ever holds or has under way: its `held_bytes` never exceed this.
+
+    A lane holds two windows, W blocks each: the one after next is begun only when the last has been freed. Where a few
+    batches go beyond a whole window it is that window's blocks more: blocks that lie within the samples that a lane
+    gives to `batches_in_use` + 1 batches (those handed over and not dropped, and the one being read). The sum is over
+    the largest blocks of the dataset, each once for every epoch that may be held at a time. Samples read singly at a
+    start come on top, with an eighth of it at most.
+    """
+    lanes = lanes_of_rank(order.lanes, batch_size=batch_size, num_ranks=num_ranks)
+    lane_samples = max(1, order.num_samples // order.lanes)
+    in_use = (batches_in_use + 1) * (batch_size // order.lanes)  # consecutive samples of a lane
+    epochs = 2 + (in_use + 2 * order.window_blocks * int(order.block_sizes.max())) // lane_samples
+    within = _most_parts_within(order, in_use - 2, epochs=epochs)
+    epochs = min(epochs, 3 + within)  # no window is of two epochs, and lanes are an epoch apart at most
+    num_parts = lanes * (2 * order.window_blocks + within)
+    of_windows = largest_blocks_bytes(blocks, num_parts, epochs=epochs)
+    return of_windows + of_windows // SINGLE_READS_SHARE
+
+
+def _most_parts_within(order: SampleOrder, num_samples: int, *, epochs: int) -> int:
+    """The most parts of blocks that `num_samples` samples in a row can hold whole, where windows lie whole in them."""
+    if num_samples < 1:
+        return 0
+    sizes = order.block_sizes
+    smallest = np.sort(np.partition(sizes, min(num_samples, sizes.size) - 1)[:num_samples])
+    whole = int(np.searchsorted(np.cumsum(np.repeat(smallest, epochs)), num_samples, side="right"))
+    # The ends of a lane cut a block each; the first window of a lane is within them only if its whole blocks are.
+    cut = 2 if whole >= order.window_blocks - 1 else 1
+    return min(num_samples, whole + cut * (1 + num_samples * order.lanes // order.num_samples))
+
+
+def largest_blocks_bytes(blocks: BlockTable, count: int, *, epochs: int) -> int:
+    """Bytes of the `count` largest blocks, where each may be there `epochs` times."""
+    sizes = blocks.end_byte - blocks.first_byte
+    num = min(sizes.size, -(-count // epochs))
+    top = np.sort(np.partition(sizes, sizes.size - num)[sizes.size - num :])[::-1]
+    return int(np.repeat(top, epochs)[:count].sum())

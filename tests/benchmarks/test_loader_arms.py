@@ -1,0 +1,85 @@
+"""Our own arms on a few generated images; those of the peers need an environment of their own."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.loader_arms import ARMS, one_epoch
+from benchmarks.loader_prepare import PATCHLINE, SMALL_BLOCKS, WEBDATASET, prepare
+from benchmarks.loader_settings import Settings
+from benchmarks.s3_arms import epochs, position, start
+from pipeline.data import DataConfig
+from tests.rigs.images import image_bytes
+
+IMAGES, BATCH, SIZE = 48, 8, 16
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    images = tmp_path_factory.mktemp("images")
+    for number in range(20):
+        (images / f"n{number % 3}_word{number}.JPEG").write_bytes(image_bytes(number, height=40, width=60))
+    work = tmp_path_factory.mktemp("work")
+    for _ in range(2):  # the second time nothing is left to do
+        prepare(images, work, IMAGES, peers=sys.executable, layouts=(PATCHLINE, SMALL_BLOCKS, WEBDATASET))
+    return work
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        "patchline",
+        "patchline, antialiased",
+        "patchline, without the crop decoder",
+        "bare full decode",
+        "bare decode + crop + resize, 2 threads",
+        "our view, from memory",
+    ],
+)
+def test_an_arm_hands_over_one_epoch(arm: str, work: Path) -> None:
+    settings = Settings(work=str(work), images=IMAGES, batch=BATCH, lanes=4, image_size=SIZE)
+    found = one_epoch(ARMS[arm][0](settings), settings)
+    assert found["label_counts"] == [21, 15, 12]  # the 20 images twice, and 8 more: all of the first class and one
+    assert found["cpu_seconds_per_1000"] >= 0
+    assert 0 < found["first_batch_seconds"] < found["epoch_wall_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "num_batches", "why"),
+    [
+        ((BATCH, SIZE, SIZE, 3), np.float32, 6, "not uint8"),
+        ((BATCH, SIZE, SIZE + 1, 3), np.uint8, 6, "another size"),
+        ((BATCH, SIZE, SIZE, 3), np.uint8, 5, "a batch is missing"),
+        ((BATCH, SIZE, SIZE, 3), np.uint8, 7, "a batch too many"),
+    ],
+)
+def test_anything_but_one_epoch_is_refused(shape: tuple[int, ...], dtype: Any, num_batches: int, why: str) -> None:
+    def batches() -> Iterator[tuple[Any, Any]]:
+        for _ in range(num_batches):
+            yield np.zeros(shape, dtype=dtype), np.zeros(shape[0], dtype=np.int64)
+
+    settings = Settings(work="", images=IMAGES, batch=BATCH, image_size=SIZE)
+    with pytest.raises(RuntimeError, match="batch"):
+        one_epoch(batches, settings)
+    assert why
+
+
+def test_images_are_whole_batches() -> None:
+    with pytest.raises(ValueError, match="100"):
+        Settings(work="", images=100)
+
+
+def test_the_arms_of_s3_read_a_folder_too(work: Path) -> None:
+    config = DataConfig(lanes=4, window_blocks=2, num_threads=2)
+    given = argparse.Namespace(url=str(work / SMALL_BLOCKS), images=IMAGES, epochs=2, batch=BATCH, hash=True)
+    first, again = epochs(given, config), epochs(given, config)
+    assert first["pixels_sha256"] == again["pixels_sha256"]
+    place = position(given, config)["position"]
+    given.position = json.dumps(place | {"next_step": 5})
+    assert start(given, config)["first_batch_seconds"] > 0

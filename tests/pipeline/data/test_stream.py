@@ -1,0 +1,366 @@
+"""`train_batches` as anybody's loop uses it: positions, refusals, and what it leaves behind, which is nothing."""
+
+import json
+import shutil
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.data import AugmentConfig, Batch, BatchStream, DataConfig, MixPart, train_batches
+from pipeline.data.quarantine import Quarantine
+from shards.errors import UserError, WillNotSucceedError
+from tests.rigs.datasets import packed_folders
+from tests.soak.loader import copied
+
+NUM_SAMPLES, BATCH, SIZE = 27, 12, 16
+CONFIG = DataConfig(lanes=4, window_blocks=2, num_threads=2)
+LONGEST_POSITION_BYTES = 2000
+DEADLINE_SECONDS = 60.0
+
+Held = tuple[int, list[int], list[list[int]], bytes]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(packed_folders(tmp_path_factory.mktemp("stream"), num_classes=3, images_a_class=9))
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Any:
+    """Of every test here, those that end with an error included."""
+    before = set(threading.enumerate())
+    yield
+    assert_no_thread_but(before)
+
+
+def assert_no_thread_but(before: set[threading.Thread]) -> None:
+    """Others have ended, or do so at once: one that has let go of everything may take a moment."""
+    for thread in set(threading.enumerate()) - before:
+        thread.join(1.0)
+    assert set(threading.enumerate()) <= before
+
+
+def held(batch: Batch) -> Held:
+    """A copy of all that a batch holds."""
+    return batch.step, batch.sample_ids.tolist(), batch.labels.tolist(), batch.images.numpy().tobytes()
+
+
+def taken(batches: BatchStream, num: int) -> list[Held]:
+    """The next batches."""
+    return [held(batch) for batch in islice(batches, num)]
+
+
+def test_ten_lines_are_enough(url: str) -> None:
+    """Nothing but the dataset, the batch and the image size has to be said."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIZE * SIZE, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with train_batches(url, global_batch=BATCH, image_size=SIZE) as batches:
+        for batch in batches:
+            images = batch.images.permute(0, 3, 1, 2).float() / 127.5 - 1
+            loss = torch.nn.functional.cross_entropy(model(images), batch.labels[:, 0])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if batch.step == 4:
+                break
+    assert torch.isfinite(loss)
+    assert batches.position["next_step"] == 5
+    assert batches.position["lanes"] == 4, "of the at most 64 that are wanted, as many as divide 12"
+
+
+def test_batches_have_the_promised_types(url: str) -> None:
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, rank=1, num_ranks=3, config=CONFIG) as batches:
+        batch = next(batches)
+    assert (batch.images.shape, batch.images.dtype) == ((4, SIZE, SIZE, 3), torch.uint8)
+    assert batch.images.is_contiguous()
+    assert (batch.labels.shape, batch.labels.dtype) == ((4, 1), torch.int64)
+    assert batch.sample_ids.shape == (4,)
+    assert batch.sample_ids.dtype == np.int64
+
+
+def test_a_position_is_small_and_goes_on_exactly(url: str) -> None:
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, config=CONFIG) as batches:
+        assert batches.position["next_step"] == 0
+        whole, positions = [], [json.dumps(batches.position)]
+        for batch in islice(batches, 7):  # three epochs
+            whole.append(held(batch))
+            positions.append(json.dumps(batches.position))
+    for begin, position in enumerate(positions):
+        assert len(position.encode()) < LONGEST_POSITION_BYTES
+        saved = json.loads(position)
+        with train_batches(url, global_batch=BATCH, image_size=SIZE, position=saved, config=CONFIG) as batches:
+            assert batches.position == saved
+            assert taken(batches, 7 - begin) == whole[begin:]
+
+
+def test_a_position_is_one_for_all_ranks_and_how_they_read(url: str) -> None:
+    other = replace(CONFIG, num_threads=1, steps_ahead=1)
+    found = []
+    for rank, ranks, config in ((0, 1, CONFIG), (0, 2, CONFIG), (1, 2, other)):
+        with train_batches(
+            url, global_batch=BATCH, image_size=SIZE, rank=rank, num_ranks=ranks, config=config
+        ) as batches:
+            taken(batches, 2)
+            found.append(batches.position)
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_loop_that_was_left_goes_on_with_the_next_batch(url: str) -> None:
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, config=CONFIG) as batches:
+        whole = taken(batches, 6)
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, config=CONFIG) as batches:
+        for batch in batches:
+            if batch.step == 1:
+                break
+        assert batches.position["next_step"] == 2
+        assert taken(batches, 2) == whole[2:4]
+        assert [held(batch) for batch in islice(iter(batches), 2)] == whole[4:]
+
+
+def test_two_streams_do_not_disturb_each_other(url: str) -> None:
+    """Training and, say, a probe of another size and seed, batch by batch in turns."""
+    arguments: list[dict[str, Any]] = [
+        {"image_size": SIZE, "seed": 1, "config": CONFIG},
+        {"image_size": 24, "seed": 2, "config": replace(CONFIG, lanes=3)},
+    ]
+    alone = []
+    for each in arguments:
+        with train_batches(url, global_batch=BATCH, **each) as batches:
+            alone.append(taken(batches, 5))
+    with ExitStack() as stack:
+        both = [stack.enter_context(train_batches(url, global_batch=BATCH, **each)) for each in arguments]
+        turns = [[held(next(batches)) for batches in both] for _ in range(5)]
+    assert [list(found) for found in zip(*turns, strict=True)] == alone
+
+
+class Planned:
+    """How many samples all streams have begun to decode; to be put in the place of Quarantine.count."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_samples, self.changed = 0, threading.Condition()
+
+        def count(quarantine: Quarantine, num_samples: int) -> None:
+            quarantine.num_read += num_samples
+            with self.changed:
+                self.num_samples += num_samples
+                self.changed.notify_all()
+
+        monkeypatch.setattr(Quarantine, "count", count)
+
+    def wait_for(self, num_samples: int) -> None:
+        """Returns once so many are; fails if that takes long."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.num_samples >= num_samples, DEADLINE_SECONDS)
+
+
+@pytest.mark.parametrize("steps_ahead", [1, 3])
+def test_a_batch_is_valid_until_the_next_but_one_is_asked_for(
+    url: str, monkeypatch: pytest.MonkeyPatch, steps_ahead: int
+) -> None:
+    """And its memory is used again, so that a loop's memory does not grow."""
+    config, planned, places = replace(CONFIG, steps_ahead=steps_ahead), Planned(monkeypatch), []
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, config=config) as batches:
+        previous = next(batches)
+        content = held(previous)
+        for batch in islice(batches, 40):
+            current = held(batch)
+            planned.wait_for((batch.step + steps_ahead) * BATCH)  # the batches read ahead are being written
+            assert held(previous) == content
+            places.append(previous.images.data_ptr())
+            previous, content = batch, current
+    num_buffers = steps_ahead + 1
+    assert len(set(places)) == num_buffers
+    assert places[num_buffers:] == places[:-num_buffers]
+
+
+def differing(url: str, tmp_path: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """What differs -> (the words that must say so, the arguments that differ)."""
+    other = packed_folders(tmp_path / "other", num_classes=2, images_a_class=9)
+    crop = replace(CONFIG, augment=AugmentConfig(min_area=0.5))
+    return {
+        "data": ("dataset was '[0-9a-f]{64}', now '[0-9a-f]{64}'", {"url": str(other)}),
+        "seed": ("seed was 0, now 1", {"seed": 1}),
+        "batch": ("global_batch was 12, now 24", {"global_batch": 24}),
+        "lanes": ("lanes was 4, now 2", {"config": replace(CONFIG, lanes=2)}),
+        "window": ("window_blocks was 2, now 1", {"config": replace(CONFIG, window_blocks=1)}),
+        "crop": ("augment was .*'min_area': 0.05.* now .*'min_area': 0.5", {"config": crop}),
+        "two things": ("seed was 0, now 1; .*lanes was 4, now 2", {"seed": 1, "config": replace(CONFIG, lanes=2)}),
+    }
+
+
+@pytest.mark.parametrize("case", ["data", "seed", "batch", "lanes", "window", "crop", "two things"])
+def test_a_position_of_something_else_is_refused(url: str, tmp_path: Path, case: str) -> None:
+    words, change = differing(url, tmp_path)[case]
+    arguments: dict[str, Any] = {"url": url, "global_batch": BATCH, "image_size": SIZE, "config": CONFIG}
+    with train_batches(**arguments) as batches:
+        position = batches.position
+    with (
+        pytest.raises(UserError, match=rf"other data or settings: .*{words}.*; give .* or position=None"),
+        train_batches(**(arguments | change), position=position),
+    ):
+        pass
+
+
+def test_another_decoder_is_refused_unless_allowed_by_name(url: str) -> None:
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, config=CONFIG) as batches:
+        position = batches.position
+    position["decoder"] = {**position["decoder"], "simplejpeg": "0.1"}
+    with (
+        pytest.raises(UserError, match=r"decoder was .*'0\.1'.*allow_other_decoder"),
+        train_batches(url, global_batch=BATCH, image_size=SIZE, position=position, config=CONFIG),
+    ):
+        pass
+    config = replace(CONFIG, allow_other_decoder=True)
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, position=position, config=config) as batches:
+        assert next(batches).step == 0
+
+
+@pytest.mark.parametrize(
+    ("position", "words"),
+    [
+        pytest.param({}, "next_step is None; give a stream's whole `position`", id="empty is no beginning"),
+        pytest.param({"next_step": 3}, "order_version was None, now 1", id="only the step"),
+        pytest.param({"next_step": -1}, "next_step is -1", id="before the beginning"),
+        pytest.param({"next_step": "3"}, "next_step is '3'", id="a word"),
+        pytest.param({"next_step": True}, "next_step is True", id="a truth value"),
+        pytest.param({"next_step": 0.5}, "next_step is 0.5", id="half a step"),
+    ],
+)
+def test_what_is_no_position_is_refused(url: str, position: dict[str, Any], words: str) -> None:
+    with (
+        pytest.raises(UserError, match=words),
+        train_batches(url, global_batch=BATCH, image_size=SIZE, position=position, config=CONFIG),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param({"global_batch": 0}, r"global_batch is 0; allowed is 1 or more", id="an empty batch"),
+        pytest.param(
+            {"num_ranks": 5},
+            r"global_batch is 12, of which 5 ranks can not take equal parts; .*for example 15",
+            id="ranks do not divide the batch",
+        ),
+        pytest.param({"num_ranks": 0}, r"num_ranks is 0; allowed is 1 or more", id="no rank"),
+        pytest.param({"rank": 1}, r"rank is 1; allowed is 0 to 0, since num_ranks is 1", id="ranks begin at 0"),
+        pytest.param(
+            {"rank": -1, "num_ranks": 2}, r"rank is -1; allowed is 0 to 1, since num_ranks is 2", id="rank -1"
+        ),
+        pytest.param({"image_size": 0}, r"image_size is 0; allowed is 1 or more", id="no pixels"),
+        pytest.param(
+            {"config": replace(CONFIG, lanes=8)},
+            r"global_batch is 12 and config\.lanes 8.*for example DataConfig\(lanes=4\)",
+            id="lanes do not divide the batch",
+        ),
+        pytest.param(
+            {"config": DataConfig()},
+            r"global_batch is 12 and config\.lanes 64.*DataConfig\(lanes=4\)",
+            id="the default lanes do not divide the batch",
+        ),
+        pytest.param(
+            {"global_batch": 64, "config": None},
+            r"lanes is 64; allowed is 1 to 27 \(the number of samples\)",
+            id="a tiny dataset",
+        ),
+        pytest.param(
+            {"config": replace(CONFIG, memory_limit_bytes=10)}, r"reading ahead may hold .* GB", id="no memory"
+        ),
+        pytest.param({"url": ""}, r"a dataset URL is empty; give a folder or s3://bucket/prefix", id="no address"),
+        pytest.param(
+            {"url": "NOWHERE"}, r"NOWHERE has no manifest\.json.*; pack it with: patchline pack", id="no dataset"
+        ),
+        pytest.param(
+            {"url": "gs://bucket/data"},
+            r"cannot open 'gs://bucket/data'; give a folder or s3://bucket/prefix",
+            id="another cloud",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_error(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments: dict[str, Any] = {"url": url, "global_batch": BATCH, "image_size": SIZE, "config": CONFIG} | change
+    with pytest.raises(UserError, match=words) as raised, train_batches(**arguments):
+        pass
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+class _LoopError(Exception):
+    """What a loop raised."""
+
+
+def test_a_mix_is_named_by_the_configuration(url: str, tmp_path: Path) -> None:
+    other = str(packed_folders(tmp_path, num_classes=2, images_a_class=7))
+    config = replace(CONFIG, mix=(MixPart(url=url, weight=3), MixPart(url=other, weight=1)))
+    with train_batches(global_batch=BATCH, image_size=SIZE, config=config) as batches:
+        drawn = {dataset for batch in islice(batches, 3) for dataset in batch.datasets.tolist()}
+        position = json.loads(json.dumps(batches.position))
+        rest = taken(batches, 4)
+    assert drawn == {0, 1}
+    assert len(json.dumps(position)) < LONGEST_POSITION_BYTES
+    with train_batches(global_batch=BATCH, image_size=SIZE, position=position, config=config) as batches:
+        assert taken(batches, 4) == rest
+    with (
+        pytest.raises(UserError, match="give one of the two"),
+        train_batches(url, global_batch=BATCH, image_size=SIZE, config=config),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("end", ["nothing taken", "break", "error", "at once"])
+@pytest.mark.parametrize("ahead", [1, 8])
+@pytest.mark.parametrize("place", ["folder", "s3"])
+def test_leaving_ends_all_threads(
+    url: str, s3_bucket: str, monkeypatch: pytest.MonkeyPatch, place: str, ahead: int, end: str
+) -> None:
+    """With a full read-ahead, and in the midst of reading; the fixture of this file looks for threads, too."""
+    planned, before = Planned(monkeypatch), set(threading.enumerate())
+    config = replace(CONFIG, steps_ahead=ahead)
+    place_url = copied(url, f"s3://{s3_bucket}/dataset") if place == "s3" else url
+    for _ in range(20 if end == "at once" else 1):
+        try:
+            with train_batches(place_url, global_batch=BATCH, image_size=SIZE, config=config) as batches:
+                for batch in batches if end != "nothing taken" else ():
+                    if end != "at once":
+                        planned.wait_for(ahead * BATCH)
+                    if end == "error":
+                        raise _LoopError(batch.step)
+                    break
+        except _LoopError:
+            assert end == "error"
+        assert_no_thread_but(before)
+        with pytest.raises(UserError, match=r"its `with` block was left.*position=batches\.position"):
+            next(batches)
+
+
+def test_a_failure_ends_the_stream_and_is_not_the_end_of_a_loop(url: str, tmp_path: Path) -> None:
+    """Asking again is refused: silence would look like the end of the data. The list is where it was asked for."""
+    broken, listed = tmp_path / "broken", tmp_path / "listed.jsonl"
+    shutil.copytree(url, broken)
+    for tar in broken.rglob("*.tar"):
+        tar.write_bytes(bytes(tar.stat().st_size))
+    with train_batches(str(broken), global_batch=BATCH, image_size=SIZE, config=CONFIG, quarantine=listed) as batches:
+        with pytest.raises(WillNotSucceedError, match=r"samples could not be used.*listed\.jsonl"):
+            next(batches)
+        with pytest.raises(UserError, match=r"ended before step 0: .* reading failed"):
+            next(batches)
+    assert len(listed.read_text().splitlines()) > 10
+
+
+def test_a_list_of_replaced_samples_is_made_only_where_one_is(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with train_batches(url, global_batch=BATCH, image_size=SIZE) as batches:
+        taken(batches, 3)
+    assert list(tmp_path.iterdir()) == []

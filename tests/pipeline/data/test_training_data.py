@@ -1,0 +1,146 @@
+"""One dataset or a mix; what fixes its batches; what reading ahead may hold."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.data.augment import AugmentConfig
+from pipeline.data.config import DataConfig, MixPart
+from pipeline.data.mixup import MixupConfig
+from pipeline.data.randaugment import RandAugmentConfig
+from pipeline.data.training_data import TrainingData, changes, check_memory, data_state, open_training_data
+from shards.dataset import open_dataset
+from shards.errors import UserError
+from shards.index import BlockTable
+from tests.rigs.datasets import packed_folders
+
+BATCH = 12
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed_folders(tmp_path_factory.mktemp("data"), num_classes=3, images_a_class=8)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed_folders(tmp_path_factory.mktemp("other"), num_classes=5, images_a_class=3)
+
+
+def config_of(packed: Path) -> DataConfig:
+    return DataConfig(url=str(packed), lanes=4, window_blocks=2, num_threads=2, augment=AugmentConfig(min_area=0.3))
+
+
+def test_the_state_changes_with_what_changes_the_batches(packed: Path, other: Path) -> None:
+    config = config_of(packed)
+
+    def state(config: DataConfig, *, seed: int = 3, global_batch: int = BATCH) -> dict[str, object]:
+        return data_state(open_training_data(config), config, seed=seed, global_batch=global_batch)
+
+    own = state(config)
+    assert own == json.loads(json.dumps(own))
+    parts = (MixPart(url=str(packed), weight=3), MixPart(url=str(other), weight=1))
+    others = [
+        state(config, seed=4),
+        state(config, global_batch=24),
+        state(replace(config, lanes=2)),
+        state(replace(config, window_blocks=1)),
+        state(replace(config, augment=AugmentConfig(min_area=0.4))),
+        state(replace(config, augment=AugmentConfig(min_area=0.3, antialias=True))),
+        state(replace(config, randaugment=RandAugmentConfig(num_ops=2))),
+        state(replace(config, mixup=MixupConfig(alpha=0.2))),
+        state(replace(config, url=str(other))),
+        state(replace(config, url="", mix=parts)),
+        state(replace(config, url="", mix=parts[::-1])),
+    ]
+    assert all(other != own for other in others)
+    assert len({json.dumps(other) for other in others}) == len(others)
+    assert state(replace(config, num_threads=1, steps_ahead=1, memory_limit_bytes=10**9)) == own
+
+
+def test_what_differs_is_said_by_name() -> None:
+    saved = {"seed": 1, "decoder": {"simplejpeg": "1"}, "gone": True}
+    now = {"seed": 2, "decoder": {"simplejpeg": "2"}, "new": 5}
+    found = changes(saved, now, allow_other_decoder=False)
+    assert found == [
+        "data: seed was 1, now 2",
+        "data: decoder was {'simplejpeg': '1'}, now {'simplejpeg': '2'}",
+        "data: gone was True, now None",
+        "data: new was None, now 5",
+    ]
+    assert changes(saved, now, allow_other_decoder=True) == [found[0], *found[2:]]
+    assert changes(now, now, allow_other_decoder=False) == []
+
+
+def test_a_mix_knows_every_class_once_by_its_name(packed: Path, other: Path) -> None:
+    config = DataConfig(mix=(MixPart(url=str(other), weight=0.25), MixPart(url=str(packed), weight=0.75)))
+    data = open_training_data(config)
+    assert data.quotas == (1, 3)
+    assert data.label_names == ("c0", "c1", "c2", "c3", "c4")
+    assert data.num_classes == 5
+    assert [numbers.tolist() for numbers in data.label_maps] == [[0, 1, 2, 3, 4], [0, 1, 2]]
+
+
+def test_weights_that_can_not_be_exact_are_refused(packed: Path, other: Path) -> None:
+    parts = (MixPart(url=str(packed), weight=0.123456789), MixPart(url=str(other), weight=1))
+    with pytest.raises(UserError, match=r"weights 0\.123456789, 1 repeat only after"):
+        open_training_data(DataConfig(mix=parts))
+
+
+def with_large_blocks(packed: Path) -> TrainingData:
+    """A dataset as if it had 1,000 blocks of 16 MB."""
+    dataset, numbers = open_dataset(str(packed)), np.arange(1000, dtype=np.int64)
+    dataset.__dict__["blocks"] = BlockTable(
+        shard=numbers.astype(np.int32),
+        first_byte=numbers * 0,
+        end_byte=numbers * 0 + 16_000_000,
+        first_sample_id=numbers * 64,
+        num_samples=numbers * 0 + 64,
+    )
+    return TrainingData(datasets=(dataset,), quotas=(1,))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "local_ranks", "lanes", "batch", "at_least", "at_most"),
+    [
+        pytest.param(1, 1, 64, 64, 8.2, 10.4, id="2 x 4 blocks x 16 MB x 64 lanes, a cut block, single reads"),
+        pytest.param(8, 8, 64, 64, 8.2, 10.4, id="all ranks on one host: the host is what counts"),
+        pytest.param(8, 4, 64, 64, 4.1, 5.2, id="half of the ranks here"),
+        pytest.param(8, 1, 64, 64, 1.0, 1.3, id="an eighth of the lanes here"),
+        pytest.param(1, 1, 16, 16, 2.0, 2.6, id="fewer lanes"),
+        pytest.param(1, 1, 16, 16 * 64, 2.0, 5.2, id="batches that take a quarter of a window each"),
+    ],
+)
+def test_more_memory_than_allowed_is_refused_with_the_number(
+    packed: Path, ranks: int, local_ranks: int, lanes: int, batch: int, at_least: float, at_most: float
+) -> None:
+    data = with_large_blocks(packed)
+    config = DataConfig(lanes=lanes, window_blocks=4, memory_limit_bytes=100_000_000_000)
+    orders = data.orders(config, seed=0)
+    sizes = {"global_batch": batch, "num_ranks": ranks, "num_local_ranks": local_ranks}
+    bound = check_memory(data, config, orders, **sizes)
+    assert at_least * 1e9 <= bound <= at_most * 1e9
+    tight = replace(config, memory_limit_bytes=bound - 1)
+    with pytest.raises(UserError, match=rf"may hold {bound / 1e9:.1f} GB .*--data\.memory-limit-bytes"):
+        check_memory(data, tight, orders, **sizes)
+    assert check_memory(data, replace(config, memory_limit_bytes=bound), orders, **sizes) == bound
+
+
+def test_the_defaults_fit_vit_h14_at_a_batch_of_4096_on_one_host(packed: Path) -> None:
+    """ImageNet-21k: 110 kB an image, blocks of 64, all 64 lanes read by the 8 ranks of one host."""
+    data = with_large_blocks(packed)
+    numbers = np.arange(221_875, dtype=np.int64)
+    sizes = np.random.default_rng(0).normal(64 * 110_000, 64**0.5 * 90_000, numbers.size).astype(np.int64)
+    data.datasets[0].__dict__["blocks"] = BlockTable(
+        shard=numbers.astype(np.int32),
+        first_byte=numbers * 0,
+        end_byte=sizes,
+        first_sample_id=numbers * 64,
+        num_samples=numbers * 0 + 64,
+    )
+    config = DataConfig()
+    orders = data.orders(config, seed=0)
+    assert check_memory(data, config, orders, global_batch=4096, num_ranks=8, num_local_ranks=8) < 12e9

@@ -1,0 +1,40 @@
+"""Counters: sums, differences, threads."""
+
+import pickle
+import threading
+
+from shards.storage.traffic import NAMES, Traffic, TrafficCounts
+
+
+def test_counts_add_up_and_are_taken_apart() -> None:
+    traffic = Traffic()
+    traffic.add(TrafficCounts(requests=2, bytes=10, seconds=0.5))
+    before = traffic.counts()
+    traffic.add(TrafficCounts(requests=1, retries=3, wasted_bytes=7))
+    assert traffic.counts() == TrafficCounts(requests=3, bytes=10, seconds=0.5, retries=3, wasted_bytes=7)
+    assert traffic.counts() - before == TrafficCounts(requests=1, retries=3, wasted_bytes=7)
+
+
+def test_every_count_is_named() -> None:
+    assert {"requests", "bytes", "retries", "broken_bodies", "throttled", "hedges", "wasted_bytes"} <= set(NAMES)
+
+
+def test_threads_count_together() -> None:
+    traffic = Traffic()
+
+    def count() -> None:
+        for _ in range(500):
+            traffic.add(TrafficCounts(requests=1, bytes=2))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert traffic.counts() == TrafficCounts(requests=2000, bytes=4000)
+
+
+def test_another_process_counts_for_itself() -> None:
+    traffic = Traffic()
+    traffic.add(TrafficCounts(requests=1))
+    assert pickle.loads(pickle.dumps(traffic)).counts() == TrafficCounts()  # noqa: S301

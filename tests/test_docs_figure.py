@@ -1,0 +1,55 @@
+"""docs/order.svg shows the real order: the ids in the file are those of SampleOrder, and of the words beside them."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from docs.order_figure import BATCH, LANES, STEPS, WINDOW_BLOCKS, draw, example
+
+FIGURE = Path(__file__).resolve().parent.parent / "docs" / "order.svg"
+
+
+def ids_in(figure: Path) -> dict[str, int]:
+    """Name of each cell -> the sample id written in it."""
+    cells = re.findall(
+        r'<g id="((?:packed|permuted|shuffled|batch)-[-\d]+)">\s*<text[^>]*>(\d+)</text>', figure.read_text()
+    )
+    return {name: int(text) for name, text in cells}
+
+
+def ids_shown() -> dict[str, int]:
+    shown = example()
+    rows: dict[str, list[int]] = {f"packed-{block}": ids for block, ids in enumerate(shown.packed)}
+    for window, blocks in enumerate(shown.permuted):
+        rows |= {f"permuted-{window}-{place}": ids for place, ids in enumerate(blocks)}
+    rows |= {f"shuffled-{window}": ids for window, ids in enumerate(shown.shuffled)}
+    rows |= {f"batch-{step}": ids for step, ids in enumerate(shown.batches)}
+    return {f"{row}-{place}": sample_id for row, ids in rows.items() for place, sample_id in enumerate(ids)}
+
+
+def test_the_figure_shows_todays_order() -> None:
+    assert ids_in(FIGURE) == ids_shown(), "draw it anew: python -m docs.order_figure"
+
+
+def test_it_is_drawn_from_the_order_alone(tmp_path: Path) -> None:
+    draw(example(), tmp_path / "order.svg")
+    assert ids_in(tmp_path / "order.svg") == ids_shown()
+
+
+def test_each_step_is_what_the_figure_says() -> None:
+    shown = example()
+    assert sorted(block for window in shown.permuted for block in window) == shown.packed
+    assert all(len(blocks) == WINDOW_BLOCKS for blocks in shown.permuted)
+    for blocks, ids in zip(shown.permuted, shown.shuffled, strict=True):
+        assert sorted(ids) == sorted(sample_id for block in blocks for sample_id in block)
+        assert ids != [sample_id for block in blocks for sample_id in block]
+    lanes = np.array(shown.shuffled).reshape(LANES, -1)
+    share = BATCH // LANES
+    for step, (ids, epochs) in enumerate(zip(shown.batches, shown.epochs, strict=True)):
+        for lane in range(LANES):
+            part = slice(lane * share, (lane + 1) * share)
+            of_this_epoch = [one for one, epoch in zip(ids[part], epochs[part], strict=True) if epoch == 0]
+            assert of_this_epoch == lanes[lane, step * share : (step + 1) * share].tolist()
+    assert (np.array(shown.epochs[: STEPS - 1]) == 0).all()
+    assert sorted(set(shown.epochs[-1])) == [0, 1], "the last batch shows how epochs meet"
