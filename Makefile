@@ -10,12 +10,15 @@ PYTHON ?= $(shell for name in python3 python3.12 python3.11 python; do \
 TORCH ?= torch==2.13.0
 # More arguments for pytest, for example: make test ARGS='-m "not slow" tests/shards'
 ARGS ?=
+# Where the photographs are that benchmarks use, and where copies of them in each loader's layout go (4 GB, kept).
+IMAGES ?=
+WORK ?= runs/bench
 
 VENV := $(CURDIR)/.venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh) .ci/run
 
-.PHONY: help setup demo test lint soak bench-env clean
+.PHONY: help setup demo test lint soak bench-env bench clean
 .DELETE_ON_ERROR:
 
 help: ## This list
@@ -47,9 +50,19 @@ bench-env: ## Make .venv-bench with the peers that benchmarks/ measures
 	.venv-bench/bin/python -m pip --disable-pip-version-check install $(TORCH)
 	.venv-bench/bin/python -m pip --disable-pip-version-check install $(TORCH) --editable '.[bench]'
 
+bench: .venv/.all ## Loader, order and S3 beside the peers, some 45 minutes: make bench IMAGES=DIR [WORK=DIR]
+	@test -n "$(IMAGES)" || { echo "make bench: which photographs? IMAGES=folder of CLASS_anything.JPEG files (say, 500 of ImageNet)"; exit 1; }
+	@test -x .venv-bench/bin/python || { echo "make bench: the peers are missing (run: make bench-env)"; exit 1; }
+	$(VENV)/bin/python -m benchmarks.order --out benchmarks/results/order.json
+	$(VENV)/bin/python -m benchmarks.loader --images "$(IMAGES)" --work "$(WORK)" --out benchmarks/results/loader.json
+	$(VENV)/bin/python -m benchmarks.s3 --images "$(IMAGES)" --work "$(WORK)" --out benchmarks/results/s3.json
+
 clean: ## Remove .venv, .venv-bench, caches and the demo's folder
-	rm -rf .venv .venv-bench demo-run build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench demo-run build dist pipeline/data/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What the optional crop decoder is made of: it is built anew when one of these changes.
+NATIVE := hatch_build.py $(wildcard pipeline/data/*.c pipeline/data/*.h)
 
 # Stamps: each is renewed when the project's requirements change. torch goes first, so that pip settles its build
 # before anything that depends on it.
@@ -62,10 +75,10 @@ clean: ## Remove .venv, .venv-bench, caches and the demo's folder
 	$(PIP) --constraint constraints.txt $(TORCH)
 	@touch $@
 
-.venv/.demo: .venv/.torch
+.venv/.demo: .venv/.torch $(NATIVE)
 	$(PIP) --constraint constraints.txt --editable '.[demo]'
 	@touch $@
 
-.venv/.all: .venv/.torch
+.venv/.all: .venv/.torch $(NATIVE)
 	$(PIP) --constraint constraints.txt --editable '.[demo,test,dev]'
 	@touch $@ .venv/.demo

@@ -1,0 +1,184 @@
+"""What an image costs in our loader, and in webdataset, MosaicML Streaming, LitData and torchvision's ImageFolder.
+
+Photographs, copied until there are enough, in the layout of each loader; one epoch of the training transform to 224
+pixels (inception crop from 5 % of the area on, bilinear, flip), batches of 64 as uint8, shuffled everywhere, two worker
+processes (ours: two threads). Peers decode with Pillow and torchvision's transforms as they usually do, and in arms of
+their own with our view, so that the loaders themselves are compared; the bare decoder is the limit. Ours shuffles over
+1,024 images at a time (16 lanes of a block of 64), webdataset over 1,000 a worker, the others as they do by default.
+
+All arms in one run, one after another in an order that turns from round to round, each in a process of its own; page
+cache warm; the first round is not counted. Every arm must hand over the same images, by their labels. Peers in an
+environment of their own (`make bench-env`). Command, with the results kept (some 25 minutes on 2 cores):
+
+    python -m benchmarks.loader --images DIR --work DIR --out benchmarks/results/loader.json
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.loader_arms import ARMS
+from benchmarks.loader_prepare import FOLDERS, LITDATA, MOSAICML, PATCHLINE, WEBDATASET, prepare
+from benchmarks.measure import machine
+from benchmarks.rounds import (
+    Aim,
+    Report,
+    Round,
+    aims_table,
+    cell,
+    in_turn,
+    measured,
+    ratios,
+    say,
+    summary,
+    values,
+    write,
+)
+
+LAYOUTS = (FOLDERS, PATCHLINE, WEBDATASET, MOSAICML, LITDATA)
+OURS, ANTIALIASED, FOLDER = "patchline", "patchline, antialiased", "ImageFolder"
+STREAMING = ("webdataset", "MosaicML", "LitData")
+CPU, RATE, MEMORY = "cpu_seconds_per_1000", "images_per_second", "whole_peak_bytes"
+FIGURES = (
+    *(CPU, RATE, MEMORY, "first_batch_seconds", "epoch_cpu_seconds_per_1000", "epoch_images_per_second"),
+    *("whole_cpu_seconds", "whole_wall_seconds", "import_cpu_seconds", "import_wall_seconds"),
+)
+MOST_SECONDS_AN_ARM = 900.0
+
+
+def main() -> None:
+    """Prepare, measure all arms, print and keep the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path, required=True, help="folder of CLASS_anything.JPEG files")
+    parser.add_argument("--work", type=Path, required=True, help="where the layouts lie, kept for the next run")
+    parser.add_argument("--repeat-to", type=int, default=5120, help="number of images, a multiple of 64")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--lanes", type=int, default=16, help="of our order; 16 shuffle over 1,024 images")
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM")
+    parser.add_argument("--peers", default=".venv-bench/bin/python", help="a Python that has the peers")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if not Path(arguments.peers).exists():
+        parser.error(f"{arguments.peers} is not there; make it with `make bench-env`, or give --peers")
+    prepare(arguments.images, arguments.work, arguments.repeat_to, peers=arguments.peers, layouts=LAYOUTS)
+
+    def keep(rounds: list[Round]) -> None:
+        write(arguments.out, results(rounds, arguments))
+
+    rounds = in_turn(arguments.arms, lambda name: one_arm(name, arguments), rounds=arguments.rounds, keep=keep)
+    result = results(rounds, arguments)
+    sys.stdout.write(f"\n{table(result['arms'])}\n{aims_table(result['aims'])}")
+
+
+def one_arm(name: str, arguments: argparse.Namespace) -> Report:
+    """Run an arm with its layout in the page cache."""
+    for layout in LAYOUTS:
+        for path in (arguments.work / layout).rglob("*"):
+            if path.is_file():
+                path.read_bytes()
+    python = sys.executable if not name.startswith((*STREAMING, FOLDER)) else arguments.peers
+    report = arguments.work / "report"
+    words = ["--work", str(arguments.work), "--images", str(arguments.repeat_to), "--report", str(report)]
+    words += ["--lanes", str(arguments.lanes)]
+    said = measured([python, "-m", "benchmarks.loader_arms", name, *words], report, seconds=MOST_SECONDS_AN_ARM)
+    counts = json.dumps(said.pop("label_counts", None))
+    return said if "failed" in said else said | {"labels_sha256": hashlib.sha256(counts.encode()).hexdigest()}
+
+
+def results(rounds: list[Round], arguments: argparse.Namespace) -> dict[str, Any]:
+    """As they are kept."""
+    reports = [report for one in rounds for report in one.values()]
+    labels = {report["labels_sha256"] for report in reports if "labels_sha256" in report}
+    if len(labels) > 1:
+        say("NOT THE SAME IMAGES: the arms differ in the labels they handed over")
+    return {
+        "command": "python -m benchmarks.loader --images DIR --work DIR "
+        f"--repeat-to {arguments.repeat_to} --rounds {arguments.rounds} --out benchmarks/results/loader.json",
+        "machine": machine(),
+        "versions": {
+            name: report["versions"] for one in rounds[:1] for name, report in one.items() if "versions" in report
+        },
+        "images": arguments.repeat_to,
+        "lanes": arguments.lanes,
+        "same_images": len(labels) == 1,
+        "arms": summary(rounds, FIGURES),
+        "aims": [aim.row() for aim in aims(rounds)],
+        "rounds": [{name: _without_versions(report) for name, report in one.items()} for one in rounds],
+    }
+
+
+def _without_versions(report: Report) -> Report:
+    return {name: value for name, value in report.items() if name != "versions"}
+
+
+def aims(rounds: list[Round]) -> list[Aim]:
+    """What is asked of the loader, from the median of the rounds."""
+    found = [Aim(what="CPU-seconds per 1,000 images", limit=2.6, found=values(rounds, OURS, CPU))]
+    peers = [peer for peer in STREAMING if values(rounds, peer, CPU)]
+    if peers:
+        least = min(peers, key=lambda name: _median(rounds, name, CPU))
+        fastest = max(peers, key=lambda name: _median(rounds, name, RATE))
+        found += [
+            Aim(
+                what=f"CPU of the best streaming peer ({least}) to ours",
+                limit=2.0,
+                at_least=True,
+                found=ratios(rounds, least, OURS, CPU),
+            ),
+            Aim(
+                what=f"images/s to the best streaming peer ({fastest})",
+                limit=2.0,
+                at_least=True,
+                found=ratios(rounds, OURS, fastest, RATE),
+            ),
+        ]
+    found += [
+        Aim(what="CPU of ImageFolder to ours", limit=1.7, at_least=True, found=ratios(rounds, FOLDER, OURS, CPU)),
+        Aim(what="images/s to ImageFolder", limit=1.6, at_least=True, found=ratios(rounds, OURS, FOLDER, RATE)),
+        Aim(
+            what="CPU to bare decode + crop + resize, one thread",
+            limit=1.15,
+            found=ratios(rounds, OURS, "bare decode + crop + resize", CPU),
+        ),
+        Aim(
+            what="CPU to bare decode + crop + resize, two threads",
+            limit=1.15,
+            found=ratios(rounds, OURS, "bare decode + crop + resize, 2 threads", CPU),
+        ),
+        Aim(what="stretch: CPU-seconds per 1,000 images", limit=1.9, found=values(rounds, OURS, CPU)),
+        Aim(what="stretch: CPU to bare full decode", limit=1.0, found=ratios(rounds, OURS, "bare full decode", CPU)),
+    ]
+    for peer in (*peers, FOLDER):
+        found.append(Aim(what=f"peak memory to {peer}", limit=1.0, found=ratios(rounds, OURS, peer, MEMORY)))
+    return found
+
+
+def _median(rounds: list[Round], name: str, figure: str) -> float:
+    return sorted(values(rounds, name, figure))[len(values(rounds, name, figure)) // 2]
+
+
+def table(arms: dict[str, Report]) -> str:
+    """The arms, the cheapest first, as Markdown."""
+    rows = [
+        "| | CPU-s per 1,000 | images/s | first batch, s | with start and end: CPU-s per 1,000, images/s | "
+        "whole command: CPU-s, s | peak memory, MB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, arm in sorted(arms.items(), key=lambda item: item[1][CPU][1:2] or [float("inf")]):
+        if not arm[CPU]:
+            rows.append(f"| {name} | failed in every round |")
+            continue
+        failed = f" (failed in {arm['failed_rounds']} rounds)" if arm["failed_rounds"] else ""
+        cells = [name + failed, *(cell(arm[figure]) for figure in (CPU, RATE, "first_batch_seconds"))]
+        cells.append(f"{arm['epoch_cpu_seconds_per_1000'][1]:.2f}, {arm['epoch_images_per_second'][1]:.0f}")
+        cells.append(f"{arm['whole_cpu_seconds'][1]:.1f}, {arm['whole_wall_seconds'][1]:.1f}")
+        cells.append(f"{arm[MEMORY][1] / 1e6:.0f}")
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    main()

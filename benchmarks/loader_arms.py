@@ -1,0 +1,150 @@
+"""One arm of the loader benchmark, in a process of its own: one epoch of uint8 batches, and what it took.
+
+    python -m benchmarks.loader_arms ARM --work DIR --images N --report FILE
+
+CPU-seconds are those of this process and of all below it. "Steady" is from the end of the first eighth of the batches
+to the end of the seventh: the loader is full of started work at both moments, so that what is under way cancels.
+"""
+
+import argparse
+import json
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.loader_bare import bare
+from benchmarks.loader_ours import ours
+from benchmarks.loader_peers import imagefolder, litdata, mosaicml, webdataset
+from benchmarks.loader_settings import Settings
+
+Batches = Iterator[tuple[Any, Any]]  # images uint8 of any layout, labels
+PACKAGES = ("torch", "numpy", "simplejpeg", "opencv-python-headless", "pillow")
+WARM_SHARE = 8  # one batch in this many is before, and one after, the steady part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """Seconds of the clock, and CPU-seconds of this process and all below it."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> "Moment":
+        """This moment."""
+        return cls(wall=time.monotonic(), cpu=_own_cpu_seconds() + sum(map(_cpu_seconds, _below(os.getpid()))))
+
+
+def main() -> None:
+    """Run the arm that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arm", choices=ARMS)
+    parser.add_argument("--work", required=True, help="where loader_prepare has put the layouts")
+    parser.add_argument("--report", type=Path, required=True)
+    for name, value in (("images", 0), ("batch", 64), ("workers", 2), ("lanes", 16), ("window-blocks", 1)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    arguments = parser.parse_args()
+    load, packages = ARMS[arguments.arm]
+    given = {name: value for name, value in vars(arguments).items() if name not in ("arm", "report")}
+    settings = Settings(**given)
+    began = time.monotonic()
+    batches = load(settings)
+    report = one_epoch(batches, settings) | {
+        "import_wall_seconds": time.monotonic() - began,
+        "versions": {package: version(package) for package in (*PACKAGES, *packages)},
+    }
+    report["import_wall_seconds"] -= report["epoch_wall_seconds"]
+    if arguments.arm.startswith("patchline") or "our" in arguments.arm:
+        from pipeline.data.transform import decoder_name  # noqa: PLC0415
+
+        report["versions"]["our decoder"] = decoder_name()
+    arguments.report.write_text(json.dumps(report))
+
+
+def one_epoch(batches: Callable[[], Batches], settings: Settings) -> dict[str, Any]:
+    """Take every batch; RuntimeError where they are not one epoch of images of the right size."""
+    num_batches, size = settings.images // settings.batch, settings.image_size
+    margin = max(1, num_batches // WARM_SHARE)
+    moments: dict[int, Moment] = {}
+    counts, number = np.zeros(0, dtype=np.int64), 0
+    start = Moment.now()
+    for images, labels in batches():
+        number += 1
+        if number in (1, margin, num_batches - margin):
+            moments[number] = Moment.now()
+        if str(images.dtype).removeprefix("torch.") != "uint8" or images.shape[0] * size * size * 3 != _size(images):
+            raise RuntimeError(f"batch {number} is {images.dtype}{list(images.shape)}")
+        more = np.bincount(np.asarray(labels).reshape(-1), minlength=counts.size)
+        more[: counts.size] += counts
+        counts = more
+    end = Moment.now()
+    if number != num_batches or int(counts.sum()) != settings.images:
+        raise RuntimeError(f"{number} batches of {int(counts.sum())} images instead of {num_batches}")
+    first, steady, steady_end = (moments[place] for place in (1, margin, num_batches - margin))
+    steady_images = (num_batches - 2 * margin) * settings.batch
+    return {
+        "cpu_seconds_per_1000": (steady_end.cpu - steady.cpu) / steady_images * 1000,
+        "images_per_second": steady_images / (steady_end.wall - steady.wall),
+        "first_batch_seconds": first.wall - start.wall,
+        "epoch_cpu_seconds_per_1000": (end.cpu - start.cpu) / settings.images * 1000,
+        "epoch_images_per_second": settings.images / (end.wall - start.wall),
+        "epoch_wall_seconds": end.wall - start.wall,
+        "import_cpu_seconds": start.cpu,
+        "label_counts": counts.tolist(),
+    }
+
+
+def _size(images: Any) -> int:
+    return int(np.prod(images.shape))
+
+
+def _own_cpu_seconds() -> float:
+    whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, whose))
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process and of those below it that have ended; 0 where it has just ended itself."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _below(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            yield child
+            yield from _below(child)
+
+
+# Name: what loads the arm, and the packages whose versions are of interest beside PACKAGES.
+ARMS: dict[str, tuple[Callable[[Settings], Callable[[], Batches]], tuple[str, ...]]] = {
+    "patchline": (ours, ()),
+    "patchline, antialiased": (lambda settings: ours(settings, antialias=True), ()),
+    "patchline, without the crop decoder": (lambda settings: ours(settings, library=False), ()),
+    "webdataset": (webdataset, ("webdataset", "torchvision")),
+    "MosaicML": (mosaicml, ("mosaicml-streaming", "torchvision")),
+    "LitData": (litdata, ("litdata", "torchvision")),
+    "ImageFolder": (imagefolder, ("torchvision",)),
+    "webdataset, our decoder": (lambda settings: webdataset(settings, ours=True), ()),
+    "MosaicML, our decoder": (lambda settings: mosaicml(settings, ours=True), ()),
+    "LitData, our decoder": (lambda settings: litdata(settings, ours=True), ()),
+    "ImageFolder, our decoder": (lambda settings: imagefolder(settings, ours=True), ()),
+    "bare full decode": (lambda settings: bare(settings, "decode"), ()),
+    "bare decode + crop + resize": (lambda settings: bare(settings, "crop"), ()),
+    "bare decode + crop + resize, 2 threads": (lambda settings: bare(settings, "crop", threads=2), ()),
+    "our view, from memory": (lambda settings: bare(settings, "ours"), ()),
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The limit: decode, crop and resize of images that lie in memory, with nothing around them."""
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from benchmarks.loader_ours import augment_config, view_of
+from benchmarks.loader_prepare import FOLDERS
+from benchmarks.loader_settings import Settings
+
+View = Callable[[bytes, Any, Any], None]  # bytes, the draws of the crop, uint8[size, size, 3] to fill
+
+
+def bare(
+    settings: Settings, kind: Literal["decode", "crop", "ours"], *, threads: int = 1
+) -> Callable[[], Iterator[tuple[Any, Any]]]:
+    """`decode`: the whole image by simplejpeg; `crop`: and a crop of it resized by OpenCV; `ours`: our view."""
+    from pipeline.data.augment import draws_of  # noqa: PLC0415
+
+    folders = sorted(Path(settings.work, FOLDERS).iterdir())
+    items = [(path.read_bytes(), label) for label, folder in enumerate(folders) for path in sorted(folder.iterdir())]
+    random.Random(0).shuffle(items)
+    numbers = np.arange(len(items))
+    draws = draws_of(numbers, np.zeros_like(numbers), seed=0)
+    view = {"decode": _decode, "crop": _crop, "ours": view_of(antialias=False)}[kind]
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        size = settings.image_size
+        with ThreadPoolExecutor(threads) as pool:
+            for first in range(0, len(items), settings.batch):
+                images = np.zeros((settings.batch, size, size, 3), dtype=np.uint8)
+
+                def fill(part: range, first: int = first, images: Any = images) -> None:
+                    for entry in part:
+                        view(items[first + entry][0], draws[first + entry], images[entry])
+
+                parts = [range(thread, settings.batch, threads) for thread in range(threads)]
+                for _ in pool.map(fill, parts) if threads > 1 else map(fill, parts):
+                    pass
+                yield images, np.array([label for _, label in items[first : first + settings.batch]])
+
+    return batches
+
+
+def _decode(data: bytes, _draws: Any, _out: Any) -> None:
+    import simplejpeg  # noqa: PLC0415
+
+    simplejpeg.decode_jpeg(data, colorspace="RGB")
+
+
+def _crop(data: bytes, draws: Any, out: Any) -> None:
+    import cv2  # noqa: PLC0415
+    import simplejpeg  # noqa: PLC0415
+
+    from pipeline.data.augment import draw_crop  # noqa: PLC0415
+
+    cv2.setNumThreads(1)
+    pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
+    crop = draw_crop(pixels.shape[0], pixels.shape[1], draws, config=augment_config(antialias=False))
+    part = pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+    resized = cv2.resize(part, out.shape[:2], interpolation=cv2.INTER_LINEAR)
+    out[...] = resized[:, ::-1] if crop.flip else resized

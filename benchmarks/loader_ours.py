@@ -1,0 +1,71 @@
+"""Our loader, and our view of an image for loaders of others."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from benchmarks.loader_prepare import PATCHLINE
+from benchmarks.loader_settings import MIN_AREA, Settings
+
+
+def ours(
+    settings: Settings, *, antialias: bool = False, library: bool = True
+) -> Callable[[], Iterator[tuple[Any, Any]]]:
+    """`train_batches` as anybody would call it; the epoch's batches and no more. `library`: with the crop decoder's."""
+    from pipeline.data import DataConfig, train_batches, transform  # noqa: PLC0415
+
+    config = DataConfig(
+        lanes=settings.lanes,
+        window_blocks=settings.window_blocks,
+        num_threads=settings.workers,
+        augment=augment_config(antialias=antialias),
+    )
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        url, num_batches = f"{settings.work}/{PATCHLINE}", settings.images // settings.batch
+        decoder = transform.crop_decoder if library else lambda: None
+        with (
+            mock.patch.object(transform, "crop_decoder", decoder),
+            train_batches(url, global_batch=settings.batch, image_size=settings.image_size, config=config) as found,
+        ):
+            for batch in itertools.islice(found, num_batches):
+                yield batch.images, batch.labels[:, 0]
+
+    return batches
+
+
+def augment_config(*, antialias: bool) -> Any:
+    """The crop that every arm makes; flips included."""
+    from pipeline.data.augment import AugmentConfig  # noqa: PLC0415
+
+    return AugmentConfig(min_area=MIN_AREA, antialias=antialias)
+
+
+@dataclass(kw_only=True)
+class Image:
+    """As our view wants it."""
+
+    data: bytes
+    height: int
+    width: int
+    orientation: int = 1
+
+
+def view_of(*, antialias: bool) -> Callable[[bytes, Any, Any], None]:
+    """Our view: fills uint8[size, size, 3] from an image's bytes and the draws of its crop.
+
+    Who has no index takes height and width from the image's own header.
+    """
+    import simplejpeg  # noqa: PLC0415
+
+    from pipeline.data.transform import train_view  # noqa: PLC0415
+
+    config = augment_config(antialias=antialias)
+
+    def view(data: bytes, draws: Any, out: Any) -> None:
+        height, width = simplejpeg.decode_jpeg_header(data)[:2]
+        train_view(Image(data=data, height=height, width=width), draws, config=config, out=out)
+
+    return view

@@ -1,0 +1,144 @@
+"""The peers, used as their documentation shows, each with the decoder it is usually given (Pillow and torchvision's
+transforms) or with our view of an image, so that the loaders themselves are compared.
+
+All shuffle, take two workers as a rule, and hand over uint8 batches. They need not be installed where they are not
+asked for.
+"""
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.loader_ours import view_of
+from benchmarks.loader_prepare import FOLDERS, LITDATA, MOSAICML, WEBDATASET
+from benchmarks.loader_settings import MIN_AREA, Settings
+from benchmarks.packing_arms import _torchvision_operators
+
+Batches = Iterator[tuple[Any, Any]]
+Transform = Callable[[bytes], Any]  # an image's bytes -> uint8 tensor
+SHUFFLE_BUFFER = 1000
+
+
+def webdataset(settings: Settings, *, ours: bool = False) -> Callable[[], Batches]:
+    """WebDataset over tars, batches made in the workers."""
+    import webdataset as wds  # noqa: PLC0415
+
+    transform = _transform(settings, ours=ours)
+    tars = sorted(str(path) for path in Path(settings.work, WEBDATASET).glob("*.tar"))
+
+    def batches() -> Batches:
+        dataset = (
+            wds.WebDataset(tars, shardshuffle=len(tars))
+            .shuffle(SHUFFLE_BUFFER)
+            .to_tuple("jpg", "cls")
+            .map_tuple(transform, int)
+            .batched(settings.batch)
+        )
+        yield from wds.WebLoader(dataset, batch_size=None, num_workers=settings.workers)
+
+    return batches
+
+
+def mosaicml(settings: Settings, *, ours: bool = False) -> Callable[[], Batches]:
+    """StreamingDataset from a local folder, its own shuffle."""
+    transform = _transform(settings, ours=ours)
+    from streaming import StreamingDataset  # noqa: PLC0415
+    from streaming.base.util import clean_stale_shared_memory  # noqa: PLC0415
+    from torch.utils.data import DataLoader  # noqa: PLC0415
+
+    clean_stale_shared_memory()  # of a run that was killed
+
+    class Images(StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, at: int) -> tuple[Any, int]:
+            sample = super().__getitem__(at)
+            return transform(sample["image"]), sample["label"]
+
+    def batches() -> Batches:
+        dataset = Images(local=f"{settings.work}/{MOSAICML}", shuffle=True, batch_size=settings.batch)
+        yield from DataLoader(dataset, batch_size=settings.batch, num_workers=settings.workers)
+
+    return batches
+
+
+def litdata(settings: Settings, *, ours: bool = False) -> Callable[[], Batches]:
+    """StreamingDataset from a local folder."""
+    os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
+    transform = _transform(settings, ours=ours)
+    import litdata as lit  # noqa: PLC0415
+
+    class Images(lit.StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, index: Any) -> tuple[Any, int]:
+            sample = super().__getitem__(index)
+            return transform(sample["image"]), sample["label"]
+
+    def batches() -> Batches:
+        dataset = Images(f"{settings.work}/{LITDATA}", shuffle=True)
+        yield from lit.StreamingDataLoader(dataset, batch_size=settings.batch, num_workers=settings.workers)
+
+    return batches
+
+
+def imagefolder(settings: Settings, *, ours: bool = False) -> Callable[[], Batches]:
+    """Torchvision's ImageFolder with a DataLoader that shuffles."""
+    transform = _transform(settings, ours=ours)
+    from torch.utils.data import DataLoader  # noqa: PLC0415
+
+    folders = import_module("torchvision.datasets")
+
+    def batches() -> Batches:
+        dataset = folders.ImageFolder(f"{settings.work}/{FOLDERS}", loader=_read, transform=transform)
+        yield from DataLoader(dataset, batch_size=settings.batch, shuffle=True, num_workers=settings.workers)
+
+    return batches
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:  # noqa: PTH123 - the fastest way
+        return file.read()
+
+
+def _transform(settings: Settings, *, ours: bool) -> Transform:
+    declared = _torchvision_operators()  # before anything imports torchvision
+    return _our_view(settings, declared) if ours else _pillow_view(settings, declared)
+
+
+def _pillow_view(settings: Settings, declared: object) -> Transform:
+    from PIL import Image  # noqa: PLC0415
+
+    transforms = import_module("torchvision.transforms")
+    steps = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(settings.image_size, scale=(MIN_AREA, 1.0)),
+            transforms.RandomHorizontalFlip(),
+            transforms.PILToTensor(),
+        ]
+    )
+
+    def transform(data: bytes, _: object = declared) -> Any:
+        with Image.open(io.BytesIO(data)) as image:
+            return steps(image.convert("RGB"))
+
+    return transform
+
+
+def _our_view(settings: Settings, declared: object) -> Transform:
+    import torch  # noqa: PLC0415
+
+    from pipeline.data.augment import draws_of  # noqa: PLC0415
+
+    view, size = view_of(antialias=False), settings.image_size
+    num_draws = draws_of(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), seed=0).shape[1]
+    drawn: dict[int, Any] = {}  # a generator for each worker, which is a fork of one process
+
+    def transform(data: bytes, _: object = declared) -> Any:
+        random = drawn.setdefault(os.getpid(), np.random.default_rng(os.getpid()))
+        out = np.empty((size, size, 3), dtype=np.uint8)
+        view(data, random.random(num_draws), out)
+        return torch.from_numpy(out)
+
+    return transform

@@ -1,0 +1,100 @@
+"""The same images in the layout of each loader: class folders, our shards, webdataset tars, MDS, LitData chunks.
+
+What is there for the same images is not made again, so a run that was cut short goes on where it was.
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.packing import copy_images
+from benchmarks.rounds import say
+
+FOLDERS, PATCHLINE, WEBDATASET, MOSAICML, LITDATA = "folders", "patchline", "webdataset", "mosaicml", "litdata"
+SMALL_BLOCKS = "small-blocks"  # our shards again, in blocks of SMALL_BLOCK images: many requests, for faults to hit
+SMALL_BLOCK = 8
+NUM_TARS = 10  # an even number, so that two workers of webdataset get equally much
+_PACKING_ARMS = {PATCHLINE: "patchline, 2 workers", MOSAICML: "MDSWriter", LITDATA: "LitData, 2 workers"}
+
+
+def prepare(images: Path, work: Path, count: int, *, peers: str, layouts: Sequence[str]) -> None:
+    """`work`/LAYOUT for each of `layouts`; class folders first, from which all others are made."""
+    work.mkdir(parents=True, exist_ok=True)
+    identity = _identity(images, count)
+    for layout in (FOLDERS, *(name for name in layouts if name != FOLDERS)):
+        mark = work / f"{layout}.json"
+        if mark.exists() and json.loads(mark.read_text()) == identity:
+            say(f"{layout} is prepared")
+            continue
+        mark.unlink(missing_ok=True)
+        _remove(work / layout, *work.glob(f"{layout}-*"))
+        began = time.monotonic()
+        if layout == FOLDERS:
+            copy_images(images, work / FOLDERS, count)
+        else:
+            _run(layout, work, count, peers=peers)
+        mark.write_text(json.dumps(identity))
+        say(f"{layout} prepared in {time.monotonic() - began:.1f} s")
+
+
+def _identity(images: Path, count: int) -> dict[str, object]:
+    files = sorted((path.name, path.stat().st_size) for path in images.glob("*.JPEG"))
+    if not files:
+        raise SystemExit(f"{images} holds no CLASS_anything.JPEG files; give the folder that does by --images")
+    return {"count": count, "files_sha256": hashlib.sha256(json.dumps(files).encode()).hexdigest()}
+
+
+def _run(layout: str, work: Path, count: int, *, peers: str) -> None:
+    python = sys.executable if layout in (PATCHLINE, SMALL_BLOCKS) else peers
+    paths = ["--images", str(work / FOLDERS), "--out", str(work / layout)]
+    if layout in _OWN_LAYOUTS:
+        command = [python, "-m", "benchmarks.loader_prepare", layout, *paths[1::2], str(count)]
+    else:
+        report = str(work / f"{layout}-report")
+        command = [python, "-m", "benchmarks.packing_arms", _PACKING_ARMS[layout], *paths, "--report", report]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    _remove(*work.glob(f"{layout}-*"))  # the report, caches of LitData
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def write_tars(images: str, out: str, count: str) -> None:
+    """Webdataset's ShardWriter; in the peers' environment."""
+    import webdataset  # noqa: PLC0415
+
+    from benchmarks.packing_arms import samples  # noqa: PLC0415
+
+    Path(out).mkdir()
+    with webdataset.ShardWriter(f"{out}/shard-%06d.tar", maxcount=-(-int(count) // NUM_TARS), verbose=0) as writer:
+        for number, (image, label) in enumerate(samples(images)):
+            writer.write({"__key__": f"{number:010d}", "jpg": image, "cls": label})
+
+
+def pack_small_blocks(images: str, out: str, _: str) -> None:
+    """`patchline pack folder --samples-per-block 8`; exact duplicates are kept."""
+    from jobs.pack import PackJob, run  # noqa: PLC0415
+    from shards.packing.spec import Dedup  # noqa: PLC0415
+    from shards.sources.kinds import FolderSource  # noqa: PLC0415
+
+    source, dedup = FolderSource(root=images), Dedup(duplicates="keep")
+    assert run(PackJob(out=out, source=source, dedup=dedup, samples_per_block=SMALL_BLOCK)) == 0
+
+
+_OWN_LAYOUTS = {WEBDATASET: write_tars, SMALL_BLOCKS: pack_small_blocks}
+
+
+if __name__ == "__main__":
+    _OWN_LAYOUTS[sys.argv[1]](*sys.argv[2:])

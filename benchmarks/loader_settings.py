@@ -1,0 +1,23 @@
+"""What every arm of the loader benchmark does alike."""
+
+from dataclasses import dataclass
+
+MIN_AREA = 0.05  # of the inception crop; torchvision's own default is 0.08
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """`work` holds the layouts. `workers`: processes of the peers, threads of ours. The shuffle of ours reaches over
+    lanes x window_blocks blocks of 64 images, by default as far as the buffer of 1,000 that webdataset is given."""
+
+    work: str
+    images: int
+    batch: int = 64
+    workers: int = 2
+    lanes: int = 16
+    window_blocks: int = 1
+    image_size: int = 224
+
+    def __post_init__(self) -> None:
+        if self.images % self.batch or self.images < 2 * self.batch:
+            raise ValueError(f"images is {self.images}; allowed are multiples of the batch, {self.batch}, from two on")

@@ -1,0 +1,168 @@
+"""Rounds of arms in turn: each arm a command of its own that writes a report, then medians, quartiles and aims.
+
+An arm that fails, or does not end in time, is recorded as failed and the others go on. Figures are kept after every
+round, so that a run that is cut short has those it had.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import run
+
+Report = dict[str, Any]
+Round = dict[str, Report]
+POLL_SECONDS = 0.5  # of the memory: rare enough to leave both cores to the arms
+_SHOWN = (
+    *("cpu_seconds_per_1000", "images_per_second", "first_batch_seconds", "cpu_seconds", "wall_seconds"),
+    *("whole_wall_seconds", "whole_peak_bytes", "peak_bytes"),
+)
+
+
+def measured(command: Sequence[str], report: Path, *, seconds: float) -> Report:
+    """Run an arm to its end, measured from outside. Only where no other child is running (see measure.run)."""
+    report.unlink(missing_ok=True)
+    try:
+        whole = run(["timeout", "--kill-after=10", f"{seconds:g}", *command], poll_seconds=POLL_SECONDS)
+        said: Report = json.loads(report.read_text())
+    except RuntimeError as error:
+        head, _, output = str(error).partition("\n")
+        return _failed(output.strip() or f"ended with {head.rpartition(' ')[2].rstrip(':')}")
+    except (OSError, ValueError) as error:
+        return _failed(f"{type(error).__name__}: {error}")
+    return {f"whole_{name}": value for name, value in asdict(whole).items()} | said
+
+
+def reported(command: Sequence[str], report: Path, *, seconds: float, environment: dict[str, str]) -> Report:
+    """Run an arm that measures itself, beside daemons that are children of this process too."""
+    report.unlink(missing_ok=True)
+    try:
+        subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, timeout=seconds, check=True
+        )
+        said: Report = json.loads(report.read_text())
+    except subprocess.CalledProcessError as error:
+        return _failed(str(error.stderr).strip() or f"ended with {error.returncode}")
+    except (subprocess.TimeoutExpired, OSError, ValueError) as error:
+        return _failed(f"{type(error).__name__}: {error}")
+    return said
+
+
+def _failed(message: str) -> Report:
+    """The message goes to the screen; into the results only what stands before its colon, which names no path."""
+    last = message.splitlines()[-1]
+    sys.stderr.write(f"{last}\n")
+    return {"failed": last.partition(":")[0][:80]}
+
+
+def in_turn(
+    names: Sequence[str], arm: Callable[[str], Report], *, rounds: int, keep: Callable[[list[Round]], None]
+) -> list[Round]:
+    """A B C, B C A, ...: one round to warm up, which is not counted, and `rounds` that are; `keep` after each."""
+    done: list[Round] = []
+    began = time.monotonic()
+    for number in range(rounds + 1):
+        turned = [names[(place + number) % len(names)] for place in range(len(names))]
+        one = {}
+        for name in turned:
+            one[name] = arm(name)
+            say(f"{name:36s} {_line(one[name])}")
+        done.append({name: one[name] for name in names})
+        minutes = (time.monotonic() - began) / 60
+        whole = minutes / (number + 1) * (rounds + 1)
+        say(f"round {number} of {rounds} done after {minutes:.1f} min; all of them take {whole:.1f}")
+        if number:
+            keep(done[1:])
+    return done[1:]
+
+
+def say(line: str) -> None:
+    """A line of progress."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _line(report: Report) -> str:
+    shown = [f"{name} {report[name]:.4g}" for name in _SHOWN if name in report]
+    return report.get("failed", "") or ", ".join(shown) or "done"
+
+
+def values(rounds: Sequence[Round], name: str, figure: str) -> list[float]:
+    """A figure of an arm in every round in which it did not fail."""
+    return [one[name][figure] for one in rounds if figure in one.get(name, {})]
+
+
+def ratios(rounds: Sequence[Round], name: str, other: str, figure: str) -> list[float]:
+    """A figure of an arm by the same figure of another in the same round."""
+    both = [one for one in rounds if figure in one.get(name, {}) and figure in one.get(other, {})]
+    return [one[name][figure] / one[other][figure] for one in both]
+
+
+def spread(found: Sequence[float]) -> list[float]:
+    """Lower quartile, median, upper quartile; empty where there is nothing."""
+    if len(found) < 2:
+        return [round(value, 4) for value in found] * 3
+    return [round(value, 4) for value in statistics.quantiles(found, n=4, method="inclusive")]
+
+
+def summary(rounds: Sequence[Round], figures: Sequence[str]) -> dict[str, Report]:
+    """For every arm the spread of each figure, and in how many rounds it failed."""
+    names = {name: None for one in rounds for name in one}
+    return {
+        name: {figure: spread(values(rounds, name, figure)) for figure in figures}
+        | {"failed_rounds": sum("failed" in one[name] for one in rounds)}
+        for name in names
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """What issue and paper ask of a figure, and what was found, one value a round."""
+
+    what: str
+    limit: float
+    found: Sequence[float]
+    at_least: bool = False
+
+    def row(self) -> Report:
+        """As results keep it."""
+        spread_found = spread(self.found)
+        is_met = None
+        if spread_found:
+            is_met = spread_found[1] >= self.limit if self.at_least else spread_found[1] <= self.limit
+        bound = "at least" if self.at_least else "at most"
+        return {"what": self.what, "aim": f"{bound} {self.limit:g}", "found": spread_found, "met": is_met}
+
+
+def aims_table(rows: Sequence[Report]) -> str:
+    """Aims beside what was found, as Markdown."""
+    lines = ["| | aim | found (quartiles) | met |", "|---|---|---|---|"]
+    for row in rows:
+        met = {True: "yes", False: "**no**", None: "not measured"}[row["met"]]
+        lines.append(f"| {row['what']} | {row['aim']} | {cell(row['found'])} | {met} |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(found: Sequence[float]) -> str:
+    """Median and quartiles as text."""
+    if not found:
+        return "-"
+    low, middle, high = (f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}" for value in found)
+    return f"{middle} ({low} to {high})"
+
+
+def write(out: Path | None, result: Mapping[str, Any]) -> None:
+    """Keep the results, whole or not at all."""
+    if out is None:
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_suffix(".part")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(out)
