@@ -43,6 +43,7 @@ lint: .venv/.all ## Style, types and shell scripts
 soak: .venv/.all ## A campaign of kills: every continued run must end like the unbroken one
 	$(VENV)/bin/python -m tests.soak.kills
 	$(VENV)/bin/python -m tests.soak.packing
+	$(VENV)/bin/python -m tests.soak.loader
 
 # The peers ask for older versions of what we use, so they have an environment of their own.
 bench-env: ## Make .venv-bench with the peers that benchmarks/ measures

@@ -19,6 +19,7 @@ from pipeline.data.config import Share
 from pipeline.data.evaluation import label_map
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, data_state, open_training_data
+from pipeline.data.transform import decoder_name
 from pipeline.models.vit import ViT
 from pipeline.models.weights import TensorByName, save_weights
 from pipeline.training.batch_plan import BatchPlan, plan_batch
@@ -64,6 +65,7 @@ class Prepared:
     held_out: Dataset | None
     plan: BatchPlan
     data_state: dict[str, Any]
+    most_read_ahead_bytes: int  # by all ranks of this host
 
 
 def prepare(job: TrainingJob, world: World) -> Prepared:
@@ -82,7 +84,7 @@ def prepare(job: TrainingJob, world: World) -> Prepared:
     held_out = open_dataset(job.evaluation.url) if job.evaluation.url else None
     job = replace(job, model=replace(job.model, num_classes=_num_classes(job, data, held_out)))
     orders = data.orders(job.data, seed=job.seed)
-    check_memory(
+    most_read_ahead_bytes = check_memory(
         data,
         job.data,
         orders,
@@ -96,7 +98,15 @@ def prepare(job: TrainingJob, world: World) -> Prepared:
     if job.initial.weights and not list_committed(_checkpoint_store(job)):
         starting_weights(job)
     state = data_state(data, job.data, seed=job.seed, global_batch=job.global_batch)
-    return Prepared(job=job, run_dir=Path(job.run_dir), data=data, held_out=held_out, plan=plan, data_state=state)
+    return Prepared(
+        job=job,
+        run_dir=Path(job.run_dir),
+        data=data,
+        held_out=held_out,
+        plan=plan,
+        data_state=state,
+        most_read_ahead_bytes=most_read_ahead_bytes,
+    )
 
 
 def train(prepared: Prepared, world: World, *, on_start: Callable[[], None]) -> Ending:
@@ -216,6 +226,9 @@ def _start_engine(
         batch = f"batch {plan.global_batch} = {plan.micro_batch} x {plan.accumulation} x {plan.num_ranks} ranks"
         engine_text = f"ZeRO-{job.engine.zero_stage}, {job.engine.precision}"
         log.info("%s from %s: %s, %s, %s", job.run_dir, origin, ranks, engine_text, batch)
+        most = f"at most {prepared.most_read_ahead_bytes / 1e9:.2f} GB read ahead on this host"
+        num_samples = sum(dataset.num_samples for dataset in prepared.data.datasets)
+        log.info("%d samples of %s, %s, JPEGs by %s", num_samples, prepared.data.url, most, decoder_name())
     return engine
 
 
