@@ -1,13 +1,23 @@
-"""Sizes of the Vision Transformers ("An Image is Worth 16x16 Words", Dosovitskiy et al., ICLR 2021, Table 1)."""
+"""Sizes of the models in "An Image is Worth 16x16 Words" (Dosovitskiy et al., ICLR 2021): Table 1 and section 4.1.
 
-from dataclasses import dataclass
+Ti and S are those of "How to train your ViT?" (Steiner et al., 2021); the ResNets' names and units are BiT's
+("Big Transfer", Kolesnikov et al., 2020). In a hybrid the patch is measured on the ResNet's map, 1 x 1 in the paper.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args
 
 from shards.errors import UserError
+
+Pooling = Literal["token", "average"]
+Position = Literal["none", "learned_1d", "learned_2d"]
+Gelu = Literal["tanh", "exact"]
+ResNetEpsilons = Literal["paper", "timm"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Patch size in pixels, layers, width D, MLP width and heads."""
+    """A transformer: patch size in pixels, layers, width D, MLP width and heads."""
 
     patch: int
     depth: int
@@ -16,24 +26,73 @@ class Size:
     num_heads: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResNetSize:
+    """A ResNet of bottlenecks: how many units each stage has, and by what factor it is wider (the 2 of R50x2)."""
+
+    units: tuple[int, ...]
+    factor: int = 1
+
+    @property
+    def stride(self) -> int:
+        """Pixels a place of the last map: the root halves twice, each stage after the first once."""
+        return int(2 ** (1 + len(self.units)))
+
+    @property
+    def root_width(self) -> int:
+        """Channels after the root convolution."""
+        return 64 * self.factor
+
+    @property
+    def width(self) -> int:
+        """Channels of the last map."""
+        return int(4 * self.root_width * 2 ** (len(self.units) - 1))
+
+
 SIZES = {
     "vit_b32": Size(patch=32, depth=12, width=768, mlp_width=3072, num_heads=12),
     "vit_b16": Size(patch=16, depth=12, width=768, mlp_width=3072, num_heads=12),
     "vit_l32": Size(patch=32, depth=24, width=1024, mlp_width=4096, num_heads=16),
     "vit_l16": Size(patch=16, depth=24, width=1024, mlp_width=4096, num_heads=16),
     "vit_h14": Size(patch=14, depth=32, width=1280, mlp_width=5120, num_heads=16),
+    "vit_ti16": Size(patch=16, depth=12, width=192, mlp_width=768, num_heads=3),
+    "vit_s16": Size(patch=16, depth=12, width=384, mlp_width=1536, num_heads=6),
 }
+SIZES |= {f"r50_{name}": replace(SIZES[name], patch=1) for name in ("vit_b16", "vit_b32", "vit_l16", "vit_l32")}
+
+# /16: stage 4 is taken out and as many units are added to stage 3; /32: a ResNet-50 as it is (section 4.1).
+HYBRID_RESNETS = {
+    "r50_vit_b16": ResNetSize(units=(3, 4, 9)),
+    "r50_vit_b32": ResNetSize(units=(3, 4, 6, 3)),
+    "r50_vit_l16": ResNetSize(units=(3, 4, 9)),
+    "r50_vit_l32": ResNetSize(units=(3, 4, 6, 3)),
+}
+BIT_RESNETS = {
+    "bit_r50x1": ResNetSize(units=(3, 4, 6, 3)),
+    "bit_r50x2": ResNetSize(units=(3, 4, 6, 3), factor=2),
+    "bit_r101x1": ResNetSize(units=(3, 4, 23, 3)),
+    "bit_r152x1": ResNetSize(units=(3, 8, 36, 3)),
+    "bit_r152x2": ResNetSize(units=(3, 8, 36, 3), factor=2),
+    "bit_r152x4": ResNetSize(units=(3, 8, 36, 3), factor=4),
+    "bit_r200x3": ResNetSize(units=(3, 24, 36, 3), factor=3),
+}
+RESNETS = HYBRID_RESNETS | BIT_RESNETS
+NAMES = (*SIZES, *BIT_RESNETS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A Vision Transformer: a name from the paper, or any size by fields (those given win over the name's).
+    """A model: a name from the paper, or any size by fields (those given win over the name's).
 
     `num_classes` 0 stands for "as many as the dataset has". `representation`: the pre-training head's hidden tanh
-    layer of width D. `head_bias`: a constant added to every logit in fp32, outside the trained bias (-10 for
-    multi-label pre-training, where bf16 steps are too wide). `position_std`: of the initial position embeddings,
-    0.02 in the paper; runs of a few hundred steps need more to learn where a patch is. Raises UserError where the
-    sizes do not fit together.
+    layer of width D. `pooling` average: no class token, the mean of all tokens after the last norm. `position`:
+    learned_2d has a table for columns and one for rows, D/2 each (appendix D.4). `head_bias`: a constant added to
+    every logit in fp32, outside the trained bias (-10 for multi-label pre-training, where bf16 steps are too wide).
+    `position_std`: of the initial position embeddings, 0.02 in the paper; runs of a few hundred steps need more to
+    learn where a patch is. `layer_norm_epsilon`, `gelu` and `resnet_epsilons` are the paper's code's; weights from
+    elsewhere give their own logits with theirs (Hugging Face: 1e-12 and exact; timm: 1e-6, exact, timm).
+    `resnet_units` and `resnet_factor` size the ResNet of a hybrid or BiT. Raises UserError where the sizes do not fit
+    together.
     """
 
     name: str = "vit_b16"
@@ -44,40 +103,54 @@ class ModelConfig:
     width: int | None = None
     mlp_width: int | None = None
     num_heads: int | None = None
+    resnet_units: tuple[int, ...] | None = None
+    resnet_factor: int | None = None
+    pooling: Pooling = "token"
     representation: bool = False
+    position: Position = "learned_1d"
     dropout: float = 0.0
     head_bias: float = 0.0
     position_std: float = 0.02
+    layer_norm_epsilon: float = 1e-6
+    gelu: Gelu = "tanh"
+    resnet_epsilons: ResNetEpsilons = "paper"
 
     def __post_init__(self) -> None:
-        size = self.size
-        if self.image_size < size.patch or self.image_size % size.patch:
-            lower, upper = (
-                self.image_size // size.patch * size.patch,
-                -(-self.image_size // size.patch) * size.patch,
-            )
-            raise UserError(
-                f"model.image_size is {self.image_size}, not a multiple of the patch ({size.patch} px); "
-                f"take {max(lower, size.patch)} or {max(upper, size.patch)}, or another --model.patch"
-            )
-        if size.width % size.num_heads:
-            raise UserError(f"model.width is {size.width}, not a multiple of model.num_heads = {size.num_heads}")
+        if isinstance(self.resnet_units, list):  # what JSON makes of a tuple
+            object.__setattr__(self, "resnet_units", tuple(self.resnet_units))
+        self._refuse_unknown_words()
         if self.num_classes < 0 or not 0.0 <= self.dropout < 1.0:
             raise UserError(
                 f"model.num_classes is {self.num_classes} and model.dropout {self.dropout}; "
                 "allowed are 0 or more classes (0: as the dataset) and a dropout from 0 to below 1"
             )
+        if self.layer_norm_epsilon <= 0 or self.position_std < 0:
+            raise UserError(
+                f"model.layer_norm_epsilon is {self.layer_norm_epsilon} and model.position_std {self.position_std}; "
+                "allowed are an epsilon above 0 and a deviation of 0 or more"
+            )
+        if self.is_bit:
+            self._refuse_what_bit_has_not()
+        else:
+            self._refuse_misfits()
+
+    @property
+    def is_bit(self) -> bool:
+        """True for BiT's ResNets, which have no transformer."""
+        return self.name in BIT_RESNETS
 
     @property
     def size(self) -> Size:
-        """The sizes in force: the name's, replaced where a field is given."""
+        """The transformer's sizes in force: the name's, replaced where a field is given. BiT has none: ValueError."""
+        if self.is_bit:
+            raise ValueError(f"{self.name} is a ResNet, it has no transformer")
         known = SIZES.get(self.name)
         given = {field: getattr(self, field) for field in Size.__dataclass_fields__}
         merged = {f: v if v is not None else known and getattr(known, f) for f, v in given.items()}
         missing = [f"--model.{field.replace('_', '-')}" for field, value in merged.items() if value is None]
         if missing:
             raise UserError(
-                f"model.name is {self.name!r}, which is none of {', '.join(SIZES)}; a model of your own also needs "
+                f"model.name is {self.name!r}, which is none of {', '.join(NAMES)}; a model of your own also needs "
                 f"{', '.join(missing)}"
             )
         too_small = [f"{field} {value}" for field, value in merged.items() if int(value or 0) < 1]
@@ -86,7 +159,66 @@ class ModelConfig:
         return Size(**{field: int(value or 0) for field, value in merged.items()})
 
     @property
+    def resnet(self) -> ResNetSize | None:
+        """The ResNet of a hybrid or of BiT; None for a plain Vision Transformer."""
+        known = RESNETS.get(self.name)
+        units = self.resnet_units if self.resnet_units is not None else known and known.units
+        if units is None:
+            if self.resnet_factor is not None:
+                raise UserError("model.resnet_factor is given without a ResNet; also give --model.resnet-units")
+            return None
+        factor = self.resnet_factor if self.resnet_factor is not None else known.factor if known else 1
+        if not units or min(units) < 1 or factor < 1:
+            raise UserError(
+                f"model.resnet_units is {units} and model.resnet_factor {factor}; "
+                "allowed are one stage or more, of 1 or more units each, and a factor of 1 or more"
+            )
+        return ResNetSize(units=units, factor=factor)
+
+    @property
+    def stride(self) -> int:
+        """Pixels a token (a place of the last map in BiT), down and across."""
+        from_resnet = self.resnet.stride if self.resnet else 1
+        return from_resnet if self.is_bit else from_resnet * self.size.patch
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Patches of one image: (height, width)."""
-        side = self.image_size // self.size.patch
+        side = self.image_size // self.stride
         return side, side
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens before those of the patches: the class token, where there is one."""
+        return 1 if self.pooling == "token" else 0
+
+    def _refuse_unknown_words(self) -> None:
+        allowed = {"pooling": Pooling, "position": Position, "gelu": Gelu, "resnet_epsilons": ResNetEpsilons}
+        for field, words in allowed.items():
+            if getattr(self, field) not in get_args(words):
+                raise UserError(f"model.{field} is {getattr(self, field)!r}; allowed are {', '.join(get_args(words))}")
+
+    def _refuse_misfits(self) -> None:
+        size, stride = self.size, self.stride
+        if self.image_size < stride or self.image_size % stride:
+            lower, upper = self.image_size // stride * stride, -(-self.image_size // stride) * stride
+            raise UserError(
+                f"model.image_size is {self.image_size}, not a multiple of the patch ({stride} px); "
+                f"take {max(lower, stride)} or {max(upper, stride)}, or another --model.patch"
+            )
+        if size.width % size.num_heads:
+            raise UserError(f"model.width is {size.width}, not a multiple of model.num_heads = {size.num_heads}")
+        if self.position == "learned_2d" and size.width % 2:
+            raise UserError(
+                f"model.width is {size.width}: 2-D position embeddings take half of it for columns and half for rows; "
+                "give an even --model.width, or --model.position learned_1d"
+            )
+
+    def _refuse_what_bit_has_not(self) -> None:
+        own = {"name", "image_size", "num_classes", "resnet_units", "resnet_factor", "head_bias", "resnet_epsilons"}
+        foreign = [f.name for f in fields(self) if f.name not in own and getattr(self, f.name) != f.default]
+        if foreign:
+            given = ", ".join(f"model.{field} is {getattr(self, field)!r}" for field in foreign)
+            raise UserError(f"{given}; {self.name} is a ResNet and has no such part; leave it out")
+        if self.image_size < 1 or not self.resnet:
+            raise UserError(f"model.image_size is {self.image_size}; allowed is 1 or more")

@@ -1,7 +1,8 @@
 """Initial weights as in the paper's JAX code: every tensor a function of (seed, its name, its shape).
 
 Being a function, no copy has to be kept or sent: each rank makes the part it owns, and the fp32 master weights get
-the values before any rounding to bf16.
+the values before any rounding to bf16. Source: vit_jax/models_vit.py and models_resnet.py (flax's lecun_normal where
+they leave the default), BiT's models.py.
 """
 
 import math
@@ -19,9 +20,10 @@ def initial_tensor(name: str, shape: tuple[int, ...], *, seed: int, position_std
     """float32 initial value of the parameter `name`. Raises ValueError for a name it has no rule for."""
     generator = torch.Generator().manual_seed(derive_key(seed, zlib.crc32(name.encode())) >> 1)
     layer, kind = name.split(".")[-2:] if "." in name else ("", name)
-    if layer in ("norm", "norm1", "norm2"):
-        return torch.ones(shape) if kind == "weight" else torch.zeros(shape)
-    if layer == "embed" and kind == "position":
+    if layer in ("norm", "norm1", "norm2", "norm3", "norm_root", "norm_proj", "norm_out"):
+        is_one = kind == "weight" and layer != "norm_out"  # gn3 of a post-activation unit: it begins as the identity
+        return torch.ones(shape) if is_one else torch.zeros(shape)
+    if layer == "embed" and kind in ("position", "position_x", "position_y"):
         return torch.empty(shape).normal_(std=position_std, generator=generator)
     if layer == "head" or kind == "class_token":
         return torch.zeros(shape)
@@ -29,16 +31,20 @@ def initial_tensor(name: str, shape: tuple[int, ...], *, seed: int, position_std
         return torch.empty(shape).normal_(std=1e-6, generator=generator)
     if kind == "bias":
         return torch.zeros(shape)
-    if layer in ("patch", "representation"):
-        std = math.sqrt(1.0 / shape[1]) / _TRUNCATED_STD
-        tensor = torch.empty(shape)
-        return torch.nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std, generator=generator)
+    if layer in ("patch", "representation", "conv_root", "conv1", "conv2", "conv3", "conv_proj"):
+        return _lecun_normal(shape, generator)
     if layer == "qkv":  # q, k and v are three matrices: the fan of the fused one would be too small a bound
         parts = [_xavier_uniform((shape[0] // 3, shape[1]), generator) for _ in range(3)]
         return torch.cat(parts)
     if layer in ("out", "dense1", "dense2"):
         return _xavier_uniform((shape[0], shape[1]), generator)
     raise ValueError(f"no initial value is defined for the parameter {name!r}")
+
+
+def _lecun_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Variance 1 / fan in after truncation at two deviations; `shape`: (out, in) or (out, in, kernel, kernel)."""
+    std = math.sqrt(1.0 / math.prod(shape[1:])) / _TRUNCATED_STD
+    return torch.nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2 * std, b=2 * std, generator=generator)
 
 
 def _xavier_uniform(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:

@@ -1,41 +1,34 @@
 """Vision Transformer ("An Image is Worth 16x16 Words", equations 1 to 4), details as in the authors' JAX code.
 
-Shape letters: B images, H W pixels, P patch, N tokens (1 + patches), D width, K classes, h heads, d width of a head.
+Shape letters: B images, H W pixels, P patch, N tokens (class token, patches), D width, C channels, M MLP width,
+K classes, h heads, d width of a head.
 """
-
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from pipeline.models.config import ModelConfig, Size
-from pipeline.models.initial import initial_tensor
-
-LAYER_NORM_EPSILON = 1e-6  # flax's default, not PyTorch's 1e-5
-
-
-def build_model(config: ModelConfig, *, seed: int = 0) -> "ViT":
-    """The model with initial weights that depend on (seed, tensor name) alone."""
-    model = ViT(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            shape = tuple(parameter.shape)
-            parameter.copy_(initial_tensor(name, shape, seed=seed, position_std=config.position_std))
-    return model
+from pipeline.models.config import ModelConfig
+from pipeline.models.head import Head
+from pipeline.models.hybrid import HybridResNet
+from pipeline.models.pixels import centred
+from pipeline.models.pos_embed import Grid, resample_axis_embeddings, resample_position_embeddings
 
 
 class ViT(nn.Module):
-    """uint8[B, H, W, 3] images -> float32[B, K] logits."""
+    """uint8[B, H, W, 3] images -> float32[B, K] logits, of a plain Vision Transformer or a hybrid.
+
+    `checkpoint_blocks`: keep a block's input only and compute the block again on the way back.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        if config.num_classes < 1:
-            raise ValueError("num_classes is 0: take it from the dataset before the model is built")
-        self.config, size = config, config.size
-        self.embed = Embedding(size, num_tokens=1 + config.grid[0] * config.grid[1], dropout=config.dropout)
-        self.blocks = nn.ModuleList(Block(size, dropout=config.dropout) for _ in range(size.depth))
-        self.norm = nn.LayerNorm(size.width, eps=LAYER_NORM_EPSILON)
+        size = config.size
+        self.config, self.checkpoint_blocks = config, False
+        self.embed = Embedding(config)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(size.depth))
+        self.norm = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
         self.representation = nn.Linear(size.width, size.width) if config.representation else None
         self.head = Head(size.width, config.num_classes, constant=config.head_bias)
 
@@ -48,45 +41,90 @@ class ViT(nn.Module):
     def features(self, images_BHW3: torch.Tensor) -> torch.Tensor:
         """The image representation y of equation 4 (after the hidden tanh layer where there is one): [B, D]."""
         z_BND = self.embed(images_BHW3)
+        is_recomputed = self.checkpoint_blocks and torch.is_grad_enabled()
         for block in self.blocks:
-            z_BND = block(z_BND)
-        y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
+            z_BND = checkpoint(block, z_BND, use_reentrant=False) if is_recomputed else block(z_BND)
+        if self.config.pooling == "token":
+            y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
+        else:
+            y_BD = self.norm(z_BND).mean(dim=1)
         return y_BD if self.representation is None else torch.tanh(self.representation(y_BD))
 
 
 class Embedding(nn.Module):
-    """Equation 1: patches times E, class token in front, position embeddings added."""
+    """Equation 1: patches times E, class token in front, position embeddings added.
 
-    def __init__(self, size: Size, *, num_tokens: int, dropout: float) -> None:
+    Images of another grid than the configuration's get its position embeddings resampled as in the paper.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.patch_pixels = size.patch
-        self.patch = nn.Linear(size.patch * size.patch * 3, size.width)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, size.width))
-        self.position = nn.Parameter(torch.zeros(1, num_tokens, size.width))
-        self.dropout = nn.Dropout(dropout)
+        size, resnet = config.size, config.resnet
+        self.patch_places, self.num_prefix_tokens = size.patch, config.num_prefix_tokens
+        self.grid, self.stride = config.grid, config.stride
+        self.resnet = HybridResNet(resnet, epsilons=config.resnet_epsilons) if resnet else None
+        self.patch = nn.Linear(size.patch * size.patch * (resnet.width if resnet else 3), size.width)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, size.width)) if self.num_prefix_tokens else None
+        self.position = self.position_x = self.position_y = None
+        height, width = self.grid
+        if config.position == "learned_1d":
+            self.position = nn.Parameter(torch.zeros(1, self.num_prefix_tokens + height * width, size.width))
+        elif config.position == "learned_2d":
+            self.position_x = nn.Parameter(torch.zeros(width, size.width // 2))
+            self.position_y = nn.Parameter(torch.zeros(height, size.width // 2))
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, images_BHW3: torch.Tensor) -> torch.Tensor:
-        """uint8[B, H, W, 3] -> [B, N, D]."""
+        """uint8 or float[B, H, W, 3] in 0..255 -> [B, N, D]."""
         batch, height, width, _ = images_BHW3.shape
-        p = self.patch_pixels
-        x_BHW3 = ((images_BHW3.float() - 127.5) / 127.5).to(self.patch.weight.dtype)  # value range [-1, 1]
-        # (B, H/P, P, W/P, P, 3) -> (B, H/P * W/P, P * P * 3)
-        x_BNP = x_BHW3.reshape(batch, height // p, p, width // p, p, 3).transpose(2, 3).flatten(3).flatten(1, 2)
-        z_BND = torch.cat([self.class_token.expand(batch, -1, -1), self.patch(x_BNP)], dim=1)
-        summed: torch.Tensor = self.dropout(z_BND + self.position)
+        if height % self.stride or width % self.stride or not height * width:
+            raise ValueError(
+                f"images of {height} x {width} px do not fit patches of {self.stride} px; give multiples of them"
+            )
+        x_BHWC = centred(images_BHW3, self.patch.weight.dtype)
+        if self.resnet is not None:
+            x_BHWC = self.resnet(x_BHWC)
+        rows, columns, p = height // self.stride, width // self.stride, self.patch_places
+        # (B, H/P, P, W/P, P, C) -> (B, H/P * W/P, P * P * C)
+        x_BNP = x_BHWC.reshape(batch, rows, p, columns, p, -1).transpose(2, 3).flatten(3).flatten(1, 2)
+        z_BND: torch.Tensor = self.patch(x_BNP)
+        if self.class_token is not None:
+            z_BND = torch.cat([self.class_token.expand(batch, -1, -1), z_BND], dim=1)
+        positions_1ND = self.positions((rows, columns))
+        if positions_1ND is not None:
+            z_BND = z_BND + positions_1ND.to(z_BND.dtype)
+        summed: torch.Tensor = self.dropout(z_BND)
         return summed
+
+    def positions(self, grid: Grid) -> torch.Tensor | None:
+        """Position embeddings of a grid (height, width in patches): [1, N, D]; None where the model has none."""
+        if self.position is not None:
+            if grid == self.grid:
+                return self.position
+            return resample_position_embeddings(
+                self.position[0], from_grid=self.grid, to_grid=grid, num_prefix_tokens=self.num_prefix_tokens
+            ).unsqueeze(0)
+        if self.position_x is None or self.position_y is None:
+            return None
+        height, width = grid
+        x_WD = self.position_x if width == self.grid[1] else resample_axis_embeddings(self.position_x, length=width)
+        y_HD = self.position_y if height == self.grid[0] else resample_axis_embeddings(self.position_y, length=height)
+        both_HWD = torch.cat([x_WD[None].expand(height, -1, -1), y_HD[:, None].expand(-1, width, -1)], dim=-1)
+        # (H, W, D) -> (1, prefix + H * W, D); a class token is learned itself and needs no place
+        return F.pad(both_HWD.flatten(0, 1), (0, 0, self.num_prefix_tokens, 0)).unsqueeze(0)
 
 
 class Block(nn.Module):
     """Equations 2 and 3: pre-norm attention and MLP, each with its residual."""
 
-    def __init__(self, size: Size, *, dropout: float) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(size.width, eps=LAYER_NORM_EPSILON)
+        size = config.size
+        self.norm1 = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
         self.attention = Attention(size.width, size.num_heads)
-        self.norm2 = nn.LayerNorm(size.width, eps=LAYER_NORM_EPSILON)
-        self.mlp = MLP(size, dropout=dropout)
-        self.dropout = nn.Dropout(dropout)
+        self.norm2 = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, z_BND: torch.Tensor) -> torch.Tensor:
         z_BND = z_BND + self.dropout(self.attention(self.norm1(z_BND)))  # equation 2
@@ -95,7 +133,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; q, k and v in one product, no dropout on q, k, v (appendix B.1)."""
+    """Multi-head self-attention (appendix A); q, k and v in one product, no dropout on q, k, v (appendix B.1)."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -114,33 +152,17 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two dense layers with the tanh-approximated GELU of the JAX code, dropout after each."""
+    """Two dense layers with GELU between (the JAX code's is the tanh approximation), dropout after each."""
 
-    def __init__(self, size: Size, *, dropout: float) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        size = config.size
         self.dense1 = nn.Linear(size.width, size.mlp_width)
         self.dense2 = nn.Linear(size.mlp_width, size.width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(config.dropout)
+        self.approximate = "tanh" if config.gelu == "tanh" else "none"
 
     def forward(self, z_BND: torch.Tensor) -> torch.Tensor:
-        hidden_BNM = self.dropout(F.gelu(self.dense1(z_BND), approximate="tanh"))
+        hidden_BNM = self.dropout(F.gelu(self.dense1(z_BND), approximate=self.approximate))
         out_BND: torch.Tensor = self.dropout(self.dense2(hidden_BNM))
         return out_BND
-
-
-class Head(nn.Linear):
-    """Linear classifier whose product, bias and constant are fp32 whatever the weights' precision."""
-
-    def __init__(self, width: int, num_classes: int, *, constant: float) -> None:
-        super().__init__(width, num_classes)
-        self.constant = constant
-
-    def forward(self, y_BD: torch.Tensor) -> torch.Tensor:
-        """[B, D] -> float32[B, K]."""
-        return F.linear(y_BD.float(), self.weight.float(), self.bias.float()) + self.constant
-
-
-def shapes_of(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-    """Name and shape of every parameter, without building the weights."""
-    with torch.device("meta"):
-        return {name: tuple(parameter.shape) for name, parameter in ViT(config).named_parameters()}

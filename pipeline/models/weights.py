@@ -9,9 +9,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from pipeline.models.build import Model, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.pos_embed import resample_position_embeddings
-from pipeline.models.vit import ViT, shapes_of
 from shards.errors import UserError
 
 FORMAT = 1
@@ -68,10 +68,10 @@ def open_weights(path: str) -> Weights:
     return weights
 
 
-def load_model(weights: Weights) -> ViT:
+def load_model(weights: Weights) -> Model:
     """The model with these weights, float32, ready for evaluation."""
     with torch.device("meta"):
-        model = ViT(weights.config)
+        model = unfilled_model(weights.config)
     model.to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -101,8 +101,12 @@ def fit_weights(weights: Weights, target: ModelConfig, *, initial: TensorByName,
         value = weights.tensor(name)
         if name != POSITION:
             return value
-        grids = {"from_grid": weights.config.grid, "to_grid": target.grid}
-        return resample_position_embeddings(value[0], **grids)[None]
+        return resample_position_embeddings(
+            value[0],
+            from_grid=weights.config.grid,
+            to_grid=target.grid,
+            num_prefix_tokens=target.num_prefix_tokens,
+        )[None]
 
     return tensor
 

@@ -20,7 +20,7 @@ from pipeline.data.evaluation import label_map
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, data_state, open_training_data
 from pipeline.data.transform import decoder_name
-from pipeline.models.vit import ViT
+from pipeline.models.build import unfilled_model
 from pipeline.models.weights import TensorByName, save_weights
 from pipeline.training.batch_plan import BatchPlan, plan_batch
 from pipeline.training.checkpoint import Checkpoints, list_committed, read_tensor
@@ -215,7 +215,9 @@ def _start_engine(
 ) -> Engine:
     """The starts, in this order: 1. the run's own newest checkpoint, 2. initial weights, 3. scratch."""
     job, plan = prepared.job, prepared.plan
-    engine = Engine(ViT(job.model), config=job.engine, plan=plan, optimizer=job.optimizer, clip_norm=job.clip_norm)
+    engine = Engine(
+        unfilled_model(job.model), config=job.engine, plan=plan, optimizer=job.optimizer, clip_norm=job.clip_norm
+    )
     if manifest:
         fill_from_checkpoint(engine, checkpoints, manifest)
     elif weights:

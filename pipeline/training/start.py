@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.data.training_data import changes
+from pipeline.models.build import shapes_of
+from pipeline.models.config import ModelConfig
 from pipeline.models.initial import initial_tensor
-from pipeline.models.vit import shapes_of
 from pipeline.models.weights import TensorByName, fit_weights, open_weights
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import TrainingJob
@@ -73,9 +74,10 @@ def fill_from_checkpoint(engine: Engine, checkpoints: Checkpoints, manifest: Man
 
 def refuse_changes(saved: SavedJob, *, data_state: dict[str, Any], job: TrainingJob) -> None:
     """A continued run must read the same batches into the same model; UserError names what differs."""
-    pairs = [(f"model.{key}", saved.model.get(key), value) for key, value in asdict(job.model).items()]
+    before = asdict(ModelConfig(**saved.model))  # fields that an older version had not are at their defaults
+    pairs = [(f"model.{key}", before[key], value) for key, value in asdict(job.model).items()]
     pairs += [("loss", saved.loss, job.loss), ("optimizer.name", saved.optimizer, job.optimizer.name)]
-    changed = [f"{name} was {before!r}, now {now!r}" for name, before, now in pairs if before != now]
+    changed = [f"{name} was {was!r}, now {now!r}" for name, was, now in pairs if was != now]
     changed += changes(saved.data_state, data_state, allow_other_decoder=job.data.allow_other_decoder)
     if changed:
         is_decoder = any(name.startswith("data: decoder") for name in changed)

@@ -1,10 +1,11 @@
 """Sizes: the paper's by name, others by fields, and refusals that say what would fit."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pipeline.models.config import SIZES, ModelConfig, Size
+from pipeline.models.config import NAMES, ModelConfig, ResNetSize, Size
 from shards.errors import UserError
 
 OWN: dict[str, Any] = {"name": "vit", "patch": 8, "depth": 2, "width": 32, "mlp_width": 64, "num_heads": 4}
@@ -13,6 +14,8 @@ OWN: dict[str, Any] = {"name": "vit", "patch": 8, "depth": 2, "width": 32, "mlp_
 @pytest.mark.parametrize(
     ("name", "expected"),  # the paper's Table 1
     [
+        ("vit_ti16", Size(patch=16, depth=12, width=192, mlp_width=768, num_heads=3)),
+        ("vit_s16", Size(patch=16, depth=12, width=384, mlp_width=1536, num_heads=6)),
         ("vit_b32", Size(patch=32, depth=12, width=768, mlp_width=3072, num_heads=12)),
         ("vit_b16", Size(patch=16, depth=12, width=768, mlp_width=3072, num_heads=12)),
         ("vit_l32", Size(patch=32, depth=24, width=1024, mlp_width=4096, num_heads=16)),
@@ -22,7 +25,70 @@ OWN: dict[str, Any] = {"name": "vit", "patch": 8, "depth": 2, "width": 32, "mlp_
 )
 def test_the_papers_sizes(name: str, expected: Size) -> None:
     assert ModelConfig(name=name).size == expected
-    assert set(SIZES) == {"vit_b32", "vit_b16", "vit_l32", "vit_l16", "vit_h14"}
+    assert ModelConfig(name=name).resnet is None
+    assert not ModelConfig(name=name).is_bit
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "units", "grid"),
+    [
+        pytest.param("r50_vit_b16", "vit_b16", (3, 4, 9), (14, 14), id="stage 4 is moved into stage 3"),
+        pytest.param("r50_vit_b32", "vit_b32", (3, 4, 6, 3), (7, 7), id="a whole ResNet-50"),
+        pytest.param("r50_vit_l16", "vit_l16", (3, 4, 9), (14, 14), id="L/16"),
+        pytest.param("r50_vit_l32", "vit_l32", (3, 4, 6, 3), (7, 7), id="L/32"),
+    ],
+)
+def test_hybrids_are_a_transformer_on_the_places_of_a_resnet(
+    name: str, like: str, units: tuple[int, ...], grid: tuple[int, int]
+) -> None:
+    config = ModelConfig(name=name)
+    assert config.size == replace(ModelConfig(name=like).size, patch=1)
+    assert config.resnet == ResNetSize(units=units)
+    assert (config.grid, config.stride) == (grid, ModelConfig(name=like).size.patch)
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "factor"),
+    [
+        ("bit_r50x1", (3, 4, 6, 3), 1),
+        ("bit_r50x2", (3, 4, 6, 3), 2),
+        ("bit_r101x1", (3, 4, 23, 3), 1),
+        ("bit_r152x1", (3, 8, 36, 3), 1),
+        ("bit_r152x2", (3, 8, 36, 3), 2),
+        ("bit_r152x4", (3, 8, 36, 3), 4),
+        ("bit_r200x3", (3, 24, 36, 3), 3),
+    ],
+)
+def test_bits_resnets(name: str, units: tuple[int, ...], factor: int) -> None:
+    config = ModelConfig(name=name)
+    assert config.is_bit
+    assert config.resnet == ResNetSize(units=units, factor=factor)
+    assert (config.stride, config.resnet.width) == (32, 2048 * factor)
+    with pytest.raises(ValueError, match="no transformer"):
+        _ = config.size
+
+
+def test_every_name_is_built_from_its_name_alone() -> None:
+    assert len(NAMES) == 7 + 4 + 7
+    for name in NAMES:
+        assert ModelConfig(name=name).name == name
+
+
+def test_a_resnets_units_may_come_from_json() -> None:
+    units: Any = [1, 2]
+    config = ModelConfig(name="bit_r50x1", resnet_units=units, resnet_factor=2)
+    assert config == ModelConfig(name="bit_r50x1", resnet_units=(1, 2), resnet_factor=2)
+    assert config.resnet == ResNetSize(units=(1, 2), factor=2)
+
+
+def test_a_hybrid_of_ones_own() -> None:
+    config = ModelConfig(**(OWN | {"name": "mine", "patch": 2, "resnet_units": (1, 1)}), image_size=48)
+    assert (config.stride, config.grid) == (16, (3, 3))
+
+
+def test_a_class_token_is_the_only_prefix() -> None:
+    assert ModelConfig().num_prefix_tokens == 1
+    assert ModelConfig(pooling="average").num_prefix_tokens == 0
 
 
 def test_the_defaults_are_b16_at_224_with_a_single_linear_head() -> None:
@@ -52,6 +118,29 @@ def test_a_field_wins_over_the_names_size() -> None:
         pytest.param({"num_heads": -1}, "these are not: num_heads -1", id="negative"),
         pytest.param({"num_classes": -1}, "num_classes is -1", id="negative classes"),
         pytest.param({"dropout": 1.0}, "dropout 1.0; allowed are .* below 1", id="drops everything"),
+        pytest.param({"pooling": "max"}, "pooling is 'max'; allowed are token, average", id="another pooling"),
+        pytest.param({"gelu": "erf"}, "gelu is 'erf'; allowed are tanh, exact", id="another GELU"),
+        pytest.param({"position": "2d"}, "allowed are none, learned_1d, learned_2d", id="another position"),
+        pytest.param({"layer_norm_epsilon": 0.0}, "epsilon is 0.0 .* above 0", id="no epsilon"),
+        pytest.param({"position_std": -0.1}, "position_std -0.1; allowed", id="negative deviation"),
+        pytest.param(
+            OWN | {"width": 27, "num_heads": 3, "position": "learned_2d"},
+            "width is 27: 2-D .* give an even --model.width",
+            id="half of an odd width",
+        ),
+        pytest.param(
+            {"resnet_factor": 2}, "without a ResNet; also give --model.resnet-units", id="a factor of nothing"
+        ),
+        pytest.param({"name": "r50_vit_b16", "resnet_units": (3, 0)}, "1 or more units each", id="an empty stage"),
+        pytest.param({"name": "bit_r50x1", "resnet_units": ()}, "one stage or more", id="no stage"),
+        pytest.param({"name": "bit_r50x1", "resnet_factor": 0}, "resnet_factor 0; allowed", id="no channels"),
+        pytest.param({"name": "r50_vit_b16", "image_size": 230}, "patch (16 px); take 224 or 240", id="hybrid"),
+        pytest.param(
+            {"name": "bit_r50x1", "representation": True, "depth": 3},
+            "depth is 3, model.representation is True; bit_r50x1 is a ResNet",
+            id="BiT has no transformer",
+        ),
+        pytest.param({"name": "bit_r50x1", "image_size": 0}, "image_size is 0; allowed is 1", id="no pixels"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:

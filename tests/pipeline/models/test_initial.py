@@ -1,10 +1,13 @@
 """Initial weights by their statistics: every kind of tensor as in the paper's JAX code."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
+from pipeline.models import ModelConfig, shapes_of
+from pipeline.models.config import NAMES
 from pipeline.models.initial import initial_tensor
 
 D, M = 256, 1024  # width and MLP width
@@ -50,11 +53,18 @@ def test_other_matrices_of_a_block_are_xavier_uniform(name: str, shape: tuple[in
     [
         pytest.param("embed.patch.weight", 16 * 16 * 3, id="patches"),
         pytest.param("representation.weight", D, id="tanh"),
+        pytest.param("embed.resnet.conv_root.weight", 3 * 7 * 7, id="a hybrid's root"),
+        pytest.param("embed.resnet.stages.0.1.conv2.weight", 64 * 3 * 3, id="a hybrid's convolution"),
+        pytest.param("embed.resnet.stages.1.0.conv_proj.weight", 256, id="a hybrid's projection"),
+        pytest.param("conv_root.weight", 3 * 7 * 7, id="BiT's root"),
+        pytest.param("stages.2.3.conv3.weight", 256, id="BiT's convolution"),
     ],
 )
 def test_lecun_normal(name: str, fan_in: int) -> None:
     """flax's: variance 1 / fan_in after the truncation at two standard deviations of the wider normal."""
-    values = tensor(name, M, fan_in)
+    kernel = {3 * 7 * 7: 7, 64 * 3 * 3: 3}.get(fan_in, 1)
+    shape = (fan_in // kernel**2, kernel, kernel) if "conv" in name else (fan_in,)
+    values = tensor(name, M, *shape)
     assert float(values.std()) == pytest.approx(math.sqrt(1 / fan_in), rel=0.01)
     assert float(values.mean()) == pytest.approx(0.0, abs=0.01 * math.sqrt(1 / fan_in))
     bound = 2 * math.sqrt(1 / fan_in) / 0.8796256610342398
@@ -69,8 +79,16 @@ def test_mlp_biases_are_tiny_normal(name: str) -> None:
 
 
 @pytest.mark.parametrize("std", [0.02, 0.3])
-def test_position_embeddings_are_normal(std: float) -> None:
-    values = initial_tensor("embed.position", (1, 197, D), seed=0, position_std=std)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        pytest.param("embed.position", (1, 197, D), id="1-D"),
+        pytest.param("embed.position_x", (14, 16 * D), id="2-D, columns"),
+        pytest.param("embed.position_y", (14, 16 * D), id="2-D, rows"),
+    ],
+)
+def test_position_embeddings_are_normal(name: str, shape: tuple[int, ...], std: float) -> None:
+    values = initial_tensor(name, shape, seed=0, position_std=std)
     assert float(values.std()) == pytest.approx(std, rel=0.01)
     assert float(values.mean()) == pytest.approx(0.0, abs=0.01 * std)
     assert float(values.abs().max()) > 3.5 * std
@@ -90,10 +108,23 @@ def test_position_embeddings_are_normal(std: float) -> None:
         pytest.param("blocks.0.norm2.bias", (D,), 0.0, id="norm bias"),
         pytest.param("norm.weight", (D,), 1.0, id="last norm's scale"),
         pytest.param("norm.bias", (D,), 0.0, id="last norm's bias"),
+        pytest.param("embed.resnet.norm_root.weight", (64,), 1.0, id="a hybrid's root norm"),
+        pytest.param("embed.resnet.stages.0.0.norm2.weight", (64,), 1.0, id="a hybrid's inner norm"),
+        pytest.param("embed.resnet.stages.0.0.norm_proj.weight", (256,), 1.0, id="a hybrid's projected norm"),
+        pytest.param("embed.resnet.stages.0.0.norm_out.weight", (256,), 0.0, id="gn3: a unit begins as the identity"),
+        pytest.param("embed.resnet.stages.0.0.norm_out.bias", (256,), 0.0, id="gn3's bias"),
+        pytest.param("stages.3.2.norm3.weight", (512,), 1.0, id="BiT's last norm of a unit is none of these"),
     ],
 )
 def test_constants(name: str, shape: tuple[int, ...], value: float) -> None:
     assert torch.equal(tensor(name, *shape), torch.full(shape, value))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_of_every_model_has_a_rule(name: str) -> None:
+    every: dict[str, Any] = {"num_classes": 3, "representation": not name.startswith("bit")}
+    for parameter, shape in shapes_of(ModelConfig(name=name, **every)).items():
+        assert tensor(parameter, *(6 for _ in shape)).isfinite().all(), parameter
 
 
 def test_tensors_of_other_names_and_seeds_are_independent() -> None:

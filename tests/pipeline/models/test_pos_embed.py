@@ -1,11 +1,13 @@
-"""Resampled position embeddings are scipy.ndimage.zoom(order=1), as in the paper's code."""
+"""Resampled position embeddings: scipy.ndimage.zoom(order=1) as the paper's code, and as timm and Hugging Face."""
+
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from scipy.ndimage import zoom
 
-from pipeline.models.pos_embed import resample_position_embeddings
+from pipeline.models.pos_embed import Mode, resample_axis_embeddings, resample_position_embeddings
 
 WIDTH = 6
 
@@ -37,6 +39,77 @@ def test_equal_to_scipys_zoom(from_grid: tuple[int, int], to_grid: tuple[int, in
     assert after.shape == (1 + to_grid[0] * to_grid[1], WIDTH)
     np.testing.assert_allclose(after[1:].numpy(), expected, rtol=0, atol=1e-6)
     assert torch.equal(after[0], before[0]), "the class token has no place in the grid"
+
+
+GRIDS = [
+    pytest.param((14, 14), (24, 24), id="B/16: 224 -> 384"),
+    pytest.param((16, 16), (37, 37), id="H/14: 224 -> 518"),
+    pytest.param((24, 24), (14, 14), id="384 -> 224"),
+    pytest.param((37, 37), (16, 16), id="518 -> 224"),
+    pytest.param((14, 14), (10, 20), id="not square"),
+]
+
+
+@pytest.mark.parametrize(("from_grid", "to_grid"), GRIDS)
+@pytest.mark.parametrize("num_prefix", [0, 1, 2])
+def test_equal_to_timms_own_function(
+    timm: ModuleType, from_grid: tuple[int, int], to_grid: tuple[int, int], num_prefix: int
+) -> None:
+    before = torch.cat([torch.randn(num_prefix, WIDTH), table(from_grid)[1:]])
+    expected = timm.layers.resample_abs_pos_embed(before[None], list(to_grid), num_prefix_tokens=num_prefix)[0]
+    after = resample_position_embeddings(
+        before, from_grid=from_grid, to_grid=to_grid, mode="timm", num_prefix_tokens=num_prefix
+    )
+    torch.testing.assert_close(after, expected, rtol=0, atol=1e-6)
+    assert torch.equal(after[:num_prefix], before[:num_prefix])
+
+
+@pytest.mark.parametrize(("from_grid", "to_grid"), GRIDS)
+def test_equal_to_hugging_faces_own_function(
+    transformers: ModuleType, from_grid: tuple[int, int], to_grid: tuple[int, int]
+) -> None:
+    config = transformers.ViTConfig(hidden_size=WIDTH, image_size=from_grid[0] * 4, patch_size=4, num_attention_heads=1)
+    theirs = transformers.models.vit.modeling_vit.ViTEmbeddings(config)
+    before = table(from_grid)
+    theirs.position_embeddings.data.copy_(before[None])
+    tokens = torch.zeros(1, 1 + to_grid[0] * to_grid[1], WIDTH)
+    expected = theirs.interpolate_pos_encoding(tokens, to_grid[0] * 4, to_grid[1] * 4)[0]
+    after = resample_position_embeddings(before, from_grid=from_grid, to_grid=to_grid, mode="bicubic")
+    torch.testing.assert_close(after, expected, rtol=0, atol=1e-6)
+
+
+def test_the_three_ways_are_not_the_same() -> None:
+    before = table((16, 16))
+    paper, bicubic, timm_way = (
+        resample_position_embeddings(before, from_grid=(16, 16), to_grid=(9, 9), mode=m) for m in MODES
+    )
+    for one, other in ((paper, bicubic), (paper, timm_way), (bicubic, timm_way)):
+        assert float((one - other)[1:].abs().mean()) > 0.1
+        assert torch.equal(one[0], other[0])
+
+
+MODES: tuple[Mode, ...] = ("paper", "bicubic", "timm")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_axis_of_2d_embeddings_is_resampled_like_a_grid_that_varies_along_it_alone(mode: Mode) -> None:
+    before = torch.randn(7, WIDTH)
+    grid_ND = before[:, None].expand(-1, 5, -1).reshape(35, WIDTH)
+    expected = resample_position_embeddings(grid_ND, from_grid=(7, 5), to_grid=(11, 5), mode=mode, num_prefix_tokens=0)
+    found = resample_axis_embeddings(before, length=11, mode=mode)
+    torch.testing.assert_close(found, expected.reshape(11, 5, WIDTH)[:, 0], rtol=0, atol=1e-6)
+
+
+def test_gradients_reach_the_table() -> None:
+    before = table((4, 4)).requires_grad_()
+    torch.autograd.backward(resample_position_embeddings(before, from_grid=(4, 4), to_grid=(6, 5)).sum())
+    assert before.grad is not None
+    assert before.grad.ne(0).all()
+
+
+def test_a_grid_without_patches_is_refused() -> None:
+    with pytest.raises(ValueError, match="can not be made 0 x 6"):
+        resample_position_embeddings(table((4, 4)), from_grid=(4, 4), to_grid=(0, 6))
 
 
 def test_corners_stay_where_they_are() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.models import ModelConfig, ViT, build_model
+from pipeline.models import Model, ModelConfig, build_model
 from pipeline.models.pos_embed import resample_position_embeddings
 from pipeline.models.weights import HEAD, TensorByName, fit_weights, load_model, open_weights, save_weights
 from shards.errors import UserError
@@ -22,7 +22,7 @@ def config_of(**fields: Any) -> ModelConfig:
     return ModelConfig(**(TINY | fields))
 
 
-def random_model(**fields: Any) -> ViT:
+def random_model(**fields: Any) -> Model:
     model = build_model(config_of(**fields))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -31,7 +31,7 @@ def random_model(**fields: Any) -> ViT:
     return model.eval()
 
 
-def saved(folder: Path, model: ViT, labels: tuple[str, ...] = LABELS) -> str:
+def saved(folder: Path, model: Model, labels: tuple[str, ...] = LABELS) -> str:
     state = model.state_dict()
     save_weights(folder, config=model.config, labels=labels, tensor=lambda name: state[name])
     return str(folder)

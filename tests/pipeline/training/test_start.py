@@ -1,5 +1,6 @@
 """Where a run starts from, and which changes are refused when it continues."""
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -65,3 +66,17 @@ def test_what_would_be_another_run_is_refused_by_name() -> None:
             refuse_changes(saved, data_state=now, job=changed)
     allowed = replace(job, data=replace(job.data, allow_other_decoder=True))
     refuse_changes(saved, data_state={**state, "decoder": {"simplejpeg": "2.0"}}, job=allowed)
+
+
+def test_a_run_of_an_older_version_goes_on_and_a_models_tuples_survive_json() -> None:
+    """Fields it did not know are at their defaults; a checkpoint's record is JSON, where tuples are lists."""
+    job = with_classes(digits_smoke())
+    older = {key: value for key, value in asdict(job.model).items() if key not in ("gelu", "resnet_units")}
+    saved = SavedJob(step=4, model=older, loss="softmax", optimizer="adamw", data_state={})
+    refuse_changes(saved, data_state={}, job=job)
+    with pytest.raises(UserError, match=r"model\.gelu was 'tanh', now 'exact'"):
+        refuse_changes(saved, data_state={}, job=replace(job, model=replace(job.model, gelu="exact")))
+    hybrid = replace(job, model=replace(job.model, patch=2, resnet_units=(1,), image_size=32))
+    record = json.loads(json.dumps(asdict(hybrid.model)))
+    saved = SavedJob(step=4, model=record, loss="softmax", optimizer="adamw", data_state={})
+    refuse_changes(saved, data_state={}, job=hybrid)

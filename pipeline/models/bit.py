@@ -1,0 +1,81 @@
+"""BiT's ResNets, the paper's baselines ("Big Transfer", Kolesnikov et al., 2020), as BiT's own models.py.
+
+Pre-activation bottlenecks (ResNet-v2) with group norm, standardised weights and as much padding on all sides, at the
+root too (where a zero, not minus infinity, surrounds the pooled map). Shape letters: B images, H W places, C channels,
+D features, K classes.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pipeline.models.config import ModelConfig
+from pipeline.models.head import Head
+from pipeline.models.pixels import centred
+from pipeline.models.resnet import BIT_EPSILONS, Epsilons, StandardConv, group_norm
+
+
+class BiT(nn.Module):
+    """uint8[B, H, W, 3] images -> float32[B, K] logits. `checkpoint_blocks`: recompute each unit on the way back."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size = config.resnet
+        if not config.is_bit or size is None:
+            raise ValueError(f"{config.name} is none of BiT's ResNets")
+        eps = BIT_EPSILONS[config.resnet_epsilons]
+        self.config, self.checkpoint_blocks = config, False
+        self.conv_root = StandardConv((3, size.root_width, 7), stride=2, epsilons=eps)
+        self.stages = nn.ModuleList()
+        channels = size.root_width
+        for number, num_units in enumerate(size.units):
+            inner = size.root_width * 2**number
+            units = nn.ModuleList()
+            for unit in range(num_units):
+                stride = 2 if number > 0 and unit == 0 else 1
+                units.append(PreActivationUnit(channels, inner, stride=stride, epsilons=eps))
+                channels = 4 * inner
+            self.stages.append(units)
+        self.norm = group_norm(channels, eps)
+        self.head = Head(channels, config.num_classes, constant=config.head_bias)
+
+    def forward(self, images_BHW3: torch.Tensor) -> torch.Tensor:
+        """float32[B, K] logits."""
+        logits_BK: torch.Tensor = self.head(self.features(images_BHW3))
+        return logits_BK
+
+    def features(self, images_BHW3: torch.Tensor) -> torch.Tensor:
+        """The mean over all places of the last map: [B, D]."""
+        x_BCHW = centred(images_BHW3, self.head.weight.dtype).permute(0, 3, 1, 2)
+        x_BCHW = F.max_pool2d(F.pad(self.conv_root(x_BCHW), (1, 1, 1, 1)), kernel_size=3, stride=2)
+        is_recomputed = self.checkpoint_blocks and torch.is_grad_enabled()
+        for units in self.stages:
+            for unit in units.children():
+                x_BCHW = checkpoint(unit, x_BCHW, use_reentrant=False) if is_recomputed else unit(x_BCHW)
+        return F.relu(self.norm(x_BCHW)).mean(dim=(2, 3))
+
+
+class PreActivationUnit(nn.Module):
+    """A bottleneck: 1x1, 3x3 (with the stride), 1x1, each after its norm and ReLU; the shortcut too is projected
+    after the first norm and ReLU."""
+
+    def __init__(self, channels: int, inner: int, *, stride: int, epsilons: Epsilons) -> None:
+        super().__init__()
+        outer = 4 * inner
+        self.norm1 = group_norm(channels, epsilons)
+        self.conv1 = StandardConv((channels, inner, 1), epsilons=epsilons)
+        self.norm2 = group_norm(inner, epsilons)
+        self.conv2 = StandardConv((inner, inner, 3), stride=stride, epsilons=epsilons)
+        self.norm3 = group_norm(inner, epsilons)
+        self.conv3 = StandardConv((inner, outer, 1), epsilons=epsilons)
+        is_projected = channels != outer or stride != 1
+        self.conv_proj = StandardConv((channels, outer, 1), stride=stride, epsilons=epsilons) if is_projected else None
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y_BCHW = F.relu(self.norm1(x_BCHW))
+        shortcut_BCHW = x_BCHW if self.conv_proj is None else self.conv_proj(y_BCHW)
+        y_BCHW = self.conv1(y_BCHW)
+        y_BCHW = self.conv2(F.relu(self.norm2(y_BCHW)))
+        result: torch.Tensor = shortcut_BCHW + self.conv3(F.relu(self.norm3(y_BCHW)))
+        return result

@@ -1,0 +1,55 @@
+"""A model from its configuration, the shapes of its parameters, and how its blocks are run."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from pipeline.models.bit import BiT, PreActivationUnit
+from pipeline.models.config import ModelConfig
+from pipeline.models.hybrid import HybridResNet, PostActivationUnit
+from pipeline.models.initial import initial_tensor
+from pipeline.models.vit import Block, ViT
+
+Model = ViT | BiT
+
+
+def build_model(config: ModelConfig, *, seed: int = 0) -> Model:
+    """The model with initial weights that depend on (seed, tensor name) alone."""
+    model = unfilled_model(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            shape = tuple(parameter.shape)
+            parameter.copy_(initial_tensor(name, shape, seed=seed, position_std=config.position_std))
+    return model
+
+
+def unfilled_model(config: ModelConfig) -> Model:
+    """The model with weights that mean nothing, to be filled from a checkpoint, a weights file or `initial_tensor`."""
+    return BiT(config) if config.is_bit else ViT(config)
+
+
+def shapes_of(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    """Name and shape of every parameter, without building the weights."""
+    with torch.device("meta"):
+        return {name: tuple(parameter.shape) for name, parameter in unfilled_model(config).named_parameters()}
+
+
+def blocks_of(model: Model) -> Iterator[nn.Module]:
+    """The parts a model repeats: transformer blocks, and the bottlenecks of its ResNet."""
+    for module in model.modules():
+        if isinstance(module, Block | PostActivationUnit | PreActivationUnit):
+            yield module
+
+
+def compile_blocks(model: Model, *, backend: str = "inductor") -> None:
+    """torch.compile block by block, in place: the names of the parameters stay, equal blocks share their kernels."""
+    for block in blocks_of(model):
+        block.compile(backend=backend)
+
+
+def checkpoint_blocks(model: Model) -> None:
+    """Activation checkpointing: of each block only the input is kept, the rest is computed again on the way back."""
+    for module in model.modules():
+        if isinstance(module, ViT | BiT | HybridResNet):
+            module.checkpoint_blocks = True

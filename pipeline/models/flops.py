@@ -1,0 +1,142 @@
+"""What a model costs: parameters and floating-point operations, exact, by formula and by counting the module.
+
+2 operations a multiply-add; only products count (dense layers, convolutions, attention), as is usual. Training is
+three times the forward pass. With 303 million images an epoch this gives the pre-training costs in the paper's
+Table 6; its ResNets come out closest where taps that fall on padding are left out (`skip_padding`), its own counter
+probably did so. The tests hold the comparison, row by row. Shape letters: N tokens, D width, M MLP width.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from pipeline.models.build import shapes_of, unfilled_model
+from pipeline.models.config import ModelConfig, ResNetSize
+from pipeline.models.resnet import same_padding
+
+FORWARD_AND_BACKWARD = 3
+JFT_NUM_IMAGES = 303_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolution:
+    """One convolution of a ResNet: the map it reads (height, width), channels, kernel and stride."""
+
+    map_size: tuple[int, int]
+    channels_in: int
+    channels_out: int
+    kernel: int
+    stride: int = 1
+
+    def num_multiplies(self, *, skip_padding: bool) -> int:
+        """Multiply-adds of one image."""
+        down, across = (self._num_taps(size, skip_padding=skip_padding) for size in self.map_size)
+        return down * across * self.channels_in * self.channels_out
+
+    def _num_taps(self, size: int, *, skip_padding: bool) -> int:
+        """Taps along one axis, summed over all places out."""
+        num_places = -(-size // self.stride)
+        if not skip_padding:
+            return num_places * self.kernel
+        before, _ = same_padding(size, self.kernel, self.stride)  # BiT's way is its mirror image: as many taps
+        starts = (place * self.stride - before for place in range(num_places))
+        return sum(0 <= start + tap < size for start in starts for tap in range(self.kernel))
+
+
+def forward_flops(
+    config: ModelConfig, *, image: tuple[int, int] | None = None, head: bool = True, skip_padding: bool = False
+) -> int:
+    """Operations of one image's forward pass; `image`: (height, width) in pixels where not the configuration's."""
+    height, width = image or (config.image_size, config.image_size)
+    resnet = config.resnet
+    convolutions = convolutions_of(resnet, (height, width)) if resnet else ()
+    num_multiplies = sum(convolution.num_multiplies(skip_padding=skip_padding) for convolution in convolutions)
+    if config.is_bit and resnet:
+        return 2 * (num_multiplies + head * resnet.width * config.num_classes)
+    size, num_patches = config.size, (height // config.stride) * (width // config.stride)
+    num_tokens = config.num_prefix_tokens + num_patches
+    matrices = 4 * size.width**2 + 2 * size.width * size.mlp_width  # q, k, v, out and the MLP
+    block = num_tokens * matrices + 2 * num_tokens**2 * size.width  # and q times k, shares times v
+    num_multiplies += num_patches * size.patch**2 * (resnet.width if resnet else 3) * size.width
+    num_multiplies += size.depth * block + config.representation * size.width**2
+    return 2 * (num_multiplies + head * size.width * config.num_classes)
+
+
+def train_flops(config: ModelConfig, *, image: tuple[int, int] | None = None) -> int:
+    """Operations of one image's forward and backward pass."""
+    return FORWARD_AND_BACKWARD * forward_flops(config, image=image)
+
+
+def counted_flops(config: ModelConfig, *, image: tuple[int, int] | None = None) -> int:
+    """The same as `forward_flops`, counted while the module runs (on the meta device: no memory, no time)."""
+    height, width = image or (config.image_size, config.image_size)
+    with torch.device("meta"):
+        model = unfilled_model(config).eval()
+        images = torch.empty(1, height, width, 3, dtype=torch.uint8)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(images)
+    return int(counter.get_total_flops())
+
+
+def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
+    """Parameters by formula; without the head also without the hidden layer before it."""
+    resnet = config.resnet
+    total = _num_resnet_parameters(resnet, is_hybrid=not config.is_bit) if resnet else 0
+    if config.is_bit and resnet:
+        return total + 2 * resnet.width + head * (resnet.width + 1) * config.num_classes
+    size, (height, width) = config.size, config.grid
+    d, m = size.width, size.mlp_width
+    block = 4 * (d * d + d) + (d * m + m) + (m * d + d) + 2 * 2 * d
+    total += size.patch**2 * (resnet.width if resnet else 3) * d + d + size.depth * block + 2 * d
+    total += config.num_prefix_tokens * d
+    if config.position == "learned_1d":
+        total += (config.num_prefix_tokens + height * width) * d
+    elif config.position == "learned_2d":
+        total += (height + width) * d // 2
+    hidden = d * d + d if config.representation else 0
+    return total + head * (hidden + (d + 1) * config.num_classes)
+
+
+def counted_parameters(config: ModelConfig) -> int:
+    """The same as `num_parameters`, counted in the module."""
+    return sum(math.prod(shape) for shape in shapes_of(config).values())
+
+
+def convolutions_of(resnet: ResNetSize, image: tuple[int, int]) -> Iterator[Convolution]:
+    """Every convolution of a ResNet, in order, for images of (height, width) pixels."""
+    yield Convolution(map_size=image, channels_in=3, channels_out=resnet.root_width, kernel=7, stride=2)
+    at = _halved(_halved(image))  # by the root, and by its pooling
+    channels = resnet.root_width
+    for stage, num_units in enumerate(resnet.units):
+        inner, outer = resnet.root_width * 2**stage, 4 * resnet.root_width * 2**stage
+        for unit in range(num_units):
+            stride = 2 if stage > 0 and unit == 0 else 1
+            if channels != outer or stride != 1:
+                yield Convolution(map_size=at, channels_in=channels, channels_out=outer, kernel=1, stride=stride)
+            yield Convolution(map_size=at, channels_in=channels, channels_out=inner, kernel=1)
+            yield Convolution(map_size=at, channels_in=inner, channels_out=inner, kernel=3, stride=stride)
+            at, channels = _halved(at) if stride == 2 else at, outer
+            yield Convolution(map_size=at, channels_in=inner, channels_out=outer, kernel=1)
+
+
+def _halved(map_size: tuple[int, int]) -> tuple[int, int]:
+    return -(-map_size[0] // 2), -(-map_size[1] // 2)
+
+
+def _num_resnet_parameters(resnet: ResNetSize, *, is_hybrid: bool) -> int:
+    """Convolutions, and a scale and a shift for each normalised channel (BiT's last norm is not counted here)."""
+    total = sum(c.kernel**2 * c.channels_in * c.channels_out for c in convolutions_of(resnet, (1, 1)))
+    channels, num_normalised = resnet.root_width, resnet.root_width if is_hybrid else 0
+    for stage, num_units in enumerate(resnet.units):
+        inner, outer = resnet.root_width * 2**stage, 4 * resnet.root_width * 2**stage
+        for unit in range(num_units):
+            if is_hybrid:  # each after its convolution, that of the shortcut too
+                num_normalised += 2 * inner + outer + (outer if unit == 0 else 0)
+            else:  # each before its convolution
+                num_normalised += channels + 2 * inner
+            channels = outer
+    return total + 2 * num_normalised

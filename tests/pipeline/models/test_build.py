@@ -1,0 +1,105 @@
+"""Models by their configuration, and the two ways to run their blocks."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from pipeline.models import BiT, Model, ModelConfig, ViT, build_model, checkpoint_blocks, compile_blocks, shapes_of
+from pipeline.models.build import blocks_of, unfilled_model
+from pipeline.models.initial import initial_tensor
+
+SMALL: dict[str, Any] = {"image_size": 32, "num_classes": 5}
+TRANSFORMER = SMALL | {"depth": 2, "width": 24, "mlp_width": 40, "num_heads": 3}
+VIT = ModelConfig(name="vit_b16", **TRANSFORMER)
+HYBRID = ModelConfig(name="r50_vit_b16", **TRANSFORMER, patch=2, resnet_units=(1, 2))
+BIT = ModelConfig(name="bit_r50x1", **SMALL, resnet_units=(1, 2))
+ALL = [pytest.param(VIT, id="ViT"), pytest.param(HYBRID, id="hybrid"), pytest.param(BIT, id="BiT")]
+
+
+def with_random_head(config: ModelConfig) -> Model:
+    """In training mode. (A zero head gives no gradients to the rest.)"""
+    model = build_model(config)
+    with torch.no_grad():
+        model.head.weight.normal_(generator=torch.Generator().manual_seed(0))
+    return model.train()
+
+
+def images() -> torch.Tensor:
+    return torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def loss_and_gradients(model: Model) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)  # dropout
+    loss = F.cross_entropy(model(images()), torch.tensor([1, 3]))
+    torch.autograd.backward(loss)
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(("config", "kind"), [(VIT, ViT), (HYBRID, ViT), (BIT, BiT)])
+def test_a_name_builds_its_model(config: ModelConfig, kind: type) -> None:
+    assert type(unfilled_model(config)) is kind
+    assert type(build_model(config)) is kind
+
+
+@pytest.mark.parametrize("config", ALL)
+def test_the_initial_weights_are_those_of_seed_and_name(config: ModelConfig) -> None:
+    model = build_model(config, seed=5)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, initial_tensor(name, tuple(parameter.shape), seed=5)), name
+
+
+@pytest.mark.parametrize("config", ALL)
+def test_shapes_are_known_without_building(config: ModelConfig) -> None:
+    assert shapes_of(config) == {name: tuple(p.shape) for name, p in build_model(config).named_parameters()}
+
+
+@pytest.mark.parametrize(("config", "num_blocks"), [(VIT, 2), (HYBRID, 2 + 3), (BIT, 3)])
+def test_blocks_are_layers_and_bottlenecks(config: ModelConfig, num_blocks: int) -> None:
+    assert len(list(blocks_of(unfilled_model(config)))) == num_blocks
+
+
+@pytest.mark.parametrize(
+    "config", [*ALL, pytest.param(ModelConfig(name="vit_b16", **TRANSFORMER, dropout=0.3), id="dropout")]
+)
+def test_checkpointing_changes_no_bit_of_loss_and_gradients(config: ModelConfig) -> None:
+    plain, recomputed = with_random_head(config), with_random_head(config)
+    checkpoint_blocks(recomputed)
+    forwards = {"plain": 0, "recomputed": 0}
+    for key, model in (("plain", plain), ("recomputed", recomputed)):
+        for block in blocks_of(model):
+            block.register_forward_pre_hook(lambda *_, key=key: forwards.__setitem__(key, forwards[key] + 1))
+    expected, found = loss_and_gradients(plain), loss_and_gradients(recomputed)
+    assert torch.equal(found[0], expected[0])
+    assert found[1].keys() == expected[1].keys() == set(shapes_of(config))
+    for name, gradient in expected[1].items():
+        assert torch.equal(found[1][name], gradient), name
+    assert forwards["recomputed"] == 2 * forwards["plain"] > 0, "every block ran once more on the way back"
+
+
+def test_nothing_is_recomputed_where_no_gradient_is_wanted() -> None:
+    model = build_model(VIT)
+    checkpoint_blocks(model)
+    with torch.no_grad():
+        assert torch.equal(model(images()), build_model(VIT)(images()))
+
+
+@pytest.mark.parametrize(
+    ("backend", "recomputed"),
+    [
+        pytest.param("aot_eager", False, id="traced"),
+        pytest.param("aot_eager", True, id="traced, recomputed"),
+        pytest.param("inductor", False, id="compiled", marks=pytest.mark.slow),
+    ],
+)
+def test_compiling_keeps_names_and_results(backend: str, recomputed: bool) -> None:
+    plain, compiled = with_random_head(VIT), with_random_head(VIT)
+    compile_blocks(compiled, backend=backend)
+    if recomputed:
+        checkpoint_blocks(compiled)
+    assert [name for name, _ in compiled.named_parameters()] == list(shapes_of(VIT))
+    expected, found = loss_and_gradients(plain), loss_and_gradients(compiled)
+    torch.testing.assert_close(found[0], expected[0])
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-5, msg=name)
