@@ -8,13 +8,13 @@ MIN_AREA = 0.05  # of the inception crop; torchvision's own default is 0.08
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """`work` holds the layouts. `workers`: processes of the peers, threads of ours. The shuffle of ours reaches over
-    lanes x window_blocks blocks of 64 images, by default as far as the buffer of 1,000 that webdataset is given."""
+    lanes x window_blocks blocks of 64 images at a time, on top of the permutation that packing made."""
 
     work: str
     images: int
     batch: int = 64
     workers: int = 2
-    lanes: int = 16
+    lanes: int = 8
     window_blocks: int = 1
     image_size: int = 224
 

@@ -181,7 +181,7 @@ def position(bench: Bench) -> dict[str, Any]:
 def start(bench: Bench, name: str, place: dict[str, Any]) -> Report:
     """The first batch at a place of the epoch, from a folder or the gateway."""
     where, _, share = name.partition(", ")
-    step = int(bench.arguments.repeat_to // BATCH * float(share.rstrip("%")) / 100)
+    step = max(1, round(bench.arguments.repeat_to // BATCH * float(share.rstrip("%")) / 100))
     dataset = bench.arguments.work / PATCHLINE
     options = ["--position", json.dumps(place | {"next_step": step})]
     if where == LOCAL:
