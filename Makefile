@@ -24,8 +24,16 @@ SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh) .ci/run
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+DECODER := $(VENV)/bin/python -c 'from pipeline.data.transform import decoder_name; print(decoder_name())'
+
 setup: .venv/.all ## Make .venv with all that demo, test and lint need
-	@echo ".venv is ready"
+	@decoder=$$($(DECODER)) || exit 1; \
+	if [ "$$decoder" = simplejpeg ] && $(VENV)/bin/python hatch_build.py; then decoder=$$($(DECODER)) || exit 1; fi; \
+	echo ".venv is ready; JPEGs are decoded by: $$decoder"; \
+	[ "$$decoder" != simplejpeg ] || { \
+	  echo "The crop decoder would give the same pixels in less time. It needs a C compiler and libjpeg-turbo 2.1 or newer with"; \
+	  echo "its headers: apt-get install gcc libjpeg62-turbo-dev on Debian, or one of your own, say CPPFLAGS=-I/opt/jpeg/include"; \
+	  echo "LDFLAGS='-L/opt/jpeg/lib -Wl,-rpath,/opt/jpeg/lib'. Then run make setup again."; }
 
 demo: .venv/.demo ## The whole pipeline on real handwritten digits, at most 5 minutes on 2 cores
 	$(VENV)/bin/patchline demo

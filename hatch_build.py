@@ -1,22 +1,34 @@
 """Builds the crop decoder of pipeline/data where a C compiler and libjpeg-turbo's headers are; else goes on without.
 
 Run by pip for a wheel and for an editable install. The library is optional: without it, the same pixels come slower.
+`python hatch_build.py` builds it in a checkout; CC, CFLAGS, CPPFLAGS and LDFLAGS are as for any other C.
 """
 
+import hashlib
+import os
+import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # only pip's own build environment has it
+    BuildHookInterface = object
 
 FOLDER = "pipeline/data"
-SOURCES = ("crop_decoder.c", "view_resize.c")
+SOURCES = ("crop_decoder.c", "view_resize.c", "view_resize.h")
 LIBRARY = "libcrop_decoder.so"
-# No other processor's instructions, no fused products: the same pixels on any machine of the kind.
-FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared")
+COMPILERS = ("cc", "gcc", "clang")
+# No other processor's instructions, no fused or reordered sums: the same pixels on any machine of the kind. They come
+# after CFLAGS, which may add to them.
+FLAGS = ("-std=c11", "-O3", "-fno-fast-math", "-ffp-contract=off", "-fPIC", "-shared")
+DEBIAN = "(Debian: apt-get install gcc libjpeg62-turbo-dev)"
 
 
 class CropDecoderHook(BuildHookInterface):
@@ -26,6 +38,8 @@ class CropDecoderHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Builds into the source tree, where an editable install runs, and adds the library to a wheel."""
+        if self.target_name != "wheel":  # an editable install is one; an sdist has the sources
+            return
         reason = build(Path(self.root) / FOLDER)
         if reason:
             self.app.display_warning(f"without the optional crop decoder, so JPEGs take longer: {reason}")
@@ -40,19 +54,62 @@ class CropDecoderHook(BuildHookInterface):
 
 def build(folder: Path) -> str:
     """Makes folder/libcrop_decoder.so of the sources there. Empty, or why it could not be made (then there is none)."""
-    target = folder / LIBRARY
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    reason = "no C compiler (cc, gcc, clang) is on the PATH"
-    if compiler is not None:
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch) / LIBRARY
-            sources = [str(folder / name) for name in SOURCES]
-            command = [compiler, *FLAGS, *sources, "-o", str(made), "-ljpeg", "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        reason = _build(folder)
+    except (OSError, ValueError) as error:  # a read-only folder, a full disk, a CC with an open quote: no end of it all
+        reason = f"{error}"
+    if reason:
+        with suppress(OSError):
+            (folder / LIBRARY).unlink()  # of older sources, maybe; where it can not go, it is refused when it is loaded
+    return " ".join(reason.split())
+
+
+def _build(folder: Path) -> str:
+    given = shlex.split(os.environ.get("CC", ""))
+    compilers = [given] if given else [[name] for name in COMPILERS if shutil.which(name)]
+    if not compilers:
+        return f"no C compiler ({', '.join(COMPILERS)}) is on the PATH {DEBIAN}"
+    reasons = []
+    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
+        made = Path(scratch) / LIBRARY
+        for compiler in compilers:
+            done = subprocess.run(
+                _command(compiler, folder, made),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                env={**os.environ, "LC_ALL": "C"},  # _reason reads what it says
+            )
             if done.returncode == 0:
-                made.replace(target)  # whole or not at all: a run may have the old one open
+                made.replace(folder / LIBRARY)  # whole or not at all: a run may have the old one open
                 return ""
-        reasons = [line for line in done.stderr.splitlines() if "error" in line or "cannot find" in line]
-        reason = f"{compiler}: {(reasons or ['failed'])[0]} (Debian: apt-get install libjpeg62-turbo-dev)"
-    target.unlink(missing_ok=True)
-    return reason
+            reasons.append(_reason(shlex.join(compiler), done.stderr))
+    return reasons[0]
+
+
+def _command(compiler: list[str], folder: Path, made: Path) -> list[str]:
+    before, after = (
+        [flag for name in names for flag in shlex.split(os.environ.get(name, ""))]
+        for names in (("CPPFLAGS", "CFLAGS"), ("LDFLAGS",))
+    )
+    digest = hashlib.sha256(b"".join((folder / name).read_bytes() for name in SOURCES)).hexdigest()
+    sources = [str(folder / name) for name in SOURCES if name.endswith(".c")]
+    stamp = f'-DCROP_DECODER_SOURCES="{digest}"'
+    return [*compiler, *before, *FLAGS, stamp, *sources, "-o", str(made), *after, "-ljpeg", "-lm"]
+
+
+def _reason(compiler: str, said: str) -> str:
+    telling = ("error", "cannot find", "failed")
+    lines = [line for line in said.splitlines() if any(word in line for word in telling)] or said.splitlines()
+    first = lines[0] if lines else "it failed and said nothing"
+    if "jpeglib.h" in first and ("No such file" in first or "not found" in first):
+        return f"{compiler} finds no jpeglib.h, the header of libjpeg-turbo {DEBIAN}"
+    if "-ljpeg" in first or "library 'jpeg'" in first:
+        return f"{compiler} finds no libjpeg to link with {DEBIAN}"
+    return f"{compiler}: {first}"
+
+
+if __name__ == "__main__":
+    why = build(Path(__file__).resolve().parent / FOLDER)
+    sys.exit(f"the crop decoder was not built: {why}" if why else 0)

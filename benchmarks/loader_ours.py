@@ -40,7 +40,7 @@ def augment_config(*, antialias: bool) -> Any:
     """The crop that every arm makes; flips included."""
     from pipeline.data.augment import AugmentConfig  # noqa: PLC0415
 
-    return AugmentConfig(min_area=MIN_AREA, antialias=antialias)
+    return AugmentConfig(crop="random_resized", min_area=MIN_AREA, antialias=antialias)  # as the peers draw it
 
 
 @dataclass(kw_only=True)

@@ -62,6 +62,8 @@ def main(argv: list[str]) -> int:
     try:
         return _run(argv)
     except UserError as error:
+        if isinstance(error, ConnectionError):  # a storage that is there and does not work: no mistake of the user
+            return _end(exit_codes.CRASH, f"error: {error}; the same command continues")
         return _end(exit_codes.USER_MISTAKE, f"error: {error}")
     except WillNotSucceedError as error:
         return _end(exit_codes.WILL_NOT_SUCCEED, f"error: {error}")

@@ -1,5 +1,6 @@
 """A packed dataset, opened for reading. Only what is small for any size is held: manifest, blocks, labels."""
 
+import copy
 import threading
 from collections import OrderedDict
 from functools import cached_property
@@ -7,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import UserError
+from shards.errors import StorageError, UserError
 from shards.index import (
     BlockTable,
     SampleRows,
@@ -26,10 +27,24 @@ from shards.manifest import (
     index_path,
     sha256_hex,
 )
+from shards.storage.traffic import Traffic
 from shards.store import MissingObjectError, Store, open_store
 
 HELD_SHARDS = 64
 HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
+_OTHER_TARS = 8  # looked for where one is missing
+
+
+class _Held:
+    """What is held of the indices, whoever reads them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.rows: OrderedDict[int, ShardRows] = OrderedDict()
+        self.sample_rows: OrderedDict[int, SampleRows] = OrderedDict()
+        self.sample_rows_bytes = 0
+        self.sources: tuple[int, list[str]] = (-1, [])  # of the shard asked for last
+        self.missing_tars: set[int] = set()  # found missing while others were there
 
 
 class Dataset:
@@ -44,10 +59,16 @@ class Dataset:
         self.first_sample_ids: NDArray[np.int64] = np.array(
             [shard.first_sample_id for shard in manifest.shards], dtype=np.int64
         )
-        self._rows: OrderedDict[int, ShardRows] = OrderedDict()
-        self._sample_rows: OrderedDict[int, SampleRows] = OrderedDict()
-        self._sample_rows_bytes = 0
-        self._lock = threading.Lock()
+        self._held = _Held()
+
+    def for_stream(self, *, traffic: Traffic, stop: threading.Event) -> "Dataset":
+        """The same dataset and all that is held of it, read for one stream: its reads are counted in `traffic` alone
+        and raise ReadStoppedError within about a second once `stop` is set."""
+        stream = copy.copy(self)
+        stream.store = self.store.with_traffic(traffic).stopped_by(stop)
+        is_apart = self.shard_store is not self.store
+        stream.shard_store = self.shard_store.with_traffic(traffic).stopped_by(stop) if is_apart else stream.store
+        return stream
 
     @cached_property
     def blocks(self) -> BlockTable:
@@ -70,46 +91,88 @@ class Dataset:
 
     def shard_rows(self, shard: int) -> ShardRows:
         """The whole index of a shard. Threads may ask at once; the last HELD_SHARDS asked for are kept."""
-        with self._lock:
-            if shard in self._rows:
-                self._rows.move_to_end(shard)
-                return self._rows[shard]
+        held = self._held
+        with held.lock:
+            if shard in held.rows:
+                held.rows.move_to_end(shard)
+                return held.rows[shard]
         # Read outside the lock: two threads may read one index, none waits for another's shard.
         rows = read_rows(self.checked_file(index_path(shard)))
-        with self._lock:
-            self._rows[shard] = rows
-            while len(self._rows) > HELD_SHARDS:
-                self._rows.popitem(last=False)
+        with held.lock:
+            held.rows[shard] = rows
+            while len(held.rows) > HELD_SHARDS:
+                held.rows.popitem(last=False)
         return rows
 
     def sample_rows(self, shard: int) -> SampleRows:
         """What reading needs of a shard's index. Threads may ask at once; HELD_ROWS_BYTES of it are kept."""
-        with self._lock:
-            if shard in self._sample_rows:
-                self._sample_rows.move_to_end(shard)
-                return self._sample_rows[shard]
+        held = self._held
+        with held.lock:
+            if shard in held.sample_rows:
+                held.sample_rows.move_to_end(shard)
+                return held.sample_rows[shard]
         rows = read_sample_rows(self.checked_file(index_path(shard)))
-        with self._lock:
-            if shard not in self._sample_rows:
-                self._sample_rows[shard] = rows
-                self._sample_rows_bytes += rows.num_bytes
-            while self._sample_rows_bytes > HELD_ROWS_BYTES and len(self._sample_rows) > 1:
-                self._sample_rows_bytes -= self._sample_rows.popitem(last=False)[1].num_bytes
+        with held.lock:
+            if shard not in held.sample_rows:
+                held.sample_rows[shard] = rows
+                held.sample_rows_bytes += rows.num_bytes
+            while held.sample_rows_bytes > HELD_ROWS_BYTES and len(held.sample_rows) > 1:
+                held.sample_rows_bytes -= held.sample_rows.popitem(last=False)[1].num_bytes
         return rows
 
     def source_of(self, shard: int, row: int) -> str:
-        """Where a sample came from; the index is read anew: it is asked only where something is wrong with a sample."""
-        return read_sources(self.checked_file(index_path(shard)))[row]
+        """Where a sample came from. The index is read anew for it, since it is asked only where something is wrong with
+        a sample; the last shard's names are kept, since then more of its samples may be."""
+        number, sources = self._held.sources
+        if number != shard:
+            sources = read_sources(self.checked_file(index_path(shard)))
+            self._held.sources = shard, sources
+        return sources[row]
+
+    def check_others_than(self, shard: int) -> None:
+        """Raises StorageError where not only this shard's tar is missing: a folder that is not mounted any more, say,
+        must not be taken for damaged samples. Looks once a shard."""
+        if shard in self._held.missing_tars:
+            return
+        step = max(1, len(self.manifest.shards) // _OTHER_TARS)
+        others = [other for other in range(0, len(self.manifest.shards), step) if other != shard]
+        if not any(self._has_tar(other) for other in others):
+            raise StorageError(
+                f"{self.shard_store.url}/{self.shard_path(shard)} is not there, nor is any of {len(others)} other tars "
+                f"of {self.url} that were looked for; is the storage mounted? Try again once it is; {self._advice()}"
+            )
+        self._held.missing_tars.add(shard)
+
+    def _has_tar(self, shard: int) -> bool:
+        try:
+            self.shard_store.read_range(self.shard_path(shard), 0, 1)
+        except MissingObjectError:
+            return False
+        except EOFError:  # an empty one
+            return True
+        return True
 
     def checked_file(self, path: str) -> bytes:
-        """A file of the dataset whose sha256 is the manifest's; a UserError otherwise."""
+        """A file of the dataset whose sha256 is the manifest's, read at most twice.
+
+        Raises UserError where it has another or is missing, StorageError where the manifest is missing, too.
+        """
+        for _ in range(2):
+            try:
+                data = self.store.read(path)
+            except MissingObjectError as error:
+                self._check_manifest()
+                raise UserError(f"{error}, but the manifest lists it; {self._advice()}") from None
+            if sha256_hex(data) == self.manifest.files.get(path):
+                return data
+        raise UserError(f"{self.url}/{path} is damaged: its sha256 is not the manifest's; {self._advice()}")
+
+    def _check_manifest(self) -> None:
         try:
-            data = self.store.read(path)
+            self.store.read(MANIFEST_PATH)
         except MissingObjectError as error:
-            raise UserError(f"{error}, but the manifest lists it; {self._advice()}") from None
-        if sha256_hex(data) != self.manifest.files.get(path):
-            raise UserError(f"{self.url}/{path} is damaged: its sha256 is not the manifest's; {self._advice()}")
-        return data
+            todo = "is the storage mounted? Try again once it is"
+            raise StorageError(f"{error} any more, which was there when the dataset was opened; {todo}") from None
 
     def _advice(self) -> str:
         return f"see what else is wrong with: patchline verify {self.url}"

@@ -9,6 +9,7 @@ Shape letters: N samples, B batch, L lanes, W blocks a window, R ranks.
 """
 
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from shards.hashing import derive_key, hash_array
 
 ORDER_VERSION = 1
 _BLOCKS, _WINDOWS = 1, 2  # purposes of a key: one hash family for each permutation
+_MOST_POSITION = int(np.iinfo(np.int64).max)
 _EPOCHS_KEPT = 2  # a batch touches at most the end of one epoch and the start of the next, unless N < B
 
 
@@ -97,7 +99,7 @@ class SampleOrder:
         self.seed, self.lanes, self.window_blocks = seed, lanes, window_blocks
         self._block_first = np.cumsum(self.block_sizes) - self.block_sizes
         self._lock = threading.Lock()
-        self._epochs: dict[int, _Epoch] = {}
+        self._epochs: dict[int, Future[_Epoch]] = {}
         self._windows: dict[WindowId, NDArray[np.int64]] = {}
 
     def batch(self, step: int, batch_size: int) -> NDArray[np.int64]:
@@ -109,11 +111,17 @@ class SampleOrder:
         return self.at(self.positions(step, batch_size, rank, num_ranks))
 
     def positions(self, step: int, batch_size: int, rank: int, num_ranks: int) -> NDArray[np.int64]:
-        """Global positions behind `rank_batch`: entry g * (B/L) + m is position step * B + m * L + g."""
+        """Global positions behind `rank_batch`: entry g * (B/L) + m is position step * B + m * L + g.
+
+        Raises ValueError where the batch does not fit lanes and ranks, or the positions do not fit int64.
+        """
         if batch_size % self.lanes or batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; allowed are multiples of lanes = {self.lanes}")
         if num_ranks < 1 or batch_size % num_ranks or not 0 <= rank < num_ranks:
             raise ValueError(f"rank {rank} of {num_ranks} does not fit a batch of {batch_size}: ranks must divide it")
+        most = _MOST_POSITION // batch_size - 1
+        if not 0 <= step <= most:
+            raise ValueError(f"step is {step}; allowed is 0 to {most} with a batch of {batch_size}")
         share = batch_size // num_ranks
         entry = np.arange(rank * share, (rank + 1) * share, dtype=np.int64)
         group, member = np.divmod(entry, batch_size // self.lanes)
@@ -182,10 +190,23 @@ class SampleOrder:
         return WindowId(epoch=window.epoch + 1, lane=lane, window=0)
 
     def _epoch(self, epoch: int) -> _Epoch:
-        with self._lock:  # windows are made ready in threads, and a table of millions of blocks should be made once
-            if epoch not in self._epochs:
+        """Made once, by whoever asks first; only those who need this very epoch wait for it: of millions of blocks it
+        takes a second."""
+        ours: Future[_Epoch] = Future()
+        with self._lock:
+            found = self._epochs.get(epoch, ours)
+            if found is ours:
                 while len(self._epochs) >= _EPOCHS_KEPT:
                     del self._epochs[min(self._epochs)]
-                sizes, key = self.block_sizes, derive_key(self.seed, epoch, _BLOCKS)
-                self._epochs[epoch] = _Epoch(sizes, key=key, lanes=self.lanes, window_blocks=self.window_blocks)
-            return self._epochs[epoch]
+                self._epochs[epoch] = ours
+        if found is ours:
+            try:
+                key = derive_key(self.seed, epoch, _BLOCKS)
+                table = _Epoch(self.block_sizes, key=key, lanes=self.lanes, window_blocks=self.window_blocks)
+            except BaseException as error:
+                with self._lock:
+                    self._epochs.pop(epoch, None)
+                found.set_exception(error)
+                raise
+            found.set_result(table)
+        return found.result()

@@ -6,7 +6,7 @@ to the first batch grows neither with the window nor with the place in the epoch
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,8 +28,9 @@ from shards.samples import (
     too_large,
     verified,
 )
-from shards.storage.ranges import RangeReads
+from shards.storage.ranges import CLOSE_SECONDS, RangeReads
 from shards.windows import SINGLE_READS_SHARE, Fetched, HeldBytes, Window, largest_blocks_bytes, window_bound_bytes
+from shards.workers import Workers
 
 __all__ = [
     "RawBatch",
@@ -45,8 +46,6 @@ __all__ = [
 
 FIRST_READS = 8  # a lane's first batches, which read what has not arrived sample by sample; later ones wait for it
 _WINDOWS_A_LANE = 2
-_LOADERS = 8  # threads that read the index of the windows to come
-_FIRST_LOADERS = 16  # threads that read it for the first batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +108,10 @@ class SampleReader:
     From call to call the positions of every lane rise; one reader belongs to one thread. What it holds is bounded by
     `window_bound_bytes`: two windows a lane, the bytes of batches that the caller has not dropped yet included.
     A sample larger than `most_sample_bytes` is handed over as a fault.
+
+    Under way are at most three times as many reads as `reads` has connections (hedges on top): its own, and twice as
+    many of index files and of samples that are read again. Half of the latter may be for windows to come, the rest is
+    for what a batch waits for.
     """
 
     def __init__(
@@ -119,8 +122,8 @@ class SampleReader:
         self._singles = HeldBytes(self._held)
         self._lanes: dict[int, _Lane] = {}
         self._allowed = (0, 0)  # lanes, and what single reads may hold with as many
-        self._loaders = ThreadPoolExecutor(_LOADERS, thread_name_prefix="rows")
-        self._first_loaders = ThreadPoolExecutor(_FIRST_LOADERS, thread_name_prefix="first-rows")
+        connections = reads.config.connections
+        self._loaders = Workers(2 * connections, name="rows", most_patient=connections)
 
     @property
     def held_bytes(self) -> int:
@@ -132,13 +135,16 @@ class SampleReader:
         """The most that `held_bytes` has been."""
         return self._held.most
 
-    def close(self) -> None:
-        """Stops what is under way."""
+    def cancel(self) -> None:
+        """Makes a `read` that is under way in another thread end with a CancelledError; close both afterwards."""
+        self._loaders.cancel()
+
+    def close(self, *, seconds: float = CLOSE_SECONDS) -> None:
+        """Stops what is under way. Waits so long for reads of index files, which end by themselves after that."""
+        self._loaders.close(seconds=seconds)
         for lane in self._lanes.values():
             for window in lane.windows.values():
                 window.drop()
-        self._loaders.shutdown(wait=True, cancel_futures=True)
-        self._first_loaders.shutdown(wait=True, cancel_futures=True)
 
     def read(self, positions: NDArray[np.int64]) -> RawBatch:
         """The samples at `positions`, in that order.
@@ -183,15 +189,21 @@ class SampleReader:
                 missing += [(entry, number) for entry, place, number in each if not (window and window.arrived(place))]
         if not missing:
             return {}
-        places = [locate_row(self.dataset, number) for _, number in missing]
-        shards = list(dict.fromkeys(shard for shard, _ in places))
-        rows = dict(zip(shards, self._first_loaders.map(self.dataset.sample_rows, shards), strict=True))
+        of_shard: dict[int, list[tuple[int, int, int]]] = {}
+        for entry, number in missing:
+            shard, row = locate_row(self.dataset, number)
+            of_shard.setdefault(shard, []).append((entry, number, row))
+        loads = {
+            self._loaders.submit(partial(self.dataset.sample_rows, shard), urgent=True): shard for shard in of_shard
+        }
         allowed = self._allowed_singles()
         found = {}
-        for (entry, number), (shard, row) in zip(missing, places, strict=True):
-            sample = self._ask_for_single(number, shard, row, rows[shard], allowed=allowed)
-            if sample is not None:
-                found[entry] = sample
+        for load in as_completed(loads):  # none waits for another shard's index
+            shard = loads[load]
+            for entry, number, row in of_shard[shard]:
+                sample = self._ask_for_single(number, shard, row, load.result(), allowed=allowed)
+                if sample is not None:
+                    found[entry] = sample
         return found
 
     def _allowed_singles(self) -> int:
@@ -226,7 +238,8 @@ class SampleReader:
     def _begin(self, lane: _Lane, name: WindowId, *, first: int) -> Window:
         window = Window(name=name, first=first, held=HeldBytes(self._held))
         lane.windows[name] = window
-        self._loaders.submit(window.load, self.dataset, self.order, self.reads).add_done_callback(window.over)
+        load = partial(window.load, self.dataset, self.order, self.reads)
+        self._loaders.submit(load).add_done_callback(window.over)
         return window
 
     def _of_windows(self, part: _Asked, singles: dict[int, _Found]) -> Iterator[tuple[int, _Found]]:
@@ -251,9 +264,11 @@ class SampleReader:
             elif data is None:
                 again.append(entry)
             samples.append(sample)
-        mended = self._first_loaders.map(partial(refetched, self.dataset), [samples[entry] for entry in again])
-        for entry, sample in zip(again, mended, strict=True):
-            samples[entry] = sample
+        mended = [
+            self._loaders.submit(partial(refetched, self.dataset, samples[entry]), urgent=True) for entry in again
+        ]
+        for entry, mending in zip(again, mended, strict=True):
+            samples[entry] = mending.result()
         return tuple(samples)
 
     def _move_on(self, part: _Asked) -> None:
@@ -263,6 +278,6 @@ class SampleReader:
             name, first = self.order.next_window(name), 0
             lane.pass_before(name)
         while len(lane.windows) < _WINDOWS_A_LANE and lane.has_room():
-            if name not in lane.windows:
-                self._begin(lane, name, first=first)
-            name, first = self.order.next_window(name), 0
+            while name in lane.windows:  # no further than needed: the next epoch's order takes a thread a while
+                name, first = self.order.next_window(name), 0
+            self._begin(lane, name, first=first)

@@ -76,13 +76,18 @@ def verified(dataset: Dataset, sample: RawSample) -> RawSample:
 
 
 def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
-    """The sample read again by its offset and checked. Raises what an unreachable store raises."""
+    """The sample read again by its offset and checked.
+
+    Raises what an unreachable store raises, and StorageError where all tars are gone.
+    """
     shard, row = locate_row(dataset, sample.sample_id)
     rows, path = dataset.sample_rows(shard), dataset.shard_path(shard)
     begin = int(rows.offset[row])
     try:
         data = dataset.shard_store.read_range(path, begin, begin + int(rows.size[row]))
     except BYTES_MISSING as error:
+        if isinstance(error, MissingObjectError):
+            dataset.check_others_than(shard)
         return faulty(dataset, sample, f"its bytes are not there: {error}")
     if (found := zlib.crc32(data)) != sample.crc32:
         return faulty(dataset, sample, f"crc32 is {found:08x}, the index says {sample.crc32:08x}")

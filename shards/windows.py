@@ -7,7 +7,8 @@ therefore live on until the last of them is dropped; they count as held until th
 
 import threading
 import weakref
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -118,16 +119,20 @@ class Window:
                     first, last = int(part.rows.offset[0]), int(part.rows.offset[-1] + part.rows.size[-1])
                     part.fetched = self.held.fetch(reads, part.path, first, last)
         except Exception as error:
-            self.contents.set_exception(error)
+            with suppress(InvalidStateError):  # nobody waits for it any more, see `over`
+                self.contents.set_exception(error)
         else:
-            self.contents.set_result(found)
+            with suppress(InvalidStateError):
+                self.contents.set_result(found)
             if self.dropped:
                 self.drop()  # again: what was asked for meanwhile
 
     def over(self, load: Future[None]) -> None:
-        """Says that `load` has ended: whoever waits for its contents must not wait for ever where it never began."""
-        if load.cancelled():
-            self.contents.set_exception(CancelledError())
+        """Says that `load` has ended: whoever waits for its contents must not wait for ever where it never began, or
+        stands still and was left."""
+        if load.cancelled() or load.exception():
+            with suppress(InvalidStateError):
+                self.contents.set_exception(CancelledError())
 
     def drop(self) -> None:
         """Lets go of its bytes, those that are still on their way included."""

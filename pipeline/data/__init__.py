@@ -2,8 +2,8 @@
 
 from pipeline.data.augment import AugmentConfig
 from pipeline.data.batches import Batch
-from pipeline.data.config import DataConfig, MixPart
-from pipeline.data.mixup import MixupConfig
+from pipeline.data.config import DataConfig
+from pipeline.data.mixup import MixupConfig, mix_images, mix_targets, mix_weights
 from pipeline.data.randaugment import RandAugmentConfig
 from pipeline.data.stream import BatchStream, train_batches
 from shards.storage.ranges import ReadConfig
@@ -13,9 +13,11 @@ __all__ = [
     "Batch",
     "BatchStream",
     "DataConfig",
-    "MixPart",
     "MixupConfig",
     "RandAugmentConfig",
     "ReadConfig",
+    "mix_images",
+    "mix_targets",
+    "mix_weights",
     "train_batches",
 ]

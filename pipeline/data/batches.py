@@ -4,10 +4,16 @@ One thread plans: it takes the samples of a step from the reader and hands them 
 straight into the batch's buffer. No worker process, no shared memory, no lock file: a killed run leaves nothing.
 """
 
+import atexit
+import os
+import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -26,8 +32,10 @@ from shards.errors import WillNotSucceedError
 from shards.hashing import derive_key, uniforms
 from shards.order import SampleOrder
 from shards.read import RawSample, SampleReader, read_sample, refetched, verified
-from shards.storage.ranges import RangeReads
-from shards.storage.traffic import NAMES
+from shards.storage.daemons import Daemons, join
+from shards.storage.ranges import CLOSE_SECONDS, RangeReads
+from shards.storage.traffic import NAMES, Traffic
+from shards.workers import Workers
 
 _SUBSTITUTES, _OPERATIONS = 4, 8  # purposes of keys
 _MAX_SUBSTITUTES = 20
@@ -52,9 +60,10 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """One of the datasets that are read."""
+    """One of the datasets that are read; `traffic` is what that took, its index files included."""
 
     dataset: Dataset
+    traffic: Traffic
     order: SampleOrder
     reader: SampleReader
     reads: RangeReads
@@ -91,7 +100,10 @@ class _Coming:
 
 
 class TrainBatches:
-    """Iterates over a rank's batches from `start_step` on, for ever. Close it when done."""
+    """Iterates over a rank's batches from `start_step` on, for ever. Close it when done.
+
+    While one is used, `steps_ahead` more are being read and decoded.
+    """
 
     def __init__(
         self,
@@ -106,45 +118,60 @@ class TrainBatches:
     ) -> None:
         self.config, self.seed, self.share, self.quarantine = config, seed, share, quarantine
         self._mixture = data.mixture(config, seed=seed)
+        self._stop = threading.Event()  # for all reads, wherever they are under way
         self._sources = [
-            _source(data, number, order, config=config, seed=seed)
+            _source(data, number, order, config=config, seed=seed, stop=self._stop)
             for number, order in enumerate(data.orders(config, seed=seed))
         ]
         shape = (share.global_batch // share.num_ranks, image_size, image_size, 3)
-        # In flight are `steps_ahead` batches, and one is in the caller's hands.
+        # When a batch is asked for, the one before is still the caller's, and `steps_ahead` are in flight behind it.
         self._buffers = [
-            torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory) for _ in range(config.steps_ahead + 1)
+            torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory) for _ in range(config.steps_ahead + 2)
         ]
-        self._before = [source.reads.store.traffic.counts() for source in self._sources]
         self._num_threads = max(1, config.num_threads)
-        self._decoders = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
-        self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan")  # one: steps are read in rising order
+        self._decoders = Workers(self._num_threads, name="decode")
+        self._planner = Workers(1, name="plan")  # one: steps are read in rising order
+        # A generator that nobody closed is closed when the interpreter's modules are: too late for its threads.
+        self._process = os.getpid()
+        atexit.register(self.close)
 
     def __call__(self, start_step: int) -> Iterator[Batch]:
         """Batches of steps start_step, start_step + 1, ..."""
         waiting: deque[Future[_Coming]] = deque()
         for step in count(start_step):
-            waiting.append(self._planner.submit(self._plan, step))
-            if len(waiting) == self.config.steps_ahead:
+            waiting.append(self._planner.submit(partial(self._plan, step)))
+            if len(waiting) > self.config.steps_ahead:
                 yield waiting.popleft().result().wait()
 
     def counts(self) -> dict[str, float]:
         """By name of COUNT_NAMES: what this loader read, retried and replaced so far, and the bytes it holds."""
         totals = dict.fromkeys(COUNT_NAMES, 0.0)
-        for source, before in zip(self._sources, self._before, strict=True):
-            for name, value in asdict(source.reads.store.traffic.counts() - before).items():
+        for source in self._sources:
+            for name, value in asdict(source.traffic.counts()).items():
                 totals[name] += value
             totals["held_bytes"] += source.reader.held_bytes
         return totals | {"samples": self.quarantine.num_read, "replaced": self.quarantine.num_replaced}
 
     def close(self) -> None:
-        """Stops reads and threads."""
+        """Stops reads and threads within about a second. Where a read stands still its thread ends when that does."""
+        if sys.is_finalizing() or os.getpid() != self._process:
+            return  # it was closed by atexit, or is the parent's; a lock may be held by a thread that is no more
+        atexit.unregister(self.close)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        self._stop.set()
         for source in self._sources:
-            source.reads.close()  # first: the planner may be waiting for bytes
-        self._planner.shutdown(wait=True, cancel_futures=True)
-        self._decoders.shutdown(wait=True, cancel_futures=True)
+            source.reader.cancel()  # the planner may be waiting for it
+        self._planner.cancel()
+        self._decoders.cancel()
+        closing = Daemons()  # side by side: each may take a second
         for source in self._sources:
-            source.reader.close()
+            if not closing.start("close", source.reads.close):
+                source.reads.close()
+        join(closing.living(), CLOSE_SECONDS)
+        for workers in (self._planner, self._decoders):
+            workers.close(seconds=max(0.0, deadline - time.monotonic()))
+        for source in self._sources:
+            source.reader.close(seconds=max(0.0, deadline - time.monotonic()))
 
     def _plan(self, step: int) -> _Coming:
         """Takes the samples of a step from the readers and hands them to the decoding threads."""
@@ -163,7 +190,7 @@ class TrainBatches:
         views = images.numpy()
         size = -(-len(items) // (_CHUNKS_A_THREAD * self._num_threads))
         pieces = [
-            self._decoders.submit(self._fill_all, items[first : first + size], views[first : first + size])
+            self._decoders.submit(partial(self._fill_all, items[first : first + size], views[first : first + size]))
             for first in range(0, len(items), size)
         ]
         ids = np.array([item.sample.sample_id for item in items], dtype=np.int64)
@@ -189,7 +216,15 @@ class TrainBatches:
 
     def _fill_all(self, items: list[_Planned], views: NDArray[np.uint8]) -> list[NDArray[np.int64]]:
         self.quarantine.count(len(items))
-        return [self._fill(item, view) for item, view in zip(items, views, strict=True)]
+        labels = []
+        for item, view in zip(items, views, strict=True):
+            self._check_open()
+            labels.append(self._fill(item, view))
+        return labels
+
+    def _check_open(self) -> None:
+        if self._stop.is_set():
+            raise CancelledError("the batches are closed")
 
     def _fill(self, item: _Planned, view: Pixels) -> NDArray[np.int64]:
         """Writes the sample's pixels, or those of its substitute: a function of the sample's id alone. Its labels."""
@@ -203,6 +238,7 @@ class TrainBatches:
                 return source.labels[list(sample.labels)]
             if attempt == _MAX_SUBSTITUTES:
                 break
+            self._check_open()
             substitute = derive_key(self.seed, original, attempt, _SUBSTITUTES) % source.dataset.num_samples
             self.quarantine.replace(sample, url=url, substitute=substitute, is_first=attempt == 0)
             sample = read_sample(source.dataset, substitute)
@@ -225,11 +261,15 @@ class TrainBatches:
         return sample
 
 
-def _source(data: TrainingData, number: int, order: SampleOrder, *, config: DataConfig, seed: int) -> _Source:
-    dataset = data.datasets[number]
+def _source(
+    data: TrainingData, number: int, order: SampleOrder, *, config: DataConfig, seed: int, stop: threading.Event
+) -> _Source:
+    traffic = Traffic()
+    dataset = data.datasets[number].for_stream(traffic=traffic, stop=stop)
     reads = RangeReads(dataset.shard_store, config.reading)
     return _Source(
         dataset=dataset,
+        traffic=traffic,
         order=order,
         reader=SampleReader(dataset, order, reads),
         reads=reads,

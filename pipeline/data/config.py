@@ -10,16 +10,8 @@ from shards.storage.ranges import ReadConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixPart:
-    """One of several datasets: `weight` is its share of the samples drawn, in any unit."""
-
-    url: str
-    weight: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """`url` names the dataset, or `mix` several with their weights.
+    """`url` names the dataset, or `mix` several, each with its weight: its share of the samples drawn, in any unit.
 
     The shuffle reaches over lanes x window_blocks blocks (of each dataset). `num_threads` decode; 0: the rank's share
     of the machine's cores. `memory_limit_bytes` is for the bytes read ahead by all ranks of a host. `max_quarantined`:
@@ -28,7 +20,7 @@ class DataConfig:
     """
 
     url: str = ""
-    mix: tuple[MixPart, ...] = ()
+    mix: tuple[tuple[str, float], ...] = ()
     lanes: int = 64
     window_blocks: int = 4
     augment: AugmentConfig = AugmentConfig()

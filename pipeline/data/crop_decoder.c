@@ -20,6 +20,9 @@
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
 #error "libjpeg-turbo 2.1 or newer is needed"
 #endif
+#ifndef CROP_DECODER_SOURCES
+#error "hatch_build.py builds this: it says which sources the library is made of"
+#endif
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 
@@ -52,6 +55,12 @@ int32_t crop_decoder_interface(void)
 int32_t crop_decoder_request_bytes(void)
 {
     return (int32_t)sizeof(struct request);
+}
+
+/* The SHA-256 of the sources, so that the library of older ones is not used with newer Python. */
+const char *crop_decoder_sources(void)
+{
+    return CROP_DECODER_SOURCES;
 }
 
 const char *crop_decoder_library(void)
@@ -192,11 +201,21 @@ static int decode(struct decoding *decoding, const struct request *request, uint
     return resize_crop(request, decoding->pixels + 3 * left, (ptrdiff_t)row_bytes, out) ? DONE : LEFT_TO_OTHERS;
 }
 
+/* A function of its own: what it changes after setjmp belongs to its caller, so it is still there after longjmp. */
+static int decode_or_leave(struct decoding *decoding, const uint8_t *data, size_t num_bytes,
+                           const struct request *request, uint8_t *out)
+{
+    if (setjmp(decoding->leave) != 0)
+        return LEFT_TO_OTHERS;
+    jpeg_create_decompress(&decoding->jpeg);
+    jpeg_mem_src(&decoding->jpeg, data, num_bytes);
+    return decode(decoding, request, out);
+}
+
 /* 1: `out` is filled. 0: the other decoder has to say what is wrong, if anything. */
 int32_t crop_decoder_view(const uint8_t *data, size_t num_bytes, const struct request *request, uint8_t *out)
 {
     struct decoding decoding;
-    volatile int result = LEFT_TO_OTHERS;
     decoding.pixels = NULL;
     decoding.jpeg.err = jpeg_std_error(&decoding.errors);
     decoding.errors.error_exit = leave;
@@ -204,11 +223,7 @@ int32_t crop_decoder_view(const uint8_t *data, size_t num_bytes, const struct re
     decoding.errors.output_message = say_nothing;
     decoding.jpeg.client_data = &decoding;
     decoding.jpeg.mem = NULL; /* jpeg_destroy looks here if jpeg_create fails */
-    if (setjmp(decoding.leave) == 0) {
-        jpeg_create_decompress(&decoding.jpeg);
-        jpeg_mem_src(&decoding.jpeg, data, num_bytes);
-        result = decode(&decoding, request, out);
-    }
+    int result = decode_or_leave(&decoding, data, num_bytes, request, out);
     jpeg_destroy_decompress(&decoding.jpeg);
     free(decoding.pixels);
     return result;

@@ -6,6 +6,7 @@ there. nvImageCodec could decode regions too, without a GPU: measured, it is slo
 """
 
 import ctypes
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from pipeline.data.decode import Pixels
 from pipeline.data.view_plan import ViewPlan
 
 LIBRARY_NAME = "libcrop_decoder.so"  # made by hatch_build.py, beside this file
+SOURCES = ("crop_decoder.c", "view_resize.c", "view_resize.h")  # as in hatch_build.py; a wheel has them, too
 _INTERFACE = 1  # of crop_decoder.c
 
 
@@ -32,20 +34,28 @@ class _Request(ctypes.Structure):
     )
 
 
+def sources_digest(folder: Path) -> str:
+    """The SHA-256 of the library's sources, one after the other: what hatch_build.py compiles into it."""
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in SOURCES)).hexdigest()
+
+
 class CropDecoder:
-    """Raises OSError where the library can not be loaded, ValueError where it is not of this version."""
+    """Raises OSError where the library can not be loaded, ValueError where it is not made of the sources beside it."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         try:
             interface, request_bytes = library.crop_decoder_interface, library.crop_decoder_request_bytes
             self._view, name = library.crop_decoder_view, library.crop_decoder_library
+            sources = library.crop_decoder_sources
         except AttributeError as error:
-            raise ValueError(f"{path} is another library: {error}") from error
+            raise ValueError(f"{path} is another library or an old one: {error}") from error
+        sources.restype = name.restype = ctypes.c_char_p
+        if sources().decode() != sources_digest(path.parent):
+            raise ValueError(f"{path} is made of other sources than the {', '.join(SOURCES)} beside it")
         interface.restype = request_bytes.restype = self._view.restype = ctypes.c_int32
         if (interface(), request_bytes()) != (_INTERFACE, ctypes.sizeof(_Request)):
             raise ValueError(f"{path} is of version {interface()}, this code of version {_INTERFACE}")
-        name.restype = ctypes.c_char_p
         self.name = str(name().decode())  # for example libjpeg-turbo 2.1.5
         self._view.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(_Request), ctypes.c_void_p)
 

@@ -1,9 +1,11 @@
 """Evaluation batches: every sample exactly once over all ranks, with a mask where the last batch is short."""
 
+import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +20,9 @@ from shards.dataset import Dataset
 from shards.errors import UserError, WillNotSucceedError
 from shards.order import BlockPart
 from shards.read import RawSample, locate_row, read_part, verified
+from shards.storage.ranges import CLOSE_SECONDS
+from shards.storage.traffic import Traffic
+from shards.workers import Workers
 
 _AHEAD = 2  # batches that are read and decoded while one is used
 
@@ -45,22 +50,22 @@ def evaluation_batches(
 ) -> Iterator[tuple[Batch, torch.Tensor]]:
     """Every sample exactly once over all ranks, in equally many batches a rank: (batch, bool[n] mask of real ones)."""
     num_batches = -(-dataset.num_samples // (batch_size * share.num_ranks))
-    with (
-        ThreadPoolExecutor(_AHEAD, thread_name_prefix="evaluate") as ahead,
-        ThreadPoolExecutor(max(1, threads), thread_name_prefix="decode") as decoders,
-    ):
-        maker = _Maker(dataset=dataset, batch_size=batch_size, image_size=image_size, transform=transform)
-        coming: deque[Future[tuple[Batch, torch.Tensor]]] = deque()
-        try:
-            for step in range(num_batches):
-                coming.append(ahead.submit(maker.make, step, share, decoders))
-                if len(coming) > _AHEAD:
-                    yield coming.popleft().result()
-            while coming:
+    stop = threading.Event()
+    own = dataset.for_stream(traffic=Traffic(), stop=stop)
+    maker = _Maker(dataset=own, batch_size=batch_size, image_size=image_size, transform=transform)
+    ahead, decoders = Workers(_AHEAD, name="evaluate"), Workers(max(1, threads), name="decode")
+    coming: deque[Future[tuple[Batch, torch.Tensor]]] = deque()
+    try:
+        for step in range(num_batches):
+            coming.append(ahead.submit(partial(maker.make, step, share, decoders)))
+            if len(coming) > _AHEAD:
                 yield coming.popleft().result()
-        finally:
-            for batch in coming:
-                batch.cancel()
+        while coming:
+            yield coming.popleft().result()
+    finally:
+        stop.set()
+        decoders.close(seconds=CLOSE_SECONDS)  # first: what is made waits for it
+        ahead.close(seconds=CLOSE_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +75,17 @@ class _Maker:
     image_size: int
     transform: EvaluationTransform
 
-    def make(self, step: int, share: Share, decoders: ThreadPoolExecutor) -> tuple[Batch, torch.Tensor]:
+    def make(self, step: int, share: Share, decoders: Workers) -> tuple[Batch, torch.Tensor]:
         """This rank's batch number `step`, with its mask."""
         first = (step * share.num_ranks + share.rank) * self.batch_size
         ids = np.arange(first, min(first + self.batch_size, self.dataset.num_samples), dtype=np.int64)
         images = np.zeros((self.batch_size, self.image_size, self.image_size, 3), dtype=np.uint8)
         samples = [sample for part in _parts(self.dataset, ids) for sample in read_part(self.dataset, part)]
-        list(decoders.map(self._view, samples, images[: len(samples)]))
+        views = [
+            decoders.submit(partial(self._view, sample, view)) for sample, view in zip(samples, images, strict=False)
+        ]
+        for view in views:
+            view.result()
         labels = [np.array(sample.labels, dtype=np.int64) for sample in samples]
         none = [np.array([], dtype=np.int64)] * (self.batch_size - len(samples))
         batch = Batch(

@@ -14,8 +14,10 @@ log = logging.getLogger(__name__)
 class Quarantine:
     """A rank's list of replaced samples: appended to a file (RUN/quarantine.jsonl), one object a line.
 
-    Above `max_share` of the samples read since the start (and above ten) it raises WillNotSucceedError with the
-    latest sample and the list's path.
+    A sample that is replaced again, as in each later epoch, counts again and is not listed again by this process; a
+    continued run may list it once more. Above `max_share` of the samples that this rank has read since it started (and
+    above ten) it raises WillNotSucceedError with the latest sample and the list's path: neither other ranks nor the run
+    before a continuation count.
     """
 
     _ALWAYS_ALLOWED = 10
@@ -23,6 +25,7 @@ class Quarantine:
     def __init__(self, path: Path, *, max_share: float) -> None:
         self.path, self.max_share = path, max_share
         self.num_read = self.num_replaced = 0
+        self._listed: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
 
     def count(self, num_samples: int) -> None:
@@ -44,8 +47,10 @@ class Quarantine:
         }
         with self._lock:
             self.num_replaced += is_first
-            with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            if (url, sample.sample_id) not in self._listed:
+                with self.path.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                self._listed.add((url, sample.sample_id))
             if self.num_replaced == 1 and is_first:
                 log.warning(
                     "sample %d (%s) of %s can not be used and is replaced: %s; this one and those to come are listed "

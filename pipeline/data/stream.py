@@ -1,5 +1,6 @@
 """Training batches for anybody's PyTorch loop: exact order on any number of ranks, and a position that is a dict."""
 
+import copy
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,7 @@ class BatchStream:
     @property
     def position(self) -> dict[str, Any]:
         """Where the batch after the last one taken begins, and all that fixes which batch that is: plain values."""
-        return {_NEXT_STEP: self._next_step, **self._state}
+        return {_NEXT_STEP: self._next_step, **copy.deepcopy(self._state)}
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -59,6 +60,7 @@ def train_batches(
     position: Mapping[str, Any] | None = None,
     config: DataConfig | None = None,
     quarantine: str | Path = "quarantine.jsonl",
+    pin_memory: bool = False,
 ) -> Iterator[BatchStream]:
     """This rank's part of every global batch of the dataset at `url`, a folder or s3://bucket/prefix ("": config's).
 
@@ -66,12 +68,13 @@ def train_batches(
     threads; None: from the start. `config`: how to shuffle, read and augment; None: the defaults, with as many lanes
     (at most 64) as divide the global batch. Its num_threads 0 means all cores that this process may use, and its
     memory_limit_bytes holds for this rank. `quarantine`: the file that lists samples which had to be replaced, made
-    when the first one is. Raises UserError for what does not fit, before anything is read ahead.
+    when the first one is. `pin_memory`: buffers from which a GPU copies by itself; such a copy must be over
+    before the next batch but one is asked for. Raises UserError for what does not fit, before anything is read ahead.
     """
     _check_sizes(global_batch=global_batch, image_size=image_size, rank=rank, num_ranks=num_ranks)
     config = _resolved(config, url=url, global_batch=global_batch)
     data = open_training_data(config)
-    state = data_state(data, config, seed=seed, global_batch=global_batch)
+    state = data_state(data, config, seed=seed, global_batch=global_batch) | {"image_size": image_size}
     next_step = 0 if position is None else _step_of(position, state, allow_other_decoder=config.allow_other_decoder)
     orders = data.orders(config, seed=seed)
     check_memory(data, config, orders, global_batch=global_batch, num_ranks=num_ranks, num_local_ranks=1)
@@ -82,6 +85,7 @@ def train_batches(
         image_size=image_size,
         share=Share(global_batch=global_batch, rank=rank, num_ranks=num_ranks),
         quarantine=Quarantine(Path(quarantine), max_share=config.max_quarantined),
+        pin_memory=pin_memory,
     )
     stream = BatchStream(batches(next_step), state=state, next_step=next_step)
     try:
@@ -108,6 +112,11 @@ def _resolved(config: DataConfig | None, *, url: str, global_batch: int) -> Data
     """The configuration with nothing left to be chosen."""
     fitting = math.gcd(global_batch, _MOST_LANES)
     config = DataConfig(lanes=fitting) if config is None else config
+    if config.mixup.alpha:
+        raise UserError(
+            f"config.mixup.alpha is {config.mixup.alpha}, but batches are handed out unmixed: mix them on your device "
+            "with mix_weights, mix_images and mix_targets of pipeline.data, and leave alpha at 0 here"
+        )
     if global_batch % config.lanes:
         raise UserError(
             f"global_batch is {global_batch} and config.lanes {config.lanes}, but a batch takes equally many samples "

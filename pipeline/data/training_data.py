@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.augment import AUGMENT_VERSION
+from pipeline.data.augment import AUGMENT_LATER, AUGMENT_VERSION
 from pipeline.data.config import DataConfig
 from pipeline.data.decode import DECODER_VERSION
 from pipeline.data.mixup import MIXUP_VERSION
@@ -82,20 +82,23 @@ def open_training_data(config: DataConfig) -> TrainingData:
     if not config.mix:
         return TrainingData(datasets=(open_dataset(config.url),), quotas=(1,))
     return TrainingData(
-        datasets=tuple(open_dataset(part.url) for part in config.mix),
-        quotas=quotas([part.weight for part in config.mix]),
+        datasets=tuple(open_dataset(url) for url, _ in config.mix),
+        quotas=quotas([weight for _, weight in config.mix]),
     )
 
 
 def data_state(data: TrainingData, config: DataConfig, *, seed: int, global_batch: int) -> dict[str, Any]:
     """Everything that fixes which pixels step n sees; two equal states give equal batches. Plain values only."""
+    augment = asdict(config.augment)
+    # What a run that began before these fields existed did: left out, so that it can be continued.
+    augment = {name: value for name, value in augment.items() if value != AUGMENT_LATER.get(name)}
     state = {
         "order_version": ORDER_VERSION,
         "seed": seed,
         "global_batch": global_batch,
         "lanes": config.lanes,
         "window_blocks": config.window_blocks,
-        "augment": asdict(config.augment) | {"version": AUGMENT_VERSION},
+        "augment": augment | {"version": AUGMENT_VERSION},
         "decoder": {"version": DECODER_VERSION} | {name: version(name) for name in _DECODERS},
         "dataset": data.datasets[0].fingerprint,
     }
@@ -111,13 +114,21 @@ def data_state(data: TrainingData, config: DataConfig, *, seed: int, global_batc
 
 def changes(saved: dict[str, Any], now: dict[str, Any], *, allow_other_decoder: bool) -> list[str]:
     """What differs between the data states of a run and of its continuation, as words; empty where nothing does."""
-    ignored = ("decoder",) if allow_other_decoder else ()
-    names = [name for name in dict.fromkeys([*saved, *now]) if name not in ignored]
-    return [
-        f"data: {name} was {saved.get(name)!r}, now {now.get(name)!r}"
-        for name in names
-        if saved.get(name) != now.get(name)
+    before, after = _leaves(saved), _leaves(now)
+    found = [
+        f"data: {name} was {before.get(name)!r}, now {after.get(name)!r}"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name)
     ]
+    return [change for change in found if not (allow_other_decoder and change.startswith("data: decoder."))]
+
+
+def _leaves(state: dict[str, Any]) -> dict[str, Any]:
+    """The state's values by dotted names."""
+    leaves: dict[str, Any] = {}
+    for name, value in state.items():
+        leaves |= {f"{name}.{key}": leaf for key, leaf in value.items()} if isinstance(value, dict) else {name: value}
+    return leaves
 
 
 def check_memory(

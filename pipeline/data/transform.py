@@ -5,12 +5,14 @@ give the same pixels and refuse the same images, so a run that began with one ma
 is loaded, it has to prove that first.
 """
 
+import hashlib
 import logging
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Protocol
 
+import cv2
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, tu
 from pipeline.data.view_plan import ViewPlan, largest_denominator, plan_view
 
 _LOG = logging.getLogger(__name__)
+_TRIAL_SIZE = (75, 101)
 
 
 class Encoded(Protocol):
@@ -44,7 +47,7 @@ def train_view(
     size, (height, width) = out.shape[0], _upright_size(sample)
     crop = draw_crop(height, width, draws, config=config)
     window = Window(height=size, width=size, is_mirrored=crop.flip, is_antialiased=config.antialias)
-    may_scale = sample.data is not None and is_jpeg(sample.data)
+    may_scale = config.scaled_decode and sample.data is not None and is_jpeg(sample.data)
     denominator = largest_denominator(crop, height=size, width=size) if may_scale else 1
     _fill(sample, crop, window, denominator, out=out, use_library=use_library)
 
@@ -75,7 +78,10 @@ def checked_decoder(path: Path) -> CropDecoder | None:
     try:
         decoder = CropDecoder(path)
     except (OSError, ValueError) as error:
-        _LOG.warning("the crop decoder is not used, but simplejpeg: %s; install patchline again to renew it", error)
+        _LOG.warning(
+            "the crop decoder is not used, but simplejpeg: %s; install patchline again to renew it (or: make setup)",
+            error,
+        )
         return None
     if not _gives_the_right_pixels(decoder):
         _LOG.warning("the crop decoder is not used, but simplejpeg: %s gives other pixels (%s)", path, decoder.name)
@@ -108,16 +114,26 @@ def _fill_from_all(data: bytes | memoryview, plan: ViewPlan, *, out: Pixels) -> 
 
 def _gives_the_right_pixels(decoder: CropDecoder) -> bool:
     """On a few small images, all that the library does at once: another libjpeg or OpenCV could differ."""
-    noise = np.random.default_rng(0).integers(0, 256, size=(75, 101, 3), dtype=np.uint8)
-    views = np.zeros((2, 16, 16, 3), dtype=np.uint8)
-    cases = product(("444", "420", "422", "440", "Gray"), (1, 2), (1, 8), (False, True))
-    for sampling, denominator, orientation, is_antialiased in cases:
-        space, pixels = ("GRAY", noise[:, :, :1].copy()) if sampling == "Gray" else ("RGB", noise)
-        data = simplejpeg.encode_jpeg(pixels, quality=90, colorspace=space, colorsubsampling=sampling)
-        crop = Crop(top=15, left=9, height=43, width=39, flip=True)
-        window = Window(height=20, width=19, top=2, left=1, is_mirrored=True, is_antialiased=is_antialiased)
-        plan = plan_view((75, 101), turn_of(orientation), crop, window, denominator=denominator)
+    crop = Crop(top=15, left=9, height=43, width=39, flip=True)
+    *usual, progressive = _trial_images()
+    for data, denominator, orientation in product((*usual, progressive), (1, 2), (1, 8)):
+        size = 224 if data is progressive and denominator == 1 else 16  # wide enough once for every loop over a row
+        is_antialiased = (denominator == 2) != (orientation == 8)  # each of the four pairs comes up
+        window = Window(height=size + 4, width=size + 3, top=2, left=1, is_mirrored=True, is_antialiased=is_antialiased)
+        plan = plan_view(_TRIAL_SIZE, turn_of(orientation), crop, window, denominator=denominator)
+        views = np.zeros((2, size, size, 3), dtype=np.uint8)
         _fill_from_all(data, plan, out=views[0])
         if not decoder.fill(data, plan, out=views[1]) or not np.array_equal(views[0], views[1]):
             return False
     return True
+
+
+def _trial_images() -> list[bytes]:
+    """Noise in each sampling, the last image progressive. Of a hash: numpy's first generator costs half a check."""
+    height, width = _TRIAL_SIZE
+    noise = np.frombuffer(hashlib.shake_256().digest(height * width * 3), dtype=np.uint8).reshape(height, width, 3)
+    grey = noise[:, :, :1].copy()
+    images = [simplejpeg.encode_jpeg(noise, quality=75, colorsubsampling=kind) for kind in ("444", "420", "422", "440")]
+    images.append(simplejpeg.encode_jpeg(grey, quality=75, colorspace="GRAY", colorsubsampling="Gray"))
+    images.append(cv2.imencode(".jpg", noise, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes())
+    return images

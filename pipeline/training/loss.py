@@ -11,13 +11,13 @@ LossName = Literal["softmax", "sigmoid"]
 
 def classification_loss(logits_BK: torch.Tensor, answers: torch.Tensor, *, name: LossName) -> torch.Tensor:
     """Mean over the batch; `answers` are labels, int64[B, L], or targets, float32[B, K]. `softmax`: cross-entropy, with
-    labels of the first one. `sigmoid`: cross-entropy summed over classes (as big_vision's sigmoid_xent for JFT and
-    ImageNet-21k; the mean over classes would be another run)."""
+    labels of the first one; an image without any adds 0. `sigmoid`: cross-entropy summed over classes (as big_vision's
+    sigmoid_xent for JFT and ImageNet-21k; the mean over classes would be another run)."""
     logits_BK = logits_BK.float()
     if answers.is_floating_point():
         return _soft_loss(logits_BK, answers.float(), name=name)
     if name == "softmax":
-        return F.cross_entropy(logits_BK, answers[:, 0])
+        return F.cross_entropy(logits_BK, answers[:, 0], ignore_index=-1, reduction="sum") / logits_BK.shape[0]
     # softplus(-x) where the label is there and softplus(x) where it is not: PyTorch's own binary cross-entropy rounds
     # 1 + exp(x) and is 0.08 % off at logits of -10, where 20,000 classes start.
     signs_BK = 1.0 - 2.0 * multi_hot(answers, logits_BK.shape[1])

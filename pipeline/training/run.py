@@ -70,9 +70,12 @@ class Prepared:
 
 def prepare(job: TrainingJob, world: World) -> Prepared:
     """Checks a job against its data and its ranks before anything is started. Raises UserError."""
-    for flag, value in (("--run-dir", job.run_dir), ("--data.url", job.data.url or job.data.mix)):
-        if not value:
-            raise UserError(f"{flag} is missing: give the {'run directory' if 'run' in flag else 'dataset'} as {flag}")
+    if not job.run_dir:
+        raise UserError("--run-dir is missing: give the run directory as --run-dir")
+    if not (job.data.url or job.data.mix):
+        raise UserError(
+            "--data.url is missing: give the dataset as --data.url, or several as --data.mix URL WEIGHT URL WEIGHT ..."
+        )
     plan = plan_batch(
         job.global_batch,
         micro_batch=job.micro_batch,

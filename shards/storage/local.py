@@ -1,20 +1,25 @@
 """A folder as a store: whole files by rename, durable by fsync."""
 
 import errno
+import io
 import os
 import re
 import secrets
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from shards.errors import UserError
+from shards.storage.local_read import CountedFile, Result, read_again, read_exactly
 from shards.storage.objects import MissingObjectError, any_path, checked_path, folder_prefix
-from shards.storage.traffic import Traffic
+from shards.storage.traffic import Traffic, TrafficCounts
 
+STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TEMPORARY_PREFIX) + r"(.+)\.[0-9a-f]{16}", re.DOTALL)  # as `create` names them
 _OPEN_TRIES = 5
@@ -31,30 +36,34 @@ class LocalStore:
 
     url: str
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
+    stop: threading.Event | None = field(default=None, compare=False, repr=False)
 
     def fresh(self) -> "LocalStore":
         """This folder: files have no connections."""
         return self
 
+    def with_traffic(self, traffic: Traffic) -> Self:
+        """This folder, with other counters."""
+        return replace(self, traffic=traffic)
+
+    def stopped_by(self, event: threading.Event) -> Self:
+        """This folder, whose reads stop waiting for a disk that fails once `event` is set."""
+        return replace(self, stop=event)
+
     def read(self, path: str) -> bytes:
         """The whole file."""
-        with self.open_read(path) as file:
-            return file.read()
+        return self._read(path, lambda file: file.readall())
 
     def read_range(self, path: str, first: int, end: int) -> bytes:
         """Bytes first..end-1; EOFError where the file is shorter."""
-        with self.open_read(path) as file:
-            data = _read_exactly(file.fileno(), first, end)
+        data = self._read(path, lambda file: read_exactly(file.fileno(), first, end))
         if len(data) != end - first:
             raise EOFError(f"{self.url}/{path}: bytes {first}..{end - 1} asked, it ends at {first + len(data)}")
         return data
 
     def open_read(self, path: str) -> BinaryIO:
         """The file, open for reading."""
-        try:
-            return self._file(path).open("rb")
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise MissingObjectError(path, url=self.url) from None
+        return io.BufferedReader(self._again(path, lambda: self._open(path, self.traffic)), STREAM_BYTES)
 
     def local_path(self, path: str) -> Path:
         """Where the file lies, or would lie."""
@@ -137,7 +146,30 @@ class LocalStore:
 
     def child(self, prefix: str) -> "LocalStore":
         """The store whose root is the folder `prefix` of this one."""
-        return LocalStore(str(self._file(prefix.strip("/"))))
+        return LocalStore(str(self._file(prefix.strip("/"))), self.traffic, self.stop)
+
+    def _read(self, path: str, read: Callable[[io.FileIO], bytes]) -> bytes:
+        """What `read` gives for the open file, counted."""
+        began, data = time.perf_counter(), b""
+
+        def opened_and_read() -> bytes:
+            with self._open(path) as file:
+                return read(file)
+
+        try:
+            data = self._again(path, opened_and_read)
+        finally:
+            self.traffic.add(TrafficCounts(requests=1, bytes=len(data), seconds=time.perf_counter() - began))
+        return data
+
+    def _open(self, path: str, traffic: Traffic | None = None) -> CountedFile:
+        try:
+            return CountedFile(self._file(path), traffic)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise MissingObjectError(path, url=self.url) from None
+
+    def _again(self, path: str, read: Callable[[], Result]) -> Result:
+        return read_again(f"{self.url}/{path}", read, traffic=self.traffic, stop=self.stop)
 
     def _folder(self, prefix: str) -> Path:
         return Path(self.url, folder_prefix(prefix))
@@ -160,16 +192,6 @@ def _open_new(temporary: Path, target: Path) -> BinaryIO:
             message = f"cannot write {target}: {error.strerror}; use a folder that this user may write to"
             raise UserError(message) from error
     raise AssertionError("unreachable: the last try returns or raises")
-
-
-def _read_exactly(descriptor: int, first: int, end: int) -> bytes:
-    # One pread gives at most 2 GiB, and may give less on network file systems.
-    pieces = [os.pread(descriptor, end - first, first)]
-    position = first + len(pieces[0])
-    while pieces[-1] and position < end:
-        pieces.append(os.pread(descriptor, end - position, position))
-        position += len(pieces[-1])
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _walk(folder: Path, root: str) -> Iterator[str]:

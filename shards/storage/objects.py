@@ -1,6 +1,7 @@
 """What a store of whole objects promises, whether a folder or an S3 bucket is behind it."""
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
@@ -39,6 +40,17 @@ class Store(Protocol):
 
     def fresh(self) -> "Store":
         """The same objects over connections that nobody has used yet, for reads that the others are slow at."""
+        ...
+
+    def with_traffic(self, traffic: Traffic) -> "Store":
+        """The same objects over the same connections; what is read of them is counted in `traffic` alone."""
+        ...
+
+    def stopped_by(self, event: threading.Event) -> "Store":
+        """The same objects, whose reads raise ReadStoppedError within about a second once `event` is set.
+
+        A folder stops only its waiting for a disk that fails: files are read too fast for more.
+        """
         ...
 
     def read(self, path: str) -> bytes:

@@ -1,16 +1,17 @@
 """When a request is asked again, and when not any more: full jitter, a budget, a deadline.
 
 Full jitter: Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015. The budget, which keeps a
-storage in trouble from being asked ever more, is the token bucket of Finagle and of the AWS SDKs.
+storage in trouble from being asked ever more, is the token bucket of Finagle and of the AWS SDKs. A storage that can
+not be reached is burdened by nobody: requests that it does not answer leave the budget as it is.
 """
 
 import random
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from shards.errors import StorageError, UserError
+from shards.storage.fork_lock import ForkLock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +19,8 @@ class RetryConfig:
     """How long reading goes on in trouble.
 
     `fruitless_attempts`: in a row, before a read is given up whose bodies bring nothing, or whose storage has never
-    answered. `deadline_seconds`: how long a read may go without anything new. The budget has a share of a retry more
-    for each read, and at most the reserve, with which it begins.
+    answered. `deadline_seconds`: how long a read may go without anything new. The budget, of retries after answers that
+    are errors, has a share of a retry more for each read, and at most the reserve, with which it begins.
     """
 
     fruitless_attempts: int = 6
@@ -47,7 +48,7 @@ class Retries:
     def __init__(self, config: RetryConfig) -> None:
         self.config = config
         self.has_answered = False
-        self._lock, self._budget = threading.Lock(), config.budget_reserve
+        self._lock, self._budget = ForkLock(), config.budget_reserve
 
     def __reduce__(self) -> tuple[type["Retries"], tuple[RetryConfig]]:
         return type(self), (self.config,)
@@ -92,11 +93,11 @@ class Attempts:
         self._since = clock()
         retries.earn(retries.config.budget_share)
 
-    def progressed(self) -> None:
-        """Enough has come that going on costs nobody anything: failures are counted anew, the next retry is free."""
+    def progressed(self, share: float = 1.0) -> None:
+        """Something new has come: failures are counted anew. `share` of the next retry is free."""
         self._failures, self._fruitless = 0, 0
         self._since = self._clock()
-        self._retries.earn(1.0)
+        self._retries.earn(share)
 
     def again_after_answer(self, fault: str) -> bool:
         """After an answer that brought too little: pauses, and True; False after `fruitless_attempts`.
@@ -104,15 +105,16 @@ class Attempts:
         StorageError where the budget or the deadline is up.
         """
         self._fruitless += 1
-        return self._again(fault, self._fruitless < self._retries.config.fruitless_attempts)
+        return self._again(fault, self._fruitless < self._retries.config.fruitless_attempts, is_answer=True)
 
-    def again_after_failure(self, fault: str) -> bool:
-        """After a request without an answer of use. A storage that has answered before is waited for to the deadline;
-        one that never has is more likely one whose address is wrong."""
+    def again_after_failure(self, fault: str, *, is_answer: bool) -> bool:
+        """After a request that was answered by an error, or not at all. A storage that has answered before is waited
+        for to the deadline; one that never has is more likely one whose address is wrong."""
         limit = self._retries.config.fruitless_attempts
-        return self._again(fault, self._retries.has_answered or self._failures + 1 < limit)
+        is_allowed = self._retries.has_answered or self._failures + 1 < limit
+        return self._again(fault, is_allowed, is_answer=is_answer)
 
-    def _again(self, fault: str, is_allowed: bool) -> bool:
+    def _again(self, fault: str, is_allowed: bool, *, is_answer: bool) -> bool:
         config, self._failures = self._retries.config, self._failures + 1
         if not is_allowed:
             return False
@@ -122,7 +124,7 @@ class Attempts:
         if waited + pause > config.deadline_seconds:
             todo = f"the deadline is {config.deadline_seconds:.0f} s; try again once the storage is well"
             raise StorageError(f"{said}; {todo}")
-        if not self._retries.spend():
+        if is_answer and not self._retries.spend():
             budget = f"{config.budget_reserve:.0f} retries and {config.budget_share:g} more for each read"
             todo = "are spent; try again once the storage is well, or with fewer connections"
             raise StorageError(f"{said}; this process's {budget} {todo}")

@@ -14,8 +14,9 @@ from typing import Any, BinaryIO
 from shards.errors import StorageError, UserError
 from shards.storage.objects import MissingObjectError, any_path, checked_path, folder_prefix
 from shards.storage.retries import Retries, RetryConfig
-from shards.storage.s3_client import UPLOADS, ClientOfProcess, storage_errors
+from shards.storage.s3_client import UPLOADS, BadAnswerError, ClientOfProcess, storage_errors
 from shards.storage.s3_read import PIECE_BYTES, ObjectRead, ObjectSource
+from shards.storage.stopped import stoppable
 from shards.storage.stream import PieceFile
 from shards.storage.traffic import Traffic
 
@@ -34,10 +35,19 @@ class S3Store:
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
     retries: Retries = field(default_factory=lambda: Retries(RETRIES), compare=False, repr=False)
     is_fresh: bool = False
+    stop: threading.Event | None = field(default=None, compare=False, repr=False)
 
     def fresh(self) -> "S3Store":
         """The same objects, each read over a new connection."""
         return replace(self, is_fresh=True)
+
+    def with_traffic(self, traffic: Traffic) -> "S3Store":
+        """The same objects over the same connections, with other counters."""
+        return replace(self, traffic=traffic)
+
+    def stopped_by(self, event: threading.Event) -> "S3Store":
+        """The same objects, whose reads raise ReadStoppedError within about a second once `event` is set."""
+        return replace(self, stop=event)
 
     @property
     def url(self) -> str:
@@ -46,14 +56,14 @@ class S3Store:
 
     def read(self, path: str) -> bytes:
         """The whole object."""
-        return b"".join(self._object(path, 0, None).pieces())
+        return stoppable(lambda: b"".join(self._object(path, 0, None).pieces()), self.stop)
 
     def read_range(self, path: str, first: int, end: int) -> bytes:
         """Bytes first..end-1; EOFError where the object is shorter."""
-        return self._object(path, first, end).data() if end > first else b""
+        return stoppable(self._object(path, first, end).data, self.stop) if end > first else b""
 
     def read_range_until(self, stop: threading.Event, path: str, first: int, end: int) -> bytes:
-        """As `read_range`; ReadStoppedError soon after `stop` is set."""
+        """As `read_range`; ReadStoppedError once `stop` is set, but only at the next byte or timeout."""
         return self._object(path, first, end, stop=stop).data() if end > first else b""
 
     @contextmanager
@@ -133,9 +143,9 @@ class S3Store:
                         continue
                     with suppress(self._client().exceptions.NoSuchUpload):
                         self._client().abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload)
-        except StorageError:
-            raise
         except (UserError, MissingObjectError, ConnectionError) as error:
+            if isinstance(error, StorageError) and not isinstance(error, BadAnswerError):
+                raise
             log.warning("unfinished uploads below %s are left as they are: %s", self.url, error)
 
     def child(self, prefix: str) -> "S3Store":
@@ -179,8 +189,9 @@ class S3Store:
             errors=partial(self._errors, path),
             retries=self.retries,
             traffic=self.traffic,
+            stops=tuple(event for event in (stop, self.stop) if event),
         )
-        return ObjectRead(source, first, end, stop=stop)
+        return ObjectRead(source, first, end)
 
     def _get(self, request: dict[str, str]) -> dict[str, Any]:
         client = self.clients.fresh() if self.is_fresh else self.clients.get()

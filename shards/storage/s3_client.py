@@ -3,7 +3,6 @@
 import logging
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,8 +12,10 @@ import boto3
 import botocore.exceptions as boto_errors
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
+from urllib3.exceptions import HTTPError
 
 from shards.errors import StorageError, UserError
+from shards.storage.fork_lock import ForkLock
 from shards.storage.objects import MissingObjectError, without_secrets
 
 log = logging.getLogger(__name__)
@@ -32,10 +33,9 @@ _BROKEN_BODY = (
     boto_errors.ReadTimeoutError,
     boto_errors.ResponseStreamingError,
     boto_errors.IncompleteReadError,
+    HTTPError,  # urllib3's: botocore lets some through as they are, a fault in TLS among them
 )
 _UNREACHABLE = (boto_errors.HTTPClientError, boto_errors.ConnectionError)
-# What a request may raise that is worth asking `fault_of` about.
-REQUEST_ERRORS = (boto_errors.ClientError, *_UNREACHABLE)
 _THROTTLES = (429, 503)
 _PASSING_STATUS = (*_THROTTLES, 500, 502, 504)
 _THROTTLE_CODES = ("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests")
@@ -47,9 +47,15 @@ _CREDENTIALS_FAILED = (
     boto_errors.TokenRetrievalError,
     boto_errors.MetadataRetrievalError,
 )
+# What a request may raise that is worth asking `fault_of` about.
+REQUEST_ERRORS = (boto_errors.ClientError, *_UNREACHABLE, *_CREDENTIALS_FAILED)
 
 
-class ReplacedError(ConnectionError):
+class BadAnswerError(StorageError, ConnectionError):
+    """A storage that answers, and does not get well: nobody's mistake."""
+
+
+class ReplacedError(BadAnswerError):
     """An object is not the one any more of which the first bytes were read."""
 
 
@@ -59,12 +65,13 @@ class Fault:
 
     name: str
     is_throttle: bool
+    is_answer: bool = True  # the storage's own; False: nobody has answered
 
 
 def fault_of(error: Exception) -> Fault | None:
     """What is wrong, for one of REQUEST_ERRORS; None where asking again gives the same answer."""
     if not isinstance(error, boto_errors.ClientError):
-        return Fault(name=type(error).__name__, is_throttle=False)
+        return Fault(name=type(error).__name__, is_throttle=False, is_answer=False)
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if code not in _PASSING_CODES and status not in _PASSING_STATUS:
@@ -120,7 +127,7 @@ class ClientOfProcess:
     """The boto3 clients of a process, made at the first use: a client must not be carried across a fork."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._pid = -1
         self._clients: _Clients | None = None
 
@@ -182,7 +189,8 @@ def _raise_client_error(error: boto_errors.ClientError, path: str, *, url: str, 
         raise EOFError(f"{url}/{path}: the range asked begins behind its end") from error
     if code in _REPLACED:
         raise ReplacedError(f"{url}/{path} was replaced while it was read") from error
-    raise ConnectionError(f"{error.operation_name} of {url}/{path} failed: {code}") from error
+    kind = BadAnswerError if fault_of(error) else ConnectionError
+    raise kind(f"{error.operation_name} of {url}/{path} failed: {code}") from error
 
 
 def _endpoint(clients: ClientOfProcess) -> str:
@@ -212,9 +220,9 @@ def _new_client(session: Any, *, attempts: int, read_timeout_seconds: int) -> An
     except ValueError as error:
         todo = "set AWS_ENDPOINT_URL to http://HOST:PORT or https://HOST, and AWS_DEFAULT_REGION to a region's name"
         raise UserError(f"S3 can not be used: {without_secrets(str(error))}; {todo}") from error
-    if ".amazonaws.com" in client.meta.endpoint_url:
+    if ".amazonaws.com" in client.meta.endpoint_url or (client.meta.config.s3 or {}).get("addressing_style"):
         return client
-    # Only Amazon resolves bucket.host; a server of one's own has one host name.
+    # Few others resolve bucket.host, and those who have such a server say so in their AWS configuration.
     return session.client("s3", config=config.merge(Config(s3={"addressing_style": "path"})))
 
 

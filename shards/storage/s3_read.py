@@ -4,13 +4,13 @@ import io
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from shards.storage.retries import Attempts, ReadStoppedError, Retries
-from shards.storage.s3_client import REQUEST_ERRORS, Body, Fault, ReplacedError, fault_of
+from shards.storage.s3_client import REQUEST_ERRORS, BadAnswerError, Body, Fault, ReplacedError, fault_of
 from shards.storage.traffic import Traffic, TrafficCounts
 
 log = logging.getLogger(__name__)
@@ -28,41 +28,73 @@ class ObjectSource:
     errors: Callable[[], AbstractContextManager[None]]
     retries: Retries
     traffic: Traffic
+    stops: tuple[threading.Event, ...] = ()  # any of them ends the read; waiting is cut short by the first
 
 
 class ObjectRead:
     """Bytes first..end-1 of an object, all of it from `first` on where `end` is None. Take them once.
 
-    Raises MissingObjectError, EOFError where the object is shorter, ReplacedError, ReadStoppedError once `stop` is
-    set, and StorageError or ConnectionError where the storage does not get well.
+    Raises MissingObjectError, EOFError where the object is shorter, ReplacedError, ReadStoppedError once one of `stops`
+    is set, and StorageError where the storage does not get well.
     """
 
-    def __init__(
-        self, source: ObjectSource, first: int, end: int | None, *, stop: threading.Event | None = None
-    ) -> None:
+    def __init__(self, source: ObjectSource, first: int, end: int | None) -> None:
         self._source, self._first, self._end = source, first, end
-        self._position, self._etag, self._stop = first, "", stop
-        pause = stop.wait if stop else time.sleep
+        self._position, self._version = first, ""
+        self._match = ""  # the ETag to ask for, where servers compare it
+        pause = source.stops[0].wait if source.stops else time.sleep
         self._attempts = Attempts(source.name, source.retries, pause=pause)
 
     def pieces(self) -> Generator[bytes, None, None]:
         """As they arrive, each of at most PIECE_BYTES."""
+        pieces, seconds = self._pieces(), 0.0
+        try:
+            while True:
+                began = time.perf_counter()
+                piece = next(pieces, b"")
+                seconds += time.perf_counter() - began  # what the caller does between two pieces is not reading
+                if not piece:
+                    break
+                yield piece
+        finally:
+            pieces.close()
+            self._count_read(seconds)
+
+    def data(self) -> bytes:
+        """All at once. As nobody has seen any of it before, an object that is replaced meanwhile is read anew."""
+        with self._counted():
+            for _ in range(RESTARTS):
+                try:
+                    return self._filled()
+                except ReplacedError:
+                    if not self._attempts.again_after_answer("it was replaced while it was read"):
+                        raise
+                    self._count(retries=1)
+                    self._position, self._version, self._match = self._first, "", ""
+            return self._filled()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        except ReadStoppedError:
+            raise
+        except BaseException:
+            self._position = self._first  # what came is of no use
+            self._count_read(time.perf_counter() - began)
+            raise
+        self._count_read(time.perf_counter() - began)
+
+    def _count_read(self, seconds: float) -> None:
+        self._source.traffic.add(TrafficCounts(requests=1, bytes=self._position - self._first, seconds=seconds))
+
+    def _pieces(self) -> Generator[bytes, None, None]:
         for body in self._bodies():
             while piece := body.read(min(PIECE_BYTES, self._left())):
                 self._position += len(piece)
                 yield piece
-
-    def data(self) -> bytes:
-        """All at once. As nobody has seen any of it before, an object that is replaced meanwhile is read anew."""
-        for _ in range(RESTARTS):
-            try:
-                return self._filled()
-            except ReplacedError:
-                if not self._attempts.again_after_answer("it was replaced while it was read"):
-                    raise
-                self._count(retries=1)
-                self._position, self._etag = self._first, ""
-        return self._filled()
+                self._check_stop()
 
     def _filled(self) -> bytes:
         """Read into the memory that becomes the result: BytesIO hands its bytes out without a copy."""
@@ -87,20 +119,21 @@ class ObjectRead:
             begun = self._position
             answer = self._answer()
             with closing(Body(answer)) as body:
-                if self._is_for_us(answer):
+                fault = self._fault_of(answer)
+                if not fault:
                     yield body
                     if not self._left():
                         return
             self._check_stop()
-            self._broke_off(begun)
+            self._broke_off(begun, fault or "the body broke off")
 
     def _answer(self) -> dict[str, Any]:
         """A GET from the next byte on, asked again until it is answered."""
         request = dict(self._source.request)
         if self._end is not None:
             request["Range"] = f"bytes={self._position}-{self._end - 1}"
-        if self._etag:
-            request["IfMatch"] = self._etag
+        if self._match:
+            request["IfMatch"] = self._match
         while True:
             self._check_stop()
             with self._source.errors():
@@ -118,41 +151,62 @@ class ObjectRead:
     def _again(self, fault: Fault) -> bool:
         log.info("reading %s failed: %s", self._source.name, fault.name)
         self._count(throttled=int(fault.is_throttle))
-        if not self._attempts.again_after_failure(fault.name):
+        if not self._attempts.again_after_failure(fault.name, is_answer=fault.is_answer):
             return False
         self._count(retries=1)
         return True
 
-    def _is_for_us(self, answer: dict[str, Any]) -> bool:
-        """Whether the body begins with the next byte. Raises ReplacedError and EOFError."""
-        content_range, etag = answer.get("ContentRange", ""), answer["ETag"]
-        if self._etag and etag != self._etag:  # a store that ignores If-Match
+    def _fault_of(self, answer: dict[str, Any]) -> str:
+        """Why the body does not begin with the next byte; "" where it does. Raises ReplacedError and EOFError."""
+        content_range, version = answer.get("ContentRange", ""), _version(answer)
+        if self._version and version != self._version:  # a store that ignores If-Match
             raise ReplacedError(f"{self._source.name} was replaced while it was read")
-        begins = content_range.split()[-1].partition("-")[0] if content_range else "0"
-        if begins != str(self._position):
-            return False
-        size = int(content_range.rpartition("/")[2] or answer["ContentLength"])
+        span, _, total = content_range.rpartition("/")
+        begins, _, last = span.rpartition(" ")[2].partition("-")
+        if (begins or "0") != str(self._position):
+            return f"another range was answered ({content_range})" if content_range else "the range asked was ignored"
+        size = _size(total, last, answer)
+        if size is None:
+            raise BadAnswerError(f"{self._source.name}: the storage does not say how long it is; use another storage")
         self._end = size if self._end is None else self._end
         if self._end > size:
             asked = f"bytes {self._first}..{self._end - 1} asked"
             raise EOFError(f"{self._source.name}: {asked}, the object has {size}")
-        self._etag = etag
-        return True
+        self._version = version
+        etag = answer.get("ETag", "")
+        self._match = "" if etag.startswith("W/") else etag  # a weak one matches nothing, not even itself
+        return ""
 
-    def _broke_off(self, begun: int) -> None:
+    def _broke_off(self, begun: int, fault: str) -> None:
         where = f"{self._source.name} at byte {self._position}"
-        log.info("a body of %s broke off", where)
+        log.info("%s: %s", where, fault)
         self._count(broken_bodies=1)
-        if self._position - begun >= PIECE_BYTES:
-            self._attempts.progressed()
-        if not self._attempts.again_after_answer(f"a body that broke off at byte {self._position}"):
+        if self._position > begun:
+            # Many small bodies do get a read to its end, but each costs the storage a request.
+            self._attempts.progressed(min(1.0, (self._position - begun) / PIECE_BYTES))
+        if not self._attempts.again_after_answer(f"{fault} at byte {self._position}"):
             attempts = self._source.retries.config.fruitless_attempts
-            raise ConnectionError(f"the body broke off {attempts} times, last in {where}")
+            raise BadAnswerError(f"{fault} {attempts} times, last in {where}")
         self._count(retries=1)
 
     def _check_stop(self) -> None:
-        if self._stop and self._stop.is_set():
+        if any(stop.is_set() for stop in self._source.stops):
             raise ReadStoppedError(self._position - self._first)
 
     def _count(self, *, retries: int = 0, broken_bodies: int = 0, throttled: int = 0) -> None:
         self._source.traffic.add(TrafficCounts(retries=retries, broken_bodies=broken_bodies, throttled=throttled))
+
+
+def _version(answer: dict[str, Any]) -> str:
+    """What two different objects at one path do not share."""
+    return str(answer.get("ETag") or answer.get("LastModified") or "")
+
+
+def _size(total: str, last: str, answer: dict[str, Any]) -> int | None:
+    """Bytes of the object, or up to the end of its answered part where nothing says more; None: nothing is said."""
+    if total.isdecimal():
+        return int(total)
+    if last.isdecimal():  # bytes 0-9/*
+        return int(last) + 1
+    length = answer.get("ContentLength")
+    return None if length is None else int(length)

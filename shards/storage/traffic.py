@@ -1,15 +1,18 @@
 """What reading a store took: requests, bytes, seconds, retries, hedges. Counted where it happens, from any thread."""
 
-import threading
+import weakref
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from shards.storage.fork_lock import ForkLock
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficCounts:
     """Sums since the process began. `seconds` is the time that reads took, those side by side added up."""
 
-    requests: int = 0  # reads; their retries and hedges come on top
+    requests: int = 0  # reads that ended; their retries and hedges come on top, stopped ones are left out
     bytes: int = 0  # of these reads; what came in vain is not among them
     seconds: float = 0.0
     retries: int = 0  # requests asked again, whatever the reason; broken bodies are among them
@@ -28,10 +31,11 @@ NAMES = tuple(field.name for field in fields(TrafficCounts))
 
 
 class Traffic:
-    """The counters of one store in this process."""
+    """The counters of one store in this process, or of one that reads it (`Store.with_traffic`)."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
+        self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._sums: dict[str, Any] = dict.fromkeys(NAMES, 0) | {"seconds": 0.0}
 
     def __reduce__(self) -> tuple[type["Traffic"], tuple[()]]:
@@ -42,6 +46,14 @@ class Traffic:
         with self._lock:
             for name, value in vars(more).items():
                 self._sums[name] += value
+        for listener in self._listeners if more.throttled else ():
+            if told := listener():
+                told()
+
+    def on_throttle(self, listener: Callable[[], None]) -> None:
+        """Calls this method of an object, as long as that lives, whenever the storage has said that it is too much."""
+        living = [known for known in self._listeners if known()]
+        self._listeners = [*living, weakref.WeakMethod(listener)]
 
     def counts(self) -> TrafficCounts:
         """The sums of this moment."""

@@ -19,6 +19,7 @@ from jobs.record import read_record
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights import save_weights
 from pipeline.training.config import TrainingJob
+from shards.storage.s3_client import BadAnswerError
 from tests.rigs.datasets import packed_folders
 from tests.rigs.processes import Ended, patchline
 from tests.rigs.s3 import free_port
@@ -229,6 +230,7 @@ def test_the_real_program(words: list[str], code: int, said: str) -> None:
             "the system refused; the same command continues",
         ),
         (BrokenProcessPool("a child process terminated abruptly"), "a worker process was killed"),
+        (BadAnswerError("GetObject of s3://b/x failed: 503"), "failed: 503; the same command continues"),
         (RuntimeError("odd"), "ended by an unexpected error; the same command continues"),
     ],
 )

@@ -1,15 +1,18 @@
 """Opening a dataset, and what is refused."""
 
 import hashlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from shards.dataset import Dataset, open_dataset
-from shards.errors import UserError
+from shards.errors import StorageError, UserError
 from shards.manifest import BLOCKS_PATH, MANIFEST_PATH, index_path
+from shards.storage.traffic import Traffic
 from tests.rigs.datasets import packed_folders
+from tests.rigs.watched import watched
 
 
 @pytest.fixture
@@ -62,6 +65,59 @@ def test_a_sample_is_named_by_its_source(dataset: Dataset) -> None:
     for shard in range(4):
         sources = dataset.shard_rows(shard).source
         assert [dataset.source_of(shard, row) for row in range(len(sources))] == sources
+
+
+def test_names_are_looked_up_by_one_read_a_shard(tmp_path: Path) -> None:
+    dataset, store = watched(packed_folders(tmp_path))
+    for _ in range(3):
+        for row in range(4):
+            dataset.source_of(1, row)
+    assert store.read_files == [index_path(1)]
+
+
+def test_a_stream_counts_what_it_reads_and_shares_what_is_held(tmp_path: Path) -> None:
+    dataset, store = watched(packed_folders(tmp_path))
+    counts, stop = [Traffic(), Traffic()], threading.Event()
+    first, second = (dataset.for_stream(traffic=traffic, stop=stop) for traffic in counts)
+    assert first.sample_rows(1) is second.sample_rows(1) is dataset.sample_rows(1)
+    assert store.read_files == [index_path(1)]
+    second.shard_store.read_range(dataset.shard_path(0), 0, 100)
+    found = [(traffic.counts().requests, traffic.counts().bytes) for traffic in (*counts, store.traffic)]
+    assert found == [(1, store.size(index_path(1))), (1, 100), (0, 0)]
+    assert first.store is first.shard_store
+    assert first.fingerprint == dataset.fingerprint
+
+
+def test_an_index_that_came_wrong_once_is_read_again(tmp_path: Path) -> None:
+    dataset, store = watched(packed_folders(tmp_path))
+    store.spoiled_files.extend([False, True])
+    assert dataset.sample_rows(1).offset.size == 4
+    store.spoiled_files.extend([True, True])
+    with pytest.raises(UserError, match="is damaged: its sha256"):
+        dataset.sample_rows(2)
+    assert store.read_files == [index_path(1)] * 2 + [index_path(2)] * 2
+
+
+def test_a_dataset_that_vanished_is_no_damaged_dataset(dataset: Dataset) -> None:
+    dataset.store.delete(index_path(1))
+    dataset.store.delete(MANIFEST_PATH)
+    with pytest.raises(StorageError, match=r"manifest\.json.* any more.*is the storage mounted"):
+        dataset.sample_rows(1)
+
+
+def test_one_missing_tar_is_told_from_a_missing_folder(tmp_path: Path) -> None:
+    dataset, store = watched(packed_folders(tmp_path))
+    store.delete(dataset.shard_path(1))
+    for _ in range(3):
+        dataset.check_others_than(1)
+    assert len(store.seen) == 1, "it is looked for once"
+    store.write(dataset.shard_path(0), b"")
+    store.delete(dataset.shard_path(2))
+    dataset.check_others_than(2)  # an empty tar is one
+    for shard in (0, 3):
+        store.delete(dataset.shard_path(shard))
+    with pytest.raises(StorageError, match=r"shard-000003\.tar is not there, nor is any of 3 other tars.*mounted"):
+        dataset.check_others_than(3)
 
 
 def test_a_folder_without_manifest_is_no_dataset(tmp_path: Path) -> None:

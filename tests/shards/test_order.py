@@ -4,6 +4,8 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shards.order import ORDER_VERSION, SampleOrder
+from shards.hashing import hash_array
+from shards.order import ORDER_VERSION, SampleOrder, WindowId
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -180,3 +183,46 @@ def test_303_million_samples_need_two_seconds_and_500_mb() -> None:
     assert cpu_seconds < 2
     assert later_seconds < 0.02
     assert peak_bytes < 500e6
+
+
+@pytest.mark.parametrize("step", [-1, 2**63 // 12 - 1, 2**63, 10**30])
+def test_a_step_without_positions_is_refused(step: int) -> None:
+    order = SampleOrder(np.full(5, 3), seed=0, lanes=2, window_blocks=1)
+    last = (2**63 - 1) // 12 - 1
+    assert order.positions(last, 12, 0, 1).min() == 12 * last
+    if step != last:
+        with pytest.raises(ValueError, match=rf"step is {step}; allowed is 0 to {last} with a batch of 12"):
+            order.positions(step, 12, 0, 1)
+
+
+def test_nobody_waits_for_an_epoch_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is being made holds up neither another epoch nor a second maker of its own."""
+    order = SampleOrder(np.full(5, 3), seed=0, lanes=2, window_blocks=1)
+    first, begun, gate = order.batch(0, 12).tolist(), threading.Event(), threading.Event()
+    made: list[int] = []
+
+    def slow(numbers: NDArray[np.int64], *, key: int) -> NDArray[np.uint64]:
+        made.append(1)
+        begun.set()
+        assert gate.wait(60)
+        return hash_array(numbers, key=key)
+
+    monkeypatch.setattr("shards.order.hash_array", slow)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(order.window_parts, WindowId(epoch=1, lane=0, window=0)) for _ in range(2)]
+        assert begun.wait(60)
+        assert order.locate(order.positions(0, 12, 0, 1))
+        assert not any(future.done() for future in waiting)
+        gate.set()
+        assert waiting[0].result(60) == waiting[1].result(60)
+    assert made == [1]
+    assert order.batch(0, 12).tolist() == first
+
+
+def test_an_epoch_that_can_not_be_made_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = SampleOrder(np.full(5, 3), seed=0, lanes=2, window_blocks=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("shards.order.np.argsort", lambda *_, **__: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            order.batch(0, 12)
+    assert order.batch(0, 12).size == 12

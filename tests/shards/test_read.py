@@ -2,8 +2,11 @@
 
 import random
 import shutil
+import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -299,7 +302,7 @@ def test_a_damaged_index_ends_the_reading(packed: Path, tmp_path: Path, when: st
             reader.read(order.positions(0, 4, 0, 1))
         for shard in range(len(dataset.manifest.shards)):
             (folder / index_path(shard)).write_bytes(b"")
-        dataset._sample_rows.clear()
+        dataset._held.sample_rows.clear()
         with pytest.raises(UserError, match="patchline verify"):
             read_on(reader, order, range(1, 60))
 
@@ -312,6 +315,51 @@ def test_a_reader_can_be_closed_in_the_midst_of_it(packed: Path) -> None:
         batch = reader.read(order.positions(0, 4, 0, 1))
     del batch
     assert reader.held_bytes == 0
+
+
+def test_samples_of_one_shard_do_not_wait_for_the_index_of_another(packed: Path) -> None:
+    dataset, store = watched(packed)
+    order = order_of(dataset)
+    dataset.sample_rows(0)  # is there; the others' are not
+    store.file_gate.clear()
+    with reader_of(dataset, order, connections=40) as reader, ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(reader.read, order.positions(0, 30, 0, 1))
+        try:
+            wait_until(lambda: len(store.seen) == 4)
+            assert {path for path, _, _ in store.seen} == {dataset.shard_path(0)}
+            assert not batch.done()
+        finally:
+            store.file_gate.set()
+        assert len(batch.result(60).samples) == 30
+
+
+def test_a_reader_is_left_at_once_while_an_index_stands_still(packed: Path) -> None:
+    dataset, store = watched(packed)
+    order = order_of(dataset)
+    store.read_files.clear()
+    store.file_gate.clear()
+    reads = RangeReads(dataset.shard_store, ReadConfig(connections=1))
+    reader = SampleReader(dataset, order, reads)
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(reader.read, order.positions(0, 30, 0, 1))
+        wait_until(lambda: len(store.read_files) == 2)  # all that may be under way beside one connection
+        began = time.monotonic()
+        reader.cancel()
+        assert isinstance(batch.exception(60), CancelledError)
+        assert time.monotonic() - began < 1
+        store.file_gate.set()
+        reader.close()
+        reads.close()
+    assert reader.held_bytes == 0
+    assert len(store.read_files) == 2
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Nothing tells when a watched store was asked."""
+    pause, deadline = threading.Event(), time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        pause.wait(0.005)
 
 
 def test_refetching_gives_the_same_sample(packed: Path) -> None:

@@ -160,6 +160,21 @@ def test_a_store_that_does_not_answer_is_no_fault_of_the_sample(packed: Path) ->
         refetched(dataset, sample)
 
 
+def test_a_folder_that_vanished_is_no_fault_of_the_samples(packed: Path, tmp_path: Path) -> None:
+    """The manifest may still be there: tars can lie elsewhere."""
+    folder = tmp_path / "data"
+    shutil.copytree(packed, folder)
+    dataset = open_dataset(str(folder))
+    sample = read_sample(dataset, 7)
+    (folder / "shards").rename(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="is the storage mounted"):
+        refetched(dataset, sample)
+    with pytest.raises(StorageError, match="is the storage mounted"):
+        read_sample(dataset, 20)
+    (tmp_path / "elsewhere").rename(folder / "shards")
+    assert refetched(dataset, sample).data == sample.data
+
+
 def test_what_is_too_large_is_not_asked_for(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset, store = watched(packed)
     assert too_large(dataset.sample_rows(0), 3) == ""

@@ -1,6 +1,7 @@
 """Crops lie inside the image and inside their bounds, and depend on (seed, epoch, sample) alone."""
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -23,11 +24,12 @@ from pipeline.data.augment import (
 )
 from shards.errors import UserError
 
-CONFIGS = (
+PLAIN = (
     AugmentConfig(),
     AugmentConfig(min_area=0.75, min_ratio=0.9, max_ratio=1.11, flip=False),
     AugmentConfig(min_area=0.3, max_area=0.4, min_ratio=1.0, max_ratio=2.0),
 )
+CONFIGS = (*PLAIN, *(replace(config, crop="random_resized") for config in PLAIN))
 
 
 def noise(seed: int, height: int, width: int) -> NDArray[np.uint8]:
@@ -61,8 +63,9 @@ def test_crops_stay_inside_the_image_and_their_bounds(
     assert 0 <= crop.left <= crop.left + crop.width <= width
     assert crop.height > 0
     assert crop.width > 0
-    if (crop.top, crop.left, crop.height, crop.width) == largest_centred(height, width, config):
-        return
+    box = crop.top, crop.left, crop.height, crop.width
+    if box == ((0, 0, height, width) if config.crop == "inception" else largest_centred(height, width, config)):
+        return  # no try fits
     # Sides are rounded to pixels: somewhere within half a pixel the bounds are met.
     assert (crop.height + 0.5) * (crop.width + 0.5) >= config.min_area * height * width
     assert (crop.height - 0.5) * (crop.width - 0.5) <= config.max_area * height * width
@@ -82,13 +85,46 @@ def test_where_no_try_fits_the_largest_centred_crop_is_taken(
 ) -> None:
     config = AugmentConfig(min_area=0.5)
     for sample in range(20):
-        crop = draw_crop(height, width, one_draw(sample), config=config)
+        crop = draw_crop(height, width, one_draw(sample), config=replace(config, crop="random_resized"))
         assert (crop.top, crop.left, crop.height, crop.width) == expected
+        crop = draw_crop(height, width, one_draw(sample), config=config)
+        assert (crop.top, crop.left, crop.height, crop.width) == (0, 0, height, width), "TensorFlow takes it all"
+
+
+@pytest.mark.parametrize(
+    ("crop", "mean", "quartiles"),
+    [
+        pytest.param("inception", 0.340, (0.145, 0.295, 0.500), id="as TensorFlow's kernel draws, simulated apart"),
+        pytest.param("random_resized", 0.417, (0.228, 0.403, 0.584), id="as torchvision draws, simulated apart"),
+    ],
+)
+def test_the_two_crops_have_their_own_areas(
+    crop: Literal["inception", "random_resized"], mean: float, quartiles: tuple[float, ...]
+) -> None:
+    draws = draws_of(np.arange(8000), np.zeros(8000, dtype=np.int64), seed=6)
+    crops = [draw_crop(375, 500, row, config=AugmentConfig(crop=crop)) for row in draws]
+    areas = np.array([one.height * one.width for one in crops]) / (375 * 500)
+    assert areas.mean() == pytest.approx(mean, abs=0.012)
+    assert np.quantile(areas, (0.25, 0.5, 0.75)) == pytest.approx(quartiles, abs=0.02)
+
+
+def test_the_inception_crops_ratio_and_height_are_uniform() -> None:
+    """Where nothing is cut: the height lies evenly between those that the smallest and largest area need."""
+    config = AugmentConfig(min_area=0.05, max_area=0.3)
+    draws = draws_of(np.arange(8000), np.zeros(8000, dtype=np.int64), seed=7)
+    crops = [draw_crop(1000, 1000, row, config=config) for row in draws]
+    ratios = np.array([crop.width / crop.height for crop in crops])
+    low, high = (np.sqrt(area * 1e6 / ratios) for area in (0.05, 0.3))
+    places = (np.array([crop.height for crop in crops]) - low) / (high - low)
+    for found, start, end in ((ratios, 3 / 4, 4 / 3), (places, 0.0, 1.0)):
+        assert np.quantile(found, (0.25, 0.5, 0.75)) == pytest.approx(
+            [start + (end - start) * q for q in (0.25, 0.5, 0.75)], abs=0.02
+        )
 
 
 def test_areas_ratios_places_and_flips_are_spread_over_their_ranges() -> None:
     draws = draws_of(np.arange(4000), np.zeros(4000, dtype=np.int64), seed=5)
-    crops = [draw_crop(1000, 1000, row, config=AugmentConfig()) for row in draws]
+    crops = [draw_crop(1000, 1000, row, config=AugmentConfig(crop="random_resized")) for row in draws]
     areas = np.array([crop.height * crop.width / 1e6 for crop in crops])
     ratios = np.array([crop.width / crop.height for crop in crops])
     assert areas.min() == pytest.approx(0.05, abs=0.01)
@@ -201,6 +237,12 @@ def test_a_window_is_cut_from_the_whole_resized_crop_and_mirrored(is_antialiased
             (56, 56, 0, 0),
             id="never smaller than the model's size",
         ),
+        pytest.param(
+            (100, 200),
+            EvaluationTransform(mode="central_crop", short_side=10),
+            (56, 112, 0, 28),
+            id="and never distorted",
+        ),
     ],
 )
 def test_evaluation_windows(
@@ -228,3 +270,8 @@ def test_bounds_that_can_not_be_met_are_refused(
 ) -> None:
     with pytest.raises(UserError, match="allowed are areas"):
         AugmentConfig(min_area=min_area, max_area=max_area, min_ratio=min_ratio, max_ratio=max_ratio)
+
+
+def test_a_negative_short_side_is_refused() -> None:
+    with pytest.raises(UserError, match=r"short_side is -5; allowed are 0"):
+        EvaluationTransform(mode="central_crop", short_side=-5)

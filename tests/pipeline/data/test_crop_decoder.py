@@ -1,5 +1,6 @@
 """What the library takes, what it leaves to others, and what is refused before it is called."""
 
+import shutil
 from collections.abc import Callable
 from ctypes import util
 from dataclasses import replace
@@ -8,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.data import transform
 from pipeline.data.augment import Crop, Window
-from pipeline.data.crop_decoder import CropDecoder
+from pipeline.data.crop_decoder import LIBRARY_NAME, SOURCES, CropDecoder
 from pipeline.data.decode import Pixels, turn_of
-from pipeline.data.transform import crop_decoder
+from pipeline.data.transform import checked_decoder, crop_decoder
 from pipeline.data.view_plan import Box, ViewPlan, plan_view
 from tests.rigs.jpegs import KINDS, jpeg_of
 
@@ -118,3 +120,49 @@ def test_another_library_is_refused() -> None:
         pytest.skip("the system's mathematics library is not found by name")
     with pytest.raises(ValueError, match="is another library"):
         CropDecoder(Path(name))
+
+
+class _WrongInOne(CropDecoder):
+    """The last number is wrong in views that are all of `wrong`."""
+
+    wrong: frozenset[str] = frozenset()
+
+    def fill(self, data: bytes | memoryview, plan: ViewPlan, *, out: Pixels) -> bool:
+        is_filled = super().fill(data, plan, out=out)
+        is_so = {
+            "wide": out.shape == (224, 224, 3),
+            "progressive": b"\xff\xc2" in bytes(data),
+            "scaled": plan.denominator == 2,
+            "turned": plan.turn.is_exchanged,
+            "antialiased": plan.window.is_antialiased,
+            "plain": not plan.window.is_antialiased,
+        }
+        if self.wrong and all(is_so[name] for name in self.wrong):
+            out[-1, -1, -1] ^= 1
+        return is_filled
+
+
+@pytest.mark.parametrize(
+    "wrong", ["wide plain", "wide antialiased", "progressive scaled", "turned plain", "turned antialiased", "scaled"]
+)
+def test_one_wrong_number_is_found_when_it_is_loaded(
+    decoder: CropDecoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wrong: str
+) -> None:
+    path = Path(transform.__file__).parent / LIBRARY_NAME
+    monkeypatch.setattr(transform, "CropDecoder", _WrongInOne)
+    assert checked_decoder(path) is not None
+    monkeypatch.setattr(_WrongInOne, "wrong", frozenset(wrong.split()))
+    assert checked_decoder(path) is None
+    assert f"gives other pixels ({decoder.name})" in caplog.text
+
+
+def test_a_stale_library_is_not_used(decoder: CropDecoder, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = Path(transform.__file__).parent
+    for name in (LIBRARY_NAME, *SOURCES):
+        shutil.copy(folder / name, tmp_path)
+    assert checked_decoder(tmp_path / LIBRARY_NAME) is not None
+    with (tmp_path / SOURCES[0]).open("a") as source:
+        source.write("/* a newer one */\n")
+    assert checked_decoder(tmp_path / LIBRARY_NAME) is None
+    assert f"{LIBRARY_NAME} is made of other sources than the crop_decoder.c" in caplog.text
+    assert "install patchline again to renew it (or: make setup)" in caplog.text

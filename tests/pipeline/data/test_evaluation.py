@@ -1,5 +1,7 @@
 """Evaluation sees every sample exactly once, for any number of ranks and sizes that do not divide."""
 
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from shards.errors import WillNotSucceedError
 from shards.read import read_sample
 from tests.rigs.datasets import packed_folders, packed_with_undecodable
 from tests.rigs.turned import NUM_TURNED, packed_twins
+from tests.rigs.watched import watched
 
 NUM_SAMPLES, SIZE = 15, 16
 STRAIGHT = EvaluationTransform()
@@ -95,3 +98,20 @@ def test_a_sample_that_can_not_be_decoded_is_named(tmp_path: Path) -> None:
     expected = rf"{url}: sample \d+ \(.*spoiled.*\): decode: .*run: patchline verify {url} --deep"
     with pytest.raises(WillNotSucceedError, match=expected):
         rank_batches(url, batch_size=4, rank=0, ranks=1)
+
+
+def test_leaving_while_a_read_stands_still_ends_at_once(packed: Path) -> None:
+    dataset, store = watched(packed)
+    dataset.sample_rows(0)  # of the first batch; the next one's index can not be had
+    store.file_gate.clear()
+    share = Share(global_batch=4, rank=0, num_ranks=1)
+    batches = evaluation_batches(dataset, batch_size=4, image_size=SIZE, transform=STRAIGHT, share=share, threads=2)
+    next(batches)
+    began = time.monotonic()
+    batches.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - began < 2.0
+    store.file_gate.set()
+    for thread in threading.enumerate():
+        if thread.name in ("evaluate", "decode"):
+            thread.join(60)
+            assert not thread.is_alive()

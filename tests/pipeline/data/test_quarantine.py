@@ -43,6 +43,18 @@ def test_every_replaced_sample_is_a_line(tmp_path: Path) -> None:
     assert (quarantine.num_read, quarantine.num_replaced) == (1000, 200)
 
 
+def test_a_sample_is_listed_once_and_counted_each_time(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path / "quarantine.jsonl", max_share=1.0)
+    quarantine.count(40)
+    for _ in range(3):
+        for url in ("data", "other"):
+            for i in range(5):
+                quarantine.replace(sample(i), url=url, substitute=i + 1, is_first=True)
+    lines = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
+    assert [(line["url"], line["sample_id"]) for line in lines] == [(u, i) for u in ("data", "other") for i in range(5)]
+    assert quarantine.num_replaced == 30
+
+
 @pytest.mark.parametrize(
     ("num_read", "max_share", "allowed"),
     [

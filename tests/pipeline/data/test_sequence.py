@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.rigs.loader import Record, Streaming, kill, launch, left_behind, records, records_until, wait_for_batch
-from tests.soak.loader import NUM_SAMPLES, copied, killed_often, packed
+from tests.rigs.loader_kills import NUM_SAMPLES, copied, killed_often, packed
 
 STEPS = 6  # of 16 samples: over an epoch's end, 61
 PHOTOGRAPHS = "imagenet-sample"

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data import AugmentConfig, Batch, BatchStream, DataConfig, MixPart, train_batches
+from pipeline.data import AugmentConfig, Batch, BatchStream, DataConfig, train_batches
 from pipeline.data.quarantine import Quarantine
 from shards.errors import UserError, WillNotSucceedError
 from tests.rigs.datasets import packed_folders
-from tests.soak.loader import copied
+from tests.rigs.loader_kills import copied
 
 NUM_SAMPLES, BATCH, SIZE = 27, 12, 16
 CONFIG = DataConfig(lanes=4, window_blocks=2, num_threads=2)
@@ -170,11 +170,11 @@ def test_a_batch_is_valid_until_the_next_but_one_is_asked_for(
         content = held(previous)
         for batch in islice(batches, 40):
             current = held(batch)
-            planned.wait_for((batch.step + steps_ahead) * BATCH)  # the batches read ahead are being written
+            planned.wait_for((batch.step + steps_ahead + 1) * BATCH)  # the batches read ahead are being written
             assert held(previous) == content
             places.append(previous.images.data_ptr())
             previous, content = batch, current
-    num_buffers = steps_ahead + 1
+    num_buffers = steps_ahead + 2
     assert len(set(places)) == num_buffers
     assert places[num_buffers:] == places[:-num_buffers]
 
@@ -189,12 +189,13 @@ def differing(url: str, tmp_path: Path) -> dict[str, tuple[str, dict[str, Any]]]
         "batch": ("global_batch was 12, now 24", {"global_batch": 24}),
         "lanes": ("lanes was 4, now 2", {"config": replace(CONFIG, lanes=2)}),
         "window": ("window_blocks was 2, now 1", {"config": replace(CONFIG, window_blocks=1)}),
-        "crop": ("augment was .*'min_area': 0.05.* now .*'min_area': 0.5", {"config": crop}),
+        "crop": (r"augment\.min_area was 0\.05, now 0\.5", {"config": crop}),
+        "size": ("image_size was 16, now 32", {"image_size": 32}),
         "two things": ("seed was 0, now 1; .*lanes was 4, now 2", {"seed": 1, "config": replace(CONFIG, lanes=2)}),
     }
 
 
-@pytest.mark.parametrize("case", ["data", "seed", "batch", "lanes", "window", "crop", "two things"])
+@pytest.mark.parametrize("case", ["data", "seed", "batch", "lanes", "window", "crop", "size", "two things"])
 def test_a_position_of_something_else_is_refused(url: str, tmp_path: Path, case: str) -> None:
     words, change = differing(url, tmp_path)[case]
     arguments: dict[str, Any] = {"url": url, "global_batch": BATCH, "image_size": SIZE, "config": CONFIG}
@@ -212,7 +213,7 @@ def test_another_decoder_is_refused_unless_allowed_by_name(url: str) -> None:
         position = batches.position
     position["decoder"] = {**position["decoder"], "simplejpeg": "0.1"}
     with (
-        pytest.raises(UserError, match=r"decoder was .*'0\.1'.*allow_other_decoder"),
+        pytest.raises(UserError, match=r"decoder\.simplejpeg was '0\.1'.*allow_other_decoder"),
         train_batches(url, global_batch=BATCH, image_size=SIZE, position=position, config=CONFIG),
     ):
         pass
@@ -301,7 +302,7 @@ class _LoopError(Exception):
 
 def test_a_mix_is_named_by_the_configuration(url: str, tmp_path: Path) -> None:
     other = str(packed_folders(tmp_path, num_classes=2, images_a_class=7))
-    config = replace(CONFIG, mix=(MixPart(url=url, weight=3), MixPart(url=other, weight=1)))
+    config = replace(CONFIG, mix=((url, 3), (other, 1)))
     with train_batches(global_batch=BATCH, image_size=SIZE, config=config) as batches:
         drawn = {dataset for batch in islice(batches, 3) for dataset in batch.datasets.tolist()}
         position = json.loads(json.dumps(batches.position))
@@ -350,11 +351,11 @@ def test_a_failure_ends_the_stream_and_is_not_the_end_of_a_loop(url: str, tmp_pa
     for tar in broken.rglob("*.tar"):
         tar.write_bytes(bytes(tar.stat().st_size))
     with train_batches(str(broken), global_batch=BATCH, image_size=SIZE, config=CONFIG, quarantine=listed) as batches:
-        with pytest.raises(WillNotSucceedError, match=r"samples could not be used.*listed\.jsonl"):
+        with pytest.raises(WillNotSucceedError, match="could not be used"):
             next(batches)
         with pytest.raises(UserError, match=r"ended before step 0: .* reading failed"):
             next(batches)
-    assert len(listed.read_text().splitlines()) > 10
+    assert listed.read_text()
 
 
 def test_a_list_of_replaced_samples_is_made_only_where_one_is(

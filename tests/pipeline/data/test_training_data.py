@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.data.augment import AugmentConfig
-from pipeline.data.config import DataConfig, MixPart
+from pipeline.data.config import DataConfig
 from pipeline.data.mixup import MixupConfig
 from pipeline.data.randaugment import RandAugmentConfig
 from pipeline.data.training_data import TrainingData, changes, check_memory, data_state, open_training_data
@@ -42,7 +42,7 @@ def test_the_state_changes_with_what_changes_the_batches(packed: Path, other: Pa
 
     own = state(config)
     assert own == json.loads(json.dumps(own))
-    parts = (MixPart(url=str(packed), weight=3), MixPart(url=str(other), weight=1))
+    parts = ((str(packed), 3), (str(other), 1))
     others = [
         state(config, seed=4),
         state(config, global_batch=24),
@@ -67,7 +67,7 @@ def test_what_differs_is_said_by_name() -> None:
     found = changes(saved, now, allow_other_decoder=False)
     assert found == [
         "data: seed was 1, now 2",
-        "data: decoder was {'simplejpeg': '1'}, now {'simplejpeg': '2'}",
+        "data: decoder.simplejpeg was '1', now '2'",
         "data: gone was True, now None",
         "data: new was None, now 5",
     ]
@@ -75,8 +75,19 @@ def test_what_differs_is_said_by_name() -> None:
     assert changes(now, now, allow_other_decoder=False) == []
 
 
+def test_a_run_of_before_a_field_existed_can_go_on(packed: Path) -> None:
+    """Fields that came later are in the state only where they are set to something that was not done before."""
+    config = config_of(packed)
+    state = data_state(open_training_data(config), config, seed=3, global_batch=BATCH)
+    names = {"crop", "min_area", "max_area", "min_ratio", "max_ratio", "flip", "version"}
+    assert set(state["augment"]) == names
+    assert not {"randaugment", "mixup", "mix"} & set(state)
+    unscaled = replace(config, augment=replace(config.augment, scaled_decode=False))
+    assert data_state(open_training_data(unscaled), unscaled, seed=3, global_batch=BATCH) != state
+
+
 def test_a_mix_knows_every_class_once_by_its_name(packed: Path, other: Path) -> None:
-    config = DataConfig(mix=(MixPart(url=str(other), weight=0.25), MixPart(url=str(packed), weight=0.75)))
+    config = DataConfig(mix=((str(other), 0.25), (str(packed), 0.75)))
     data = open_training_data(config)
     assert data.quotas == (1, 3)
     assert data.label_names == ("c0", "c1", "c2", "c3", "c4")
@@ -85,7 +96,7 @@ def test_a_mix_knows_every_class_once_by_its_name(packed: Path, other: Path) -> 
 
 
 def test_weights_that_can_not_be_exact_are_refused(packed: Path, other: Path) -> None:
-    parts = (MixPart(url=str(packed), weight=0.123456789), MixPart(url=str(other), weight=1))
+    parts = ((str(packed), 0.123456789), (str(other), 1))
     with pytest.raises(UserError, match=r"weights 0\.123456789, 1 repeat only after"):
         open_training_data(DataConfig(mix=parts))
 

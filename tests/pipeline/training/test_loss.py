@@ -142,3 +142,12 @@ def test_soft_losses_of_bf16_are_computed_in_fp32(name: LossName) -> None:
 def test_soft_losses_of_extreme_logits_stay_finite(name: LossName, extreme: float) -> None:
     loss = classification_loss(torch.full((1, 3), extreme), torch.tensor([[0.5, 0.5, 0.0]]), name=name)
     assert torch.isfinite(loss)
+
+
+def test_an_image_without_a_label_teaches_nothing_whether_mixed_or_not() -> None:
+    logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[1], [-1], [3], [5]])
+    loss = classification_loss(logits, labels, name="softmax")
+    assert torch.equal(loss, classification_loss(logits[[0, 2, 3]], labels[[0, 2, 3]], name="softmax") * 3 / 4)
+    soft = classification_loss(logits, targets_of(labels, 6, name="softmax"), name="softmax")
+    torch.testing.assert_close(loss, soft)

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline.training.metrics import Metrics, cut_after, read_metrics
 
@@ -75,3 +76,21 @@ def test_a_loss_that_is_no_number_is_read_as_such(tmp_path: Path) -> None:
     (found,) = read_metrics(tmp_path)
     assert math.isnan(found["loss"])
     assert found["grad_norm"] == math.inf
+
+
+def test_curves_are_named_as_the_lines_and_a_continued_run_has_each_step_once(tmp_path: Path) -> None:
+    first = Metrics(tmp_path, step=0)
+    for step in range(1, 5):
+        first.write(step, {"loss": step / 4, "data/bytes": 1e9 * step})
+    first.close()
+    continued = Metrics(tmp_path, step=2)
+    continued.write(3, {"loss": 8.0, "data/bytes": 5.0, "data/requests": 7.0})
+    continued.close()
+
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    curves = {name: [(point.step, point.value) for point in board.Scalars(name)] for name in board.Tags()["scalars"]}
+    assert curves == {
+        "loss": [(1, 0.25), (2, 0.5), (3, 8.0)],
+        "data/bytes": [(1, 1e9), (2, 2e9), (3, 5.0)],
+        "data/requests": [(3, 7.0)],
+    }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shards.errors import UserError
+from shards.errors import StorageError, UserError
 from shards.storage.local import LocalStore
 from shards.storage.objects import MissingObjectError
 from shards.storage.ranges import RangeReads, ReadConfig
@@ -25,6 +25,7 @@ from shards.storage.traffic import TrafficCounts
 from shards.store import open_store
 from tests.rigs.faulty_connection import Fault, FaultyProxy
 from tests.rigs.faulty_proxy import faulty_proxy
+from tests.shards.storage.test_fork_lock import ends_in_a_child
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SECONDS = 30.0  # until a test that waits in vain has failed
@@ -45,7 +46,9 @@ class Scripted(LocalStore):
         return replace(self, answer=self.second) if self.second else self
 
     def read_range_until(self, stop: threading.Event, path: str, first: int, end: int) -> bytes:  # noqa: ARG002
-        return self.answer(stop, first)
+        data = self.answer(stop, first)
+        self.traffic.add(TrafficCounts(requests=1, bytes=len(data)))
+        return data
 
 
 def scripted(answer: Answer, second: Answer | None = None) -> Scripted:
@@ -216,7 +219,7 @@ def test_a_hedge_that_comes_too_late_is_wasted(reads_of: Reads, quick_hedges: No
     store = scripted(first_half, second=second_half)
     assert reads_of(store).submit("x", 0, 5).result(SECONDS) == b"first"
     wait_until(lambda: store.traffic.counts().wasted_bytes == 6)
-    assert (store.traffic.counts().hedges, store.traffic.counts().hedges_won) == (1, 0)
+    assert store.traffic.counts() == TrafficCounts(requests=1, bytes=5, hedges=1, wasted_bytes=6)
 
 
 @pytest.mark.parametrize("broken", ["first", "second", "both"])
@@ -357,3 +360,161 @@ def test_the_interpreter_ends_while_a_read_is_stalled(any_bucket: str, proxy: Fa
     assert process.stdin
     process.stdin.close()
     assert process.wait(10) == 0
+
+
+GLOBAL_SCRIPT = """
+import sys
+from shards.storage.ranges import RangeReads, ReadConfig
+from shards.store import open_store
+
+
+def pieces(url):
+    reads = RangeReads(open_store(url), ReadConfig(connections=8))
+    try:
+        futures = [reads.submit("x", 0, 100_000) for _ in range(2000)]
+        for future in futures:
+            yield future.result()
+    finally:
+        reads.close()
+
+
+held = pieces(sys.argv[1])
+next(held)
+"""
+
+
+def test_the_interpreter_ends_while_a_generator_still_holds_the_reads(tmp_path: Path) -> None:
+    """Its end closes the generator when daemon threads have been stopped for good, with the locks that they held."""
+    (tmp_path / "x").write_bytes(DATA)
+    words = [sys.executable, "-c", GLOBAL_SCRIPT, str(tmp_path)]
+    for _ in range(20):
+        done = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(CHECKOUT)}, timeout=SECONDS, check=False)
+        assert done.returncode == 0
+
+
+@pytest.fixture
+def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names of threads that can not be started."""
+    refused, start = set[str](), threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    return refused
+
+
+def test_workers_that_can_not_start_are_done_without(reads_of: Reads, no_more_threads: set[str]) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def answer(_: threading.Event, first: int) -> bytes:
+        begun.set()
+        assert go.wait(SECONDS)
+        return bytes([first])
+
+    reads = reads_of(scripted(answer), connections=4)
+    futures = [reads.submit("x", 0, 1)]
+    assert begun.wait(SECONDS)
+    no_more_threads.add("read")
+    futures += [reads.submit("x", first, first + 1) for first in range(1, 6)]
+    go.set()
+    assert [future.result(SECONDS) for future in futures] == [bytes([first]) for first in range(6)]
+
+
+def test_reads_fail_where_no_worker_can_start_and_go_on_later(reads_of: Reads, no_more_threads: set[str]) -> None:
+    reads = reads_of(scripted(lambda _, first: bytes([first])))
+    no_more_threads.add("read")
+    with pytest.raises(StorageError, match="may start no more threads; raise its limit"):
+        reads.submit("x", 0, 1).result(SECONDS)
+    no_more_threads.clear()
+    assert reads.submit("x", 1, 2).result(SECONDS) == bytes([1])
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_read_whose_hedge_can_not_start_is_read_all_the_same(
+    reads_of: Reads, quick_hedges: None, no_more_threads: set[str], is_broken: bool
+) -> None:
+    go = threading.Event()
+
+    def answer(_: threading.Event, first: int) -> bytes:
+        assert go.wait(SECONDS)
+        if is_broken:
+            raise ConnectionError("reset")
+        return bytes([first])
+
+    no_more_threads.add("read-hedge")
+    store = scripted(answer, second=answer)
+    reads = reads_of(store)
+    future = reads.submit("x", 0, 1)
+    wait_until(lambda: reads._num_hedges == 0 and math.isinf(next(iter(reads._under_way)).hedge_at))
+    go.set()
+    if is_broken:
+        with pytest.raises(ConnectionError, match="reset"):
+            future.result(SECONDS)
+    else:
+        assert future.result(SECONDS) == bytes([0])
+    assert store.traffic.counts().hedges == 0
+
+
+def test_without_its_watch_a_read_ends_and_the_next_one_has_it_again(
+    reads_of: Reads, quick_hedges: None, no_more_threads: set[str]
+) -> None:
+    store = scripted(lambda _, first: bytes([first]), second=lambda _, first: bytes([first]))
+    reads = reads_of(store)
+    no_more_threads.add("read-watch")
+    assert reads.submit("x", 0, 1).result(SECONDS) == bytes([0])
+    no_more_threads.clear()
+    assert reads.submit("x", 1, 2).result(SECONDS) == bytes([1])
+    assert "read-watch" in own_threads()
+
+
+def test_fewer_are_under_way_while_no_read_ends(reads_of: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a storm of 503s reads end after minutes; the answers are what counts."""
+    monkeypatch.setattr("shards.storage.ranges.CUT_SECONDS", 0.0)
+    lock, now, go = threading.Lock(), set[int](), threading.Event()
+    store = LocalStore("")
+
+    def answer(_: threading.Event, first: int) -> bytes:
+        with lock:
+            now.add(first)
+        if first < 8:
+            for _number in range(20):
+                store.traffic.add(TrafficCounts(throttled=1))
+        assert go.wait(SECONDS)
+        return b""
+
+    reads = reads_of(Scripted("", store.traffic, answer=answer), connections=8)
+    futures = [reads.submit("x", first, first + 1) for first in range(40)]
+    wait_until(lambda: reads._limit == 1.0)
+    assert len(now) <= 8
+    go.set()
+    wait(futures, SECONDS)
+
+
+def test_reads_can_be_used_in_the_child_of_a_fork(reads_of: Reads) -> None:
+    go = threading.Event()
+    reads = reads_of(scripted(lambda _, first: bytes([first]) if first or go.wait(SECONDS) else b""))
+    under_way = reads.submit("x", 0, 1)
+
+    def read() -> None:
+        assert reads.submit("x", 1, 2).result(SECONDS) == bytes([1])
+        reads.close()
+
+    with reads._lock:
+        assert ends_in_a_child(read)
+    go.set()
+    under_way.result(SECONDS)
+
+
+def test_every_request_is_counted_once(reads_of: Reads, tmp_path: Path) -> None:
+    """Those that go past RangeReads, too."""
+    store = LocalStore(str(tmp_path))
+    store.write("x", DATA)
+    reads = reads_of(store)
+    reads.submit("x", 0, 10).result(SECONDS)
+    store.read_range("x", 0, 20)
+    store.read("x")
+    counts = store.traffic.counts()
+    assert (counts.requests, counts.bytes) == (3, 30 + len(DATA))

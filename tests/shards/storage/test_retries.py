@@ -1,6 +1,10 @@
 """Pauses, budget and deadline, without a second of waiting."""
 
+import heapq
 import pickle
+import random
+from functools import partial
+from operator import setitem
 
 import pytest
 from hypothesis import given
@@ -42,7 +46,7 @@ class Time:
 def test_a_storage_that_never_answered_is_given_up_soon() -> None:
     time, retries = Time(), Retries(RetryConfig(fruitless_attempts=4, backoff_seconds=1.0))
     attempts = time.attempts(retries)
-    assert [attempts.again_after_failure("refused") for _ in range(4)] == [True, True, True, False]
+    assert [attempts.again_after_failure("refused", is_answer=False) for _ in range(4)] == [True, True, True, False]
     assert time.pauses == [1.0, 2.0, 4.0]
 
 
@@ -51,9 +55,9 @@ def test_a_storage_that_has_answered_is_waited_for_until_the_deadline() -> None:
     retries.has_answered = True
     attempts = time.attempts(retries)
     for _ in range(8):
-        assert attempts.again_after_failure("503 SlowDown")
+        assert attempts.again_after_failure("503 SlowDown", is_answer=True)
     with pytest.raises(StorageError, match=r"s3://b/x failed 9 times in 55 s.* 503 SlowDown; the deadline is 60 s"):
-        attempts.again_after_failure("503 SlowDown")
+        attempts.again_after_failure("503 SlowDown", is_answer=True)
     assert time.pauses == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]
 
 
@@ -63,7 +67,7 @@ def test_bodies_that_bring_nothing_are_counted_apart() -> None:
     retries.has_answered = True
     attempts = time.attempts(retries)
     for _ in range(10):
-        assert attempts.again_after_failure("503")
+        assert attempts.again_after_failure("503", is_answer=True)
     assert attempts.again_after_answer("broke off")
     assert not attempts.again_after_answer("broke off")
 
@@ -84,9 +88,61 @@ def test_a_spent_budget_ends_reads_instead_of_a_storm_of_requests() -> None:
     retries.has_answered = True
     first, second = time.attempts(retries), time.attempts(retries)
     for _ in range(5):
-        assert first.again_after_failure("503 SlowDown")
+        assert first.again_after_failure("503 SlowDown", is_answer=True)
     with pytest.raises(StorageError, match=r"s3://b/x.*503 SlowDown; this process's 5 retries and 0 more .* are spent"):
-        second.again_after_failure("503 SlowDown")
+        second.again_after_failure("503 SlowDown", is_answer=True)
+
+
+def outage(seconds: float, *, num_reads: int, seed: int, is_answer: bool = False) -> tuple[float, str]:
+    """When the last of these reads has its bytes, in a simulation, and the error that ended them before."""
+    chance, now = random.Random(seed), [0.0]
+    retries = Retries(RetryConfig())
+    retries.has_answered = True
+    pauses = [0.0] * num_reads
+    reads = [
+        Attempts("x", retries, pause=partial(setitem, pauses, number), clock=lambda: now[0], draw=chance.random)
+        for number in range(num_reads)
+    ]
+    events = [(0.0, number) for number in range(num_reads)]
+    while events:
+        now[0], number = heapq.heappop(events)
+        if now[0] >= seconds:
+            continue
+        try:
+            reads[number].again_after_failure("refused", is_answer=is_answer)
+        except StorageError as error:
+            return now[0], str(error)
+        heapq.heappush(events, (now[0] + pauses[number], number))
+    return now[0], ""
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_outage_is_waited_for_however_many_reads_are_under_way(seed: int) -> None:
+    """Nobody is asked too much where nobody answers."""
+    ended, error = outage(60.0, num_reads=24, seed=seed)
+    assert not error
+    assert 60 <= ended <= 70
+    ended, error = outage(600.0, num_reads=24, seed=seed)
+    assert "the deadline is 120 s" in error
+    assert 100 <= ended <= 120
+
+
+def test_a_storm_of_errors_is_ended_by_the_budget() -> None:
+    ended, error = outage(60.0, num_reads=24, seed=0, is_answer=True)
+    assert "are spent" in error
+    assert ended < 60
+
+
+def test_a_part_of_progress_frees_a_part_of_a_retry() -> None:
+    time, retries = Time(), Retries(RetryConfig(budget_reserve=2.0, budget_share=0.0, backoff_seconds=0.001))
+    attempts = time.attempts(retries)
+    for _ in range(2):
+        assert retries.spend()
+    attempts.progressed(0.5)
+    with pytest.raises(StorageError, match="spent"):
+        attempts.again_after_answer("broke off")
+    attempts.progressed(0.5)
+    assert attempts.again_after_answer("broke off")
 
 
 @given(num_reads=st.integers(0, 400), reserve=st.integers(1, 20), share=st.sampled_from([0.0, 0.125, 0.5]))

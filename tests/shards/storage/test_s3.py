@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,14 @@ from typing import Any
 import boto3
 import pytest
 
-from shards.storage.retries import RetryConfig
+from shards.errors import StorageError
+from shards.storage.objects import MissingObjectError
+from shards.storage.retries import ReadStoppedError, RetryConfig
 from shards.storage.s3 import S3Store
+from shards.storage.traffic import Traffic, TrafficCounts
 from shards.store import Store, open_store
 from tests.rigs.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.rigs.faulty_proxy import faulty_proxy
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
@@ -59,9 +65,21 @@ def test_a_broken_whole_read_goes_on_too(behind_proxy: Store, proxy: CuttingProx
 
 
 def test_attempts_are_bounded(behind_proxy: Store, proxy: CuttingProxy) -> None:
-    proxy.cuts = [1] * 20
-    with pytest.raises(ConnectionError, match=r"broke off 6 times, last in .* at byte 6"):
+    proxy.cuts = [1, *[0] * 20]
+    with pytest.raises(StorageError, match=r"broke off 6 times, last in .* at byte 1"):
         behind_proxy.read("x")
+
+
+def test_bodies_that_bring_next_to_nothing_spend_the_budget(
+    behind_proxy: Store, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte is progress, but a request a byte is a storm."""
+    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=0.001, budget_reserve=20.0))
+    open_store.cache_clear()
+    store = open_store(behind_proxy.url)
+    proxy.cuts = [1] * 100
+    with pytest.raises(StorageError, match=r"broke off at byte 2\d; .*20 retries .* are spent"):
+        store.read("x")
 
 
 def test_a_stream_goes_on_from_its_last_good_byte(behind_proxy: Store, proxy: CuttingProxy) -> None:
@@ -83,9 +101,9 @@ def test_a_long_stream_may_break_often_and_not_in_vain(
     with open_store(f"s3://{s3_bucket}").open_read("x") as file:
         assert file.read() == data
     assert not proxy.cuts
-    proxy.cuts = [1] * 20
+    proxy.cuts = [1, *[0] * 20]
     with (
-        pytest.raises(ConnectionError, match=r"broke off 6 times, last in .* at byte 6"),
+        pytest.raises(StorageError, match=r"broke off 6 times, last in .* at byte 1"),
         open_store(f"s3://{s3_bucket}").open_read("x") as file,
     ):
         file.read()
@@ -111,7 +129,7 @@ def test_a_replaced_object_is_not_mixed(
             return super().pop(index)
 
     proxy.cuts = ReplaceAtFirstCut([10])
-    with pytest.raises(ConnectionError, match="replaced"):
+    with pytest.raises(StorageError, match="replaced"):
         behind_proxy.read("x")
 
 
@@ -181,3 +199,46 @@ def test_an_upload_that_is_changed_on_the_way_is_refused(
             store.write_file("big", tmp_path / "file")
     assert client.list_objects_v2(Bucket=ceph_bucket).get("Contents", []) == []
     assert unfinished(client, ceph_bucket) == []
+
+
+def test_every_way_to_read_is_counted_in_counters_of_ones_own(any_bucket: str) -> None:
+    shared, own = S3Store(bucket=any_bucket), Traffic()
+    store = shared.with_traffic(own)
+    assert store == shared
+    assert store.clients is shared.clients
+    store.write("a/x", b"0123456789")
+    store.read("a/x")
+    store.fresh().read_range("a/x", 2, 5)
+    store.read_range_until(threading.Event(), "a/x", 2, 5)
+    with store.child("a").open_read("x") as file:
+        file.read()
+    with pytest.raises(MissingObjectError):
+        store.read_range("y", 0, 1)
+    counts = own.counts()
+    assert (counts.requests, counts.bytes) == (5, 10 + 3 + 3 + 10)
+    assert counts.seconds > 0
+    assert shared.traffic.counts() == TrafficCounts()
+
+
+@pytest.mark.parametrize("kind", ["silence", "stall", "500"])
+@pytest.mark.parametrize("how", ["read", "read_range"])
+def test_reads_can_be_stopped(
+    s3_bucket: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
+) -> None:
+    """Whatever they wait for: an answer, a body, or their next attempt."""
+    monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 6)
+    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=100.0, most_backoff_seconds=100.0))
+    S3Store(bucket=s3_bucket).write("x", bytes(1000))
+    stop = threading.Event()
+    with faulty_proxy(s3_endpoint, rates={kind: 1.0}) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = S3Store(bucket=s3_bucket).stopped_by(stop)
+        timer = threading.Timer(0.5, stop.set)
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(ReadStoppedError):
+            store.read("x") if how == "read" else store.read_range("x", 0, 1000)
+        assert time.monotonic() - began < 3
+        timer.join()
+        with pytest.raises(ReadStoppedError):
+            store.child("a").fresh().read("x")

@@ -1,6 +1,8 @@
 """S3's faults end in messages that say what to do, and that hold no secret."""
 
+import io
 import re
+import ssl
 import time
 from collections.abc import Callable
 from functools import partial
@@ -8,10 +10,13 @@ from pathlib import Path
 
 import botocore.exceptions
 import pytest
+import urllib3
+from botocore.response import StreamingBody
 
 from shards.errors import StorageError, UserError
+from shards.storage.retries import RetryConfig
 from shards.storage.s3 import S3Store
-from shards.storage.s3_client import ClientOfProcess, Fault, fault_of
+from shards.storage.s3_client import Body, ClientOfProcess, Fault, fault_of
 from shards.store import open_store
 from tests.rigs.s3 import free_port
 
@@ -151,7 +156,75 @@ def test_what_may_pass_is_asked_again(status: int, code: str, fault: Fault | Non
 
 def test_a_broken_connection_is_asked_again() -> None:
     error = botocore.exceptions.EndpointConnectionError(endpoint_url="x")
-    assert fault_of(error) == Fault(name="EndpointConnectionError", is_throttle=False)
+    assert fault_of(error) == Fault(name="EndpointConnectionError", is_throttle=False, is_answer=False)
+
+
+def test_what_nobody_answered_is_told_from_answers() -> None:
+    error = botocore.exceptions.CredentialRetrievalError(provider="custom-process", error_msg="hidden")
+    assert fault_of(error) == Fault(name="CredentialRetrievalError", is_throttle=False, is_answer=False)
+    answered = {"Error": {"Code": "500"}, "ResponseMetadata": {"HTTPStatusCode": 500}}
+    fault = fault_of(botocore.exceptions.ClientError(answered, "GetObject"))
+    assert fault
+    assert fault.is_answer
+
+
+def test_credentials_that_come_the_second_time_do(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=0.001))
+    store = S3Store(bucket=s3_bucket)
+    store.write("a", b"data")
+    client = store.clients.get()
+    faults, get = [botocore.exceptions.CredentialRetrievalError(provider="p", error_msg="")] * 3, client.get_object
+
+    def fail_at_first(**request: str) -> object:
+        if faults:
+            raise faults.pop()
+        return get(**request)
+
+    monkeypatch.setattr(client, "get_object", fail_at_first)
+    assert store.read("a") == b"data"
+    assert store.traffic.counts().retries == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        urllib3.exceptions.SSLError(ssl.SSLError("DECRYPTION_FAILED_OR_BAD_RECORD_MAC")),
+        urllib3.exceptions.DecodeError("gzip"),
+        urllib3.exceptions.ProtocolError("reset"),
+    ],
+)
+def test_any_fault_of_the_connection_breaks_a_body_off(error: Exception) -> None:
+    class Raw(io.RawIOBase):
+        def read(self, _: int = -1) -> bytes:
+            raise error
+
+        def readinto(self, _: object) -> int:
+            raise error
+
+    body = Body({"Body": StreamingBody(Raw(), 10)})
+    assert body.read(4) == b""
+    assert body.readinto(memoryview(bytearray(4))) == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "url"),
+    [
+        ("", "https://oss.example.com/bucket/key?"),
+        ("s3 =\n  addressing_style = virtual\n", "https://bucket.oss.example.com/key?"),
+        ("s3 =\n  addressing_style = path\n", "https://oss.example.com/bucket/key?"),
+    ],
+)
+def test_buckets_are_addressed_as_the_aws_configuration_says(
+    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: str, url: str
+) -> None:
+    """Few servers but Amazon's have a host name for each bucket; some have nothing else."""
+    (tmp_path / "config").write_text(f"[default]\nregion = us-east-1\n{lines}")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://oss.example.com")
+    clients = ClientOfProcess()
+    for client in (clients.get(), clients.fresh(), clients.retrying()):
+        signed = client.generate_presigned_url("get_object", Params={"Bucket": "bucket", "Key": "key"})
+        assert signed.startswith(url)
 
 
 def test_reads_are_tried_once_by_botocore_and_everything_else_more_often(s3_endpoint: str) -> None:

@@ -1,15 +1,21 @@
 """Every fault that an S3 server may show while an object is read: the bytes are right, and the fault is counted."""
 
+import io
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from shards.errors import StorageError
 from shards.storage.retries import Retries, RetryConfig
 from shards.storage.s3 import S3Store
-from shards.storage.traffic import TrafficCounts
+from shards.storage.s3_client import BadAnswerError
+from shards.storage.s3_read import ObjectRead, ObjectSource
+from shards.storage.traffic import Traffic, TrafficCounts
 from tests.rigs.faulty_connection import Fault, FaultyProxy
 from tests.rigs.faulty_proxy import faulty_proxy, faulty_proxy_process
 
@@ -32,6 +38,11 @@ def proxy(any_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyPr
 def store(any_bucket: str, proxy: FaultyProxy) -> S3Store:
     """Behind the proxy."""
     return S3Store(bucket=any_bucket, retries=Retries(QUICK))
+
+
+def faults_of(store: S3Store) -> TrafficCounts:
+    """What is counted besides the reads themselves."""
+    return replace(store.traffic.counts(), requests=0, bytes=0, seconds=0.0)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +72,7 @@ def test_a_range_is_read_whatever_happens_once(
 ) -> None:
     proxy.faults = [fault]
     assert store.read_range("x", FIRST, END) == DATA[FIRST:END]
-    assert store.traffic.counts() == counts
+    assert faults_of(store) == counts
     assert [request.fault for request in proxy.seen] == [fault.kind, ""][: 1 + counts.retries]
 
 
@@ -71,7 +82,7 @@ def test_a_body_goes_on_where_it_broke_off_and_only_of_the_same_object(store: S3
     asked = [request.range for request in proxy.seen]
     assert asked == [f"bytes={first}-{END - 1}" for first in (1_000, 301_000, 301_000, 301_001)]
     assert [bool(request.if_match) for request in proxy.seen] == [False, True, True, True]
-    assert store.traffic.counts() == TrafficCounts(retries=3, broken_bodies=2, throttled=1)
+    assert faults_of(store) == TrafficCounts(retries=3, broken_bodies=2, throttled=1)
 
 
 def test_bytes_of_two_objects_are_never_mixed(store: S3Store, proxy: FaultyProxy) -> None:
@@ -80,33 +91,35 @@ def test_bytes_of_two_objects_are_never_mixed(store: S3Store, proxy: FaultyProxy
     proxy.faults = list(faults)
     assert store.read_range("x", FIRST, END) == DATA[FIRST:END]
     assert [request.range for request in proxy.seen][2] == f"bytes={FIRST}-{END - 1}", "from the start"
-    assert store.traffic.counts() == TrafficCounts(retries=2, broken_bodies=1)
+    assert faults_of(store) == TrafficCounts(retries=2, broken_bodies=1)
     proxy.faults = list(faults)
-    with pytest.raises(ConnectionError, match="was replaced while it was read"):
+    with pytest.raises(StorageError, match="was replaced while it was read"):
         store.read("x")
 
 
 def test_an_object_that_is_replaced_all_the_time_is_given_up(store: S3Store, proxy: FaultyProxy) -> None:
     proxy.faults = [Fault(kind="short", after_bytes=300_000), Fault(kind="etag")] * 20
-    with pytest.raises(ConnectionError, match="was replaced while it was read"):
+    with pytest.raises(StorageError, match="was replaced while it was read"):
         store.read_range("x", FIRST, END)
     assert len(proxy.seen) == 8
 
 
-@pytest.mark.parametrize("kind", ["short", "range"])
-def test_bodies_that_bring_nothing_are_given_up(store: S3Store, proxy: FaultyProxy, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "what"), [("short", "the body broke off"), ("range", r"another range was answered \(bytes 1001-.*\)")]
+)
+def test_bodies_that_bring_nothing_are_given_up(store: S3Store, proxy: FaultyProxy, kind: str, what: str) -> None:
     proxy.faults = [Fault(kind=kind, after_bytes=0)] * 20
-    with pytest.raises(ConnectionError, match=rf"the body broke off 6 times, last in s3://.*/x at byte {FIRST}"):
+    with pytest.raises(StorageError, match=rf"{what} 6 times, last in s3://.*/x at byte {FIRST}"):
         store.read_range("x", FIRST, END)
     assert len(proxy.seen) == 6
 
 
 def test_a_storage_that_never_answered_well_is_given_up_soon(store: S3Store, proxy: FaultyProxy) -> None:
     proxy.rates = {"503": 1.0}
-    with pytest.raises(ConnectionError, match=r"GetObject of s3://.*/x failed: SlowDown"):
+    with pytest.raises(StorageError, match=r"GetObject of s3://.*/x failed: SlowDown"):
         store.read_range("x", FIRST, END)
     assert len(proxy.seen) == 6
-    assert store.traffic.counts() == TrafficCounts(retries=5, throttled=6)
+    assert faults_of(store) == TrafficCounts(retries=5, throttled=6)
 
 
 def test_a_spent_budget_is_said(any_bucket: str, proxy: FaultyProxy) -> None:
@@ -171,3 +184,61 @@ def test_many_faults_in_a_row_of_reads(any_bucket: str, proxy: FaultyProxy) -> N
     assert sum(process.counts.values()) == seen + counts.retries
     assert counts.throttled == process.counts["503"] > 0
     assert counts.broken_bodies == sum(process.counts.get(kind, 0) for kind in ("reset", "short", "range")) > 0
+
+
+Answers = Callable[[dict[str, str]], dict[str, Any]]
+
+
+def read_of(answers: Answers, first: int, end: int | None) -> ObjectRead:
+    """Of a storage that gives these answers."""
+    retries = Retries(RetryConfig(backoff_seconds=0.0))
+    source = ObjectSource(
+        name="s3://b/x", get=answers, request={}, errors=nullcontext, retries=retries, traffic=Traffic()
+    )
+    return ObjectRead(source, first, end)
+
+
+def answer(request: dict[str, str], *, most: int = 1 << 20, **headers: object) -> dict[str, Any]:
+    """With bytes of DATA, fewer than it says where it has more than `most`."""
+    first, last = (int(number) for number in request["Range"].removeprefix("bytes=").split("-"))
+    body = io.BytesIO(DATA[first : min(last + 1, first + most)])
+    return {"Body": body, "ContentLength": last + 1 - first, "ContentRange": f"bytes {first}-{last}/*"} | headers
+
+
+def test_a_storage_that_does_not_say_how_long_an_object_is() -> None:
+    assert read_of(answer, 10, 20).data() == DATA[10:20]
+    with pytest.raises(EOFError, match=r"bytes 10..19 asked, the object has 15"):
+        read_of(lambda request: answer(request, ContentRange="bytes 10-14/*"), 10, 20).data()
+    with pytest.raises(BadAnswerError, match="does not say how long"):
+        read_of(lambda _: {"Body": io.BytesIO(b"")}, 0, None).data()
+
+
+def test_a_storage_that_ignores_ranges_is_said_to_do_so() -> None:
+    with pytest.raises(BadAnswerError, match=r"the range asked was ignored 6 times, last in s3://b/x at byte 10"):
+        read_of(lambda _: {"Body": io.BytesIO(DATA), "ContentLength": len(DATA), "ETag": "a"}, 10, 20).data()
+
+
+@pytest.mark.parametrize("etag", ['W/"a"', "", '"a"'])
+def test_only_a_strong_etag_is_asked_for(etag: str) -> None:
+    """A weak one matches nothing in an If-Match; some storages have none at all."""
+    asked: list[str | None] = []
+
+    def answered(request: dict[str, str]) -> dict[str, Any]:
+        asked.append(request.get("IfMatch"))
+        return answer(request, most=100_000, LastModified=1, **({"ETag": etag} if etag else {}))
+
+    assert read_of(answered, 0, 1_000_000).data() == DATA[:1_000_000], "small bodies, and each brings something"
+    assert asked == [None, *(['"a"'] if etag == '"a"' else [None]) * 9]
+
+
+@pytest.mark.parametrize("names", [("ETag",), ("LastModified",)])
+def test_an_object_is_known_by_its_etag_or_its_date(names: tuple[str, ...]) -> None:
+    number = 0
+
+    def answered(request: dict[str, str]) -> dict[str, Any]:
+        nonlocal number
+        number += 1
+        return answer(request, most=100, **dict.fromkeys(names, f"W/{number}"))
+
+    with pytest.raises(BadAnswerError, match="was replaced while it was read"):
+        read_of(answered, 0, 1000).data()

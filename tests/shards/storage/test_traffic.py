@@ -38,3 +38,22 @@ def test_another_process_counts_for_itself() -> None:
     traffic = Traffic()
     traffic.add(TrafficCounts(requests=1))
     assert pickle.loads(pickle.dumps(traffic)).counts() == TrafficCounts()  # noqa: S301
+
+
+def test_who_asks_is_told_of_throttling_while_he_lives() -> None:
+    class Listener:
+        def __init__(self) -> None:
+            self.told = 0
+
+        def tell(self) -> None:
+            assert traffic.counts().throttled
+            self.told += 1
+
+    traffic, listener, gone = Traffic(), Listener(), Listener()
+    traffic.on_throttle(gone.tell)
+    traffic.on_throttle(listener.tell)
+    traffic.add(TrafficCounts(requests=1))
+    assert listener.told == 0
+    del gone
+    traffic.add(TrafficCounts(throttled=1))
+    assert listener.told == 1

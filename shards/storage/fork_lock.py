@@ -1,0 +1,40 @@
+"""A lock that does not stay locked in the child of a fork, where the thread that holds it does not exist."""
+
+import os
+import threading
+import weakref
+from types import TracebackType
+from typing import Self
+
+
+class ForkLock:
+    """As threading.Lock; a forked child has it unlocked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        _LOCKS.add(self)
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def renew(self) -> None:
+        """In a child, before it has a second thread."""
+        self._lock = threading.Lock()
+
+
+# The only way to a process's locks at a fork; nobody reads it for anything else, and it keeps no lock alive.
+_LOCKS: "weakref.WeakSet[ForkLock]" = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for lock in list(_LOCKS):
+        lock.renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)

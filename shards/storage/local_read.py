@@ -1,0 +1,98 @@
+"""Reading files: whole, counted, and again where a disk or a file server may do better the next time."""
+
+import errno
+import io
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from shards.errors import StorageError
+from shards.storage.retries import Attempts, ReadStoppedError, Retries, RetryConfig
+from shards.storage.traffic import Traffic, TrafficCounts
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+RETRIES = RetryConfig()
+_PASSING = (errno.EIO, errno.ESTALE)  # the latter: a network file system whose server was away
+
+
+def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop: threading.Event | None) -> Result:
+    """`read()`, again while its fault may pass; raises the fault itself once the deadline is up.
+
+    ReadStoppedError once `stop` is set.
+    """
+    attempts = None
+    while True:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            attempts = attempts or _attempts(what, stop)
+            try:
+                attempts.again_after_failure(str(error), is_answer=False)
+            except StorageError as given_up:
+                log.warning("%s", given_up)
+                raise error from None
+            log.info("reading %s failed: %s", what, error)
+            traffic.add(TrafficCounts(retries=1))
+        if stop and stop.is_set():
+            raise ReadStoppedError(0)
+
+
+def _attempts(what: str, stop: threading.Event | None) -> Attempts:
+    retries = Retries(RETRIES)
+    retries.has_answered = True  # a wrong address is told by other errors
+    return Attempts(what, retries, pause=stop.wait if stop else time.sleep)
+
+
+def read_exactly(descriptor: int, first: int, end: int) -> bytes:
+    """Bytes first..end-1, fewer only where the file ends: one pread gives at most 2 GiB, and may give less on network
+    file systems."""
+    pieces = [os.pread(descriptor, end - first, first)]
+    position = first + len(pieces[0])
+    while pieces[-1] and position < end:
+        pieces.append(os.pread(descriptor, end - position, position))
+        position += len(pieces[-1])
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class CountedFile(io.FileIO):
+    """A file open for reading, whose bytes `traffic` counts as one read when it is closed."""
+
+    def __init__(self, file: Path, traffic: Traffic | None = None) -> None:
+        self._traffic: Traffic | None = None  # of a file that can not be opened, nothing is counted
+        super().__init__(file)
+        self._traffic, self._num_bytes, self._seconds = traffic, 0, 0.0
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        """As FileIO's."""
+        began = time.perf_counter()
+        count = super().readinto(buffer) or 0
+        self._add(count, began)
+        return count
+
+    def readall(self) -> bytes:
+        """As FileIO's."""
+        began = time.perf_counter()
+        data = super().readall()
+        self._add(len(data), began)
+        return data
+
+    def close(self) -> None:
+        """As FileIO's."""
+        super().close()
+        traffic, self._traffic = self._traffic, None
+        if traffic:
+            traffic.add(TrafficCounts(requests=1, bytes=self._num_bytes, seconds=self._seconds))
+
+    def _add(self, count: int, began: float) -> None:
+        self._num_bytes += count
+        self._seconds += time.perf_counter() - began

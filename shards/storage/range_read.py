@@ -1,0 +1,55 @@
+"""One read of a byte range, and the up to two requests for it."""
+
+import math
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from shards.errors import UserError
+from shards.storage.objects import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadConfig:
+    """`connections`: reads under way at once, a rank. `hedge_share`: second requests for slow reads, as a share of all
+    requests (0: none)."""
+
+    connections: int = 8
+    hedge_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.connections < 1 or not 0 <= self.hedge_share <= 1:
+            raise UserError(f"allowed are connections of 1 or more and a hedge_share of 0 to 1: {self}")
+
+
+@runtime_checkable
+class Stoppable(Protocol):
+    """A store whose reads can be stopped. Files are read too fast for that."""
+
+    def read_range_until(self, stop: threading.Event, path: str, first: int, end: int) -> bytes:
+        """As `Store.read_range`; ReadStoppedError soon after `stop` is set."""
+        ...
+
+
+@dataclass(eq=False, kw_only=True)
+class Half:
+    """One of the up to two requests for the same bytes."""
+
+    store: Store
+    is_hedge: bool
+    stop: threading.Event = field(default_factory=threading.Event)
+    is_left: bool = False  # by its worker's successor: the read is over, and this thread may stand still for a while
+
+
+@dataclass(eq=False, kw_only=True)
+class Read:
+    path: str
+    first: int
+    end: int
+    future: Future[bytes] = field(default_factory=Future)
+    began: float = 0.0
+    hedge_at: float = math.inf
+    halves: list[Half] = field(default_factory=list)  # under way
+    error: BaseException | None = None  # of the half that failed first
+    is_over: bool = False
