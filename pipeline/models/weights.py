@@ -1,9 +1,13 @@
-"""Weights in and out: a folder with `model.safetensors` and `config.json`; nothing is unpickled."""
+"""Our own weights folder, `model.safetensors` and `config.json`, and fitting weights to a model of another size.
+
+Files of others are read and written in exchange/. Nothing is unpickled anywhere.
+"""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,61 +15,81 @@ from safetensors.torch import save_file
 
 from pipeline.models.build import Model, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
-from pipeline.models.pos_embed import resample_position_embeddings
+from pipeline.models.pos_embed import Mode, resample_axis_embeddings, resample_position_embeddings
 from shards.errors import UserError
 
 FORMAT = 1
-POSITION, HEAD = "embed.position", ("head.weight", "head.bias")
+CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
+POSITION, AXES = "embed.position", ("embed.position_x", "embed.position_y")
+HEAD = ("head.weight", "head.bias")
 REPRESENTATION = ("representation.weight", "representation.bias")
 TensorByName = Callable[[str], torch.Tensor]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """A weights folder: what model it is of, what its classes are called, and where its tensors lie."""
+    """Weights wherever they lie: what model they are of, what its classes are called, and each tensor under our name.
 
-    folder: Path
+    `shapes` is of what is there: a file may have no head. `tensor` reads one, float32, on its own.
+    """
+
+    where: str
     config: ModelConfig
     labels: tuple[str, ...]
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """One tensor, float32, read on its own."""
-        with safe_open(self.folder / "model.safetensors", framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name).float()
-        return tensor
+    shapes: Shapes
+    tensor: TensorByName
 
 
 def save_weights(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
     """Writes a weights folder, whole or absent. The head's constant is folded into its bias."""
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor(name).float().contiguous() for name in shapes_of(config)}
     tensors["head.bias"] = tensors["head.bias"] + config.head_bias
     description = {"format": FORMAT, "model": asdict(config) | {"head_bias": 0.0}, "labels": list(labels)}
-    waiting = folder / "model.safetensors.part"
+    write_folder(folder, description=description, tensors=tensors)
+
+
+def write_folder(folder: Path, *, description: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    """`config.json` and `model.safetensors`, each whole or absent, the tensors last. UserError where it can not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"no folder can be made at {str(folder)!r}: {error.strerror}; give another one, "
+            "which this user may write to"
+        ) from error
+    waiting, waiting_config = folder / f"{TENSORS_FILE}.part", folder / f"{CONFIG_FILE}.part"
     save_file(tensors, waiting, metadata={"format": "pt"})
-    (folder / "config.json.part").write_text(json.dumps(description, indent=1) + "\n")
-    (folder / "config.json.part").replace(folder / "config.json")
-    waiting.replace(folder / "model.safetensors")
+    waiting_config.write_text(json.dumps(description, indent=1) + "\n")
+    waiting_config.replace(folder / CONFIG_FILE)
+    waiting.replace(folder / TENSORS_FILE)
 
 
 def open_weights(path: str) -> Weights:
     """The weights folder at `path`. Raises UserError where there is none, or its two files do not fit together."""
     folder = Path(path)
-    if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
+    if not (folder / CONFIG_FILE).is_file() or not (folder / TENSORS_FILE).is_file():
         raise UserError(
             f"no weights at {path!r}: a weights folder holds config.json and model.safetensors; "
-            "give the weights/ folder of a finished run (RUN/weights)"
+            "give the weights/ folder of a finished run (RUN/weights), or make one of other files with patchline import"
         )
+
+    def tensor(name: str) -> torch.Tensor:
+        with safe_open(folder / TENSORS_FILE, framework="pt") as file:
+            value: torch.Tensor = file.get_tensor(name).float()
+        return value
+
     try:
-        description = json.loads((folder / "config.json").read_text())
+        description = json.loads((folder / CONFIG_FILE).read_text())
         config = ModelConfig(**description["model"])
-        weights = Weights(folder=folder, config=config, labels=tuple(description["labels"]))
-        with safe_open(folder / "model.safetensors", framework="pt") as file:
+        labels = tuple(description["labels"])
+        with safe_open(folder / TENSORS_FILE, framework="pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(f"the weights at {path!r} can not be read ({error}); export them again") from error
-    _refuse_misfits(path, found=found, wanted=dict(shapes_of(config)))
-    return weights
+    shapes = shapes_of(config)
+    refuse_misfits(path, found=found, wanted=shapes)
+    return Weights(where=path, config=config, labels=labels, shapes=shapes, tensor=tensor)
 
 
 def load_model(weights: Weights) -> Model:
@@ -79,39 +103,44 @@ def load_model(weights: Weights) -> Model:
     return model.eval()
 
 
-def fit_weights(weights: Weights, target: ModelConfig, *, initial: TensorByName, new_head: bool) -> TensorByName:
+def fit_weights(
+    weights: Weights, target: ModelConfig, *, initial: TensorByName, new_head: bool, mode: Mode = "paper"
+) -> TensorByName:
     """Tensor by name for the model `target` from weights of another size (fine-tuning, section 3.2 of the paper).
 
-    Position embeddings are resampled to the target's grid. With `new_head`, head and hidden pre-training layer are
-    dropped and the target's head is `initial` (zero). Raises UserError listing every tensor that does not fit.
+    Position embeddings are resampled to the target's grid as `mode` says. With `new_head`, head and hidden
+    pre-training layer are dropped and the target's head is `initial` (zero). Raises UserError listing every tensor
+    that does not fit, and where the same tensors would compute something else (heads, GELU, epsilons).
     """
-    wanted = dict(shapes_of(target))
-    found = dict(shapes_of(weights.config))
+    wanted, found = shapes_of(target), weights.shapes
     replaced = (*HEAD, *REPRESENTATION) if new_head else ()
-    skip = {*replaced, POSITION} if wanted[POSITION][2] == found[POSITION][2] else set(replaced)
-    _refuse_misfits(
-        str(weights.folder),
+    places = [name for name in (POSITION, *AXES) if name in wanted and name in found]
+    skip = {*replaced, *(name for name in places if wanted[name][-1] == found[name][-1])}
+    refuse_misfits(
+        weights.where,
         found={name: shape for name, shape in found.items() if name not in skip},
         wanted={name: shape for name, shape in wanted.items() if name not in skip},
     )
+    _refuse_other_arithmetic(weights, target)
 
     def tensor(name: str) -> torch.Tensor:
         if name in replaced:
             return initial(name)
         value = weights.tensor(name)
-        if name != POSITION:
-            return value
-        return resample_position_embeddings(
-            value[0],
-            from_grid=weights.config.grid,
-            to_grid=target.grid,
-            num_prefix_tokens=target.num_prefix_tokens,
-        )[None]
+        if name == POSITION:
+            from_grid, num_prefix_tokens = weights.config.grid, target.num_prefix_tokens
+            return resample_position_embeddings(
+                value[0], from_grid=from_grid, to_grid=target.grid, mode=mode, num_prefix_tokens=num_prefix_tokens
+            )[None]
+        if name in AXES:
+            return resample_axis_embeddings(value, length=wanted[name][0], mode=mode)
+        return value
 
     return tensor
 
 
-def _refuse_misfits(where: str, *, found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> None:
+def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "") -> None:
+    """UserError naming the tensors that are of another shape, missing or too many; `advice`: what to do about it."""
     missing = [f"{name} {list(wanted[name])} is not there" for name in wanted if name not in found]
     extra = [f"{name} {list(found[name])} is not in the model" for name in found if name not in wanted]
     shapes = [
@@ -122,7 +151,21 @@ def _refuse_misfits(where: str, *, found: dict[str, tuple[int, ...]], wanted: di
     if missing or extra or shapes:
         faults = shapes + missing + extra
         listed = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
-        raise UserError(
-            f"the weights at {where!r} do not fit the model: {listed}. "
-            "Give the model the sizes of the weights (--model.name, --model.width, ...), or other weights"
-        )
+        default = "Give the model the sizes of the weights (--model.name, --model.width, ...), or other weights"
+        raise UserError(f"the weights at {where!r} do not fit the model: {listed}. {advice or default}")
+
+
+def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:
+    """Fields that change what the same tensors compute, without changing a shape."""
+    source = weights.config
+    pairs: list[tuple[str, Any, Any]] = [("resnet_epsilons", source.resnet_epsilons, target.resnet_epsilons)]
+    if target.resnet is None:
+        pairs = []
+    if not target.is_bit:
+        pairs += [(field, getattr(source, field), getattr(target, field)) for field in ("gelu", "layer_norm_epsilon")]
+        pairs += [("num_heads", source.size.num_heads, target.size.num_heads)]
+    differing = [pair for pair in pairs if pair[1] != pair[2]]
+    if differing:
+        listed = ", ".join(f"model.{field} {was} (the model here has {now})" for field, was, now in differing)
+        flags = " ".join(f"--model.{field.replace('_', '-')} {was}" for field, was, _ in differing)
+        raise UserError(f"the weights at {weights.where!r} were made with {listed}; give {flags}, or other weights")

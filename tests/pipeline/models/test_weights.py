@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from pipeline.models import Model, ModelConfig, build_model
-from pipeline.models.pos_embed import resample_position_embeddings
+from pipeline.models.pos_embed import Mode, resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.weights import HEAD, TensorByName, fit_weights, load_model, open_weights, save_weights
 from shards.errors import UserError
 
@@ -106,6 +107,82 @@ def test_fine_tuning_takes_all_but_the_head(
             assert torch.equal(tensor(name)[0], expected)
         else:
             assert torch.equal(tensor(name), state[name]), name
+
+
+HYBRID: dict[str, Any] = TINY | {"patch": 1, "resnet_units": (1, 1), "image_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("source", "target_size"),
+    [
+        pytest.param(ModelConfig(**TINY | {"position": "none"}), 24, id="no positions"),
+        pytest.param(ModelConfig(**TINY | {"position": "learned_2d"}), 24, id="2-D positions"),
+        pytest.param(ModelConfig(**TINY | {"pooling": "average"}), 24, id="no class token"),
+        pytest.param(ModelConfig(**HYBRID), 24, id="hybrid"),
+        pytest.param(ModelConfig(name="bit_r50x1", num_classes=3, resnet_units=(1, 1)), 448, id="BiT"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["paper", "bicubic"])
+def test_every_model_fits_another_image_size(tmp_path: Path, source: ModelConfig, target_size: int, mode: Mode) -> None:
+    model, target = build_model(source, seed=3), replace(source, image_size=target_size, num_classes=5)
+    weights = open_weights(saved(tmp_path, model))
+    tensor, state = (
+        fit_weights(weights, target, initial=initial_of(target), new_head=True, mode=mode),
+        model.state_dict(),
+    )
+    for name, wanted in build_model(target).state_dict().items():
+        assert tensor(name).shape == wanted.shape
+        if name in ("embed.position_x", "embed.position_y"):
+            assert torch.equal(tensor(name), resample_axis_embeddings(state[name], length=6, mode=mode))
+        elif name == "embed.position":
+            prefix, grids = source.num_prefix_tokens, {"from_grid": source.grid, "to_grid": target.grid}
+            expected = resample_position_embeddings(state[name][0], **grids, mode=mode, num_prefix_tokens=prefix)
+            assert torch.equal(tensor(name)[0], expected)
+        elif name not in HEAD:
+            assert torch.equal(tensor(name), state[name]), name
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        pytest.param({}, {"num_heads": 3}, "num_heads 2 .the model here has 3.; give --model.num-heads 2", id="heads"),
+        pytest.param({"gelu": "exact"}, {}, "give --model.gelu exact, or other weights", id="GELU"),
+        pytest.param(
+            {"layer_norm_epsilon": 1e-12, "gelu": "exact"},
+            {},
+            "give --model.gelu exact --model.layer-norm-epsilon 1e-12",
+            id="as Hugging Face has it",
+        ),
+        pytest.param(HYBRID | {"resnet_epsilons": "timm"}, HYBRID, "give --model.resnet-epsilons timm", id="ResNet"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(
+    tmp_path: Path, source: dict[str, Any], target: dict[str, Any], message: str
+) -> None:
+    """The same shapes, so nothing else would say it."""
+    weights, config = open_weights(saved(tmp_path, random_model(**source))), config_of(**target)
+    with pytest.raises(UserError, match=message):
+        fit_weights(weights, config, initial=initial_of(config), new_head=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("learned_1d", "none", r"embed.position \[1, 17, 12\] is not in the model"),
+        ("none", "learned_1d", r"embed.position \[1, 17, 12\] is not there"),
+        ("learned_2d", "learned_1d", r"embed.position \[1, 17, 12\] is not there; embed.position_x \[4, 6\] is not in"),
+    ],
+)
+def test_positions_of_another_kind_are_refused(tmp_path: Path, source: Any, target: Any, message: str) -> None:
+    weights, config = open_weights(saved(tmp_path, random_model(position=source))), config_of(position=target)
+    with pytest.raises(UserError, match=message):
+        fit_weights(weights, config, initial=initial_of(config), new_head=True)
+
+
+def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"no folder can be made at .*file/w"):
+        saved(tmp_path / "file" / "w", random_model())
 
 
 def test_without_a_new_head_the_head_is_kept(tmp_path: Path) -> None:

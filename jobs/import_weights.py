@@ -1,0 +1,97 @@
+"""`patchline import`: published weights, timm's or Hugging Face's, as a weights folder of ours."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.record import write_record
+from pipeline.models.config import Gelu, ModelConfig, ResNetEpsilons
+from pipeline.models.exchange.convert import Change, changed, open_any
+from pipeline.models.exchange.sizes import Hints
+from pipeline.models.flops import num_parameters
+from pipeline.models.pos_embed import Mode
+from pipeline.models.weights import Weights, save_weights
+from shards.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportJob:
+    """The weights at `path`, written to the folder `out`.
+
+    `path`: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a folder of timm's or Hugging
+    Face's, or a bare .safetensors, .bin, .pth or .pt file. `model`: the name it must be of; a file of another is
+    refused. `image_size`: position embeddings are resampled for it, as `resample` says. `new_head`: the head is
+    dropped and one of zeros for `num_classes` takes its place. `num_heads`, `gelu`, `layer_norm_epsilon` and
+    `resnet_epsilons`: for files that do not say them, instead of what is usual where they come from. `labels_file`
+    has one class name a line, in the order of their ids. `run_dir`: where job.yaml goes (empty: nowhere).
+    """
+
+    path: str = ""
+    out: str = ""
+    model: str = ""
+    image_size: int | None = None
+    resample: Mode = "paper"
+    new_head: bool = False
+    num_classes: int | None = None
+    num_heads: int | None = None
+    gelu: Gelu | None = None
+    layer_norm_epsilon: float | None = None
+    resnet_epsilons: ResNetEpsilons | None = None
+    labels_file: str = ""
+    run_dir: str = ""
+
+    def hints(self) -> Hints:
+        """What the file does not say."""
+        return Hints(
+            model=self.model,
+            num_heads=self.num_heads,
+            gelu=self.gelu,
+            layer_norm_epsilon=self.layer_norm_epsilon,
+            resnet_epsilons=self.resnet_epsilons,
+        )
+
+    def change(self) -> Change:
+        """What becomes different."""
+        return Change(
+            image_size=self.image_size,
+            num_classes=self.num_classes,
+            new_head=self.new_head,
+            resample=self.resample,
+        )
+
+
+def run(job: ImportJob) -> int:
+    """0 once the weights folder is whole."""
+    if not job.out:
+        raise UserError("--out is missing: give the folder that the weights go to")
+    weights = open_any(job.path, job.hints())
+    config, tensor = changed(weights, job.change())
+    labels = _labels(job, weights, config)
+    if Path(job.out).resolve() == Path(job.path).resolve():
+        raise UserError(f"--out is {job.out!r}, where the weights are read from; give another")
+    if job.run_dir:
+        write_record(Path(job.run_dir), stage="import", job=job)
+    save_weights(Path(job.out), config=config, labels=labels, tensor=tensor)
+    counts = (config.image_size, num_parameters(config), config.num_classes)
+    log.info("%s: %s at %d px, %d parameters, %d classes", job.out, config.name, *counts)
+    return exit_codes.DONE
+
+
+def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str, ...]:
+    """The file's names where given; else the weights' own, for their own head; else the numbers."""
+    if not job.labels_file:
+        is_known = len(weights.labels) == config.num_classes and not job.new_head
+        return weights.labels if is_known else tuple(str(number) for number in range(config.num_classes))
+    try:
+        labels = tuple(Path(job.labels_file).read_text().splitlines())
+    except (OSError, ValueError) as error:
+        raise UserError(f"--labels-file {job.labels_file!r} can not be read ({error}); give one name a line") from error
+    if len(labels) != config.num_classes or len(set(labels)) != len(labels):
+        raise UserError(
+            f"--labels-file {job.labels_file!r} has {len(labels)} names, {len(set(labels))} different ones; "
+            f"the head has {config.num_classes} classes: give as many, each once"
+        )
+    return labels

@@ -1,0 +1,1 @@
+"""Weights of others, read and written: published .npz files, timm's, Hugging Face's. Nothing is unpickled."""

@@ -1,0 +1,212 @@
+"""Weights from any file that is read here to any that is written, at another image size or with another head."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from pipeline.models.build import shapes_of
+from pipeline.models.config import ModelConfig
+from pipeline.models.exchange import plain, timm
+from pipeline.models.exchange.hugging_face import PIXELS_FILE, open_hugging_face, save_hugging_face
+from pipeline.models.exchange.npz import open_npz, save_npz
+from pipeline.models.exchange.sizes import Hints
+from pipeline.models.exchange.tensor_file import SUFFIXES, TensorFile, open_tensor_file
+from pipeline.models.pos_embed import Mode
+from pipeline.models.weights import (
+    AXES,
+    CONFIG_FILE,
+    HEAD,
+    POSITION,
+    TENSORS_FILE,
+    TensorByName,
+    Weights,
+    fit_weights,
+    open_weights,
+    save_weights,
+)
+from shards.errors import UserError
+
+Format = Literal["patchline", "vision_transformer", "big_vision", "timm", "hugging_face"]
+_TENSOR_FILES = (TENSORS_FILE, "pytorch_model.bin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What becomes different on the way. None: as it is.
+
+    `new_head`: head and hidden layer are dropped, and a zero head of `num_classes` takes their place; without it, a
+    head that does not fit is refused. `resample`: how position embeddings of another grid are made.
+    """
+
+    image_size: int | None = None
+    num_classes: int | None = None
+    new_head: bool = False
+    resample: Mode = "paper"
+
+
+def open_any(path: str, hints: Hints) -> Weights:
+    """The weights at `path`: an .npz file, a folder of ours, timm's or Hugging Face's, or a bare file of tensors.
+
+    What it is follows from its name, its config.json and the names of its tensors. UserError where it is none of them.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return _open_folder(place, hints)
+    if place.suffix == ".npz" and place.is_file():
+        return open_npz(place, hints)
+    if place.suffix not in SUFFIXES or not place.is_file():
+        raise UserError(
+            f"no weights at {path!r}; allowed are a file that ends in {', '.join(SUFFIXES)}, or a folder with "
+            "config.json and model.safetensors"
+        )
+    return _open_bare(open_tensor_file(place), hints)
+
+
+def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName]:
+    """The model after the change, and its tensors. UserError listing what does not fit."""
+    config = weights.config
+    num_classes = config.num_classes if change.num_classes is None else change.num_classes
+    if not num_classes:
+        raise UserError(
+            f"{weights.where!r} has no head ({HEAD[0]} is not there); give --new-head --num-classes K for one of zeros"
+        )
+    target = replace(
+        config,
+        image_size=config.image_size if change.image_size is None else change.image_size,
+        num_classes=num_classes,
+        representation=config.representation and not change.new_head,
+    )
+    shapes = shapes_of(target)
+    if not change.new_head and any(weights.shapes.get(name) != shapes[name] for name in HEAD):
+        there = [f"{name} is {list(weights.shapes.get(name, ()))}, {list(shapes[name])} is asked for" for name in HEAD]
+        raise UserError(
+            f"the head in {weights.where!r} does not fit: {'; '.join(there)}; give --new-head to drop it for one of "
+            "zeros, or leave out --num-classes"
+        )
+    tensor = fit_weights(
+        weights,
+        target,
+        initial=lambda name: torch.zeros(shapes[name]),
+        new_head=change.new_head,
+        mode=change.resample,
+    )
+    return target, tensor
+
+
+def save_as(written: Format, out: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
+    """Writes a file (.npz) or a folder, whole or absent. The head's constant is folded into its bias.
+
+    Position embeddings of another kind than 1-D learned become a table of their sums outside our own format.
+    """
+    if written == "patchline":
+        save_weights(out, config=config, labels=labels, tensor=tensor)
+        return
+    config, tensor = _with_folded_bias(*_with_position_table(config, tensor))
+    if written == "timm":
+        timm.save_timm(out, config=config, labels=labels, tensor=tensor)
+    elif written == "hugging_face":
+        save_hugging_face(out, config=config, labels=labels, tensor=tensor)
+    else:
+        if out.suffix != ".npz":
+            raise UserError(f"--out is {str(out)!r}; the format {written} is a file that ends in .npz")
+        save_npz(out, config=config, tensor=tensor, dialect=written)
+
+
+def _open_folder(folder: Path, hints: Hints) -> Weights:
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserError(
+            f"no {CONFIG_FILE} in {str(folder)!r}; give a folder of ours, timm's or Hugging Face's, or a file"
+        )
+    description = _json_object(folder / CONFIG_FILE)
+    if "model" in description and "format" in description:
+        return _open_ours(str(folder), hints)
+    tensors = next((folder / name for name in _TENSOR_FILES if (folder / name).is_file()), None)
+    if tensors is None:
+        raise UserError(f"no tensors in {str(folder)!r}; allowed are {' and '.join(_TENSOR_FILES)}, in one piece")
+    if description.get("model_type") == "vit":
+        _refuse_other_pixels(folder)
+        return open_hugging_face(open_tensor_file(tensors), description, hints)
+    if "architecture" in description:
+        return timm.open_timm(open_tensor_file(tensors), description, hints)
+    kind = description.get("model_type", "nothing")
+    raise UserError(
+        f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed is 'vit', timm's (with an "
+        "architecture) or our own"
+    )
+
+
+def _json_object(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{str(path)!r} is no JSON ({error}); fetch it again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{str(path)!r} is no JSON object; fetch it again")
+    return content
+
+
+def _refuse_other_pixels(folder: Path) -> None:
+    """Hugging Face's weights may come with the range of values they were trained on."""
+    path = folder / PIXELS_FILE
+    content = _json_object(path) if path.is_file() else {}
+    for key in ("image_mean", "image_std"):
+        values = content.get(key, [0.5])
+        if values not in ([0.5], [0.5] * 3):
+            raise UserError(
+                f"{str(path)!r} says pixels of {key} {values}; the models here take the paper's, 0.5 each: give "
+                "weights trained so"
+            )
+
+
+def _open_ours(folder: str, hints: Hints) -> Weights:
+    weights = open_weights(folder)
+    if hints != Hints(model=hints.model):
+        raise UserError(f"{folder!r} is a weights folder of ours, whose config.json says all; leave out {hints}")
+    if hints.model and weights.config.name != hints.model:
+        raise UserError(f"--model is {hints.model!r}, the weights in {folder!r} are of {weights.config.name!r}")
+    return weights
+
+
+def _open_bare(file: TensorFile, hints: Hints) -> Weights:
+    if any(name in file.shapes for name in plain.MARKS):
+        return plain.open_plain(file, hints)
+    if any(name in file.shapes for name in timm.MARKS):
+        return timm.open_timm(file, {}, hints)
+    if any("embeddings.patch_embeddings" in name for name in file.shapes):
+        raise UserError(
+            f"{file.where!r} has Hugging Face's tensors; their config.json says the rest: give the folder of both"
+        )
+    some = ", ".join(sorted(file.shapes)[:5])
+    raise UserError(
+        f"the tensors in {file.where!r} are of no model known here ({some}, ...); allowed are ViT, hybrid and BiT in "
+        "our names or timm's"
+    )
+
+
+def _with_folded_bias(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
+    constant = config.head_bias
+    return replace(config, head_bias=0.0), lambda name: tensor(name) + constant if name == HEAD[1] else tensor(name)
+
+
+def _with_position_table(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
+    """The same model with 1-D learned position embeddings, which all others have."""
+    if config.is_bit or config.position == "learned_1d":
+        return config, tensor
+    is_2d = config.position == "learned_2d"
+    (height, width), num_prefix, d = config.grid, config.num_prefix_tokens, config.size.width
+
+    def table(name: str) -> torch.Tensor:
+        if name != POSITION:
+            return tensor(name)
+        table_ND = torch.zeros(num_prefix + height * width, d)
+        if is_2d:
+            x_WD, y_HD = (tensor(axis) for axis in AXES)
+            both_HWD = torch.cat([x_WD[None].expand(height, -1, -1), y_HD[:, None].expand(-1, width, -1)], dim=-1)
+            table_ND[num_prefix:] = both_HWD.flatten(0, 1)
+        return table_ND[None]
+
+    return replace(config, position="learned_1d"), table

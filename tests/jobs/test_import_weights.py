@@ -1,0 +1,79 @@
+"""`patchline import`: from a published file to a weights folder that evaluation and fine-tuning take."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.import_weights import ImportJob, run
+from jobs.record import read_record
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.exchange.npz import save_npz
+from pipeline.models.weights import load_model, open_weights
+from shards.errors import UserError
+
+CONFIG = ModelConfig(name="vit", image_size=16, num_classes=3, patch=4, depth=1, width=12, mlp_width=20, num_heads=2)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> ImportJob:
+    """A small published file."""
+    state = build_model(CONFIG).state_dict()
+    save_npz(tmp_path / "w.npz", config=CONFIG, tensor=lambda name: state[name], dialect="vision_transformer")
+    return ImportJob(path=str(tmp_path / "w.npz"), out=str(tmp_path / "out"))
+
+
+def test_a_file_becomes_a_folder(job: ImportJob, tmp_path: Path) -> None:
+    job = replace(job, run_dir=str(tmp_path / "run"))
+    assert run(job) == 0
+    weights = open_weights(job.out)
+    assert (weights.config, weights.labels) == (CONFIG, ("0", "1", "2"))
+    assert load_model(weights)(torch.zeros(1, 16, 16, 3, dtype=torch.uint8)).shape == (1, 3)
+    assert read_record(tmp_path / "run" / "job.yaml", stage="import", kind=ImportJob) == job
+
+
+def test_image_size_head_and_names_change_on_the_way(job: ImportJob, tmp_path: Path) -> None:
+    (tmp_path / "names").write_text("cat\ndog\n")
+    names = str(tmp_path / "names")
+    assert run(replace(job, image_size=24, new_head=True, num_classes=2, labels_file=names)) == 0
+    weights = open_weights(job.out)
+    assert (weights.config.image_size, weights.config.num_classes, weights.labels) == (24, 2, ("cat", "dog"))
+    assert not weights.tensor("head.weight").any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"out": ""}, "--out is missing", id="no out"),
+        pytest.param({"path": "gone.npz"}, "no weights at 'gone.npz'", id="no file"),
+        pytest.param({"num_classes": 7}, "give --new-head to drop it", id="a head that does not fit"),
+        pytest.param(
+            {"model": "vit_ti16"},
+            r"embedding/kernel is \[4, 4, 3, 12\], the model needs \[16, 16, 3, 192\]",
+            id="another model",
+        ),
+        pytest.param({"labels_file": "gone"}, "--labels-file 'gone' can not be read", id="no names"),
+        pytest.param({"image_size": 18}, "model.image_size is 18, not a multiple of the patch", id="impossible grid"),
+    ],
+)
+def test_mistakes_leave_nothing_behind(job: ImportJob, change: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(replace(job, **change))  # type: ignore[arg-type]
+    assert not Path(job.out).exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [("a\nb\n", "has 2 names, 2 different ones; the head has 3"), ("a\na\nb\n", "2 different ones")],
+)
+def test_names_must_fit_the_head(job: ImportJob, tmp_path: Path, names: str, message: str) -> None:
+    (tmp_path / "names").write_text(names)
+    with pytest.raises(UserError, match=message):
+        run(replace(job, labels_file=str(tmp_path / "names")))
+
+
+def test_a_folder_is_not_written_over_itself(job: ImportJob) -> None:
+    run(job)
+    with pytest.raises(UserError, match="where the weights are read from; give another"):
+        run(ImportJob(path=job.out, out=job.out))

@@ -1,0 +1,63 @@
+"""Small models with random weights, whose every tensor is its own, and what files of others hold of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.build import Model
+from pipeline.models.weights import TensorByName, Weights, load_model
+
+TINY: dict[str, Any] = {"name": "vit", "image_size": 16, "num_classes": 3, "patch": 4, "depth": 2, "width": 12}
+TINY |= {"mlp_width": 20, "num_heads": 2}
+VIT = ModelConfig(**TINY)
+AVERAGE = ModelConfig(**TINY | {"pooling": "average"})
+REPRESENTATION = ModelConfig(**TINY | {"representation": True})
+HYBRID = ModelConfig(**TINY | {"image_size": 32, "patch": 1, "resnet_units": (1, 2), "resnet_factor": 1})
+BIT = ModelConfig(name="bit_r50x1", num_classes=3, resnet_units=(1, 2), resnet_factor=1)
+IMAGES = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+def random_model(config: ModelConfig, *, seed: int = 1) -> Model:
+    """Noise in every tensor."""
+    model = build_model(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def tensors_of(model: Model) -> TensorByName:
+    state = model.state_dict()
+    return lambda name: state[name]
+
+
+def logits(model: Model, image_size: int | None = None) -> torch.Tensor:
+    side = image_size or model.config.image_size
+    with torch.no_grad():
+        result: torch.Tensor = model(IMAGES[:, :side, :side] if side <= 32 else IMAGES)
+    return result
+
+
+def assert_same_tensors(weights: Weights, model: Model) -> None:
+    """Bit for bit, and all of them."""
+    state = model.state_dict()
+    assert set(weights.shapes) == set(state)
+    assert [name for name in state if not torch.equal(weights.tensor(name), state[name])] == []
+
+
+def assert_same_logits(weights: Weights, model: Model) -> None:
+    difference = (logits(load_model(weights)) - logits(model)).abs().max()
+    assert float(logits(model).std()) > 0.1
+    assert float(difference) < 2e-5
+
+
+def arrays_in(path: Path) -> Arrays:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
