@@ -17,19 +17,25 @@ import tyro
 from rich.console import Console
 
 from jobs import exit_codes
+from jobs.recipes.smoke import SUFFIX, smoke
 from jobs.record import read_record
 from shards.errors import UserError, WillNotSucceedError
 
 log = logging.getLogger("patchline")
-_RECIPE, _URL = "RECIPE|FILE.yaml", "URL|FILE.yaml"
+_RECIPE, _URL, _PATH = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml"
+_WITH_SMOKE = ("pretrain", "finetune")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage is a module of jobs/ with `run(job) -> exit code`; `second` says what its second word is."""
+    """A stage is a module of jobs/ with `run(job) -> exit code`; `second` says what its second word is.
+
+    `module`: its name where it is not the stage's (`import` is a word of Python's).
+    """
 
     summary: str
     second: str
+    module: str = ""
 
 
 STAGES = {
@@ -40,6 +46,15 @@ STAGES = {
     "pretrain": Stage(summary="pre-train; the same command again continues the run", second=_RECIPE),
     "finetune": Stage(summary="fine-tune a run's weights, usually at higher resolution", second=_RECIPE),
     "evaluate": Stage(summary="accuracy of a run's weights on a dataset", second=_RECIPE),
+    "plan": Stage(summary="what a recipe costs: parameters, operations, images a second", second=_RECIPE),
+    "import": Stage(
+        summary="weights of others (.npz, timm, Hugging Face) as a weights folder",
+        second=_PATH,
+        module="import_weights",
+    ),
+    "export": Stage(
+        summary="a run's weights for others: .npz, timm, Hugging Face", second=_PATH, module="export_weights"
+    ),
     "demo": Stage(summary="the whole pipeline on real images in five minutes", second=""),
 }
 
@@ -96,8 +111,9 @@ def _run(argv: list[str]) -> int:
     second = STAGES[stage].second
     if second and (not rest or rest[0].startswith("-")):
         return _second_word_help(stage, asked=bool(rest) and rest[0] in ("-h", "--help"))
-    multiprocessing.set_forkserver_preload(["jobs.cli", f"jobs.{stage}"])  # workers need not load them one by one
-    module = importlib.import_module(f"jobs.{stage}")
+    name = f"jobs.{STAGES[stage].module or stage}"
+    multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
+    module = importlib.import_module(name)
     default = _default_job(stage, module, rest[0]) if second else module.DemoJob()
     job = tyro.cli(
         type(default),
@@ -112,14 +128,20 @@ def _run(argv: list[str]) -> int:
 
 
 def _default_job(stage: str, module: ModuleType, word: str) -> Any:
-    """The job that a stage's second word stands for: a recipe, a record, or a URL."""
+    """The job that a stage's second word stands for: a recipe, a record, a URL or a path."""
     is_file = word.endswith((".yaml", ".yml"))
-    if STAGES[stage].second == _URL:
+    if STAGES[stage].second in (_URL, _PATH):
         kind = getattr(module, f"{stage.capitalize()}Job")
-        return read_record(Path(word), stage=stage, kind=kind) if is_file else kind(url=word)
+        if is_file:
+            return read_record(Path(word), stage=stage, kind=kind)
+        return kind(url=word) if STAGES[stage].second == _URL else kind(path=word)
     recipes: dict[str, Callable[[], Any]] = importlib.import_module(f"jobs.recipes.{stage}").RECIPES
     if word in recipes:
         return recipes[word]()
+    if stage in _WITH_SMOKE and word.removesuffix(SUFFIX) in recipes:
+        return smoke(recipes[word.removesuffix(SUFFIX)]())
+    if is_file and stage == "plan":
+        return importlib.import_module("jobs.recipes.plan").of_record(Path(word))
     if is_file:
         kind = type(next(iter(recipes.values()))())
         return read_record(Path(word), stage=stage, kind=kind)
@@ -129,17 +151,19 @@ def _default_job(stage: str, module: ModuleType, word: str) -> Any:
 def _second_word_help(stage: str, *, asked: bool) -> int:
     console = Console(stderr=not asked)
     console.print(f"usage: patchline {stage} {STAGES[stage].second} \\[--any.field VALUE ...]")
-    if STAGES[stage].second != _URL:
+    if STAGES[stage].second == _RECIPE:
         recipes = importlib.import_module(f"jobs.recipes.{stage}").RECIPES
         for name, recipe in recipes.items():
-            console.print(f"  {name:16s} {(recipe.__doc__ or '').strip().splitlines()[0]}", highlight=False)
+            console.print(f"  {name:20s} {(recipe.__doc__ or '').strip().splitlines()[0]}", highlight=False)
+        if stage in _WITH_SMOKE:
+            console.print(f"RECIPE{SUFFIX} is any of them at a size that runs in seconds on a CPU")
         console.print(f"patchline {stage} RECIPE --help lists every field with its value")
     return exit_codes.DONE if asked else exit_codes.USER_MISTAKE
 
 
 def _usage() -> None:
     console = Console(stderr=True)
-    console.print("usage: patchline STAGE RECIPE|FILE.yaml|URL \\[--any.field VALUE ...]")
+    console.print("usage: patchline STAGE RECIPE|FILE.yaml|URL|PATH \\[--any.field VALUE ...]")
     for name, stage in STAGES.items():
         console.print(f"  {name:10s} {stage.summary}", highlight=False)
 

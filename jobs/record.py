@@ -31,14 +31,7 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
 
 def read_record(path: Path, *, stage: str, kind: type[Job]) -> Job:
     """The job in a record. UserError where it is of another stage or a field is unknown or wrong."""
-    try:
-        content = yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path} can not be read: {error.strerror}; give a recipe's name or a job.yaml") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {error}") from error
-    if not isinstance(content, dict) or set(content) != {"stage", "job"}:
-        raise UserError(f"{path} is no job record: it needs the two entries 'stage' and 'job'")
+    content = _content(path)
     if content["stage"] != stage:
         raise UserError(
             f"{path} is a record of the stage {content['stage']!r}; run: patchline {content['stage']} {path}"
@@ -54,6 +47,24 @@ def read_record(path: Path, *, stage: str, kind: type[Job]) -> Job:
         raise UserError(f"{path}: unknown fields {', '.join(unknown)}; remove them, or correct their names")
     result: Job = job
     return result
+
+
+def stage_of(path: Path) -> str:
+    """The stage that a record is of. UserError where it is no record."""
+    return str(_content(path)["stage"])
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """The two entries of a record, `stage` and `job`."""
+    try:
+        content = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} can not be read: {error.strerror}; give a recipe's name or a job.yaml") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {error}") from error
+    if not isinstance(content, dict) or set(content) != {"stage", "job"}:
+        raise UserError(f"{path} is no job record: it needs the two entries 'stage' and 'job'")
+    return content
 
 
 def _adapter(kind: type[Job]) -> TypeAdapter[Any]:

@@ -1,10 +1,11 @@
 """Fine-tuning recipes: higher resolution, resampled position embeddings, a new zero head, SGD with momentum, cosine
-decay, no weight decay, clipping at 1 ("An Image is Worth 16x16 Words", Table 4 and appendix B.1.1)."""
+decay, no weight decay, clipping at 1 ("An Image is Worth 16x16 Words", Table 4 and appendix B.1.1). Small ones are
+here, the paper's in paper_finetune.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes import pretrain
+from jobs.recipes import paper_finetune, pretrain
 from pipeline.data.augment import AugmentConfig
 from pipeline.training.checkpoint import CheckpointConfig
 from pipeline.training.config import TrainingJob
@@ -54,4 +55,8 @@ def cifar10_48() -> TrainingJob:
     )
 
 
-RECIPES: dict[str, Callable[[], TrainingJob]] = {"digits_48": digits_48, "cifar10_48": cifar10_48}
+RECIPES: dict[str, Callable[[], TrainingJob]] = {
+    "digits_48": digits_48,
+    "cifar10_48": cifar10_48,
+    **paper_finetune.RECIPES,
+}

@@ -1,8 +1,9 @@
-"""Pre-training recipes."""
+"""Pre-training recipes: small ones for any machine; the paper's are in paper_jft.py and paper_imagenet.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
+from jobs.recipes import paper_imagenet, paper_jft
 from pipeline.data.augment import AugmentConfig
 from pipeline.data.config import DataConfig
 from pipeline.models import ModelConfig
@@ -94,4 +95,6 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     "digits_smoke": digits_smoke,
     "cifar10_small": cifar10_small,
     "photos_smoke": photos_smoke,
+    **paper_jft.RECIPES,
+    **paper_imagenet.RECIPES,
 }

@@ -8,7 +8,7 @@ from pipeline.models import ModelConfig
 from pipeline.training.checkpoint import CheckpointConfig
 from pipeline.training.engine import EngineConfig
 from pipeline.training.loss import LossName
-from pipeline.training.optimizer import OptimizerConfig
+from pipeline.training.optimizer import OptimizerConfig, scaled_by_rate
 from pipeline.training.schedule import ScheduleConfig
 from pipeline.world import Device
 from shards.errors import UserError
@@ -26,7 +26,9 @@ class InitialConfig:
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
     """One run. `clip_norm` 0 switches clipping off (the paper clips at 1 on ImageNet-1k and when fine-tuning only).
-    `micro_batch` 0 takes a rank's share of the global batch in one pass."""
+    `micro_batch` 0 takes a rank's share of the global batch in one pass. `label_smoothing`: of the softmax loss.
+    `average_factor`: Polyak averaging, 0 for none; the weights that the run leaves are then the average (0.9999 in the
+    paper's ImageNet results, section 4.1), while scores during training are those of the weights it trains."""
 
     run_dir: str = ""
     data: DataConfig = DataConfig()
@@ -36,9 +38,11 @@ class TrainingJob:
     global_batch: int = 4096
     micro_batch: int = 0
     loss: LossName = "softmax"
+    label_smoothing: float = 0.0
     clip_norm: float = 0.0
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    average_factor: float = 0.0
     engine: EngineConfig = EngineConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -58,3 +62,14 @@ class TrainingJob:
                 f"schedule.warmup_steps is {self.schedule.warmup_steps}, not below the {self.steps} steps of the run; "
                 "lower --schedule.warmup-steps or raise --steps"
             )
+        if not (0 <= self.label_smoothing < 1 and 0 <= self.average_factor < 1):
+            raise UserError(
+                f"label_smoothing is {self.label_smoothing} and average_factor {self.average_factor}; "
+                "allowed are 0 (off) to below 1"
+            )
+        if self.label_smoothing and self.loss != "softmax":
+            raise UserError(
+                f"label_smoothing is {self.label_smoothing} with loss {self.loss!r}; it is part of the softmax loss: "
+                "take --loss softmax, or --label-smoothing 0"
+            )
+        scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # refuses what has no such scale

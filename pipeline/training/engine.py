@@ -10,8 +10,16 @@ import torch
 from torch import nn
 
 from pipeline.training.batch_plan import BatchPlan
-from pipeline.training.optimizer import OptimizerConfig, build_optimizer
-from pipeline.training.zero_state import MASTER, Fragment, create_moments, local_fragments, publish_masters
+from pipeline.training.optimizer import OptimizerConfig, build_optimizer, update_average
+from pipeline.training.zero_state import (
+    AVERAGE,
+    MASTER,
+    Fragment,
+    create_moments,
+    flat_partitions,
+    local_fragments,
+    publish_masters,
+)
 from shards.errors import UserError
 
 _PRINT_NEVER = 2**31
@@ -79,6 +87,7 @@ class Engine:
         plan: BatchPlan,
         optimizer: OptimizerConfig,
         clip_norm: float,
+        average_factor: float = 0.0,
     ) -> None:
         # Not at the top: importing it chooses an accelerator from the environment, which `world.enter` prepares.
         import deepspeed  # noqa: PLC0415
@@ -101,6 +110,9 @@ class Engine:
             dist_init_required=False,
         )
         self._zero = self._deepspeed.optimizer
+        self._average_factor = average_factor
+        masters = flat_partitions(self._zero) if average_factor else []
+        self._averages = {master: master.detach().clone() for master in masters}
 
     @property
     def module(self) -> nn.Module:
@@ -126,17 +138,23 @@ class Engine:
             group["lr"] = learning_rate
         self._deepspeed.step()
         skipped = bool(self._zero.overflow)  # DeepSpeed counts a skipped step as done and says nothing
+        if not skipped:
+            for master, average in self._averages.items():
+                update_average(average, master.detach(), factor=self._average_factor)
         norm = self._deepspeed.get_global_grad_norm()
         return UpdateResult(grad_norm=float("nan") if norm is None else float(norm), skipped=skipped)
 
     def fragments(self) -> list[Fragment]:
         """This rank's part of the master weights and moments, as live views."""
-        return local_fragments(self._zero, self._deepspeed.module.named_parameters())
+        return local_fragments(self._zero, self._deepspeed.module.named_parameters(), averages=self._averages)
 
     def load(self, fill: Callable[[Fragment, str], None], *, moments: list[str], num_updates: int) -> None:
-        """Overwrites masters and moments: `fill(fragment, slot)` copies into `fragment.slots[slot]`."""
-        create_moments(self._zero, names=moments, num_updates=num_updates)
+        """Overwrites masters and moments: `fill(fragment, slot)` copies into `fragment.slots[slot]`. An average that
+        is not among `moments` begins at the masters."""
+        create_moments(self._zero, names=[name for name in moments if name != AVERAGE], num_updates=num_updates)
         for fragment in self.fragments():
             for slot in (MASTER, *moments):
                 fill(fragment, slot)
+            if self._averages and AVERAGE not in moments:
+                fragment.slots[AVERAGE].copy_(fragment.slots[MASTER])
         publish_masters(self._zero)

@@ -154,7 +154,7 @@ class Loop:
             torch.manual_seed(derive_key(parts.job.seed, self.step, micro, parts.world.rank, _DROPOUT) >> 1)
 
             def loss_of(model: nn.Module, x: torch.Tensor = images, y: torch.Tensor = answers) -> torch.Tensor:
-                return classification_loss(model(x), y, name=parts.job.loss)
+                return classification_loss(model(x), y, name=parts.job.loss, smoothing=parts.job.label_smoothing)
 
             losses.append(parts.engine.accumulate(loss_of))
         # One reduction carries the loss, the ranks' wishes and what they read; the update's own synchronisation waits
@@ -233,7 +233,8 @@ def describe(job: TrainingJob, world: World) -> dict[str, Any]:
     """What a checkpoint records: what must stay, the topology (bitwise equality needs the same), the job's hash."""
     topology = {"num_ranks": world.num_ranks, "num_threads": world.num_threads, "device": world.device.type}
     engine = {"zero_stage": job.engine.zero_stage, "precision": job.engine.precision, "micro_batch": job.micro_batch}
-    kept = {"model": asdict(job.model), "loss": job.loss, "optimizer": job.optimizer.name}
+    kept: dict[str, Any] = {"model": asdict(job.model), "loss": job.loss, "optimizer": job.optimizer.name}
+    kept["average_factor"] = job.average_factor
     return kept | {"topology": topology, "engine": engine, "job_sha256": fingerprint(job)}
 
 

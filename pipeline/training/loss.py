@@ -9,15 +9,21 @@ import torch.nn.functional as F  # noqa: N812
 LossName = Literal["softmax", "sigmoid"]
 
 
-def classification_loss(logits_BK: torch.Tensor, answers: torch.Tensor, *, name: LossName) -> torch.Tensor:
+def classification_loss(
+    logits_BK: torch.Tensor, answers: torch.Tensor, *, name: LossName, smoothing: float = 0.0
+) -> torch.Tensor:
     """Mean over the batch; `answers` are labels, int64[B, L], or targets, float32[B, K]. `softmax`: cross-entropy, with
     labels of the first one; an image without any adds 0. `sigmoid`: cross-entropy summed over classes (as big_vision's
-    sigmoid_xent for JFT and ImageNet-21k; the mean over classes would be another run)."""
+    sigmoid_xent for JFT and ImageNet-21k; the mean over classes would be another run). `smoothing`, of softmax only:
+    this share of each target is spread evenly over all classes (Szegedy et al., 2016)."""
+    if smoothing and name != "softmax":
+        raise ValueError(f"label smoothing of {smoothing} has no meaning for the {name} loss")
     logits_BK = logits_BK.float()
     if answers.is_floating_point():
-        return _soft_loss(logits_BK, answers.float(), name=name)
+        return _soft_loss(logits_BK, answers.float(), name=name, smoothing=smoothing)
     if name == "softmax":
-        return F.cross_entropy(logits_BK, answers[:, 0], ignore_index=-1, reduction="sum") / logits_BK.shape[0]
+        loss = F.cross_entropy(logits_BK, answers[:, 0], ignore_index=-1, reduction="sum", label_smoothing=smoothing)
+        return loss / logits_BK.shape[0]
     # softplus(-x) where the label is there and softplus(x) where it is not: PyTorch's own binary cross-entropy rounds
     # 1 + exp(x) and is 0.08 % off at logits of -10, where 20,000 classes start.
     signs_BK = 1.0 - 2.0 * multi_hot(answers, logits_BK.shape[1])
@@ -26,7 +32,7 @@ def classification_loss(logits_BK: torch.Tensor, answers: torch.Tensor, *, name:
 
 def targets_of(labels_BL: torch.Tensor, num_classes: int, *, name: LossName) -> torch.Tensor:
     """float32[B, K], whose loss is that of the labels. `softmax`: 1 at the first label; `sigmoid`: 1 at each. An image
-    without a label has a row of zeros, from which softmax learns nothing."""
+    without a label has a row of zeros, from which softmax learns nothing (unless it is smoothed)."""
     return multi_hot(labels_BL[:, :1] if name == "softmax" else labels_BL, num_classes)
 
 
@@ -37,9 +43,9 @@ def multi_hot(labels_BL: torch.Tensor, num_classes: int) -> torch.Tensor:
     return targets_BK.scatter_(1, columns_BL, 1.0)[:, :num_classes]
 
 
-def _soft_loss(logits_BK: torch.Tensor, targets_BK: torch.Tensor, *, name: LossName) -> torch.Tensor:
+def _soft_loss(logits_BK: torch.Tensor, targets_BK: torch.Tensor, *, name: LossName, smoothing: float) -> torch.Tensor:
     if name == "softmax":
-        return F.cross_entropy(logits_BK, targets_BK)
+        return F.cross_entropy(logits_BK, targets_BK, label_smoothing=smoothing)
     # Both terms, although softplus(x) - t * x is the same in exact numbers: that one loses digits where t = 1, x > 0.
     losses_BK = targets_BK * F.softplus(-logits_BK) + (1.0 - targets_BK) * F.softplus(logits_BK)
     return losses_BK.sum() / logits_BK.shape[0]

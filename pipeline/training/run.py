@@ -30,6 +30,7 @@ from pipeline.training.ledger import Ledger
 from pipeline.training.loop import Loop, LoopEnd, Parts, describe
 from pipeline.training.manifest import Manifest
 from pipeline.training.metrics import Metrics
+from pipeline.training.optimizer import scaled_by_rate
 from pipeline.training.signals import Signals
 from pipeline.training.start import (
     SavedJob,
@@ -39,6 +40,7 @@ from pipeline.training.start import (
     saved_job,
     starting_weights,
 )
+from pipeline.training.zero_state import AVERAGE, MASTER
 from pipeline.world import World, enter, leave
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
@@ -219,7 +221,12 @@ def _start_engine(
     """The starts, in this order: 1. the run's own newest checkpoint, 2. initial weights, 3. scratch."""
     job, plan = prepared.job, prepared.plan
     engine = Engine(
-        unfilled_model(job.model), config=job.engine, plan=plan, optimizer=job.optimizer, clip_norm=job.clip_norm
+        unfilled_model(job.model),
+        config=job.engine,
+        plan=plan,
+        optimizer=scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate),
+        clip_norm=job.clip_norm,
+        average_factor=job.average_factor,
     )
     if manifest:
         fill_from_checkpoint(engine, checkpoints, manifest)
@@ -238,13 +245,14 @@ def _start_engine(
 
 
 def _finish(prepared: Prepared, store: Store, manifest: Manifest) -> None:
-    """Weights out of the final checkpoint (any ZeRO stage), then the DONE marker."""
+    """Weights out of the final checkpoint (any ZeRO stage), averaged ones where the job asks, then the DONE marker."""
     folder = prepared.run_dir / "weights"
+    slot = AVERAGE if prepared.job.average_factor else MASTER
     save_weights(
         folder,
         config=prepared.job.model,
         labels=prepared.data.label_names,
-        tensor=lambda name: read_tensor(store, manifest, name),
+        tensor=lambda name: read_tensor(store, manifest, name, slot=slot),
     )
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     job = asdict(saved_job(manifest))

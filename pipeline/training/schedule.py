@@ -1,4 +1,5 @@
-"""Learning rate as a pure function of the step ("An Image is Worth 16x16 Words", Table 3 and appendix B.1)."""
+"""Learning rate as a pure function of the step, and the steps of so many epochs ("An Image is Worth 16x16 Words", Table
+3 and appendix B.1; vision_transformer's create_learning_rate_schedule)."""
 
 import math
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from shards.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Linear warm-up to `learning_rate`, then a decay that would reach `final_learning_rate` at step num_steps: the
-    last update, step num_steps - 1, is one step short of it."""
+    """Linear warm-up to `learning_rate`, then a decay that would reach `final_learning_rate` (the paper's code calls
+    it linear_end) at step num_steps: the last update, step num_steps - 1, is one step short of it."""
 
     learning_rate: float = 1e-3
     decay: Literal["linear", "cosine", "constant"] = "cosine"
@@ -33,3 +34,10 @@ def learning_rate(step: int, *, config: ScheduleConfig, num_steps: int) -> float
     if config.decay == "linear":
         return high + (low - high) * progress
     return low + (high - low) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def steps_of(epochs: int, *, num_images: int, global_batch: int) -> int:
+    """Steps of so many passes over the images, rounded to the nearest; batches run on across the end of an epoch."""
+    if epochs < 1 or num_images < 1 or global_batch < 1:
+        raise ValueError(f"{epochs} epochs, {num_images} images and batches of {global_batch}: all must be 1 or more")
+    return (2 * epochs * num_images + global_batch) // (2 * global_batch)

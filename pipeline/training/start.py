@@ -25,6 +25,7 @@ class SavedJob:
     loss: str
     optimizer: str
     data_state: dict[str, Any]
+    average_factor: float = 0.0  # older versions did not average
 
 
 def saved_job(manifest: Manifest) -> SavedJob:
@@ -36,6 +37,7 @@ def saved_job(manifest: Manifest) -> SavedJob:
         loss=record["loss"],
         optimizer=record["optimizer"],
         data_state=manifest.data_state,
+        average_factor=record.get("average_factor", 0.0),
     )
 
 
@@ -77,6 +79,7 @@ def refuse_changes(saved: SavedJob, *, data_state: dict[str, Any], job: Training
     before = asdict(ModelConfig(**saved.model))  # fields that an older version had not are at their defaults
     pairs = [(f"model.{key}", before[key], value) for key, value in asdict(job.model).items()]
     pairs += [("loss", saved.loss, job.loss), ("optimizer.name", saved.optimizer, job.optimizer.name)]
+    pairs.append(("average_factor", saved.average_factor, job.average_factor))
     changed = [f"{name} was {was!r}, now {now!r}" for name, was, now in pairs if was != now]
     changed += changes(saved.data_state, data_state, allow_other_decoder=job.data.allow_other_decoder)
     if changed:

@@ -6,7 +6,7 @@ holds. Stage 3 cuts every parameter into equal parts; `optimizer.grad_position` 
 most one contiguous fragment of a parameter in all of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,15 @@ import torch
 import torch.distributed as dist
 
 MASTER = "master"
+AVERAGE = "average"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fragment:
     """Elements `start` .. `start + length - 1` of a logical tensor, flattened, as this rank holds them.
 
-    `slots`: flat float32 views into the engine's own buffers, by name: `master`, and the optimiser's moments.
+    `slots`: flat float32 views into the engine's own buffers, by name: `master`, the optimiser's moments, and
+    `average` where the weights are averaged.
     """
 
     name: str
@@ -29,8 +31,14 @@ class Fragment:
     slots: dict[str, torch.Tensor]
 
 
-def local_fragments(zero: Any, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Fragment]:
-    """What this rank owns; the views are live, so copying into them changes the engine's state."""
+def local_fragments(
+    zero: Any,
+    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    *,
+    averages: Mapping[torch.Tensor, torch.Tensor],
+) -> list[Fragment]:
+    """What this rank owns; the views are live, so copying into them changes the engine's state. `averages`: of each
+    flat partition its running average, or nothing."""
     found = []
     for name, parameter in parameters:
         place = _place_stage3(zero, parameter) if hasattr(parameter, "ds_id") else _place_stage12(zero, parameter)
@@ -41,6 +49,8 @@ def local_fragments(zero: Any, parameters: Iterable[tuple[str, torch.nn.Paramete
         for key, value in inner_optimizer(zero).state.get(flat, {}).items():
             if torch.is_tensor(value) and value.shape == flat.shape:
                 views[key] = value[offset : offset + length]
+        if flat in averages:
+            views[AVERAGE] = averages[flat][offset : offset + length]
         found.append(Fragment(name=name, start=start, length=length, slots=views))
     return found
 
@@ -54,7 +64,7 @@ def inner_optimizer(zero: Any) -> torch.optim.Optimizer:
 def create_moments(zero: Any, *, names: Iterable[str], num_updates: int) -> None:
     """Gives the optimiser zeroed moments `names` and its update count, so that saved ones can be copied in."""
     names = list(names)
-    for flat in _flat_partitions(zero):
+    for flat in flat_partitions(zero):
         state: dict[str, torch.Tensor] = {name: torch.zeros_like(flat.detach()) for name in names}
         if "exp_avg" in names:
             state["step"] = torch.tensor(float(num_updates), device=_step_device(zero, flat))
@@ -76,7 +86,8 @@ def publish_masters(zero: Any) -> None:
         zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
 
-def _flat_partitions(zero: Any) -> list[torch.Tensor]:
+def flat_partitions(zero: Any) -> list[torch.Tensor]:
+    """This rank's fp32 masters, one flat tensor a parameter group; the same objects for the whole run."""
     for name in (
         "fp32_partitioned_groups_flat",
         "single_partition_of_fp32_groups",
@@ -91,7 +102,7 @@ def _place_stage12(zero: Any, parameter: torch.nn.Parameter) -> tuple[torch.Tens
     mapping = getattr(parameter, "_hp_mapping", None)
     if mapping is None:
         return None  # another rank holds all of it
-    flat = _flat_partitions(zero)[mapping.param_group_index]
+    flat = flat_partitions(zero)[mapping.param_group_index]
     inside, part = mapping.hp_fragment_address, mapping.lp_fragment_address
     return flat, int(inside.start), int(part.start), int(part.numel)
 

@@ -17,7 +17,7 @@ from jobs import exit_codes
 from jobs.cli import STAGES, main
 from jobs.record import read_record
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.weights import save_weights
+from pipeline.models.weights import open_weights, save_weights
 from pipeline.training.config import TrainingJob
 from shards.storage.s3_client import BadAnswerError
 from tests.rigs.datasets import packed_folders
@@ -67,6 +67,10 @@ def assert_refused(ended: Ended, message: str) -> None:
         pytest.param(("finetune", "digits_48"), "--initial.weights is missing", id="finetune without weights"),
         pytest.param(("pack", "folder"), "--out is missing", id="pack without out"),
         pytest.param(("pack", "folder", "--workers", "0"), "--workers is 0", id="pack without workers"),
+        pytest.param(("import",), "usage: patchline import PATH|FILE.yaml", id="import nothing"),
+        pytest.param(("import", "gone.npz", "--out", "w"), "no weights at 'gone.npz'", id="import what is not there"),
+        pytest.param(("export", "gone", "--out", "w"), "no weights at 'gone'", id="export what is not there"),
+        pytest.param(("export", "gone", "--format", "onnx"), "onnx", id="export in a format that is none"),
         pytest.param(("verify", "/nowhere"), "/nowhere has no manifest.json", id="verify without a dataset"),
         pytest.param(
             ("pretrain", "digits_smoke", "--model.image-size", "33"),
@@ -172,7 +176,14 @@ def test_every_stage_has_help(stage: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("pretrain", "digits_smoke"), ("finetune", "digits_48"), ("evaluate", "resize"), ("pack", "digits")]
+    "words",
+    [
+        ("pretrain", "digits_smoke"),
+        ("finetune", "digits_48"),
+        ("evaluate", "resize"),
+        ("pack", "digits"),
+        ("plan", "vit_h14_jft"),
+    ],
 )
 def test_every_recipe_lists_its_fields(words: tuple[str, str]) -> None:
     ended = patchline(*words, "--help")
@@ -204,6 +215,22 @@ def test_packing_and_verifying_from_the_command_line(packed: Path, tmp_path: Pat
     ended = patchline("verify", str(tmp_path / "out"))
     assert ended.code == 1
     assert "shard-000000.tar" in ended.errors
+
+
+def test_weights_go_out_and_come_in_by_the_same_words_and_their_records(tmp_path: Path) -> None:
+    config = ModelConfig(name="vit_ti16", image_size=32, depth=1, num_classes=3)
+    state = build_model(config).state_dict()
+    save_weights(tmp_path / "w", config=config, labels=("a", "b", "c"), tensor=lambda name: state[name])
+    npz, run_dir = str(tmp_path / "w.npz"), str(tmp_path / "run")
+    words = ("--out", npz, "--format", "big_vision", "--run-dir", run_dir)
+    assert patchline("export", str(tmp_path / "w"), *words).code == 0
+    first = (tmp_path / "w.npz").read_bytes()
+    assert patchline("export", str(tmp_path / "run" / "job.yaml")).code == 0
+    assert (tmp_path / "w.npz").read_bytes() == first
+    assert patchline("import", npz, "--out", str(tmp_path / "back"), "--image-size", "48").code == 0
+    assert open_weights(str(tmp_path / "back")).config.image_size == 48
+    ended = patchline("import", npz, "--out", str(tmp_path / "other"), "--model", "vit_s16")
+    assert_refused(ended, "embedding/kernel is [16, 16, 3, 192], the model needs [16, 16, 3, 384]")
 
 
 @pytest.mark.parametrize(

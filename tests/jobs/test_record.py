@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from jobs.recipes import evaluate, finetune, pack, pretrain
-from jobs.record import read_record, write_record
+from jobs.record import read_record, stage_of, write_record
 from pipeline.training.config import TrainingJob
 from shards.errors import UserError
 
@@ -141,3 +141,10 @@ def test_a_file_that_can_not_be_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=f"{name} can not be read"):
         read_record(tmp_path / name, stage="pretrain", kind=TrainingJob)
+
+
+def test_a_record_says_of_which_stage_it_is(tmp_path: Path) -> None:
+    assert stage_of(rewritten(tmp_path, {}, stage="finetune")) == "finetune"
+    (tmp_path / "job.yaml").write_text("steps: 10\n")
+    with pytest.raises(UserError, match="is no job record"):
+        stage_of(tmp_path / "job.yaml")

@@ -8,6 +8,7 @@ from jobs.recipes import finetune, pretrain
 from pipeline.training.checkpoint import CheckpointConfig
 from pipeline.training.config import TrainingJob
 from pipeline.training.engine import EngineConfig
+from pipeline.training.optimizer import OptimizerConfig
 from pipeline.training.schedule import ScheduleConfig
 from shards.errors import UserError
 
@@ -23,6 +24,24 @@ from shards.errors import UserError
             {"steps": 100, "schedule": ScheduleConfig(warmup_steps=100)},
             "warmup_steps is 100, not below the 100 steps",
             id="all steps are warm-up: nothing would be learned at the rate asked for",
+        ),
+        pytest.param(
+            {"label_smoothing": 1.0}, "label_smoothing is 1.0 .* allowed are 0", id="nothing of the label left"
+        ),
+        pytest.param({"average_factor": 1.0}, "average_factor 1.0; allowed are 0", id="an average that never moves"),
+        pytest.param({"average_factor": -0.1}, "average_factor -0.1", id="a negative factor"),
+        pytest.param(
+            {"label_smoothing": 0.1, "loss": "sigmoid"},
+            "label_smoothing is 0.1 with loss 'sigmoid'; .* take --loss softmax",
+            id="smoothing of another loss",
+        ),
+        pytest.param(
+            {
+                "optimizer": OptimizerConfig(decay_scale="schedule"),
+                "schedule": ScheduleConfig(learning_rate=0.0),
+            },
+            "schedule.learning_rate is 0.0 with optimizer.decay_scale 'schedule'",
+            id="a decay that follows a schedule of zeros",
         ),
     ],
 )

@@ -151,3 +151,29 @@ def test_an_image_without_a_label_teaches_nothing_whether_mixed_or_not() -> None
     assert torch.equal(loss, classification_loss(logits[[0, 2, 3]], labels[[0, 2, 3]], name="softmax") * 3 / 4)
     soft = classification_loss(logits, targets_of(labels, 6, name="softmax"), name="softmax")
     torch.testing.assert_close(loss, soft)
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.5])
+def test_smoothing_spreads_a_share_of_each_target_over_all_classes(smoothing: float) -> None:
+    """Of labels, and of the soft targets of mixup: the loss of (1 - s) t + s / K."""
+    labels = torch.tensor([[1], [0], [2], [4]])
+    targets = targets_of(labels, 5, name="softmax")
+    log_shares = torch.log_softmax(logits().double(), 1)
+    for answers, hard in ((labels, targets), (targets, targets), (soft_targets(), soft_targets())):
+        smooth = (1 - smoothing) * hard.double() + smoothing / 5
+        expected = -(smooth * log_shares).sum(1).mean()
+        loss = classification_loss(logits(), answers, name="softmax", smoothing=smoothing)
+        assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_smoothing_is_of_softmax_only() -> None:
+    with pytest.raises(ValueError, match="no meaning for the sigmoid loss"):
+        classification_loss(logits(), LABELS, name="sigmoid", smoothing=0.1)
+
+
+def test_the_mean_over_classes_would_be_another_run() -> None:
+    """The trap that the summed loss avoids: PyTorch's default is smaller by the number of classes."""
+    x, labels = torch.zeros(3, 21_843), torch.tensor([[1], [2], [3]])
+    mean = torch.nn.functional.binary_cross_entropy_with_logits(x, multi_hot(labels, 21_843))
+    ratio = float(classification_loss(x, labels, name="sigmoid") / mean)
+    assert ratio == pytest.approx(21_843, rel=1e-5)

@@ -33,6 +33,7 @@ def continue_from(source: Path, target: Path, *, step: int) -> None:
         (2, 2, ("--optimizer.name", "sgd", "--schedule.learning-rate", "0.03")),  # another set of moments
         (3, 1, ("--engine.precision", "fp32")),
         (3, 2, ()),
+        (2, 2, ("--average-factor", "0.9")),  # Polyak averaging: one slot more, and the weights are the average
         (1, 2, ("--micro-batch", "8")),  # accumulation in bf16 makes DeepSpeed take another optimiser class
     ],
 )
@@ -71,6 +72,28 @@ def test_a_run_goes_on_with_other_ranks_and_stages(
     expected, found = losses(unbroken), losses(continued)
     assert found.keys() == expected.keys()
     assert [found[s] for s in sorted(found)] == pytest.approx([expected[s] for s in sorted(expected)], abs=2e-5)
+
+
+def test_the_decay_that_follows_the_schedule_is_the_same_run_in_other_words(
+    digits_url: str, finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path
+) -> None:
+    """0.05 of a rate whose peak is 1e-3 is 5e-5 of the schedule."""
+    words = ("--optimizer.weight-decay", "5e-5", "--optimizer.decay-scale", "schedule")
+    assert (
+        run(pretrain_words(digits_url, run_dir, "--engine.zero-stage", "1", *words), num_ranks=1, log_dir=tmp_path) == 0
+    )
+    assert losses(run_dir) == losses(finished_runs.get(1, "--engine.zero-stage", "1"))
+
+
+def test_smoothing_reaches_the_loss(
+    digits_url: str, finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path
+) -> None:
+    """The same at a zero head, then always higher: no share of 0.9 for one class of ten is certain of it."""
+    words = pretrain_words(digits_url, run_dir, "--engine.zero-stage", "1", "--label-smoothing", "0.1")
+    assert run(words, num_ranks=1, log_dir=tmp_path) == 0
+    smooth, plain = losses(run_dir), losses(finished_runs.get(1, "--engine.zero-stage", "1"))
+    assert smooth[1] == pytest.approx(plain[1], abs=1e-6)
+    assert smooth[STEPS] > plain[STEPS]
 
 
 def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(

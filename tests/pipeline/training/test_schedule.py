@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.training.schedule import ScheduleConfig, learning_rate
+from pipeline.training.schedule import ScheduleConfig, learning_rate, steps_of
 from shards.errors import UserError
 
 LINEAR = ScheduleConfig(learning_rate=1e-3, decay="linear", warmup_steps=10_000, final_learning_rate=1e-5)
@@ -65,6 +65,56 @@ def test_it_rises_then_falls_between_its_bounds(
     assert all(0 <= rate <= peak + slack for _, rate in rates)
     assert rates[-1][1] == pytest.approx(share * peak, abs=slack)
     assert all(math.isfinite(rate) for _, rate in rates)
+
+
+@given(
+    step=st.integers(0, 999),
+    warmup=st.integers(0, 900),
+    kind=st.sampled_from(["linear", "cosine"]),
+)
+def test_it_is_the_papers_code(step: int, warmup: int, kind: str) -> None:
+    """vision_transformer multiplies: decay of the clipped progress (linear to linear_end, cosine to 0) x warm-up."""
+    peak, linear_end, total = 3e-3, 1e-5, 1000
+    progress = min(max((step - warmup) / (total - warmup), 0.0), 1.0)
+    decayed = (
+        linear_end + (peak - linear_end) * (1 - progress)
+        if kind == "linear"
+        else peak * 0.5 * (1 + math.cos(math.pi * progress))
+    )
+    expected = decayed * min(1.0, step / warmup) if warmup else decayed
+    config = ScheduleConfig(
+        learning_rate=peak,
+        decay="linear" if kind == "linear" else "cosine",
+        warmup_steps=warmup,
+        final_learning_rate=linear_end if kind == "linear" else 0.0,
+    )
+    assert learning_rate(step, config=config, num_steps=total) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "num_images", "global_batch", "expected"),
+    [
+        pytest.param(14, 303_000_000, 4096, 1_035_645, id="JFT, 14 epochs: 1,035,644.53"),
+        pytest.param(7, 303_000_000, 4096, 517_822, id="JFT, 7 epochs: 517,822.27"),
+        pytest.param(90, 14_200_000, 4096, 312_012, id="ImageNet-21k: 312,011.7"),
+        pytest.param(300, 1_280_000, 4096, 93_750, id="ImageNet-1k: exactly"),
+        pytest.param(1, 3, 2, 2, id="a half goes up"),
+    ],
+)
+def test_steps_of_epochs(epochs: int, num_images: int, global_batch: int, expected: int) -> None:
+    assert steps_of(epochs, num_images=num_images, global_batch=global_batch) == expected
+
+
+@given(epochs=st.integers(1, 500), num_images=st.integers(1, 10**9), global_batch=st.integers(1, 65_536))
+def test_steps_are_the_nearest_whole_number(epochs: int, num_images: int, global_batch: int) -> None:
+    steps = steps_of(epochs, num_images=num_images, global_batch=global_batch)
+    assert 2 * abs(steps * global_batch - epochs * num_images) <= global_batch
+
+
+@pytest.mark.parametrize(("epochs", "num_images", "global_batch"), [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_no_steps_of_nothing(epochs: int, num_images: int, global_batch: int) -> None:
+    with pytest.raises(ValueError, match="all must be 1 or more"):
+        steps_of(epochs, num_images=num_images, global_batch=global_batch)
 
 
 @pytest.mark.parametrize(

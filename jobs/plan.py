@@ -1,0 +1,64 @@
+"""`patchline plan`: what a training recipe costs, before anything is packed, booked or started."""
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from jobs import exit_codes
+from pipeline.training.config import TrainingJob
+from pipeline.training.cost import Cost, cost_of
+
+Rows = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanJob:
+    """`training`: the job; `recipe` and `dataset` are names to show. `num_images` and `num_classes` are those of the
+    training split (0: not known). `days`: the time in which the run is to be done."""
+
+    recipe: str = ""
+    training: TrainingJob = TrainingJob()
+    dataset: str = ""
+    num_images: int = 0
+    num_classes: int = 0
+    days: float = 7.0
+
+
+def run(job: PlanJob) -> int:
+    """Prints the table."""
+    cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
+    table = Table(title=f"patchline plan {job.recipe}".rstrip(), show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows_of(job, cost):
+        table.add_row(name, value)
+    Console().print(table)
+    return exit_codes.DONE
+
+
+def rows_of(job: PlanJob, cost: Cost) -> Rows:
+    """The table's rows: name and value, numbers with units."""
+    training, model = job.training, job.training.model
+    images = f"{job.num_images:,} images" if job.num_images else "images not known (--num-images)"
+    classes = model.num_classes or job.num_classes
+    labels = f"{classes:,} classes" if classes else "classes not known (--num-classes)"
+    head = f"{cost.num_head_parameters:,} of them in the head" if classes else "without the head"
+    epochs = f"{cost.num_epochs:,.2f}" if cost.num_epochs is not None else "not known (--num-images)"
+    return [
+        ("model", f"{model.name} at {model.image_size} px"),
+        ("dataset", f"{job.dataset or 'yours'}: {images}, {labels}"),
+        ("parameters", f"{cost.num_parameters:,} ({head})"),
+        ("forward, an image", f"{cost.forward_flops / 1e9:,.1f} GFLOP"),
+        ("training, an image", f"{cost.train_flops / 1e12:,.4f} TFLOP (three forward passes)"),
+        ("steps", f"{cost.num_steps:,} of {training.global_batch:,} images"),
+        ("epochs", epochs),
+        ("images seen", f"{cost.num_images_seen:,}"),
+        ("the whole run", f"{cost.total_exaflops:,.{_digits(cost.total_exaflops)}f} exaFLOPs"),
+        (f"for {job.days:g} days", f"{cost.images_per_second:,.0f} images/s, {cost.teraflops_per_second:,.1f} TFLOP/s"),
+    ]
+
+
+def _digits(number: float) -> int:
+    """Decimals to show: as the paper's table from 100 on, three digits or more below."""
+    return 0 if number >= 100 else 1 if number >= 10 else 4

@@ -1,0 +1,53 @@
+"""Every training recipe at a size that runs in seconds on a CPU: `patchline pretrain RECIPE_smoke`.
+
+The same loss, optimiser, weight decay, schedule, clipping, augmentation, averaging and kind of model and head, with a
+tiny model, small images, a short warm-up and few steps: it shows that a recipe runs, not what it reaches.
+"""
+
+from dataclasses import replace
+
+from pipeline.models import ModelConfig
+from pipeline.training.config import TrainingJob
+
+SUFFIX = "_smoke"
+_STEPS = 12
+_WARMUP_STEPS = 4
+_LANES = 8
+_BATCH = 32
+_PRETRAINING_PIXELS = 224  # recipes above it fine-tune at a higher resolution; so do their smoke sizes
+
+
+def smoke(job: TrainingJob) -> TrainingJob:
+    """The recipe's smoke size."""
+    image_size = 48 if job.model.image_size > _PRETRAINING_PIXELS else 32
+    return replace(
+        job,
+        model=_tiny(job.model, image_size=image_size),
+        data=replace(job.data, lanes=_LANES, window_blocks=2),
+        evaluation=replace(
+            job.evaluation, transform=replace(job.evaluation.transform, short_side=0)
+        ),  # in proportion to the image
+        steps=_STEPS,
+        global_batch=_BATCH,
+        schedule=replace(job.schedule, warmup_steps=min(job.schedule.warmup_steps, _WARMUP_STEPS)),
+        checkpoint=replace(job.checkpoint, every_steps=_STEPS // 2),
+        log_every_steps=1,
+    )
+
+
+def _tiny(model: ModelConfig, *, image_size: int) -> ModelConfig:
+    """The same kind of model: two layers of width 32, a ResNet of two units (8 px a place of its map)."""
+    units, factor = ((1, 1), 1) if model.resnet else (None, None)
+    if model.is_bit:
+        return replace(model, image_size=image_size, resnet_units=units, resnet_factor=factor)
+    return replace(
+        model,
+        image_size=image_size,
+        patch=1 if model.resnet else 8,
+        depth=2,
+        width=32,
+        mlp_width=64,
+        num_heads=2,
+        resnet_units=units,
+        resnet_factor=factor,
+    )

@@ -1,0 +1,57 @@
+"""What a run costs before it is started: parameters, operations, steps, and the rate that ends it in time. Pure."""
+
+from dataclasses import dataclass, replace
+
+from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops, num_parameters
+from pipeline.training.config import TrainingJob
+from shards.errors import UserError
+
+_SECONDS_A_DAY = 86_400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Operations count 2 a multiply-add; training is three forward passes. `num_epochs` is None where the number of
+    images is not known. `num_head_parameters` is 0 where the number of classes is not."""
+
+    num_parameters: int
+    num_head_parameters: int
+    forward_flops: int
+    train_flops: int
+    num_steps: int
+    num_images_seen: int
+    num_epochs: float | None
+    total_exaflops: float
+    images_per_second: float
+    teraflops_per_second: float
+
+
+def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float) -> Cost:
+    """The cost of a job on a dataset of so many images and classes (0: not known), to be done in `days`.
+
+    The job's own number of classes wins over the dataset's. Raises UserError for values that make no run.
+    """
+    if num_images < 0 or num_classes < 0 or days <= 0:
+        raise UserError(
+            f"--num-images is {num_images}, --num-classes {num_classes} and --days {days}; allowed are images and "
+            "classes of 0 (not known) or more, and more than 0 days"
+        )
+    classes = job.model.num_classes or num_classes
+    model = replace(job.model, num_classes=classes)
+    body = num_parameters(model, head=False)
+    total = num_parameters(model, head=classes > 0)
+    forward = forward_flops(model, head=classes > 0)
+    seen = job.steps * job.global_batch
+    images_per_second = seen / (days * _SECONDS_A_DAY)
+    return Cost(
+        num_parameters=total,
+        num_head_parameters=total - body,
+        forward_flops=forward,
+        train_flops=FORWARD_AND_BACKWARD * forward,
+        num_steps=job.steps,
+        num_images_seen=seen,
+        num_epochs=seen / num_images if num_images else None,
+        total_exaflops=FORWARD_AND_BACKWARD * forward * seen / 1e18,
+        images_per_second=images_per_second,
+        teraflops_per_second=FORWARD_AND_BACKWARD * forward * images_per_second / 1e12,
+    )

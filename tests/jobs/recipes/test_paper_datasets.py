@@ -1,0 +1,23 @@
+"""The datasets of the paper's tables."""
+
+import pytest
+
+from jobs.recipes import paper_datasets
+from jobs.recipes.paper_datasets import PaperDataset
+from pipeline.models.flops import JFT_NUM_IMAGES
+
+
+@pytest.mark.parametrize(
+    ("data", "num_images", "num_classes"),
+    [
+        pytest.param(paper_datasets.JFT, 303_000_000, 18_291, id="the paper: 303 M images, 18 k classes"),
+        pytest.param(paper_datasets.IMAGENET_21K, 14_200_000, 21_843, id="the published heads' classes"),
+        pytest.param(paper_datasets.IMAGENET_1K, 1_280_000, 1000, id="1.28 M"),
+    ],
+)
+def test_sizes(data: PaperDataset, num_images: int, num_classes: int) -> None:
+    assert (data.num_images, data.num_classes) == (num_images, num_classes)
+
+
+def test_costs_and_recipes_count_the_same_jft() -> None:
+    assert paper_datasets.JFT.num_images == JFT_NUM_IMAGES

@@ -1,0 +1,73 @@
+"""The ImageNet recipes beside the paper's Table 3 and big_vision's vit_i21k.py, written down a second time."""
+
+import inspect
+
+import pytest
+
+from jobs.recipes.paper_imagenet import RECIPES
+from pipeline.training.optimizer import scaled_by_rate
+
+# recipe, steps (epochs x 14.2 M / 4096), clipping
+I21K = [
+    ("vit_b16_i21k", 312_012, 0.0),
+    ("vit_b32_i21k", 312_012, 0.0),
+    ("vit_l16_i21k", 312_012, 0.0),
+    ("vit_l16_i21k_30ep", 104_004, 0.0),
+    ("vit_l32_i21k", 312_012, 0.0),
+    ("vit_h14_i21k", 312_012, 1.0),
+]
+AUGREG = [("vit_b16_i21k_augreg", 0.2, 10, 768), ("vit_l16_i21k_augreg", 0.5, 15, 1024)]
+I1K = ["vit_b16_i1k", "vit_b32_i1k", "vit_l16_i1k", "vit_l32_i1k"]
+
+
+@pytest.mark.parametrize(("name", "steps", "clip_norm"), I21K)
+def test_imagenet_21k(name: str, steps: int, clip_norm: float) -> None:
+    job = RECIPES[name]()
+    assert (job.steps, job.global_batch, job.clip_norm, job.loss) == (steps, 4096, clip_norm, "sigmoid")
+    schedule = job.schedule
+    assert (schedule.learning_rate, schedule.decay, schedule.final_learning_rate) == (1e-3, "linear", 1e-5)
+    assert schedule.warmup_steps == 10_000
+    assert (job.optimizer.weight_decay, job.optimizer.decay_scale, job.model.dropout) == (0.03, "rate", 0.1)
+    assert (job.model.representation, job.model.head_bias, job.model.pooling) == (True, -10.0, "token")
+    assert job.model.name == name.removesuffix("_30ep").removesuffix("_i21k")
+
+
+@pytest.mark.parametrize(("name", "mixup", "magnitude", "width"), AUGREG)
+def test_augreg(name: str, mixup: float, magnitude: int, width: int) -> None:
+    job = RECIPES[name]()
+    assert (job.steps, job.clip_norm, job.schedule.decay, job.schedule.learning_rate) == (
+        1_040_039,
+        1.0,
+        "cosine",
+        1e-3,
+    )
+    assert (job.data.mixup.alpha, job.data.randaugment.num_ops, job.data.randaugment.magnitude) == (mixup, 2, magnitude)
+    assert (job.optimizer.weight_decay, job.optimizer.decay_scale) == (1e-4, "schedule")
+    in_torchs_terms = scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate)
+    assert in_torchs_terms.weight_decay == pytest.approx(0.1)  # as the name of big_vision's checkpoint says
+    assert (job.model.pooling, job.model.representation, job.model.size.width) == ("average", False, width)
+    assert job.model.position_std == pytest.approx(width**-0.5)
+
+
+@pytest.mark.parametrize("name", I1K)
+def test_imagenet_1k(name: str) -> None:
+    job = RECIPES[name]()
+    assert (job.steps, job.global_batch, job.clip_norm) == (93_750, 4096, 1.0)
+    assert (job.schedule.learning_rate, job.schedule.decay, job.schedule.warmup_steps) == (3e-3, "cosine", 10_000)
+    assert (job.schedule.final_learning_rate, job.optimizer.weight_decay, job.model.dropout) == (0.0, 0.3, 0.1)
+    assert (job.model.representation, job.model.head_bias, job.loss) == (True, -6.9, "sigmoid")
+
+
+def test_no_row_is_missing() -> None:
+    assert set(RECIPES) == {row[0] for row in I21K} | {row[0] for row in AUGREG} | set(I1K)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name: str) -> None:
+    assert RECIPES[name].__name__ == name
+    said = inspect.getdoc(RECIPES[name]) or ""
+    assert all(word in said for word in ("Source: ", "Expected: ", f"patchline pretrain {name} --data.url"))
+
+
+def test_the_one_that_is_ours_says_so() -> None:
+    assert "OURS" in (RECIPES["vit_h14_i21k"].__doc__ or "").splitlines()[0]

@@ -1,0 +1,116 @@
+"""Every recipe at its smoke size: the same run but for sizes, and it can be built; some really train on digits."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from jobs.recipes import finetune, pretrain
+from jobs.recipes.smoke import smoke
+from pipeline.models import build_model
+from pipeline.models.flops import num_parameters
+from pipeline.training.batch_plan import plan_batch
+from pipeline.training.checkpoint import list_committed, read_tensor
+from pipeline.training.config import TrainingJob
+from pipeline.training.loss import classification_loss
+from pipeline.training.manifest import MANIFEST_NAME, manifest_from_json
+from pipeline.training.metrics import read_metrics
+from shards.store import open_store
+from tests.rigs.processes import patchline
+from tests.rigs.training import run
+
+RECIPES = {**pretrain.RECIPES, **finetune.RECIPES}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_smoke_size_can_be_built_and_learns(name: str) -> None:
+    job = smoke(RECIPES[name]())
+    config = replace(job.model, num_classes=10)
+    assert num_parameters(config) < 2_000_000
+    model = build_model(config)
+    images = torch.zeros(2, config.image_size, config.image_size, 3, dtype=torch.uint8)
+    loss = classification_loss(model(images), torch.tensor([[1], [2]]), name=job.loss)
+    torch.autograd.backward(loss)
+    assert torch.isfinite(loss)
+    gradient = model.head.weight.grad
+    assert gradient is not None
+    assert torch.count_nonzero(gradient) > 0
+    plan_batch(job.global_batch, micro_batch=0, num_ranks=2, lanes=job.data.lanes, pairs=job.data.mixup.alpha > 0)
+
+
+SIZES = {"name", "image_size", "patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_smoke_size_is_the_same_run_but_for_sizes(name: str) -> None:
+    full = RECIPES[name]()
+    tiny = smoke(full)
+    kept = ("loss", "label_smoothing", "clip_norm", "optimizer", "average_factor", "engine", "initial", "seed")
+    assert [getattr(tiny, field) for field in kept] == [getattr(full, field) for field in kept]
+    assert tiny.data == replace(full.data, lanes=8, window_blocks=2)
+    assert tiny.schedule == replace(full.schedule, warmup_steps=min(4, full.schedule.warmup_steps))
+    same_kind = {field: value for field, value in vars(full.model).items() if field not in SIZES}
+    assert same_kind == {field: value for field, value in vars(tiny.model).items() if field not in SIZES}
+    assert (tiny.steps, tiny.global_batch) == (12, 32)
+
+
+def test_fine_tuning_stays_at_a_higher_resolution() -> None:
+    before, after = smoke(pretrain.RECIPES["vit_h14_jft"]()), smoke(finetune.RECIPES["imagenet_518_h14"]())
+    assert (before.model.grid, after.model.grid) == ((4, 4), (6, 6))
+    assert before.model.size == after.model.size
+
+
+def test_the_command_line_knows_the_smoke_of_each_recipe() -> None:
+    ended = patchline("pretrain", "vit_h14_jft_smoke", "--steps", "0")
+    assert (ended.code, "steps" in ended.errors) == (2, True), ended.errors
+    assert patchline("pretrain", "digit_smoke").code == 2
+    assert patchline("pack", "digits_smoke").code == 2, "packing has no smoke size"
+
+
+def train(words: list[str], log_dir: Path) -> None:
+    assert run([*words, "--device", "cpu"], num_ranks=1, log_dir=log_dir) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("r50_vit_b32_jft", id="hybrid, JFT: sigmoid, linear decay, no clipping"),
+        pytest.param("bit_r50x1_jft", id="BiT"),
+        pytest.param("vit_b16_i21k_augreg", id="AugReg: mixup, RandAugment, decay that follows the schedule"),
+    ],
+)
+def test_a_smoke_run(digits_url: str, tmp_path: Path, name: str) -> None:
+    """The whole stage on real digits: the loss falls from where the recipe's head begins."""
+    job: TrainingJob = smoke(RECIPES[name]())
+    train(["pretrain", f"{name}_smoke", "--data.url", digits_url, "--run-dir", str(tmp_path / "run")], tmp_path)
+    lines = read_metrics(tmp_path / "run")
+    assert len(lines) == job.steps
+    assert lines[0]["loss"] == pytest.approx(10.0, rel=1e-2)  # one label of ten at -10
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[0]["learning_rate"] == 0.0
+
+
+@pytest.mark.slow
+def test_the_papers_two_stages_as_smoke_runs(digits_url: str, tmp_path: Path) -> None:
+    """vit_h14_jft, then imagenet_518_h14 from its weights: resampled positions, a new head, averaged weights."""
+    words = ["--data.url", digits_url, "--run-dir"]
+    train(["pretrain", "vit_h14_jft_smoke", *words, str(tmp_path / "pretrain")], tmp_path)
+    initial = ["--initial.weights", str(tmp_path / "pretrain" / "weights")]
+    train(["finetune", "imagenet_518_h14_smoke", *initial, *words, str(tmp_path / "finetune")], tmp_path)
+    lines = read_metrics(tmp_path / "finetune")
+    assert lines[0]["loss"] == pytest.approx(2.302585, rel=1e-4)  # a zero head over ten classes
+    average, master = (saved_head(tmp_path / "finetune", slot=slot) for slot in ("average", "master"))
+    weights = load_file(tmp_path / "finetune" / "weights" / "model.safetensors")["head.weight"]
+    assert torch.equal(weights, average)
+    assert torch.linalg.norm(average) < 0.01 * torch.linalg.norm(master), "0.9999 has hardly begun to follow"
+
+
+def saved_head(run_dir: Path, *, slot: str) -> torch.Tensor:
+    """The head's matrix in the newest checkpoint."""
+    store = open_store(str(run_dir / "checkpoints"))
+    newest = max(list_committed(store), key=lambda place: place.step)
+    manifest = manifest_from_json(store.read(f"{newest.folder}/{MANIFEST_NAME}"))
+    return read_tensor(store, manifest, "head.weight", slot=slot)

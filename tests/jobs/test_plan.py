@@ -1,0 +1,93 @@
+"""`patchline plan RECIPE`: a table for every training recipe."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.evaluate import EvaluateJob
+from jobs.plan import rows_of
+from jobs.recipes import finetune, pretrain
+from jobs.recipes.plan import RECIPES
+from jobs.record import write_record
+from pipeline.training.cost import cost_of
+from tests.rigs.processes import patchline
+
+
+def test_the_table_of_the_papers_largest_model() -> None:
+    ended = patchline("plan", "vit_h14_jft", "--days", "30")
+    assert ended.code == 0, ended.errors
+    for text in (
+        "vit_h14 at 224 px",
+        "JFT-300M: 303,000,000 images, 18,291 classes",
+        "655,835,251 (25,070,451 of them in the head)",
+        "334.6 GFLOP",
+        "1.0039 TFLOP",
+        "1,035,645 of 4,096 images",
+        "14.00",
+        "4,259 exaFLOPs",
+        "1,637 images/s",
+    ):
+        assert text in ended.output, ended.output
+
+
+def test_any_field_of_the_recipe_can_be_changed() -> None:
+    words = ("--training.model.image-size", "384", "--training.steps", "20000", "--num-classes", "7")
+    ended = patchline("plan", "imagenet_384", *words)
+    assert ended.code == 0
+    assert "1,280,000 images, 7 classes" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(("vit_h15_jft",), "unknown recipe 'vit_h15_jft' of patchline plan", id="no such recipe"),
+        pytest.param(("vit_h14_jft", "--days", "0"), "more than 0 days", id="no time"),
+        pytest.param((), "usage: patchline plan RECIPE", id="no recipe"),
+    ],
+)
+def test_mistakes(words: tuple[str, ...], message: str) -> None:
+    ended = patchline("plan", *words)
+    assert ended.code == 2
+    assert message in " ".join(ended.errors.split())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_training_recipe_has_a_plan(name: str) -> None:
+    job = RECIPES[name]()
+    cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
+    rows = dict(rows_of(job, cost))
+    assert all(rows.values())
+    assert (job.recipe, job.training) == (name, {**pretrain.RECIPES, **finetune.RECIPES}[name]())
+    assert ("images not known" in rows["dataset"]) == (name == "photos_smoke"), "every other recipe has its dataset"
+
+
+def test_what_is_not_known_is_asked_for() -> None:
+    job = RECIPES["photos_smoke"]()
+    rows = dict(rows_of(job, cost_of(job.training, num_images=0, num_classes=0, days=1)))
+    assert rows["dataset"] == "yours: images not known (--num-images), classes not known (--num-classes)"
+    assert rows["epochs"] == "not known (--num-images)"
+    assert "without the head" in rows["parameters"]
+
+
+def test_the_epochs_of_every_paper_recipe_are_whole() -> None:
+    for name in pretrain.RECIPES:
+        job = RECIPES[name]()
+        if name.endswith(("_jft", "_i21k", "_i1k", "ep", "augreg")):
+            cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=1)
+            assert cost.num_epochs == pytest.approx(round(cost.num_epochs or 0), abs=1e-3), name
+            assert round(cost.num_epochs or 0) in (7, 14, 30, 90, 300)
+
+
+def test_a_run_has_a_plan(tmp_path: Path) -> None:
+    """Its job.yaml, for a model whose classes are known by then."""
+    write_record(tmp_path, stage="finetune", job=finetune.RECIPES["imagenet_518_h14"]())
+    ended = patchline("plan", str(tmp_path / "job.yaml"), "--num-classes", "1000", "--num-images", "1280000")
+    assert ended.code == 0, ended.errors
+    assert "633,470,440" in ended.output
+    assert "8.00" in ended.output
+    write_record(tmp_path, stage="evaluate", job=EvaluateJob())
+    ended = patchline("plan", str(tmp_path / "job.yaml"))
+    assert (ended.code, "a record of the stage 'evaluate'; a plan is of pretrain or finetune" in ended.errors) == (
+        2,
+        True,
+    )
