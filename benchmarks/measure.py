@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,27 +34,37 @@ def run(
     """
     # What a command leaves behind for a moment (the process that its workers were forked from) becomes a child of
     # this one: with it all its CPU time is counted.
+    others = _children()
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    began, before = time.monotonic(), os.times()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    peak = _Peak(process.pid, poll_seconds=poll_seconds)
-    with peak:
-        output, _ = process.communicate()
-    wall = time.monotonic() - began
-    _wait_for_orphans()
-    after = os.times()
+    try:
+        began, before = time.monotonic(), os.times()
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        peak = _Peak(process.pid, poll_seconds=poll_seconds)
+        with peak:
+            output, _ = process.communicate()
+        wall = time.monotonic() - began
+        _wait_for_orphans(others)
+        after = os.times()
+    finally:  # else the orphans of all that this process starts later would be its children for ever
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{output.decode()[-4000:]}")
     cpu = after.children_user - before.children_user + after.children_system - before.children_system
     return Measured(wall_seconds=wall, cpu_seconds=cpu, peak_bytes=peak.total, largest_process_bytes=peak.largest)
 
 
-def _wait_for_orphans() -> None:
-    while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            return
+def _wait_for_orphans(others: set[int]) -> None:
+    """Waits for all children of this process but `others`."""
+    while left := _children() - others:
+        for pid in left:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> set[int]:
+    """Children of this process."""
+    lines = [line for file in Path("/proc/self/task").glob("*/children") for line in _lines(str(file))]
+    return {int(child) for child in " ".join(lines).split()}
 
 
 def machine() -> dict[str, object]:
