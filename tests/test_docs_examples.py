@@ -38,3 +38,8 @@ def test_examples_run(document: str, digits_url: str, tmp_path: Path) -> None:
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), block
     assert not (tmp_path / "quarantine.jsonl").exists()
+
+
+def test_no_number_is_still_to_do() -> None:
+    for page in sorted((CHECKOUT / "docs").glob("*.md")):
+        assert "TODO" not in page.read_text(), f"{page.name} has a place that waits for a number"
