@@ -17,6 +17,7 @@ environment of their own (`make bench-env`). Command, with the results kept (som
 import argparse
 import hashlib
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ def results(rounds: list[Round], arguments: argparse.Namespace) -> dict[str, Any
         say("NOT THE SAME IMAGES: the arms differ in the labels they handed over")
     return {
         "command": "python -m benchmarks.loader --images DIR --work DIR "
-        f"--repeat-to {arguments.repeat_to} --rounds {arguments.rounds} --out benchmarks/results/loader.json",
+        f"--repeat-to {arguments.repeat_to} --rounds {arguments.rounds} --lanes {arguments.lanes} "
+        f"--arms {shlex.join(arguments.arms)} --out benchmarks/results/loader.json",
         "machine": machine(),
         "versions": {
             name: report["versions"] for one in rounds[:1] for name, report in one.items() if "versions" in report

@@ -109,7 +109,8 @@ def measure(bench: Bench) -> dict[str, Any]:
     given = bench.arguments
     result: dict[str, Any] = {
         "command": "python -m benchmarks.s3 --images DIR --work DIR "
-        f"--repeat-to {given.repeat_to} --rounds {given.rounds} --out benchmarks/results/s3.json",
+        f"--repeat-to {given.repeat_to} --rounds {given.rounds} --fault-epochs {given.fault_epochs} "
+        "--out benchmarks/results/s3.json",
         "machine": machine(),
         "images": given.repeat_to,
         "fault_rates": RATES,

@@ -12,7 +12,6 @@ import itertools
 import json
 import resource
 import time
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,6 @@ def main() -> None:
 def epochs(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
     """All batches of so many epochs."""
     from pipeline.data import train_batches  # noqa: PLC0415
-    from shards.store import open_store  # noqa: PLC0415
 
     num_batches = arguments.epochs * arguments.images // arguments.batch
     margin = max(1, num_batches // WARM_SHARE)
@@ -75,6 +73,7 @@ def epochs(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
             if arguments.hash:
                 for part in (str(batch.step).encode(), batch.sample_ids.tobytes(), batch.images.numpy().data):
                     digest.update(part)
+        counts = batches.counts()
     end = Moment.now()
     first, steady, steady_end = (moments[place] for place in (1, margin, num_batches - margin))
     steady_images = (num_batches - 2 * margin) * arguments.batch
@@ -84,7 +83,7 @@ def epochs(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
         "first_batch_seconds": first.wall - begin.wall,
         "epoch_cpu_seconds_per_1000": (end.cpu - begin.cpu) / (num_batches * arguments.batch) * 1000,
         "epoch_images_per_second": num_batches * arguments.batch / (end.wall - begin.wall),
-        "traffic": asdict(open_store(arguments.url).traffic.counts()),
+        "traffic": counts,
         "pixels_sha256": digest.hexdigest() if arguments.hash else "",
     }
 

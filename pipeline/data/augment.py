@@ -41,7 +41,7 @@ class AugmentConfig:
 
     `antialias` averages over all pixels that an output pixel covers, as Pillow and torchvision always do; the paper's
     code does not. `scaled_decode`: large JPEGs are decoded at 1/2, 1/4 or 1/8 where the crop still covers the view,
-    several times cheaper, and smoothed by it (on photographs of 1600 x 1200 by 4 to 5 grey levels on average).
+    which is cheaper, and smoothed by it (on photographs of 1600 x 1200 by some 3 grey levels on average).
     """
 
     crop: Literal["inception", "random_resized", "none"] = "inception"

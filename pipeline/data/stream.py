@@ -22,13 +22,18 @@ _NEXT_STEP = "next_step"
 class BatchStream:
     """A rank's batches, for ever. Leave the loop and begin another one on it: that goes on with the next batch."""
 
-    def __init__(self, batches: Iterator[Batch], *, state: dict[str, Any], next_step: int) -> None:
-        self._batches, self._state, self._next_step = batches, state, next_step
+    def __init__(self, source: TrainBatches, *, state: dict[str, Any], next_step: int) -> None:
+        self._source, self._state, self._next_step = source, state, next_step
+        self._batches = source(next_step)
 
     @property
     def position(self) -> dict[str, Any]:
         """Where the batch after the last one taken begins, and all that fixes which batch that is: plain values."""
         return {_NEXT_STEP: self._next_step, **copy.deepcopy(self._state)}
+
+    def counts(self) -> dict[str, float]:
+        """What this stream read, retried and replaced so far, by name of pipeline.data.batches.COUNT_NAMES."""
+        return self._source.counts()
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -87,7 +92,7 @@ def train_batches(
         quarantine=Quarantine(Path(quarantine), max_share=config.max_quarantined),
         pin_memory=pin_memory,
     )
-    stream = BatchStream(batches(next_step), state=state, next_step=next_step)
+    stream = BatchStream(batches, state=state, next_step=next_step)
     try:
         yield stream
     finally:

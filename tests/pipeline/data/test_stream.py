@@ -365,3 +365,13 @@ def test_a_list_of_replaced_samples_is_made_only_where_one_is(
     with train_batches(url, global_batch=BATCH, image_size=SIZE) as batches:
         taken(batches, 3)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_counts_what_it_read(url: str) -> None:
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, config=CONFIG) as batches:
+        assert set(batches.counts().values()) == {0}
+        taken(batches, 3)
+        counts = batches.counts()
+    assert counts["samples"] >= 3 * BATCH
+    assert counts["requests"] > 0
+    assert counts["bytes"] > 0

@@ -121,6 +121,26 @@ def test_photographs_are_the_same_both_ways(test_data: Path, filled: list[bool])
     assert filled == [True] * 4 * len(paths)
 
 
+@pytest.mark.parametrize(("config", "bound"), [(PLAIN, 8.0), (ANTIALIASED, 5.0)], ids=["plain", "antialiased"])
+def test_scaled_decoding_smooths_and_can_be_switched_off(test_data: Path, config: AugmentConfig, bound: float) -> None:
+    """Photographs of 1600 x 1200 by some grey levels on average; without it the view is that of the full decode."""
+    differences = []
+    for number, path in enumerate(sorted((test_data / "imagenet-sample").glob("*.JPEG"))[:12]):
+        file = io.BytesIO()
+        Image.open(path).convert("RGB").resize((1600, 1200), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+        sample = Sample(data=file.getvalue(), height=1200, width=1600)
+        scaled = trained(sample, number, config, size=224, use_library=True)
+        exact = trained(sample, number, replace(config, scaled_decode=False), size=224, use_library=True)
+        crop = draw_crop(1200, 1600, draws(number), config=config)
+        window = Window(height=224, width=224, is_mirrored=crop.flip, is_antialiased=config.antialias)
+        whole = decode_stored(sample.data, height=1200, width=1600)
+        expected = np.empty_like(exact)
+        show(whole[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width], window, out=expected)
+        assert np.array_equal(exact, expected)
+        differences.append(np.abs(scaled.astype(int) - exact.astype(int)).mean())
+    assert 0.5 < np.mean(differences) < bound, differences
+
+
 @needs_library
 @pytest.mark.parametrize("kind", KINDS)
 def test_data_cut_off_anywhere_is_a_decode_error_either_way(kind: str) -> None:
