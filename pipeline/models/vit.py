@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from pipeline.models.attention import attend
 from pipeline.models.config import ModelConfig
 from pipeline.models.head import Head
 from pipeline.models.hybrid import HybridResNet
@@ -144,8 +145,8 @@ class Attention(nn.Module):
     def forward(self, z_BND: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = z_BND.shape
         # (B, N, 3 * D) -> (3, B, h, N, d)
-        qkv = self.qkv(z_BND).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        a_BhNd = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2])
+        qkv_3BhNd = self.qkv(z_BND).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        a_BhNd = attend(qkv_3BhNd)
         # (B, h, N, d) -> (B, N, D)
         out_BND: torch.Tensor = self.out(a_BhNd.transpose(1, 2).reshape(batch, tokens, width))
         return out_BND

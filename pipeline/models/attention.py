@@ -1,0 +1,73 @@
+"""Scaled-dot-product attention ("An Image is Worth 16x16 Words", appendix A) by the fastest kernels of each device.
+
+PyTorch chooses on a GPU. On a CPU its forward is as good, but its bf16 gradients come in pieces too small for the
+matrix units: a few images at a time, as whole matrices that fit the cache, take half as long and are as exact
+(benchmarks/step.py). Shape letters: B images, h heads, N tokens, d width of a head, S = B x h.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+_CACHED_BYTES = 8 << 20  # of fp32 scores at a time: larger ones leave the cache, and are fetched page by page
+
+
+def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+    """softmax(q k^T / sqrt(d)) v of q, k and v in one tensor: [B, h, N, d], in its precision."""
+    if qkv_3BhNd.device.type == "cpu" and qkv_3BhNd.dtype == torch.bfloat16 and torch.is_grad_enabled():
+        return _trained_on_cpu(qkv_3BhNd)
+    q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
+    return F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # its loop would be unrolled, and nothing is left to fuse
+def _trained_on_cpu(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _WholeMatrixGradient.apply(qkv_3BhNd)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _WholeMatrixGradient(torch.autograd.Function):
+    """Forward is PyTorch's; on the way back the shares are computed once more, and all the rest is matrix products.
+
+    Between the two q, k and v are kept, and nothing that grows with N^2.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(qkv_3BhNd)
+        q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
+        return F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (da_BhNd,) = gradients
+        (qkv_3BhNd,) = ctx.saved_tensors
+        dqkv_3BhNd = torch.empty_like(qkv_3BhNd)  # strided alike: the product's own gradient, with no copy to join it
+        _, batch, heads, tokens, _ = qkv_3BhNd.shape
+        num_images = max(1, _CACHED_BYTES // (4 * heads * tokens**2))
+        for first in range(0, batch, num_images):
+            some = slice(first, first + num_images)
+            for into, part in zip(dqkv_3BhNd, _gradients(da_BhNd[some], qkv_3BhNd[:, some]), strict=True):
+                into[some] = part
+        return dqkv_3BhNd
+
+
+def _gradients(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of q, k and v, for the gradient `da_BhNd` of the result."""
+    scale, shape = float(da_BhNd.shape[-1]) ** -0.5, da_BhNd.shape
+    # (B, h, N, d) -> (B * h, N, d), each copied once: as they are, slices of one product, every use would copy them
+    da_SNd, q_SNd, k_SNd, v_SNd = (part.reshape(-1, *shape[2:]) for part in (da_BhNd, *qkv_3BhNd))
+    # In bf16 a score of 8 would be off by up to 0.03, and its share by 3 %: scores and their softmax are fp32.
+    scores_SNN = _scaled_product(q_SNd.float(), k_SNd.float().mT, scale)
+    shares_SNN = torch.softmax(scores_SNN, dim=-1).to(q_SNd.dtype)
+    dv_SNd = shares_SNN.mT @ da_SNd
+    dshares_SNN = da_SNd @ v_SNd.mT
+    dscores_SNN = torch.ops.aten._softmax_backward_data(dshares_SNN, shares_SNN, -1, shares_SNN.dtype)
+    dq_SNd, dk_SNd = _scaled_product(dscores_SNN, k_SNd, scale), _scaled_product(dscores_SNN.mT, q_SNd, scale)
+    return dq_SNd.view(shape), dk_SNd.view(shape), dv_SNd.view(shape)
+
+
+def _scaled_product(a_SNM: torch.Tensor, b_SMK: torch.Tensor, scale: float) -> torch.Tensor:
+    """scale x (a b), scaled before it is rounded."""
+    return torch.baddbmm(a_SNM.new_empty(1), a_SNM, b_SMK, beta=0, alpha=scale)

@@ -1,0 +1,74 @@
+"""Attention: PyTorch's own forward everywhere; the gradients of bf16 on a CPU as exact, and kept for as little."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from pipeline.models.attention import attend
+
+SHAPES = [
+    pytest.param((5, 12, 197, 64), id="B/16, more images than go at a time"),
+    pytest.param((2, 2, 257, 80), id="H/14's, whose scale is no power of two"),
+    pytest.param((1, 1, 1, 8), id="one token"),
+]
+
+
+def fused(shape: tuple[int, ...], dtype: torch.dtype, *, spread: float = 1.0) -> torch.Tensor:
+    """q, k, v: [3, B, h, N, d], strided as their product leaves them."""
+    batch, heads, tokens, width = shape
+    generator = torch.Generator().manual_seed(0)
+    product = torch.randn(batch, tokens, 3, heads, width, generator=generator) * spread
+    return product.to(dtype).permute(2, 0, 3, 1, 4).requires_grad_()
+
+
+def pytorchs(qkv: torch.Tensor) -> torch.Tensor:
+    """The same by PyTorch alone."""
+    q, k, v = qkv.unbind(0)
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def gradient(qkv: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """For a gradient of the result that is the same in every precision."""
+    seed = torch.Generator().manual_seed(1)
+    towards = torch.randn(result.shape, generator=seed).to(torch.bfloat16).to(result.dtype)
+    return torch.autograd.grad(result, qkv, towards)[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_forward_is_pytorchs_to_the_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    qkv = fused(shape, dtype)
+    expected = pytorchs(qkv)
+    assert torch.equal(attend(qkv), expected)
+    with torch.no_grad():
+        assert torch.equal(attend(qkv), expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_in_fp32_are_pytorchs_to_the_bit(shape: tuple[int, ...]) -> None:
+    qkv = fused(shape, torch.float32)
+    assert torch.equal(gradient(qkv, attend(qkv)), gradient(qkv, pytorchs(qkv)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("spread", [pytest.param(0.5, id="even shares"), pytest.param(2.0, id="sharp shares")])
+def test_gradients_in_bf16_are_right_to_its_rounding(shape: tuple[int, ...], spread: float) -> None:
+    """Of q, of k and of v against fp64 on the same numbers; a step of bf16 is 1/256, and PyTorch's own are as far."""
+    qkv = fused(shape, torch.bfloat16, spread=spread)
+    exact = qkv.detach().double().requires_grad_()
+    found, expected = gradient(qkv, attend(qkv)), gradient(exact, pytorchs(exact))
+    for one, other in zip(found.double(), expected, strict=True):
+        assert float((one - other).norm()) <= 1.2 / 256 * float(other.norm()) + 1e-12
+
+
+def test_between_forward_and_backward_only_q_k_and_v_are_kept() -> None:
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    qkv = fused((2, 3, 197, 64), torch.bfloat16)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        attend(qkv)
+    assert [(tensor.data_ptr(), tensor.shape) for tensor in kept] == [(qkv.data_ptr(), qkv.shape)]
