@@ -5,17 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs import exit_codes
+from jobs.import_weights import refuse_misplaced
 from jobs.record import write_record
 from pipeline.models.exchange.convert import Change, Format, changed, save_as
-from pipeline.models.pos_embed import Mode
 from pipeline.models.weights import open_weights
-from shards.errors import UserError
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportJob:
+class ExportJob(Change):
     """The weights folder at `path` (RUN/weights), written to `out` in a `format`.
 
     `vision_transformer` and `big_vision` are .npz files, the others folders with config.json and model.safetensors:
@@ -28,31 +27,15 @@ class ExportJob:
     path: str = ""
     out: str = ""
     format: Format = "hugging_face"
-    image_size: int | None = None
-    resample: Mode = "paper"
-    new_head: bool = False
-    num_classes: int | None = None
     run_dir: str = ""
-
-    def change(self) -> Change:
-        """What becomes different."""
-        return Change(
-            image_size=self.image_size,
-            num_classes=self.num_classes,
-            new_head=self.new_head,
-            resample=self.resample,
-        )
 
 
 def run(job: ExportJob) -> int:
     """0 once file or folder is whole."""
-    if not job.out:
-        raise UserError("--out is missing: give the folder, or the .npz file, that the weights go to")
+    refuse_misplaced(job.path, job.out, wanted="the folder, or the .npz file,")
     weights = open_weights(job.path)
-    config, tensor = changed(weights, job.change())
+    config, tensor = changed(weights, job)
     labels = () if job.new_head else weights.labels
-    if Path(job.out).resolve() == Path(job.path).resolve():
-        raise UserError(f"--out is {job.out!r}, where the weights are read from; give another")
     if job.run_dir:
         write_record(Path(job.run_dir), stage="export", job=job)
     save_as(job.format, Path(job.out), config=config, labels=labels, tensor=tensor)

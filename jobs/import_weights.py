@@ -10,7 +10,6 @@ from pipeline.models.config import Gelu, ModelConfig, ResNetEpsilons
 from pipeline.models.exchange.convert import Change, changed, open_any
 from pipeline.models.exchange.sizes import Hints
 from pipeline.models.flops import num_parameters
-from pipeline.models.pos_embed import Mode
 from pipeline.models.weights import Weights, save_weights
 from shards.errors import UserError
 
@@ -18,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportJob:
+class ImportJob(Change):
     """The weights at `path`, written to the folder `out`.
 
     `path`: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a folder of timm's or Hugging
@@ -32,10 +31,6 @@ class ImportJob:
     path: str = ""
     out: str = ""
     model: str = ""
-    image_size: int | None = None
-    resample: Mode = "paper"
-    new_head: bool = False
-    num_classes: int | None = None
     num_heads: int | None = None
     gelu: Gelu | None = None
     layer_norm_epsilon: float | None = None
@@ -53,31 +48,27 @@ class ImportJob:
             resnet_epsilons=self.resnet_epsilons,
         )
 
-    def change(self) -> Change:
-        """What becomes different."""
-        return Change(
-            image_size=self.image_size,
-            num_classes=self.num_classes,
-            new_head=self.new_head,
-            resample=self.resample,
-        )
-
 
 def run(job: ImportJob) -> int:
     """0 once the weights folder is whole."""
-    if not job.out:
-        raise UserError("--out is missing: give the folder that the weights go to")
+    refuse_misplaced(job.path, job.out, wanted="the folder")
     weights = open_any(job.path, job.hints())
-    config, tensor = changed(weights, job.change())
+    config, tensor = changed(weights, job)
     labels = _labels(job, weights, config)
-    if Path(job.out).resolve() == Path(job.path).resolve():
-        raise UserError(f"--out is {job.out!r}, where the weights are read from; give another")
     if job.run_dir:
         write_record(Path(job.run_dir), stage="import", job=job)
     save_weights(Path(job.out), config=config, labels=labels, tensor=tensor)
     counts = (config.image_size, num_parameters(config), config.num_classes)
     log.info("%s: %s at %d px, %d parameters, %d classes", job.out, config.name, *counts)
     return exit_codes.DONE
+
+
+def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
+    """Raises UserError where `out` is not given, or is the `path` that the weights are read from."""
+    if not out:
+        raise UserError(f"--out is missing: give {wanted} that the weights go to")
+    if Path(out).resolve() == Path(path).resolve():
+        raise UserError(f"--out is {out!r}, where the weights are read from; give another")
 
 
 def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str, ...]:

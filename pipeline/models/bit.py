@@ -8,12 +8,11 @@ D features, K classes.
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from pipeline.models.config import ModelConfig
 from pipeline.models.head import Head
 from pipeline.models.pixels import centred
-from pipeline.models.resnet import BIT_EPSILONS, Epsilons, StandardConv, group_norm
+from pipeline.models.resnet import BIT_EPSILONS, Epsilons, StandardConv, UnitSize, group_norm, stages_of, through_stages
 
 
 class BiT(nn.Module):
@@ -27,18 +26,9 @@ class BiT(nn.Module):
         eps = BIT_EPSILONS[config.resnet_epsilons]
         self.config, self.checkpoint_blocks = config, False
         self.conv_root = StandardConv((3, size.root_width, 7), stride=2, epsilons=eps)
-        self.stages = nn.ModuleList()
-        channels = size.root_width
-        for number, num_units in enumerate(size.units):
-            inner = size.root_width * 2**number
-            units = nn.ModuleList()
-            for unit in range(num_units):
-                stride = 2 if number > 0 and unit == 0 else 1
-                units.append(PreActivationUnit(channels, inner, stride=stride, epsilons=eps))
-                channels = 4 * inner
-            self.stages.append(units)
-        self.norm = group_norm(channels, eps)
-        self.head = Head(channels, config.num_classes, constant=config.head_bias)
+        self.stages = stages_of(size, PreActivationUnit, eps)
+        self.norm = group_norm(size.width, eps)
+        self.head = Head(size.width, config.num_classes, constant=config.head_bias)
 
     def forward(self, images_BHW3: torch.Tensor) -> torch.Tensor:
         """float32[B, K] logits."""
@@ -49,10 +39,7 @@ class BiT(nn.Module):
         """The mean over all places of the last map: [B, D]."""
         x_BCHW = centred(images_BHW3, self.head.weight.dtype).permute(0, 3, 1, 2)
         x_BCHW = F.max_pool2d(F.pad(self.conv_root(x_BCHW), (1, 1, 1, 1)), kernel_size=3, stride=2)
-        is_recomputed = self.checkpoint_blocks and torch.is_grad_enabled()
-        for units in self.stages:
-            for unit in units.children():
-                x_BCHW = checkpoint(unit, x_BCHW, use_reentrant=False) if is_recomputed else unit(x_BCHW)
+        x_BCHW = through_stages(self.stages, x_BCHW, recompute=self.checkpoint_blocks)
         return F.relu(self.norm(x_BCHW)).mean(dim=(2, 3))
 
 
@@ -60,17 +47,18 @@ class PreActivationUnit(nn.Module):
     """A bottleneck: 1x1, 3x3 (with the stride), 1x1, each after its norm and ReLU; the shortcut too is projected
     after the first norm and ReLU."""
 
-    def __init__(self, channels: int, inner: int, *, stride: int, epsilons: Epsilons) -> None:
+    def __init__(self, size: UnitSize, epsilons: Epsilons) -> None:
         super().__init__()
-        outer = 4 * inner
+        channels, inner, outer, stride = size.channels, size.inner, size.outer, size.stride
         self.norm1 = group_norm(channels, epsilons)
         self.conv1 = StandardConv((channels, inner, 1), epsilons=epsilons)
         self.norm2 = group_norm(inner, epsilons)
         self.conv2 = StandardConv((inner, inner, 3), stride=stride, epsilons=epsilons)
         self.norm3 = group_norm(inner, epsilons)
         self.conv3 = StandardConv((inner, outer, 1), epsilons=epsilons)
-        is_projected = channels != outer or stride != 1
-        self.conv_proj = StandardConv((channels, outer, 1), stride=stride, epsilons=epsilons) if is_projected else None
+        self.conv_proj = (
+            StandardConv((channels, outer, 1), stride=stride, epsilons=epsilons) if size.is_projected else None
+        )
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         y_BCHW = F.relu(self.norm1(x_BCHW))

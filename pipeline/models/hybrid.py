@@ -7,10 +7,18 @@ models_resnet.py. The vision transformer behind it is vit.py's. Shape letters: B
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from pipeline.models.config import ResNetEpsilons, ResNetSize
-from pipeline.models.resnet import HYBRID_EPSILONS, Epsilons, StandardConv, group_norm, pad_same
+from pipeline.models.resnet import (
+    HYBRID_EPSILONS,
+    Epsilons,
+    StandardConv,
+    UnitSize,
+    group_norm,
+    pad_same,
+    stages_of,
+    through_stages,
+)
 
 
 class HybridResNet(nn.Module):
@@ -22,45 +30,34 @@ class HybridResNet(nn.Module):
         self.checkpoint_blocks = False
         self.conv_root = StandardConv((3, size.root_width, 7), stride=2, same=True, epsilons=eps)
         self.norm_root = group_norm(size.root_width, eps)
-        self.stages = nn.ModuleList()
-        channels = size.root_width
-        for number, num_units in enumerate(size.units):
-            inner = size.root_width * 2**number
-            units = nn.ModuleList()
-            for unit in range(num_units):
-                stride = 2 if number > 0 and unit == 0 else 1
-                units.append(PostActivationUnit(channels, inner, stride=stride, epsilons=eps))
-                channels = 4 * inner
-            self.stages.append(units)
+        self.stages = stages_of(size, PostActivationUnit, eps)
 
     def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
         x_BCHW = x_BHWC.permute(0, 3, 1, 2)
         x_BCHW = F.relu(self.norm_root(self.conv_root(x_BCHW)))
         x_BCHW = F.max_pool2d(pad_same(x_BCHW, 3, 2, value=float("-inf")), kernel_size=3, stride=2)
-        is_recomputed = self.checkpoint_blocks and torch.is_grad_enabled()
-        for units in self.stages:
-            for unit in units.children():
-                x_BCHW = checkpoint(unit, x_BCHW, use_reentrant=False) if is_recomputed else unit(x_BCHW)
+        x_BCHW = through_stages(self.stages, x_BCHW, recompute=self.checkpoint_blocks)
         return x_BCHW.permute(0, 2, 3, 1)
 
 
 class PostActivationUnit(nn.Module):
     """A bottleneck: 1x1, 3x3 (with the stride), 1x1; the last norm (gn3) starts at zero, so a unit adds nothing."""
 
-    def __init__(self, channels: int, inner: int, *, stride: int, epsilons: Epsilons) -> None:
+    def __init__(self, size: UnitSize, epsilons: Epsilons) -> None:
         super().__init__()
-        outer = 4 * inner
+        channels, inner, outer, stride = size.channels, size.inner, size.outer, size.stride
         self.conv1 = StandardConv((channels, inner, 1), epsilons=epsilons)
         self.norm1 = group_norm(inner, epsilons)
         self.conv2 = StandardConv((inner, inner, 3), stride=stride, same=True, epsilons=epsilons)
         self.norm2 = group_norm(inner, epsilons)
         self.conv3 = StandardConv((inner, outer, 1), epsilons=epsilons)
         self.norm_out = group_norm(outer, epsilons)
-        is_projected = channels != outer or stride != 1
         self.conv_proj = (
-            StandardConv((channels, outer, 1), stride=stride, same=True, epsilons=epsilons) if is_projected else None
+            StandardConv((channels, outer, 1), stride=stride, same=True, epsilons=epsilons)
+            if size.is_projected
+            else None
         )
-        self.norm_proj = group_norm(outer, epsilons) if is_projected else None
+        self.norm_proj = group_norm(outer, epsilons) if size.is_projected else None
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         y_BCHW = F.relu(self.norm1(self.conv1(x_BCHW)))

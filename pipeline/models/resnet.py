@@ -1,17 +1,19 @@
-"""What hybrids and BiT share: convolutions with standardised weights and group norm, and their epsilons.
+"""What hybrids and BiT share: stages of units, convolutions with standardised weights, group norm, their epsilons.
 
 "Weight Standardization" (Qiao et al., 2019), as in vision_transformer's models_resnet.py and BiT's models.py. The
 published codes differ in where epsilon stands and how large it is; trained weights give their own logits under their
 own. Shape letters: B images, H W places, C channels, O channels out, I channels in, k kernel.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from pipeline.models.config import ResNetEpsilons
+from pipeline.models.config import ResNetEpsilons, ResNetSize
 
 NUM_GROUPS = 32
 
@@ -39,6 +41,52 @@ BIT_EPSILONS: dict[ResNetEpsilons, Epsilons] = {
 def group_norm(channels: int, epsilons: Epsilons) -> nn.GroupNorm:
     """Group norm of 32 groups."""
     return nn.GroupNorm(NUM_GROUPS, channels, eps=epsilons.group_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitSize:
+    """A bottleneck: channels in, channels between, stride of its 3x3 convolution."""
+
+    channels: int
+    inner: int
+    stride: int
+
+    @property
+    def outer(self) -> int:
+        """Channels out."""
+        return 4 * self.inner
+
+    @property
+    def is_projected(self) -> bool:
+        """True where the shortcut needs a convolution of its own."""
+        return self.channels != self.outer or self.stride != 1
+
+
+def units_by_stage(size: ResNetSize) -> Iterator[list[UnitSize]]:
+    """The sizes of each stage's units: every stage is twice as wide, and all but the first begin with a stride of 2."""
+    channels = size.root_width
+    for number, num_units in enumerate(size.units):
+        inner = size.root_width * 2**number
+        first = UnitSize(channels=channels, inner=inner, stride=2 if number else 1)
+        channels = first.outer
+        yield [first, *[UnitSize(channels=channels, inner=inner, stride=1)] * (num_units - 1)]
+
+
+def stages_of(size: ResNetSize, unit: Callable[[UnitSize, Epsilons], nn.Module], epsilons: Epsilons) -> nn.ModuleList:
+    """A list for each stage of its units, which `unit` makes."""
+    return nn.ModuleList(
+        nn.ModuleList(unit(unit_size, epsilons) for unit_size in stage) for stage in units_by_stage(size)
+    )
+
+
+def through_stages(stages: nn.ModuleList, x_BCHW: torch.Tensor, *, recompute: bool) -> torch.Tensor:
+    """One unit after the other; `recompute`: of each only the input is kept, the rest computed again on the way
+    back."""
+    is_recomputed = recompute and torch.is_grad_enabled()
+    for units in stages:
+        for unit in units.children():
+            x_BCHW = checkpoint(unit, x_BCHW, use_reentrant=False) if is_recomputed else unit(x_BCHW)
+    return x_BCHW
 
 
 class StandardConv(nn.Module):

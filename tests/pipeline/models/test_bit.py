@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.bit import BiT, PreActivationUnit
-from pipeline.models.resnet import BIT_EPSILONS, StandardConv
+from pipeline.models.resnet import BIT_EPSILONS, StandardConv, UnitSize
 
 TINY = ModelConfig(name="bit_r50x1", image_size=32, num_classes=3, resnet_units=(1, 2), head_bias=-10.0)
 
@@ -19,7 +19,7 @@ def convolve(convolution: StandardConv, x_BCHW: torch.Tensor, stride: int = 1) -
 
 
 def test_a_unit_norms_and_activates_before_each_convolution_and_before_the_projection() -> None:
-    unit = PreActivationUnit(64, 32, stride=2, epsilons=BIT_EPSILONS["paper"])
+    unit = PreActivationUnit(UnitSize(channels=64, inner=32, stride=2), BIT_EPSILONS["paper"])
     x = torch.randn(2, 64, 8, 8)
     first = F.relu(F.group_norm(x, 32, eps=1e-5))
     y = convolve(unit.conv1, first)
@@ -30,7 +30,7 @@ def test_a_unit_norms_and_activates_before_each_convolution_and_before_the_proje
 
 
 def test_a_unit_of_the_same_width_adds_to_what_came_in() -> None:
-    unit = PreActivationUnit(128, 32, stride=1, epsilons=BIT_EPSILONS["paper"])
+    unit = PreActivationUnit(UnitSize(channels=128, inner=32, stride=1), BIT_EPSILONS["paper"])
     assert unit.conv_proj is None
     torch.nn.init.zeros_(unit.conv3.weight)
     x = torch.randn(1, 128, 4, 4)

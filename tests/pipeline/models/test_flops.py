@@ -19,6 +19,11 @@ from pipeline.models.flops import (
 TINY: dict[str, Any] = {"image_size": 32, "depth": 2, "width": 24, "mlp_width": 40, "num_heads": 3, "num_classes": 7}
 
 
+def jft(name: str) -> ModelConfig:
+    """As pre-trained on JFT-300M: 18,291 classes, and the hidden layer where the model may have one."""
+    return ModelConfig(name=name, num_classes=18_291, representation=not name.startswith("bit"))
+
+
 @pytest.mark.parametrize(
     ("name", "without_head", "with_1k", "with_21k", "with_21k_and_hidden"),
     [
@@ -46,9 +51,9 @@ def test_parameters_to_the_integer(
     [
         pytest.param(ModelConfig(name="vit_l16", image_size=512), 305_174_504, id="L/16 fine-tuned at 512"),
         pytest.param(ModelConfig(name="vit_h14", image_size=518), 633_470_440, id="H/14 fine-tuned at 518"),
-        pytest.param(
-            ModelConfig(name="vit_h14", num_classes=18_291, representation=True), 655_835_251, id="H/14 on JFT-300M"
-        ),
+        pytest.param(jft("vit_b16"), 100_455_027, id="B/16 on JFT-300M, with its hidden layer"),
+        pytest.param(jft("vit_l16"), 323_099_507, id="L/16 on JFT-300M, with its hidden layer"),
+        pytest.param(jft("vit_h14"), 655_835_251, id="H/14 on JFT-300M, with its hidden layer"),
         pytest.param(ModelConfig(name="bit_r50x1"), 25_549_352, id="R50x1, as timm's resnetv2_50x1_bit"),
         pytest.param(ModelConfig(name="bit_r152x4"), 936_533_224, id="R152x4, as timm's resnetv2_152x4_bit"),
     ],
@@ -111,34 +116,42 @@ def test_forward_operations_in_units_of_a_billion(config: ModelConfig, giga: flo
 
 
 # The paper's Table 6: name, epochs over JFT-300M, its exaFLOPs, and how far ours may be from them, with all taps of
-# the convolutions and without those on padding. 0.2 % or a rounding are the aim; what is further away says so.
+# the convolutions and without those on padding. 0.2 % or its rounding is the aim; what is further away says how far.
+# All 1,728 combinations of these were tried: head or none, hidden layer or none, class token or none, taps on padding,
+# attention's products or not, 300 or 303 million images, no gradient of the first layer's input, additions and norms
+# counted or not, weights standardised once a batch or not, a unit's stride in its first convolution. None gives all
+# rows; the best gives 13, with guesses of what a norm takes and of 8 images a device. B/16 to B/32 is 4.02 or more in
+# the paper, which only 49 tokens give; L/16 to L/32 is 4.01 or less, which only 50 do.
 TABLE_6 = [
-    pytest.param("vit_b32", 7, 55, 0.024, 0.024, id="ViT-B/32: 2.3 % above, unexplained"),
+    pytest.param("vit_b32", 7, 55, 0.0235, 0.0235, id="ViT-B/32: 56.3, 2.3 % above, unexplained"),
     pytest.param("vit_b16", 7, 224, 0.002, 0.002, id="ViT-B/16"),
-    pytest.param("vit_l32", 7, 196, 0.002, 0.002, id="ViT-L/32"),
-    pytest.param("vit_l16", 7, 783, 0.002, 0.002, id="ViT-L/16, 7 epochs"),
-    pytest.param("vit_l16", 14, 1567, 0.002, 0.002, id="ViT-L/16, 14 epochs"),
-    pytest.param("vit_h14", 14, 4262, 0.002, 0.002, id="ViT-H/14"),
-    pytest.param("bit_r50x1", 7, 50, 0.051, 0.015, id="R50x1"),
-    pytest.param("bit_r50x2", 7, 199, 0.036, 0.002, id="R50x2"),
-    pytest.param("bit_r101x1", 7, 96, 0.040, 0.005, id="R101x1: 95.6, its rounding"),
-    pytest.param("bit_r152x1", 7, 141, 0.044, 0.002, id="R152x1"),
-    pytest.param("bit_r152x2", 7, 563, 0.038, 0.007, id="R152x2, 7 epochs"),
-    pytest.param("bit_r152x2", 14, 1126, 0.038, 0.007, id="R152x2, 14 epochs"),
-    pytest.param("bit_r200x3", 14, 3306, 0.036, 0.005, id="R200x3"),
-    pytest.param("r50_vit_b32", 7, 106, 0.018, 0.002, id="R50+ViT-B/32"),
-    pytest.param("r50_vit_b16", 7, 274, 0.002, 0.005, id="R50+ViT-B/16"),
-    pytest.param("r50_vit_l32", 7, 246, 0.006, 0.0021, id="R50+ViT-L/32"),
-    pytest.param("r50_vit_l16", 7, 859, 0.030, 0.031, id="R50+ViT-L/16: not half of the paper's own 14 epochs"),
-    pytest.param("r50_vit_l16", 14, 1668, 0.002, 0.002, id="R50+ViT-L/16, 14 epochs"),
+    pytest.param("vit_l32", 7, 196, 0.001, 0.001, id="ViT-L/32"),
+    pytest.param("vit_l16", 7, 783, 0.001, 0.001, id="ViT-L/16, 7 epochs"),
+    pytest.param("vit_l16", 14, 1567, 0.001, 0.001, id="ViT-L/16, 14 epochs"),
+    pytest.param("vit_h14", 14, 4262, 0.001, 0.001, id="ViT-H/14"),
+    pytest.param("bit_r50x1", 7, 50, 0.050, 0.0141, id="R50x1: 50.7, 1.4 % above (its head is 1 %)"),
+    pytest.param("bit_r50x2", 7, 199, 0.0353, 0.001, id="R50x2"),
+    pytest.param("bit_r101x1", 7, 96, 0.039, 0.0041, id="R101x1: 95.6, its rounding"),
+    pytest.param("bit_r152x1", 7, 141, 0.0425, 0.002, id="R152x1"),
+    pytest.param("bit_r152x2", 7, 563, 0.0373, 0.0067, id="R152x2, 7 epochs: 559.3, 0.7 % below"),
+    pytest.param("bit_r152x2", 14, 1126, 0.0373, 0.0067, id="R152x2, 14 epochs: 1118.6, 0.7 % below"),
+    pytest.param("bit_r200x3", 14, 3306, 0.0352, 0.0045, id="R200x3: 3291.3, 0.4 % below"),
+    pytest.param("r50_vit_b32", 7, 106, 0.0171, 0.001, id="R50+ViT-B/32"),
+    pytest.param(
+        "r50_vit_b16", 7, 274, 0.001, 0.0048, id="R50+ViT-B/16: 272.7 inside, 0.5 % below; 274.2 with all taps"
+    ),
+    pytest.param("r50_vit_l32", 7, 246, 0.0053, 0.0021, id="R50+ViT-L/32: 245.5, 0.2 % below"),
+    pytest.param(
+        "r50_vit_l16", 7, 859, 0.0288, 0.0306, id="R50+ViT-L/16: 832.8, not half of the paper's own 14 epochs"
+    ),
+    pytest.param("r50_vit_l16", 14, 1668, 0.001, 0.002, id="R50+ViT-L/16, 14 epochs"),
 ]
 
 
 @pytest.mark.parametrize(("name", "epochs", "paper", "all_taps", "inside"), TABLE_6)
 def test_the_papers_pre_training_costs(name: str, epochs: int, paper: int, all_taps: float, inside: float) -> None:
-    config = ModelConfig(name=name, num_classes=18_291, representation=not name.startswith("bit"))
     for skip_padding, most in ((False, all_taps), (True, inside)):
-        exa = 3 * forward_flops(config, skip_padding=skip_padding) * JFT_NUM_IMAGES * epochs / 1e18
+        exa = 3 * forward_flops(jft(name), skip_padding=skip_padding) * JFT_NUM_IMAGES * epochs / 1e18
         assert abs(exa / paper - 1) <= most, f"{exa:.2f} exaFLOPs, the paper has {paper}"
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from pipeline.models import ModelConfig, ViT, build_model, shapes_of
 from pipeline.models.config import ResNetSize
 from pipeline.models.hybrid import HybridResNet, PostActivationUnit
-from pipeline.models.resnet import HYBRID_EPSILONS, StandardConv
+from pipeline.models.resnet import HYBRID_EPSILONS, StandardConv, UnitSize
 
 SIZES: dict[str, Any] = {"image_size": 32, "depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2, "num_classes": 3}
 
@@ -24,7 +24,7 @@ def convolve(convolution: StandardConv, x_BCHW: torch.Tensor, stride: int = 1) -
 
 
 def test_a_unit_is_three_convolutions_each_with_its_norm_and_a_projected_shortcut() -> None:
-    unit = PostActivationUnit(64, 32, stride=2, epsilons=HYBRID_EPSILONS["paper"])
+    unit = PostActivationUnit(UnitSize(channels=64, inner=32, stride=2), HYBRID_EPSILONS["paper"])
     torch.nn.init.normal_(unit.norm_out.bias)
     x = torch.randn(2, 64, 8, 8)
     y = F.relu(F.group_norm(convolve(unit.conv1, x), 32, unit.norm1.weight, unit.norm1.bias, 1e-6))

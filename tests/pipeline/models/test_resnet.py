@@ -4,7 +4,17 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from pipeline.models.resnet import BIT_EPSILONS, HYBRID_EPSILONS, Epsilons, StandardConv, group_norm, pad_same
+from pipeline.models.config import ResNetSize
+from pipeline.models.resnet import (
+    BIT_EPSILONS,
+    HYBRID_EPSILONS,
+    Epsilons,
+    StandardConv,
+    UnitSize,
+    group_norm,
+    pad_same,
+    units_by_stage,
+)
 from pipeline.models.resnet import same_padding as padding_of
 
 PLAIN = Epsilons(group_norm=1e-6)
@@ -81,3 +91,11 @@ def test_same_and_even_padding_see_other_places(size: int) -> None:
 def test_padding_of_a_pooled_map_is_minus_infinity_not_zero() -> None:
     x = torch.full((1, 1, 4, 4), -5.0)
     assert F.max_pool2d(pad_same(x, 3, 2, value=float("-inf")), 3, 2).eq(-5.0).all()
+
+
+def test_every_stage_is_twice_as_wide_and_all_but_the_first_begin_with_a_stride() -> None:
+    first, second, third = units_by_stage(ResNetSize(units=(2, 1, 3), factor=2))
+    assert first == [UnitSize(channels=128, inner=128, stride=1), UnitSize(channels=512, inner=128, stride=1)]
+    assert second == [UnitSize(channels=512, inner=256, stride=2)]
+    assert third == [UnitSize(channels=1024, inner=512, stride=2)] + [UnitSize(channels=2048, inner=512, stride=1)] * 2
+    assert [unit.is_projected for unit in (*first, *second, *third)] == [True, False, True, True, False, False]
