@@ -42,6 +42,8 @@ def imagenet_518_h14() -> TrainingJob:
     Source: section 4.1, Table 4; the rate is swept as for imagenet_384 and the best one is not public. Evaluation takes
     the central crop out of 604 px [unverified]: ours, the proportion 448 to 384. Expected from vit_h14_jft: 88.55 %, of
     the averaged weights: patchline evaluate central_crop --weights DIR/weights --data.transform.short-side 604.
+    An image keeps 1.8 GB of activations [computed]: 64 a rank fit a GPU of 141 GB; on smaller ones set a smaller
+    --micro-batch, or --engine.activation-checkpointing.
     Command: patchline finetune imagenet_518_h14 --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _high_resolution("vit_h14", image_size=518, short_side=604)

@@ -16,41 +16,30 @@ _CACHED_BYTES = 8 << 20  # of fp32 scores at a time: larger ones leave the cache
 def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     """softmax(q k^T / sqrt(d)) v of q, k and v in one tensor: [B, h, N, d], in its precision."""
     if qkv_3BhNd.device.type == "cpu" and qkv_3BhNd.dtype == torch.bfloat16 and torch.is_grad_enabled():
-        return _trained_on_cpu(qkv_3BhNd)
+        result: torch.Tensor = _attend_on_cpu(qkv_3BhNd)
+        return result
     q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
     return F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # its loop would be unrolled, and nothing is left to fuse
-def _trained_on_cpu(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = _WholeMatrixGradient.apply(qkv_3BhNd)  # type: ignore[no-untyped-call]
-    return result
+# Two operators of their own, so that torch.compile takes them as they are: it would unroll the loop.
+@torch.library.custom_op("patchline::attend_on_cpu", mutates_args=())
+def _attend_on_cpu(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+    q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
+    return F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
 
 
-class _WholeMatrixGradient(torch.autograd.Function):
-    """Forward is PyTorch's; on the way back the shares are computed once more, and all the rest is matrix products.
-
-    Between the two q, k and v are kept, and nothing that grows with N^2.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(qkv_3BhNd)
-        q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
-        return F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        (da_BhNd,) = gradients
-        (qkv_3BhNd,) = ctx.saved_tensors
-        dqkv_3BhNd = torch.empty_like(qkv_3BhNd)  # strided alike: the product's own gradient, with no copy to join it
-        _, batch, heads, tokens, _ = qkv_3BhNd.shape
-        num_images = max(1, _CACHED_BYTES // (4 * heads * tokens**2))
-        for first in range(0, batch, num_images):
-            some = slice(first, first + num_images)
-            for into, part in zip(dqkv_3BhNd, _gradients(da_BhNd[some], qkv_3BhNd[:, some]), strict=True):
-                into[some] = part
-        return dqkv_3BhNd
+@torch.library.custom_op("patchline::attend_on_cpu_backward", mutates_args=())
+def _attend_on_cpu_backward(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+    """The shares are computed once more, and all the rest is matrix products; nothing that grows with N^2 is kept."""
+    dqkv_3BhNd = torch.empty_like(qkv_3BhNd)  # strided alike: the product's own gradient, with no copy to join it
+    _, batch, heads, tokens, _ = qkv_3BhNd.shape
+    num_images = max(1, _CACHED_BYTES // (4 * heads * tokens**2))
+    for first in range(0, batch, num_images):
+        some = slice(first, first + num_images)
+        for into, part in zip(dqkv_3BhNd, _gradients(da_BhNd[some], qkv_3BhNd[:, some]), strict=True):
+            into[some] = part
+    return dqkv_3BhNd
 
 
 def _gradients(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -71,3 +60,28 @@ def _gradients(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> tuple[torch.Te
 def _scaled_product(a_SNM: torch.Tensor, b_SMK: torch.Tensor, scale: float) -> torch.Tensor:
     """scale x (a b), scaled before it is rounded."""
     return torch.baddbmm(a_SNM.new_empty(1), a_SNM, b_SMK, beta=0, alpha=scale)
+
+
+def _fake_result(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+    """Shape and strides of the result, without values: its tokens lie before its heads."""
+    _, batch, heads, tokens, width = qkv_3BhNd.shape
+    return qkv_3BhNd.new_empty(batch, tokens, heads, width).transpose(1, 2)
+
+
+def _fake_gradient(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    return torch.empty_like(qkv_3BhNd)
+
+
+def _keep(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:  # noqa: ARG001
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, da_BhNd: torch.Tensor) -> torch.Tensor:
+    (qkv_3BhNd,) = ctx.saved_tensors
+    result: torch.Tensor = _attend_on_cpu_backward(da_BhNd, qkv_3BhNd)
+    return result
+
+
+_attend_on_cpu.register_fake(_fake_result)
+_attend_on_cpu_backward.register_fake(_fake_gradient)
+_attend_on_cpu.register_autograd(_backward, setup_context=_keep)

@@ -12,6 +12,7 @@ from pipeline.models.initial import initial_tensor
 from pipeline.models.vit import Block, ViT
 
 Model = ViT | BiT
+_MOST_VARIANTS = 64
 
 
 def build_model(config: ModelConfig, *, seed: int = 0) -> Model:
@@ -43,9 +44,36 @@ def blocks_of(model: Model) -> Iterator[nn.Module]:
 
 
 def compile_blocks(model: Model, *, backend: str = "inductor") -> None:
-    """torch.compile block by block, in place: the names of the parameters stay, equal blocks share their kernels."""
+    """torch.compile block by block, in place: the names of the parameters stay, equal blocks share their kernels.
+
+    Nothing is compiled before a block is first called: then once for each kind of block, size of batch, and training or
+    evaluation. Kernels that decide the order of additions are chosen by rule, not by the clock, so a run that starts
+    again computes the same bits. Dropout follows torch's generator, but draws other masks than without compilation.
+    """
+    # torch stops at 8 variants of one function and runs the others as they are, with a warning; all units of a ResNet
+    # are one function, and a hybrid has more shapes of them than that.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VARIANTS)
+    options = {"deterministic": True} if backend == "inductor" else None
     for block in blocks_of(model):
-        block.compile(backend=backend)
+        block.compile(backend=backend, dynamic=False, options=options)
+
+
+def compile_fault(device: torch.device) -> str:
+    """Why torch.compile can not make kernels for this device, in a line; empty where it can.
+
+    Finds out by compiling a small kernel: seconds, of which a run that compiles would need most anyway.
+    """
+    try:
+        torch.compile(_doubled, dynamic=False)(torch.ones(8, device=device))
+    except Exception as error:  # the compiler's, Triton's, the file system's: whatever fails here would fail in the run
+        lines = str(error).splitlines() or [type(error).__name__]
+        detail = [line.strip() for line in lines[1:] if "error:" in line]
+        return ": ".join(lines[:1] + detail[:1])
+    return ""
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 def checkpoint_blocks(model: Model) -> None:

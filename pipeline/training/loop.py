@@ -229,10 +229,12 @@ class Loop:
         return {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
 
 
-def describe(job: TrainingJob, world: World) -> dict[str, Any]:
-    """What a checkpoint records: what must stay, the topology (bitwise equality needs the same), the job's hash."""
+def describe(job: TrainingJob, world: World, *, is_compiled: bool) -> dict[str, Any]:
+    """What a checkpoint records: what must stay, the topology and the engine (bitwise equality needs the same), the
+    job's hash. `is_compiled`: what engine.compile "auto" came to."""
     topology = {"num_ranks": world.num_ranks, "num_threads": world.num_threads, "device": world.device.type}
     engine = {"zero_stage": job.engine.zero_stage, "precision": job.engine.precision, "micro_batch": job.micro_batch}
+    engine |= {"is_compiled": is_compiled, "activation_checkpointing": job.engine.activation_checkpointing}
     kept: dict[str, Any] = {"model": asdict(job.model), "loss": job.loss, "optimizer": job.optimizer.name}
     kept["average_factor"] = job.average_factor
     return kept | {"topology": topology, "engine": engine, "job_sha256": fingerprint(job)}

@@ -20,7 +20,6 @@ from pipeline.data.evaluation import label_map
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, data_state, open_training_data
 from pipeline.data.transform import decoder_name
-from pipeline.models.build import unfilled_model
 from pipeline.models.weights import TensorByName, save_weights
 from pipeline.training.batch_plan import BatchPlan, plan_batch
 from pipeline.training.checkpoint import Checkpoints, list_committed, read_tensor
@@ -38,7 +37,9 @@ from pipeline.training.start import (
     fill_from_weights,
     refuse_changes,
     saved_job,
+    starting_model,
     starting_weights,
+    will_compile,
 )
 from pipeline.training.zero_state import AVERAGE, MASTER
 from pipeline.world import World, enter, leave
@@ -68,6 +69,7 @@ class Prepared:
     plan: BatchPlan
     data_state: dict[str, Any]
     most_read_ahead_bytes: int  # by all ranks of this host
+    is_compiled: bool
 
 
 def prepare(job: TrainingJob, world: World) -> Prepared:
@@ -111,6 +113,7 @@ def prepare(job: TrainingJob, world: World) -> Prepared:
         plan=plan,
         data_state=state,
         most_read_ahead_bytes=most_read_ahead_bytes,
+        is_compiled=will_compile(job.engine, world.device),
     )
 
 
@@ -140,7 +143,7 @@ def read_done(run_dir: Path) -> dict[str, Any] | None:
     """The DONE marker, where the weights that it vouches for are the ones that lie there; else None."""
     try:
         marker: dict[str, Any] = json.loads((run_dir / "DONE").read_text())
-        digest = hashlib.sha256((run_dir / "weights" / "model.safetensors").read_bytes()).hexdigest()
+        digest = _sha256(run_dir / "weights" / "model.safetensors")
         SavedJob(**marker["job"])
         return marker if marker["weights_sha256"] == digest else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -194,7 +197,8 @@ def _train(
         held_out=prepared.held_out,
         labels=prepared.data.label_names,
         data_state=prepared.data_state,
-        record=describe(job, world) | {"versions": {name: version(name) for name in _LIBRARIES}},
+        record=describe(job, world, is_compiled=prepared.is_compiled)
+        | {"versions": {name: version(name) for name in _LIBRARIES}},
     )
     loop = Loop(parts, resumed_from=manifest)
     try:
@@ -221,7 +225,7 @@ def _start_engine(
     """The starts, in this order: 1. the run's own newest checkpoint, 2. initial weights, 3. scratch."""
     job, plan = prepared.job, prepared.plan
     engine = Engine(
-        unfilled_model(job.model),
+        starting_model(job, is_compiled=prepared.is_compiled),
         config=job.engine,
         plan=plan,
         optimizer=scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate),
@@ -241,6 +245,8 @@ def _start_engine(
         most = f"at most {prepared.most_read_ahead_bytes / 1e9:.2f} GB read ahead on this host"
         num_samples = sum(dataset.num_samples for dataset in prepared.data.datasets)
         log.info("%d samples of %s, %s, JPEGs by %s", num_samples, prepared.data.url, most, decoder_name())
+        if prepared.is_compiled:
+            log.info("compiling the model's blocks: the first step takes longer, and so does the first evaluation")
     return engine
 
 
@@ -254,13 +260,18 @@ def _finish(prepared: Prepared, store: Store, manifest: Manifest) -> None:
         labels=prepared.data.label_names,
         tensor=lambda name: read_tensor(store, manifest, name, slot=slot),
     )
-    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    digest = _sha256(folder / "model.safetensors")
     job = asdict(saved_job(manifest))
     marker = {"step": manifest.id.step, "checkpoint": manifest.id.folder, "weights_sha256": digest, "job": job}
     waiting = prepared.run_dir / "DONE.part"
     waiting.write_text(json.dumps(marker) + "\n")
     waiting.replace(prepared.run_dir / "DONE")
     log.info("done: %d steps, weights in %s", manifest.id.step, folder)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _checkpoint_store(job: TrainingJob) -> Store:

@@ -1,19 +1,25 @@
 """Where a run starts: its own newest checkpoint, named weights, or scratch; and what must still be the same."""
 
+import logging
+import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from pipeline.data.training_data import changes
-from pipeline.models.build import shapes_of
+from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.initial import initial_tensor
 from pipeline.models.weights import TensorByName, fit_weights, open_weights
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import TrainingJob
-from pipeline.training.engine import Engine
+from pipeline.training.engine import Engine, EngineConfig
 from pipeline.training.manifest import Manifest
 from pipeline.training.zero_state import Fragment
 from shards.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,32 @@ def saved_job(manifest: Manifest) -> SavedJob:
         data_state=manifest.data_state,
         average_factor=record.get("average_factor", 0.0),
     )
+
+
+def will_compile(config: EngineConfig, device: torch.device) -> bool:
+    """Whether a run on this device compiles its blocks: as asked, "auto" where it works. UserError where "on" fails."""
+    is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda" and config.zero_stage < 3)
+    # torch proposes TF32 to whoever compiles: bf16 runs have no use for it, and fp32 runs asked for better.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
+    fault = compile_fault(device) if is_wanted else ""
+    if not fault:
+        return is_wanted
+    needed = "Triton and a C compiler" if device.type == "cuda" else "a C++ compiler"
+    missing = f"torch.compile does not work on this {device.type}: {fault}. It needs {needed} and Python's headers"
+    if config.compile == "on":
+        raise UserError(f"{missing} (Debian: apt-get install g++ python3-dev); install them, or --engine.compile off")
+    log.warning("%s; the run goes on without it, slower (--engine.compile off says nothing)", missing)
+    return False
+
+
+def starting_model(job: TrainingJob, *, is_compiled: bool) -> Model:
+    """The job's model with weights that mean nothing yet, its blocks run as the job asks."""
+    model = unfilled_model(job.model)
+    if is_compiled:
+        compile_blocks(model)
+    if job.engine.activation_checkpointing:
+        checkpoint_blocks(model)
+    return model
 
 
 def starting_weights(job: TrainingJob) -> TensorByName:
@@ -75,7 +107,10 @@ def fill_from_checkpoint(engine: Engine, checkpoints: Checkpoints, manifest: Man
 
 
 def refuse_changes(saved: SavedJob, *, data_state: dict[str, Any], job: TrainingJob) -> None:
-    """A continued run must read the same batches into the same model; UserError names what differs."""
+    """A continued run must read the same batches into the same model; UserError names what differs.
+
+    Ranks and the engine may change (stage, precision, compilation, checkpointing): they change results to rounding.
+    """
     before = asdict(ModelConfig(**saved.model))  # fields that an older version had not are at their defaults
     pairs = [(f"model.{key}", before[key], value) for key, value in asdict(job.model).items()]
     pairs += [("loss", saved.loss, job.loss), ("optimizer.name", saved.optimizer, job.optimizer.name)]

@@ -1,11 +1,17 @@
 """Attention: PyTorch's own forward everywhere; the gradients of bf16 on a CPU as exact, and kept for as little."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from pipeline.models.attention import attend
 
+CHECKOUT = Path(__file__).resolve().parents[3]
 SHAPES = [
     pytest.param((5, 12, 197, 64), id="B/16, more images than go at a time"),
     pytest.param((2, 2, 257, 80), id="H/14's, whose scale is no power of two"),
@@ -72,3 +78,18 @@ def test_between_forward_and_backward_only_q_k_and_v_are_kept() -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         attend(qkv)
     assert [(tensor.data_ptr(), tensor.shape) for tensor in kept] == [(qkv.data_ptr(), qkv.shape)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_torchs_own_check_of_an_operator(shape: tuple[int, ...]) -> None:
+    """Schema, autograd, and the shapes and strides that torch.compile is told against those that come out."""
+    qkv = fused(shape, torch.bfloat16)
+    torch.library.opcheck(torch.ops.patchline.attend_on_cpu.default, (qkv,))
+    gradient_of_result = torch.ones_like(attend(qkv).detach())
+    torch.library.opcheck(torch.ops.patchline.attend_on_cpu_backward.default, (gradient_of_result, qkv.detach()))
+
+
+def test_importing_it_loads_no_compiler() -> None:
+    """That would be a second at each start of the command line."""
+    code = "import sys, pipeline.models; sys.exit('torch._inductor.compile_fx' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})

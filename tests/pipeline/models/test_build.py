@@ -1,5 +1,8 @@
 """Models by their configuration, and the two ways to run their blocks."""
 
+import os
+import shutil
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from pipeline.models import BiT, Model, ModelConfig, ViT, build_model, checkpoint_blocks, compile_blocks, shapes_of
-from pipeline.models.build import blocks_of, unfilled_model
+from pipeline.models.build import blocks_of, compile_fault, unfilled_model
 from pipeline.models.initial import initial_tensor
 
 SMALL: dict[str, Any] = {"image_size": 32, "num_classes": 5}
@@ -15,6 +18,9 @@ TRANSFORMER = SMALL | {"depth": 2, "width": 24, "mlp_width": 40, "num_heads": 3}
 VIT = ModelConfig(name="vit_b16", **TRANSFORMER)
 HYBRID = ModelConfig(name="r50_vit_b16", **TRANSFORMER, patch=2, resnet_units=(1, 2))
 BIT = ModelConfig(name="bit_r50x1", **SMALL, resnet_units=(1, 2))
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler (Debian: g++)"
+)
 ALL = [pytest.param(VIT, id="ViT"), pytest.param(HYBRID, id="hybrid"), pytest.param(BIT, id="BiT")]
 
 
@@ -78,6 +84,31 @@ def test_checkpointing_changes_no_bit_of_loss_and_gradients(config: ModelConfig)
     assert forwards["recomputed"] == 2 * forwards["plain"] > 0, "every block ran once more on the way back"
 
 
+def bytes_kept(depth: int, *, recomputed: bool) -> int:
+    """What autograd keeps between forward and backward besides the parameters, each storage once."""
+    model = build_model(replace(VIT, depth=depth))
+    if recomputed:
+        checkpoint_blocks(model)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}  # holds them, so that no address comes twice
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = model(images())
+    assert logits.requires_grad
+    return sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in parameters)
+
+
+def test_checkpointing_keeps_the_input_of_each_block_and_no_more() -> None:
+    input_bytes = 2 * (1 + 4) * 24 * 4  # B images of N tokens of D float32
+    kept = {recomputed: [bytes_kept(depth, recomputed=recomputed) for depth in (2, 3)] for recomputed in (False, True)}
+    assert kept[True][1] - kept[True][0] == input_bytes
+    assert kept[False][1] - kept[False][0] > 8 * input_bytes
+
+
 def test_nothing_is_recomputed_where_no_gradient_is_wanted() -> None:
     model = build_model(VIT)
     checkpoint_blocks(model)
@@ -90,7 +121,7 @@ def test_nothing_is_recomputed_where_no_gradient_is_wanted() -> None:
     [
         pytest.param("aot_eager", False, id="traced"),
         pytest.param("aot_eager", True, id="traced, recomputed"),
-        pytest.param("inductor", False, id="compiled", marks=pytest.mark.slow),
+        pytest.param("inductor", False, id="compiled", marks=[pytest.mark.slow, needs_compiler]),
     ],
 )
 def test_compiling_keeps_names_and_results(backend: str, recomputed: bool) -> None:
@@ -103,3 +134,28 @@ def test_compiling_keeps_names_and_results(backend: str, recomputed: bool) -> No
     torch.testing.assert_close(found[0], expected[0])
     for name, gradient in expected[1].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_every_kind_of_block_is_compiled_for_training_and_for_evaluation() -> None:
+    """A BiT has eight kinds of units, one function: torch's own limit of eight would leave the rest as they are."""
+    model = build_model(replace(BIT, resnet_units=(2, 2, 2, 2)))
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
+        compile_blocks(model, backend="eager")
+        for _ in range(2):
+            model.train()(images())
+            with torch.no_grad():
+                model.eval()(images().repeat(2, 1, 1, 1))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2 * 8
+
+
+@needs_compiler
+def test_a_fault_of_the_compiler_is_told_in_a_line() -> None:
+    cpu = torch.device("cpu")
+    assert compile_fault(cpu) == ""
+    torch.compiler.reset()
+    with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}):
+        torch._inductor.cpp_builder.cpp_compiler_search.cache_clear()
+        assert compile_fault(cpu).startswith("InvalidCxxCompiler: No working C++ compiler found")
+    torch._inductor.cpp_builder.cpp_compiler_search.cache_clear()

@@ -1,0 +1,152 @@
+"""Compiled blocks and recomputed ones are the same run: its losses, its gradients, its continuation."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.models.build import blocks_of
+from pipeline.training.engine import EngineConfig
+from pipeline.training.loop import describe
+from pipeline.training.metrics import read_metrics
+from pipeline.training.start import starting_model, will_compile
+from shards.errors import UserError
+from tests.rigs.kills import run_and_kill, saving
+from tests.rigs.processes import one_world
+from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+FP32 = ("--engine.precision", "fp32")
+DROPOUT = ("--model.dropout", "0.1")
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler (Debian: g++)"
+)
+
+
+def losses_and_norms(run_dir: Path) -> tuple[list[float], list[float]]:
+    lines = read_metrics(run_dir)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    return [float(line["loss"]) for line in lines], [float(line["grad_norm"]) for line in lines]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["1", "2"])
+def test_compiling_changes_results_to_rounding(finished_runs: FinishedRuns, stage: str) -> None:
+    options = ("--engine.zero-stage", stage, *FP32)
+    expected = losses_and_norms(finished_runs.get(2, *options))
+    found = losses_and_norms(finished_runs.get(2, *options, "--engine.compile", "on"))
+    assert found[0] == pytest.approx(expected[0], abs=2e-5)
+    assert found[1] == pytest.approx(expected[1], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_recomputing_changes_no_bit_under_dropout(finished_runs: FinishedRuns, stage: str) -> None:
+    options = ("--engine.zero-stage", stage, *FP32, *DROPOUT)
+    expected = losses_and_norms(finished_runs.get(2, *options))
+    assert losses_and_norms(finished_runs.get(2, *options, "--engine.activation-checkpointing")) == expected
+    assert expected != losses_and_norms(finished_runs.get(2, "--engine.zero-stage", stage, *FP32)), "no dropout at all"
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_killed_run_of_compiled_blocks_continues_bit_by_bit(
+    digits_url: str, finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path
+) -> None:
+    """In bf16, with recomputation and with masks that inductor draws: compiling again in mid-run draws none of them."""
+    options = ("--engine.zero-stage", "2", *DROPOUT, "--engine.compile", "on", "--engine.activation-checkpointing")
+    unbroken = finished_runs.get(2, *options)
+    words = pretrain_words(digits_url, run_dir, *options)
+    assert run_and_kill(words, run_dir, moment=saving(STEPS // 2), num_ranks=2, log_dir=tmp_path)
+
+    assert run(words, num_ranks=2, log_dir=tmp_path) == 0
+
+    assert len(resumed_steps(run_dir)) == 2
+    assert losses(run_dir) == losses(unbroken)
+    expected, found = (load_file(d / "weights" / "model.safetensors") for d in (unbroken, run_dir))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_run_may_compile_after_its_continuation_only(
+    digits_url: str, finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And evaluates in batches of another size than it trains in, and says nothing that the user need not see."""
+    words = pretrain_words(digits_url, run_dir, "--engine.zero-stage", "1", *FP32, "--evaluation.url", digits_url)
+    words += ["--evaluation.every-steps", "4", "--evaluation.batch-size", "250"]
+    assert run([*words, "--steps", "8", "--schedule.decay", "constant"], num_ranks=1, log_dir=tmp_path) == 0
+    capfd.readouterr()
+    words += ["--engine.compile", "on", "--engine.activation-checkpointing", "--schedule.decay", "constant"]
+    assert run(words, num_ranks=1, log_dir=tmp_path) == 0
+    said = capfd.readouterr().err
+    assert said.count("compiling the model's blocks: the first step takes longer") == 1
+    for noise in ("Warning", "torch._dynamo", "Traceback"):
+        assert noise not in said
+    assert resumed_steps(run_dir) == [0, 8]
+
+
+def test_a_missing_compiler_is_one_message_before_the_run_begins(
+    digits_url: str, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert run(pretrain_words(digits_url, run_dir, "--engine.compile", "on"), num_ranks=1, log_dir=tmp_path) == 2
+    said = capfd.readouterr().err
+    assert "No working C++ compiler found" in said
+    assert "apt-get install g++" in said
+    assert "--engine.compile off" in said
+    assert "Traceback" not in said
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "stage", "device", "expected"),
+    [
+        ("auto", 1, GPU, True),
+        ("auto", 2, GPU, True),
+        ("auto", 3, GPU, False),  # DeepSpeed's hooks
+        ("auto", 1, CPU, False),  # a smoke test is over before its kernels are compiled
+        ("off", 1, GPU, False),
+        ("on", 2, CPU, True),
+    ],
+)
+def test_auto_compiles_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, asked: str, stage: int, device: torch.device, expected: bool
+) -> None:
+    monkeypatch.setattr("pipeline.training.start.compile_fault", lambda _: "")
+    config = EngineConfig(compile=asked, zero_stage=stage)  # type: ignore[arg-type]
+    assert will_compile(config, device) is expected
+
+
+def test_where_compiling_fails_auto_goes_on_and_on_does_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pipeline.training.start.compile_fault", lambda _: "no C compiler")
+    assert will_compile(EngineConfig(), GPU) is False
+    assert "does not work on this cuda: no C compiler" in caplog.text
+    with pytest.raises(UserError, match=r"no C compiler.*Triton and a C compiler.*--engine\.compile off"):
+        will_compile(EngineConfig(compile="on"), GPU)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_the_model_runs_its_blocks_as_asked(is_compiled: bool, is_recomputed: bool) -> None:
+    engine = EngineConfig(activation_checkpointing=is_recomputed)
+    job = replace(digits_smoke(), engine=engine)
+    job = replace(job, model=replace(job.model, num_classes=10))
+    model = starting_model(job, is_compiled=is_compiled)
+    assert model.checkpoint_blocks is is_recomputed
+    assert {block._compiled_call_impl is not None for block in blocks_of(model)} == {is_compiled}
+    record = describe(job, one_world(), is_compiled=is_compiled)["engine"]
+    assert (record["is_compiled"], record["activation_checkpointing"]) == (is_compiled, is_recomputed)
+
+
+def test_compiling_under_stage_3_is_refused() -> None:
+    with pytest.raises(UserError, match="allowed are stages 1 and 2"):
+        EngineConfig(compile="on", zero_stage=3)
