@@ -3,7 +3,7 @@
 Three ways are in use, and weights trained on one table give different logits under another:
 - `paper`: scipy.ndimage.zoom(order=1) of the reference code, which is bilinear interpolation with aligned corners.
 - `bicubic`: Hugging Face transformers' ViT, bicubic without aligned corners or antialiasing.
-- `timm`: timm's resample_abs_pos_embed, bicubic with antialiasing (the two differ where the grid shrinks).
+- `timm`: timm's resample_abs_pos_embed, bicubic with antialiasing (another cubic, and smoother where the grid shrinks).
 The class token's embedding has no place in the grid and stays as it is.
 
 Shape letters: N tokens, L places along one axis, D width.

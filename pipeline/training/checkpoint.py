@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pipeline.collectives import all_agree, broadcast_json, gather_json
-from pipeline.training.fragments import FLOAT_BYTES, Position, assemble_manifest, pack_fragments
+from pipeline.training.fragments import FLOAT_BYTES, Position, assemble_manifest, lay_out
 from pipeline.training.ledger import last_line
 from pipeline.training.manifest import (
     ATTEMPTS,
@@ -40,6 +40,8 @@ from shards.errors import UserError, WillNotSucceedError
 from shards.store import MissingObjectError, Store
 
 log = logging.getLogger(__name__)
+_PART_BYTES = 64 << 20  # of a file being verified
+_MOST_READ_AHEAD_BYTES = 1 << 30  # a rank's share of what many ranks wrote; few ranks' large files are read twice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,9 +183,17 @@ class Checkpoints:
 
     def _write_fragments(self, place: CheckpointId, fragments: list[Fragment]) -> dict[str, Any]:
         name = f"rank-{self.world.rank:05d}.safetensors"
-        data, pieces = pack_fragments(fragments)
-        self.store.write(f"{place.folder}/{name}", data)
-        return {"file": name, "sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data), "pieces": pieces}
+        laid_out, digest = lay_out(fragments), hashlib.sha256()
+        with self.store.create(f"{place.folder}/{name}") as file:
+            for part in laid_out.parts():
+                file.write(part)
+                digest.update(part)
+        return {
+            "file": name,
+            "sha256": digest.hexdigest(),
+            "num_bytes": laid_out.num_bytes,
+            "pieces": laid_out.pieces,
+        }
 
     def _newest_verified(self) -> Manifest | None:
         """The newest standing checkpoint that every rank finds sound; None where none was ever committed."""
@@ -223,10 +233,18 @@ class Checkpoints:
         for name in sorted(manifest.files)[self.world.rank :: self.world.num_ranks]:
             record = manifest.files[name]
             path = f"{manifest.id.folder}/{name}"
-            data = self.store.read(path)
-            if len(data) != record.num_bytes or hashlib.sha256(data).hexdigest() != record.sha256:
+            digest, parts = hashlib.sha256(), []
+            is_kept = record.num_bytes <= _MOST_READ_AHEAD_BYTES - sum(map(len, self._read_ahead.values()))
+            if self.store.size(path) != record.num_bytes:
                 return f"{path} does not have the bytes its manifest promises"
-            self._read_ahead[path] = data
+            for begin in range(0, record.num_bytes, _PART_BYTES):
+                part = self.store.read_range(path, begin, min(begin + _PART_BYTES, record.num_bytes))
+                digest.update(part)
+                parts += [part] if is_kept else []
+            if digest.hexdigest() != record.sha256:
+                return f"{path} does not have the bytes its manifest promises"
+            if is_kept:
+                self._read_ahead[path] = b"".join(parts)
         return ""
 
     def _bytes(self, path: str, begin: int, end: int) -> bytearray:

@@ -1,15 +1,17 @@
 """What a rank writes into a checkpoint: its fragments as one safetensors file, and where in it each one lies. Pure."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from safetensors.torch import save
+import torch
 
 from pipeline.training.manifest import FORMAT, CheckpointId, FileRecord, LogicalTensor, Manifest, Place
 from pipeline.training.zero_state import MASTER, Fragment
 
 FLOAT_BYTES = 4
+_ALIGNMENT = 8  # of the header, so that the tensors can be mapped
 Piece = tuple[str, str, int, int, int]
 
 
@@ -22,21 +24,50 @@ class Position:
     num_samples: int
 
 
-def pack_fragments(fragments: list[Fragment]) -> tuple[bytes, list[Piece]]:
-    """The file's bytes, and of every piece (tensor, slot, byte offset in the file, first element, elements)."""
-    tensors = {
-        f"{slot}:{fragment.name}": view.detach().cpu().contiguous()
-        for fragment in fragments
-        for slot, view in fragment.slots.items()
-    }
-    data = save(tensors)
-    offsets = tensor_offsets(data)
-    pieces = [
-        (fragment.name, slot, offsets[f"{slot}:{fragment.name}"], fragment.start, fragment.length)
-        for fragment in fragments
-        for slot in fragment.slots
-    ]
-    return data, pieces
+@dataclass(frozen=True, kw_only=True)
+class RankFile:
+    """A rank's file, laid out but not copied: its head, the live views that follow, and where each piece lies.
+
+    `pieces`: of each (tensor, slot, byte offset in the file, first element, elements).
+    """
+
+    head: bytes
+    views: tuple[torch.Tensor, ...]
+    pieces: tuple[Piece, ...]
+    num_bytes: int
+
+    def parts(self) -> Iterator[memoryview]:
+        """The file's bytes in order, a tensor at a time: no more than one is copied out of a GPU at once."""
+        yield memoryview(self.head)
+        for view in self.views:
+            yield view.detach().cpu().contiguous().numpy().data.cast("B")
+
+
+def lay_out(fragments: list[Fragment]) -> RankFile:
+    """The safetensors file of these fragments: the length of the header (8 bytes), a JSON header, the tensors."""
+    named = [(fragment, slot, view) for fragment in fragments for slot, view in fragment.slots.items()]
+    header: dict[str, Any] = {}
+    begin = 0
+    for fragment, slot, view in named:
+        if view.dtype != torch.float32 or view.numel() != fragment.length:
+            raise ValueError(
+                f"{slot} of {fragment.name} is {view.dtype} {list(view.shape)}, not {fragment.length} float32"
+            )
+        end = begin + fragment.length * FLOAT_BYTES
+        header[f"{slot}:{fragment.name}"] = {"dtype": "F32", "shape": [fragment.length], "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    head = len(text).to_bytes(8, "little") + text
+    return RankFile(
+        head=head,
+        views=tuple(view for _, _, view in named),
+        pieces=tuple(
+            (f.name, slot, len(head) + header[f"{slot}:{f.name}"]["data_offsets"][0], f.start, f.length)
+            for f, slot, _ in named
+        ),
+        num_bytes=len(head) + begin,
+    )
 
 
 def assemble_manifest(
@@ -71,12 +102,3 @@ def assemble_manifest(
         data_state=data_state,
         record=record,
     )
-
-
-def tensor_offsets(data: bytes) -> dict[str, int]:
-    """Byte offset in the file of every tensor of a safetensors file (8-byte header length, JSON header, data)."""
-    header_bytes = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + header_bytes])
-    return {
-        name: 8 + header_bytes + int(entry["data_offsets"][0]) for name, entry in header.items() if name[:2] != "__"
-    }

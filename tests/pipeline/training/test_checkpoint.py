@@ -7,10 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.training.checkpoint import CheckpointConfig, list_committed, read_attempts, read_tensor
+from pipeline.training import checkpoint
+from pipeline.training.checkpoint import CheckpointConfig, Checkpoints, list_committed, read_attempts, read_tensor
 from pipeline.training.manifest import Manifest, manifest_from_json, standing_checkpoints
+from pipeline.training.zero_state import Fragment
 from shards.errors import UserError
 from shards.store import open_store
+from tests.rigs.processes import one_world
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
 
 pytestmark = pytest.mark.slow
@@ -38,6 +41,33 @@ def test_the_fragments_are_the_whole_model(finished_runs: FinishedRuns, stage: i
         assert torch.equal(read_tensor(store, manifest, name), weights[name])
     # Files were the unit of writing: as many as ranks, each with fragments of many tensors.
     assert len(manifest.files) == num_ranks
+
+
+def test_a_file_too_large_to_keep_is_verified_in_parts_and_read_again(
+    finished_runs: FinishedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(2, "--engine.zero-stage", "1"), run_dir)
+    manifest = manifest_of(run_dir, STEPS)
+    monkeypatch.setattr(checkpoint, "_MOST_READ_AHEAD_BYTES", 0)
+    monkeypatch.setattr(checkpoint, "_PART_BYTES", 1000)
+    store = open_store(str(run_dir / "checkpoints"))
+    reader = Checkpoints(store, one_world(), run_dir=run_dir)
+    assert reader._verify_share(manifest) == ""
+    assert reader._read_ahead == {}
+    name = "blocks.0.mlp.dense1.weight"
+    expected = read_tensor(store, manifest, name).flatten()
+    fragment = Fragment(name=name, start=5, length=900, slots={"master": torch.zeros(900)})
+    reader.load(manifest, fragment, "master")
+    assert torch.equal(fragment.slots["master"], expected[5:905])
+
+    file = run_dir / "checkpoints" / manifest.id.folder / "rank-00001.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1  # in the last part
+    file.write_bytes(data)
+    assert "rank-00001.safetensors does not have the bytes" in reader._verify_share(manifest)
+    file.write_bytes(data[:-1])
+    assert "rank-00001.safetensors does not have the bytes" in reader._verify_share(manifest)
 
 
 def test_retention_keeps_the_newest_and_every_kth(digits_url: str, tmp_path: Path) -> None:
