@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.loader_ours import view_of
 from benchmarks.loader_prepare import FOLDERS, LITDATA, MOSAICML, WEBDATASET
 from benchmarks.loader_settings import MIN_AREA, Settings
-from benchmarks.packing_arms import _torchvision_operators
+from benchmarks.torchvision_operators import import_torchvision
 
 Batches = Iterator[tuple[Any, Any]]
 Transform = Callable[[bytes], Any]  # an image's bytes -> uint8 tensor
@@ -103,7 +103,7 @@ def _read(path: str) -> bytes:
 
 
 def _transform(settings: Settings, *, ours: bool) -> Transform:
-    declared = _torchvision_operators()  # before anything imports torchvision
+    declared = import_torchvision()  # before anything imports torchvision
     return _our_view(settings, declared) if ours else _pillow_view(settings, declared)
 
 

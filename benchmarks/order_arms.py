@@ -73,9 +73,9 @@ def ours() -> Callable[[int], Ids]:
 
 def mosaicml() -> Callable[[int], Ids]:
     """What StreamingDataset's local leader does before an epoch's first batch or after a resumption in it."""
-    from benchmarks.packing_arms import _torchvision_operators  # noqa: PLC0415
+    from benchmarks.torchvision_operators import import_torchvision  # noqa: PLC0415
 
-    declared = _torchvision_operators()
+    declared = import_torchvision()
     from streaming.base.partition import get_partitions  # noqa: PLC0415
     from streaming.base.shuffle import get_shuffle  # noqa: PLC0415
 

@@ -19,6 +19,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from benchmarks.torchvision_operators import import_torchvision
+
 IMAGES_A_SHARD = 1000
 CHUNK_BYTES = 1 << 26  # the default of MDSWriter
 Work = Callable[[str, str], None]
@@ -102,10 +104,10 @@ def shard_writer() -> Work:
 
 def mds_writer(hashes: tuple[str, ...] = ()) -> Work:
     """MosaicML's MDSWriter, uncompressed."""
-    operators = _torchvision_operators()
+    import_torchvision()  # MosaicML loads it, and needs no more than its Python half
     from streaming import MDSWriter  # noqa: PLC0415
 
-    def work(images: str, out: str, _: object = operators) -> None:
+    def work(images: str, out: str) -> None:
         columns = {"image": "bytes", "label": "int"}
         with MDSWriter(out=out, columns=columns, hashes=list(hashes), size_limit=CHUNK_BYTES) as writer:
             for image, label in samples(images):
@@ -150,22 +152,6 @@ def patchline(workers: int, *, durable: bool = True) -> Work:
         assert run(job) == 0
 
     return work
-
-
-def _torchvision_operators() -> object:
-    """Declarations of torchvision's compiled operators, for as long as the result is kept.
-
-    MosaicML loads torchvision, of which there is no CPU build everywhere; of the others its Python part is enough.
-    """
-    import torch  # noqa: PLC0415
-
-    if torch.version.cuda:
-        return None
-    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-    for name in ("nms", "qnms", "roi_align", "qroi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d"):
-        library.define(f"{name}(Tensor x) -> Tensor")
-        library.define(f"_{name}_backward(Tensor x) -> Tensor")
-    return library
 
 
 # Name: what loads the arm, and the packages whose versions are of interest.

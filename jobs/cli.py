@@ -108,9 +108,11 @@ def _run(argv: list[str]) -> int:
     stage, rest = argv[0], argv[1:]
     if stage not in STAGES:
         raise UserError(f"unknown stage {stage!r}; allowed are {', '.join(STAGES)}")
-    second = STAGES[stage].second
+    second, asks = STAGES[stage].second, bool(rest) and rest[0] in ("-h", "--help")
+    if second in (_URL, _PATH):
+        rest = [second, "--help"] if asks else _place_first(rest, flag=f"--{second.split('|')[0].lower()}")
     if second and (not rest or rest[0].startswith("-")):
-        return _second_word_help(stage, asked=bool(rest) and rest[0] in ("-h", "--help"))
+        return _second_word_help(stage, asked=asks)
     name = f"jobs.{STAGES[stage].module or stage}"
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
     module = importlib.import_module(name)
@@ -127,11 +129,25 @@ def _run(argv: list[str]) -> int:
     return int(module.run(job))
 
 
+def _place_first(words: list[str], *, flag: str) -> list[str]:
+    """The words with the value of --path (or --url) as the first, where it was given as a flag."""
+    if not words or not words[0].startswith("-"):
+        return words
+    for at, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            return [word.removeprefix(f"{flag}="), *words[:at], *words[at + 1 :]]
+        if word == flag and at + 1 < len(words):
+            return [words[at + 1], *words[:at], *words[at + 2 :]]
+    return words
+
+
 def _default_job(stage: str, module: ModuleType, word: str) -> Any:
     """The job that a stage's second word stands for: a recipe, a record, a URL or a path."""
     is_file = word.endswith((".yaml", ".yml"))
     if STAGES[stage].second in (_URL, _PATH):
         kind = getattr(module, f"{stage.capitalize()}Job")
+        if word == STAGES[stage].second:  # help, which is of no place in particular
+            return kind()
         if is_file:
             return read_record(Path(word), stage=stage, kind=kind)
         return kind(url=word) if STAGES[stage].second == _URL else kind(path=word)
@@ -150,6 +166,8 @@ def _default_job(stage: str, module: ModuleType, word: str) -> Any:
 
 def _second_word_help(stage: str, *, asked: bool) -> int:
     console = Console(stderr=not asked)
+    if not asked and STAGES[stage].second in (_URL, _PATH):
+        console.print(f"{STAGES[stage].second.split('|')[0]} is missing, the second word", highlight=False)
     console.print(f"usage: patchline {stage} {STAGES[stage].second} \\[--any.field VALUE ...]")
     if STAGES[stage].second == _RECIPE:
         recipes = importlib.import_module(f"jobs.recipes.{stage}").RECIPES

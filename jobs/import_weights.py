@@ -50,7 +50,7 @@ class ImportJob(Change):
 
 
 def run(job: ImportJob) -> int:
-    """0 once the weights folder is whole."""
+    """0 once the weights folder is whole. The last line of the log is what had to be assumed, if anything."""
     refuse_misplaced(job.path, job.out, wanted="the folder")
     weights = open_any(job.path, job.hints())
     config, tensor = changed(weights, job)
@@ -60,6 +60,9 @@ def run(job: ImportJob) -> int:
     save_weights(Path(job.out), config=config, labels=labels, tensor=tensor)
     counts = (config.image_size, num_parameters(config), config.num_classes)
     log.info("%s: %s at %d px, %d parameters, %d classes", job.out, config.name, *counts)
+    if weights.assumed:
+        flags = "--gelu, --layer-norm-epsilon, --num-heads and --resnet-epsilons say otherwise"
+        log.info("%s: assumed, as the file does not say: %s (%s)", job.out, ", ".join(weights.assumed), flags)
     return exit_codes.DONE
 
 

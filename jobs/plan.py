@@ -9,6 +9,7 @@ from jobs import exit_codes
 from pipeline.training.config import TrainingJob
 from pipeline.training.cost import Cost, cost_of
 
+_LEAST_SHOWN = 0.001
 Rows = list[tuple[str, str]]
 
 
@@ -54,9 +55,17 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
         ("steps", f"{cost.num_steps:,} of {training.global_batch:,} images"),
         ("epochs", epochs),
         ("images seen", f"{cost.num_images_seen:,}"),
-        ("the whole run", f"{cost.total_exaflops:,.{_digits(cost.total_exaflops)}f} exaFLOPs"),
+        ("the whole run", operations(cost.total_exaflops)),
         (f"for {job.days:g} days", f"{cost.images_per_second:,.0f} images/s, {cost.teraflops_per_second:,.1f} TFLOP/s"),
     ]
+
+
+def operations(exaflops: float) -> str:
+    """In exaFLOPs, as the paper's table has them; what would round to nothing in the unit that fits."""
+    for unit, in_one in (("exaFLOPs", 1.0), ("petaFLOPs", 1e3), ("teraFLOPs", 1e6)):
+        if exaflops * in_one >= _LEAST_SHOWN:
+            return f"{exaflops * in_one:,.{_digits(exaflops * in_one)}f} {unit}"
+    return f"{exaflops * 1e9:,.4f} gigaFLOPs"
 
 
 def _digits(number: float) -> int:

@@ -1,45 +1,73 @@
-"""Every Python example of the documents runs as it stands: copied into a file, beside the dataset that it names."""
+"""Every example of the documents runs as it stands: in a file, beside the dataset and the run that it names."""
 
 import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.rigs.training import FinishedRuns
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 DEADLINE_SECONDS = 120.0
+# timm imports torchvision, which may be of another build than torch.
+PRELUDE = "from benchmarks.torchvision_operators import import_torchvision\nimport_torchvision()\n"
+NO_NETWORK = {"HF_HUB_OFFLINE": "1"}
 
 
-def python_blocks(document: str) -> list[str]:
-    """The examples of a document, in order."""
-    return re.findall(r"^```python\n(.*?)^```$", (CHECKOUT / "docs" / document).read_text(), re.MULTILINE | re.DOTALL)
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A block of a document: its language and its text."""
+
+    language: str
+    text: str
 
 
-@pytest.mark.parametrize("document", ["streaming.md"])
-def test_examples_run(document: str, digits_url: str, tmp_path: Path) -> None:
+def examples(document: str, *languages: str) -> list[Example]:
+    """The blocks in these languages, in order."""
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", (CHECKOUT / "docs" / document).read_text(), re.MULTILINE | re.DOTALL)
+    found = [Example(language=language, text=text) for language, text in blocks if language in languages]
+    missing = set(languages) - {example.language for example in found}
+    assert not missing, f"docs/{document} has no block of {', '.join(missing)}"
+    return found
+
+
+def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """A program in the folder; the `patchline` it finds is that of these tests."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environ = {**os.environ, **NO_NETWORK, "PYTHONPATH": str(CHECKOUT), "PATH": path}
+    return subprocess.run(
+        words, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=DEADLINE_SECONDS
+    )
+
+
+def test_examples_of_streaming(digits_url: str, tmp_path: Path) -> None:
     """One after the other in a folder where the dataset is called `digits`; they say nothing and leave no list of
     replaced samples."""
-    blocks = python_blocks(document)
-    assert blocks, f"docs/{document} has no ```python block"
     (tmp_path / "digits").symlink_to(digits_url)
-    for number, block in enumerate(blocks):
+    for number, example in enumerate(examples("streaming.md", "python")):
         program = tmp_path / f"example_{number}.py"
-        program.write_text(block)
-        done = subprocess.run(
-            [sys.executable, program.name],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=DEADLINE_SECONDS,
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), block
+        program.write_text(example.text)
+        done = run([sys.executable, program.name], tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), example.text
     assert not (tmp_path / "quarantine.jsonl").exists()
 
 
-def test_no_number_is_still_to_do() -> None:
-    for page in sorted((CHECKOUT / "docs").glob("*.md")):
-        assert "TODO" not in page.read_text(), f"{page.name} has a place that waits for a number"
+def test_examples_of_models(finished_runs: FinishedRuns, tmp_path: Path) -> None:
+    """Commands and Python in their order, where a finished run is called `runs/digits`; they print nothing."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "digits").symlink_to(finished_runs.get(1))
+    for number, example in enumerate(examples("models.md", "bash", "python")):
+        program = tmp_path / f"example_{number}"
+        program.write_text(example.text if example.language == "bash" else PRELUDE + example.text)
+        interpreter = ["bash", "-e"] if example.language == "bash" else [sys.executable]
+        done = run([*interpreter, program.name], tmp_path)
+        assert (done.returncode, done.stdout) == (0, ""), f"{example.text}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", sorted((CHECKOUT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_no_number_is_still_to_do(page: Path) -> None:
+    assert "TODO" not in page.read_text(), f"{page.name} has a place that waits for a number"

@@ -1,13 +1,19 @@
-"""docs/order.svg shows the real order: the ids in the file are those of SampleOrder, and of the words beside them."""
+"""docs/order.svg shows the real order: the ids in the file are those of SampleOrder, and of the words beside them.
+
+docs/pos_embed.svg shows what the three modes really make of its table.
+"""
 
 import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from docs import pos_embed_figure
 from docs.order_figure import BATCH, LANES, STEPS, WINDOW_BLOCKS, draw, example
 
-FIGURE = Path(__file__).resolve().parent.parent / "docs" / "order.svg"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+FIGURE, POSITIONS = DOCS / "order.svg", DOCS / "pos_embed.svg"
 
 
 def ids_in(figure: Path) -> dict[str, int]:
@@ -53,3 +59,38 @@ def test_each_step_is_what_the_figure_says() -> None:
             assert of_this_epoch == lanes[lane, step * share : (step + 1) * share].tolist()
     assert (np.array(shown.epochs[: STEPS - 1]) == 0).all()
     assert sorted(set(shown.epochs[-1])) == [0, 1], "the last batch shows how epochs meet"
+
+
+def distances_in(figure: Path) -> dict[str, str]:
+    """Which modes are compared -> what is written below."""
+    return dict(re.findall(r'<g id="apart-([-\w]+)">\s*<text[^>]*>([^<]*)</text>', figure.read_text()))
+
+
+def curve_in(figure: Path, mode: str) -> list[float]:
+    """Heights of a mode's curve, in points of the figure, from above."""
+    found = re.search(rf'<g id="curve-{mode}">\s*<path d="M ([^"]*)"', figure.read_text())
+    assert found, f"{figure.name} has no curve of {mode}"
+    return [float(point.split()[1]) for point in found[1].split("L")]
+
+
+def test_the_figure_says_how_far_the_modes_are_apart() -> None:
+    shown = pos_embed_figure.example()
+    expected = {f"{one}-{other}": shown.says(one, other) for one, other in pos_embed_figure.PAIRS}
+    assert distances_in(POSITIONS) == expected, "draw it anew: python -m docs.pos_embed_figure"
+    assert len(set(expected.values())) == 3
+
+
+def test_its_curves_are_the_first_rows_of_the_maps() -> None:
+    shown = pos_embed_figure.example()
+    drawn = np.array([curve_in(POSITIONS, mode) for mode in pos_embed_figure.MODES])
+    rows = np.array([shown.resampled[mode][pos_embed_figure.ROW] for mode in pos_embed_figure.MODES])
+    slope, offset = np.polyfit(rows.reshape(-1), drawn.reshape(-1), 1)
+    assert slope < 0, "up is more"
+    assert np.allclose(slope * rows + offset, drawn, atol=1e-3), "draw it anew: python -m docs.pos_embed_figure"
+
+
+def test_it_is_drawn_from_the_maps_alone(tmp_path: Path) -> None:
+    pos_embed_figure.draw(pos_embed_figure.example(), tmp_path / "pos_embed.svg")
+    assert distances_in(tmp_path / "pos_embed.svg") == distances_in(POSITIONS)
+    for mode in pos_embed_figure.MODES:
+        assert curve_in(tmp_path / "pos_embed.svg", mode) == pytest.approx(curve_in(POSITIONS, mode), abs=1e-3)

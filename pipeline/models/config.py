@@ -5,8 +5,9 @@ Ti and S are those of "How to train your ViT?" (Steiner et al., 2021); the ResNe
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from typing import Literal
 
+from pipeline.config_values import refuse_wrong_values
 from shards.errors import UserError
 
 Pooling = Literal["token", "average"]
@@ -118,7 +119,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if isinstance(self.resnet_units, list):  # what JSON makes of a tuple
             object.__setattr__(self, "resnet_units", tuple(self.resnet_units))
-        self._refuse_unknown_words()
+        refuse_wrong_values(self, where="model.")
         if self.num_classes < 0 or not 0.0 <= self.dropout < 1.0:
             raise UserError(
                 f"model.num_classes is {self.num_classes} and model.dropout {self.dropout}; "
@@ -192,19 +193,18 @@ class ModelConfig:
         """Tokens before those of the patches: the class token, where there is one."""
         return 1 if self.pooling == "token" else 0
 
-    def _refuse_unknown_words(self) -> None:
-        allowed = {"pooling": Pooling, "position": Position, "gelu": Gelu, "resnet_epsilons": ResNetEpsilons}
-        for field, words in allowed.items():
-            if getattr(self, field) not in get_args(words):
-                raise UserError(f"model.{field} is {getattr(self, field)!r}; allowed are {', '.join(get_args(words))}")
-
     def _refuse_misfits(self) -> None:
         size, stride = self.size, self.stride
-        if self.image_size < stride or self.image_size % stride:
+        if self.image_size < stride:
+            raise UserError(
+                f"model.image_size is {self.image_size}, less than one patch ({stride} px); "
+                f"take {stride} or a multiple of it, or another --model.patch"
+            )
+        if self.image_size % stride:
             lower, upper = self.image_size // stride * stride, -(-self.image_size // stride) * stride
             raise UserError(
                 f"model.image_size is {self.image_size}, not a multiple of the patch ({stride} px); "
-                f"take {max(lower, stride)} or {max(upper, stride)}, or another --model.patch"
+                f"take {lower} or {upper}, or another --model.patch"
             )
         if size.width % size.num_heads:
             raise UserError(f"model.width is {size.width}, not a multiple of model.num_heads = {size.num_heads}")

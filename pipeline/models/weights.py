@@ -3,6 +3,7 @@
 Files of others are read and written in exchange/. Nothing is unpickled anywhere.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -15,11 +16,15 @@ from safetensors.torch import save_file
 
 from pipeline.models.build import Model, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
+from pipeline.models.labels import completed_labels
 from pipeline.models.pos_embed import Mode, resample_axis_embeddings, resample_position_embeddings
 from shards.errors import UserError
 
 FORMAT = 1
 CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
+PIXELS_FILE = "preprocessor_config.json"  # of a folder in Hugging Face's format
+_CONFIG_HASH = "config_sha256"
+_FILE_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 POSITION, AXES = "embed.position", ("embed.position_x", "embed.position_y")
 HEAD = ("head.weight", "head.bias")
 REPRESENTATION = ("representation.weight", "representation.bias")
@@ -31,7 +36,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Weights:
     """Weights wherever they lie: what model they are of, what its classes are called, and each tensor under our name.
 
-    `shapes` is of what is there: a file may have no head. `tensor` reads one, float32, on its own.
+    `shapes` is of what is there: a file may have no head. `tensor` reads one, float32, on its own. `assumed`: fields of
+    the model that neither the file nor the user said, with the values taken for them.
     """
 
     where: str
@@ -39,18 +45,33 @@ class Weights:
     labels: tuple[str, ...]
     shapes: Shapes
     tensor: TensorByName
+    assumed: tuple[str, ...] = ()
 
 
 def save_weights(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
-    """Writes a weights folder, whole or absent. The head's constant is folded into its bias."""
+    """Writes a weights folder, whole or absent. The head's constant is folded into its bias.
+
+    `labels` are made one for each class, each once (labels.py): a run's dataset may have fewer than its model.
+    """
     tensors = {name: tensor(name).float().contiguous() for name in shapes_of(config)}
     tensors["head.bias"] = tensors["head.bias"] + config.head_bias
-    description = {"format": FORMAT, "model": asdict(config) | {"head_bias": 0.0}, "labels": list(labels)}
+    named = completed_labels(labels, num_classes=config.num_classes, where=str(folder))
+    description = {"format": FORMAT, "model": asdict(config) | {"head_bias": 0.0}, "labels": list(named)}
     write_folder(folder, description=description, tensors=tensors)
 
 
-def write_folder(folder: Path, *, description: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    """`config.json` and `model.safetensors`, each whole or absent, the tensors last. UserError where it can not."""
+def write_folder(
+    folder: Path,
+    *,
+    description: Mapping[str, Any],
+    tensors: dict[str, torch.Tensor],
+    pixels: Mapping[str, Any] | None = None,
+) -> None:
+    """`config.json`, `model.safetensors` and, where `pixels` is given, `preprocessor_config.json`.
+
+    Whole or absent: what was there goes first and the tensors, which know their config.json by its hash, come last. A
+    folder that was left in between has no tensors. UserError where it can not be made.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -58,11 +79,16 @@ def write_folder(folder: Path, *, description: Mapping[str, Any], tensors: dict[
             f"no folder can be made at {str(folder)!r}: {error.strerror}; give another one, "
             "which this user may write to"
         ) from error
-    waiting, waiting_config = folder / f"{TENSORS_FILE}.part", folder / f"{CONFIG_FILE}.part"
-    save_file(tensors, waiting, metadata={"format": "pt"})
-    waiting_config.write_text(json.dumps(description, indent=1) + "\n")
-    waiting_config.replace(folder / CONFIG_FILE)
-    waiting.replace(folder / TENSORS_FILE)
+    texts = {CONFIG_FILE: description} | ({PIXELS_FILE: pixels} if pixels is not None else {})
+    contents = {name: (json.dumps(text, indent=1) + "\n").encode() for name, text in texts.items()}
+    for name, content in contents.items():
+        (folder / f"{name}.part").write_bytes(content)
+    metadata = {"format": "pt", _CONFIG_HASH: hashlib.sha256(contents[CONFIG_FILE]).hexdigest()}
+    save_file(tensors, folder / f"{TENSORS_FILE}.part", metadata=metadata)
+    for name in (TENSORS_FILE, CONFIG_FILE, PIXELS_FILE):
+        (folder / name).unlink(missing_ok=True)
+    for name in (*contents, TENSORS_FILE):
+        (folder / f"{name}.part").replace(folder / name)
 
 
 def open_weights(path: str) -> Weights:
@@ -75,21 +101,41 @@ def open_weights(path: str) -> Weights:
         )
 
     def tensor(name: str) -> torch.Tensor:
-        with safe_open(folder / TENSORS_FILE, framework="pt") as file:
-            value: torch.Tensor = file.get_tensor(name).float()
+        try:
+            with safe_open(folder / TENSORS_FILE, framework="pt") as file:
+                value: torch.Tensor = file.get_tensor(name).float()
+        except _FILE_ERRORS as error:
+            raise UserError(f"{name} at {path!r} can not be read ({error}); export the weights again") from error
         return value
 
     try:
-        description = json.loads((folder / CONFIG_FILE).read_text())
-        config = ModelConfig(**description["model"])
-        labels = tuple(description["labels"])
+        content = (folder / CONFIG_FILE).read_bytes()
+        config, labels = _described(json.loads(content))
         with safe_open(folder / TENSORS_FILE, framework="pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+            written_with = (file.metadata() or {}).get(_CONFIG_HASH)
+    except (*_FILE_ERRORS, UserError) as error:
         raise UserError(f"the weights at {path!r} can not be read ({error}); export them again") from error
     shapes = shapes_of(config)
     refuse_misfits(path, found=found, wanted=shapes)
+    if written_with not in (None, hashlib.sha256(content).hexdigest()):  # None: folders from before the hash
+        raise UserError(
+            f"{CONFIG_FILE} at {path!r} is not the one that {TENSORS_FILE} was written with: it was changed, or the "
+            "two are of different exports; export them again"
+        )
     return Weights(where=path, config=config, labels=labels, shapes=shapes, tensor=tensor)
+
+
+def _described(description: dict[str, Any]) -> tuple[ModelConfig, tuple[str, ...]]:
+    """Model and names of its classes; UserError where the names are not one for each class, or the format is newer."""
+    if description.get("format", FORMAT) != FORMAT:
+        raise UserError(f"its format is {description['format']!r}, allowed is {FORMAT}: it is of another version")
+    config, labels = ModelConfig(**description["model"]), tuple(description["labels"])
+    if len(labels) != config.num_classes or len(set(labels)) != len(labels):
+        raise UserError(
+            f"it has {len(labels)} labels, {len(set(labels))} different ones, for {config.num_classes} classes"
+        )
+    return config, labels
 
 
 def load_model(weights: Weights) -> Model:
@@ -118,6 +164,7 @@ def fit_weights(
     skip = {*replaced, *(name for name in places if wanted[name][-1] == found[name][-1])}
     refuse_misfits(
         weights.where,
+        advice=_advice(weights.config, target),
         found={name: shape for name, shape in found.items() if name not in skip},
         wanted={name: shape for name, shape in wanted.items() if name not in skip},
     )
@@ -153,6 +200,15 @@ def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "
         listed = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
         default = "Give the model the sizes of the weights (--model.name, --model.width, ...), or other weights"
         raise UserError(f"the weights at {where!r} do not fit the model: {listed}. {advice or default}")
+
+
+def _advice(source: ModelConfig, target: ModelConfig) -> str:
+    """The flags that give the model the parts of the weights; empty where both have the same."""
+    names = ("pooling", "position")
+    flags = [
+        f"--model.{name} {getattr(source, name)}" for name in names if getattr(source, name) != getattr(target, name)
+    ]
+    return f"Give {' '.join(flags)}, or other weights" if flags else ""
 
 
 def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:

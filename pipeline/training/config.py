@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pipeline.config_values import refuse_wrong_values
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.scores import EvaluationConfig
 from pipeline.models import ModelConfig
@@ -52,6 +53,7 @@ class TrainingJob:
     max_skipped_updates: int = 10
 
     def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
         if self.steps < 1 or self.clip_norm < 0 or self.log_every_steps < 1 or self.micro_batch < 0:
             raise UserError(
                 f"allowed are steps and log_every_steps of 1 or more, clip_norm and micro_batch of 0 or more; "

@@ -32,7 +32,7 @@ def classification_loss(
 
 def targets_of(labels_BL: torch.Tensor, num_classes: int, *, name: LossName) -> torch.Tensor:
     """float32[B, K], whose loss is that of the labels. `softmax`: 1 at the first label; `sigmoid`: 1 at each. An image
-    without a label has a row of zeros, from which softmax learns nothing (unless it is smoothed)."""
+    without a label has a row of zeros, from which softmax learns nothing."""
     return multi_hot(labels_BL[:, :1] if name == "softmax" else labels_BL, num_classes)
 
 
@@ -45,7 +45,10 @@ def multi_hot(labels_BL: torch.Tensor, num_classes: int) -> torch.Tensor:
 
 def _soft_loss(logits_BK: torch.Tensor, targets_BK: torch.Tensor, *, name: LossName, smoothing: float) -> torch.Tensor:
     if name == "softmax":
-        return F.cross_entropy(logits_BK, targets_BK, label_smoothing=smoothing)
+        if smoothing:  # a share of what is there: PyTorch's own would give a row of zeros a target, too
+            spread_B1 = targets_BK.sum(dim=1, keepdim=True) / targets_BK.shape[1]
+            targets_BK = (1.0 - smoothing) * targets_BK + smoothing * spread_B1
+        return F.cross_entropy(logits_BK, targets_BK)
     # Both terms, although softplus(x) - t * x is the same in exact numbers: that one loses digits where t = 1, x > 0.
     losses_BK = targets_BK * F.softplus(-logits_BK) + (1.0 - targets_BK) * F.softplus(logits_BK)
     return losses_BK.sum() / logits_BK.shape[0]

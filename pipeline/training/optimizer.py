@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from pipeline.config_values import refuse_wrong_values
 from shards.errors import UserError
 
 _HEAD = "head.weight"
@@ -35,6 +36,7 @@ class OptimizerConfig:
     head_decay: float = 1.0
 
     def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="optimizer.")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and 0 <= self.momentum < 1 and self.weight_decay >= 0):
             raise UserError(f"allowed are betas and momentum from 0 to below 1 and a decay of 0 or more: {self}")
         if self.epsilon <= 0 or self.head_decay < 0:

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.config_values import refuse_wrong_values
 from shards.errors import UserError
 
 
@@ -19,6 +20,7 @@ class ScheduleConfig:
     final_learning_rate: float = 0.0
 
     def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="schedule.")
         if self.learning_rate < 0 or self.final_learning_rate < 0 or self.warmup_steps < 0:
             raise UserError(f"negative values are not allowed in the schedule: {self}")
 

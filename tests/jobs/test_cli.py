@@ -176,6 +176,33 @@ def test_every_stage_has_help(stage: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("stage", "flags"),
+    [
+        ("import", ("--path", "--out", "--image-size", "--new-head", "--gelu", "--labels-file")),
+        ("export", ("--path", "--out", "--format", "--image-size")),
+        ("verify", ("--deep",)),
+        ("index", ("--index-url",)),
+        ("card", ("--num-mosaic",)),
+    ],
+)
+def test_help_of_stages_without_recipes_lists_their_flags(stage: str, flags: tuple[str, ...]) -> None:
+    ended = patchline(stage, "--help")
+    assert ended.code == 0
+    assert [flag for flag in flags if flag not in ended.output] == []
+
+
+@pytest.mark.parametrize("words", [("--path", "gone.npz"), ("--out", "o", "--path", "gone.npz"), ("--path=gone.npz",)])
+def test_a_path_may_come_as_a_flag(words: tuple[str, ...]) -> None:
+    assert_refused(patchline("import", "--out", "o", *words), "no weights at 'gone.npz'")
+
+
+def test_a_path_that_is_missing_is_asked_for() -> None:
+    ended = patchline("import", "--out", "o")
+    assert (ended.code, "usage: patchline import PATH" in ended.errors) == (2, True)
+    assert "PATH is missing" in ended.errors
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("pretrain", "digits_smoke"),

@@ -1,5 +1,6 @@
 """`patchline import`: from a published file to a weights folder that evaluation and fine-tuning take."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,8 +54,9 @@ def test_image_size_head_and_names_change_on_the_way(job: ImportJob, tmp_path: P
             r"embedding/kernel is \[4, 4, 3, 12\], the model needs \[16, 16, 3, 192\]",
             id="another model",
         ),
+        pytest.param({"new_head": True, "num_classes": 10**12}, "1000000000000 classes, more than any", id="absurd"),
         pytest.param({"labels_file": "gone"}, "--labels-file 'gone' can not be read", id="no names"),
-        pytest.param({"image_size": 18}, "model.image_size is 18, not a multiple of the patch", id="impossible grid"),
+        pytest.param({"image_size": 18}, "--image-size is 18, not a multiple of the patch", id="impossible grid"),
     ],
 )
 def test_mistakes_leave_nothing_behind(job: ImportJob, change: dict[str, object], message: str) -> None:
@@ -77,3 +79,13 @@ def test_a_folder_is_not_written_over_itself(job: ImportJob) -> None:
     run(job)
     with pytest.raises(UserError, match="where the weights are read from; give another"):
         run(ImportJob(path=job.out, out=job.out))
+
+
+def test_what_was_assumed_is_logged_last(job: ImportJob, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        run(job)
+    assert "assumed, as the file does not say: gelu tanh, layer_norm_epsilon 1e-06" in caplog.messages[-1]
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        run(replace(job, gelu="tanh", layer_norm_epsilon=1e-6))
+    assert "assumed, as" not in caplog.text

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from jobs.evaluate import EvaluateJob
-from jobs.plan import rows_of
+from jobs.plan import operations, rows_of
 from jobs.recipes import finetune, pretrain
 from jobs.recipes.plan import RECIPES
 from jobs.record import write_record
 from pipeline.training.cost import cost_of
 from tests.rigs.processes import patchline
+
+JOB = RECIPES["digits_smoke"]()
 
 
 def test_the_table_of_the_papers_largest_model() -> None:
@@ -91,3 +93,24 @@ def test_a_run_has_a_plan(tmp_path: Path) -> None:
         2,
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("exaflops", "shown"),
+    [
+        (4259.4, "4,259 exaFLOPs"),
+        (12.34, "12.3 exaFLOPs"),
+        (0.0123, "0.0123 exaFLOPs"),
+        (0.00034, "0.3400 petaFLOPs"),
+        (2.4e-7, "0.2400 teraFLOPs"),
+        (3.1e-11, "0.0310 gigaFLOPs"),
+    ],
+)
+def test_small_runs_have_a_smaller_unit(exaflops: float, shown: str) -> None:
+    assert operations(exaflops) == shown
+
+
+def test_a_smoke_recipe_costs_something() -> None:
+    rows = dict(rows_of(JOB, cost_of(JOB.training, num_images=1438, num_classes=10, days=1)))
+    assert "petaFLOPs" in rows["the whole run"]
+    assert not rows["the whole run"].startswith("0.0000")

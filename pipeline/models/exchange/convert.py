@@ -1,20 +1,22 @@
 """Weights from any file that is read here to any that is written, at another image size or with another head."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig
 from pipeline.models.exchange import plain, timm
-from pipeline.models.exchange.hugging_face import PIXELS_FILE, open_hugging_face, save_hugging_face
+from pipeline.models.exchange.hugging_face import open_hugging_face, save_hugging_face
+from pipeline.models.exchange.layout import refuse_not_finite
 from pipeline.models.exchange.npz import open_npz, save_npz
-from pipeline.models.exchange.sizes import Hints
-from pipeline.models.exchange.tensor_file import SUFFIXES, TensorFile, open_tensor_file
+from pipeline.models.exchange.open_file import SUFFIXES, open_tensor_file
+from pipeline.models.exchange.preprocessor import json_object, refuse_other_pixels
+from pipeline.models.exchange.safetensors_file import open_sharded
+from pipeline.models.exchange.sizes import Hints, refuse_absurd
+from pipeline.models.exchange.tensor_file import TensorFile
 from pipeline.models.pos_embed import Mode
 from pipeline.models.weights import (
     AXES,
@@ -31,7 +33,8 @@ from pipeline.models.weights import (
 from shards.errors import UserError
 
 Format = Literal["patchline", "vision_transformer", "big_vision", "timm", "hugging_face"]
-_TENSOR_FILES = (TENSORS_FILE, "pytorch_model.bin")
+_INDEX_FILE = f"{TENSORS_FILE}.index.json"
+_TENSOR_FILES = (TENSORS_FILE, _INDEX_FILE, "pytorch_model.bin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +72,15 @@ def open_any(path: str, hints: Hints) -> Weights:
 def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName]:
     """The model after the change, and its tensors. UserError listing what does not fit."""
     config = weights.config
+    _refuse_impossible(config, change)
     num_classes = config.num_classes if change.num_classes is None else change.num_classes
     if not num_classes:
+        hidden = (
+            " (its hidden layer, a pooler in Hugging Face's words, is dropped then)" if config.representation else ""
+        )
         raise UserError(
             f"{weights.where!r} has no head ({HEAD[0]} is not there); give --new-head --num-classes K for one of zeros"
+            f"{hidden}"
         )
     target = replace(
         config,
@@ -80,6 +88,7 @@ def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName
         num_classes=num_classes,
         representation=config.representation and not change.new_head,
     )
+    refuse_absurd(target, where=weights.where)
     shapes = shapes_of(target)
     if not change.new_head and any(weights.shapes.get(name) != shapes[name] for name in HEAD):
         there = [f"{name} is {list(weights.shapes.get(name, ()))}, {list(shapes[name])} is asked for" for name in HEAD]
@@ -103,7 +112,8 @@ def save_as(written: Format, out: Path, *, config: ModelConfig, labels: tuple[st
     Position embeddings of another kind than 1-D learned become a table of their sums outside our own format.
     """
     if written == "patchline":
-        save_weights(out, config=config, labels=labels, tensor=tensor)
+        named = labels or tuple(str(number) for number in range(config.num_classes))
+        save_weights(out, config=config, labels=named, tensor=tensor)
         return
     config, tensor = _with_folded_bias(*_with_position_table(config, tensor))
     if written == "timm":
@@ -116,50 +126,45 @@ def save_as(written: Format, out: Path, *, config: ModelConfig, labels: tuple[st
         save_npz(out, config=config, tensor=tensor, dialect=written)
 
 
+def _refuse_impossible(config: ModelConfig, change: Change) -> None:
+    """Values of flags that no model can have, in the words of the flags."""
+    if change.num_classes is not None and change.num_classes < 1:
+        raise UserError(f"--num-classes is {change.num_classes}; allowed is 1 or more: the classes of the head")
+    size, stride = change.image_size, 1 if config.is_bit else config.stride
+    if size is not None and size < stride:
+        raise UserError(f"--image-size is {size}; allowed are multiples of {stride} (px), from {stride} on")
+    if size is not None and size % stride:
+        lower = size // stride * stride
+        raise UserError(
+            f"--image-size is {size}, not a multiple of the patch ({stride} px); take {lower} or {lower + stride}"
+        )
+
+
+def _open_tensors(path: Path) -> TensorFile:
+    return open_sharded(path) if path.name == _INDEX_FILE else open_tensor_file(path)
+
+
 def _open_folder(folder: Path, hints: Hints) -> Weights:
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(
             f"no {CONFIG_FILE} in {str(folder)!r}; give a folder of ours, timm's or Hugging Face's, or a file"
         )
-    description = _json_object(folder / CONFIG_FILE)
+    description = json_object(folder / CONFIG_FILE)
     if "model" in description and "format" in description:
         return _open_ours(str(folder), hints)
     tensors = next((folder / name for name in _TENSOR_FILES if (folder / name).is_file()), None)
     if tensors is None:
-        raise UserError(f"no tensors in {str(folder)!r}; allowed are {' and '.join(_TENSOR_FILES)}, in one piece")
+        raise UserError(f"no tensors in {str(folder)!r}; allowed are {', '.join(_TENSOR_FILES)}")
     if description.get("model_type") == "vit":
-        _refuse_other_pixels(folder)
-        return open_hugging_face(open_tensor_file(tensors), description, hints)
+        refuse_other_pixels(folder)
+        return open_hugging_face(_open_tensors(tensors), description, hints)
     if "architecture" in description:
-        return timm.open_timm(open_tensor_file(tensors), description, hints)
+        return timm.open_timm(_open_tensors(tensors), description, hints)
     kind = description.get("model_type", "nothing")
     raise UserError(
         f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed is 'vit', timm's (with an "
         "architecture) or our own"
     )
-
-
-def _json_object(path: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{str(path)!r} is no JSON ({error}); fetch it again") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{str(path)!r} is no JSON object; fetch it again")
-    return content
-
-
-def _refuse_other_pixels(folder: Path) -> None:
-    """Hugging Face's weights may come with the range of values they were trained on."""
-    path = folder / PIXELS_FILE
-    content = _json_object(path) if path.is_file() else {}
-    for key in ("image_mean", "image_std"):
-        values = content.get(key, [0.5])
-        if values not in ([0.5], [0.5] * 3):
-            raise UserError(
-                f"{str(path)!r} says pixels of {key} {values}; the models here take the paper's, 0.5 each: give "
-                "weights trained so"
-            )
 
 
 def _open_ours(folder: str, hints: Hints) -> Weights:
@@ -168,7 +173,7 @@ def _open_ours(folder: str, hints: Hints) -> Weights:
         raise UserError(f"{folder!r} is a weights folder of ours, whose config.json says all; leave out {hints}")
     if hints.model and weights.config.name != hints.model:
         raise UserError(f"--model is {hints.model!r}, the weights in {folder!r} are of {weights.config.name!r}")
-    return weights
+    return replace(weights, tensor=lambda name: refuse_not_finite(weights.tensor(name), f"{name} in {weights.where!r}"))
 
 
 def _open_bare(file: TensorFile, hints: Hints) -> Weights:

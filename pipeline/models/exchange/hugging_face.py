@@ -5,7 +5,8 @@ Sources: transformers' configuration_vit.py and modeling_vit.py. Its own default
 transformers 5 still reads; its own newer ones are read here too. Shape letters: D width.
 """
 
-import json
+import logging
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from pipeline.models.config import Gelu, ModelConfig
+from pipeline.models.exchange.declared import Pair, grid_of, pair_of
 from pipeline.models.exchange.layout import (
     Layout,
     Place,
@@ -23,21 +25,24 @@ from pipeline.models.exchange.layout import (
     read_layout,
     write_layout,
 )
+from pipeline.models.exchange.preprocessor import description_of
 from pipeline.models.exchange.sizes import (
     Hints,
     TransformerShapes,
     Usual,
+    assumed,
     count,
     shapes_in_file,
-    side_of,
     transformer_config,
 )
 from pipeline.models.exchange.tensor_file import TensorFile
+from pipeline.models.labels import unique_labels
 from pipeline.models.weights import TensorByName, Weights, write_folder
 from shards.errors import UserError
 
+log = logging.getLogger(__name__)
 _GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
-PIXELS_FILE = "preprocessor_config.json"
+_PATCH = "vit.embeddings.patch_embeddings.projection.weight"
 _POSITION = "vit.embeddings.position_embeddings"
 _LAYER = {
     "norm1": "layernorm_before",
@@ -59,21 +64,18 @@ _NEWER = (
 
 
 def open_hugging_face(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
-    """The weights of a ViTForImageClassification or ViTModel. UserError naming what does not fit, and why."""
-    file = file.renamed({_published(name): name for name in file.shapes})
+    """The weights of a ViTForImageClassification or ViTModel. UserError naming what does not fit, and why.
+
+    A pooler is the hidden tanh layer where there is no classifier; beside one, transformers does not use it.
+    """
+    file = _without_idle_pooler(file.renamed({_published(name): name for name in file.shapes}))
     config = _config(file, description, hints)
-    class_row = side_of(file.shape(_POSITION, 3)[1], class_token=True, where=file.where, name=_POSITION)[1]
     shapes = shapes_in_file(config)
-    tensor = read_layout(
-        file,
-        layout(config, class_row=class_row),
-        shapes,
-        advice="config.json and the tensors must be of one ViT; give the folder of another model, or another --model",
-    )
-    given = description.get("id2label")
-    names = given if isinstance(given, dict) else {}
-    labels = tuple(str(names.get(str(number), number)) for number in range(config.num_classes)) if names else ()
-    return Weights(where=file.where, config=config, labels=labels, shapes=shapes, tensor=tensor)
+    advice = f"config.json and the tensors must be of one ViT. {hints.advice()}"
+    tensor = read_layout(file, layout(config, class_row=True), shapes, advice=advice)
+    labels = _labels(description.get("id2label"), config.num_classes, file.where)
+    said = assumed(config, said=("gelu", "layer_norm_epsilon", "num_heads"), hints=hints)
+    return Weights(where=file.where, config=config, labels=labels, shapes=shapes, tensor=tensor, assumed=said)
 
 
 def save_hugging_face(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
@@ -93,25 +95,14 @@ def save_hugging_face(folder: Path, *, config: ModelConfig, labels: tuple[str, .
             f"model.pooling is {config.pooling!r}; Hugging Face's ViT classifies from its class token: export as timm"
         )
     tensors = dict(write_layout(layout(config, class_row=True), tensor))
-    write_folder(folder, description=_description(config, labels), tensors=tensors)
-    pixels = {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "size": {"height": config.image_size, "width": config.image_size},
-        "resample": 2,  # bilinear
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-    }
-    (folder / PIXELS_FILE).write_text(json.dumps(pixels, indent=1) + "\n")
+    pixels = description_of(config.image_size)
+    write_folder(folder, description=_description(config, labels), tensors=tensors, pixels=pixels)
 
 
 def layout(config: ModelConfig, *, class_row: bool) -> Layout:
     """Where each tensor of ours is."""
     places = {
-        "embed.patch.weight": patch_convolution("vit.embeddings.patch_embeddings.projection.weight", config.size.patch),
+        "embed.patch.weight": patch_convolution(_PATCH, config.size.patch),
         "embed.patch.bias": as_is("vit.embeddings.patch_embeddings.projection.bias"),
         "embed.class_token": as_is("vit.embeddings.cls_token"),
         "embed.position": positions(_POSITION, class_row=class_row, class_token=True),
@@ -145,6 +136,23 @@ def _published(name: str) -> str:
     return name
 
 
+def _without_idle_pooler(file: TensorFile) -> TensorFile:
+    pooler = [name for name in file.shapes if name.startswith("vit.pooler.")]
+    if not pooler or "classifier.weight" not in file.shapes:
+        return file
+    log.info("%s: %s left out: with a classifier, transformers does not use it", file.where, ", ".join(pooler))
+    return file.renamed({name: name for name in file.shapes if name not in pooler})
+
+
+def _labels(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
+    """Names by id, from a table or a list; none where there is neither."""
+    names = dict(enumerate(given)) if isinstance(given, list) else given
+    if not isinstance(names, dict) or not names:
+        return ()
+    found = (names.get(str(number), names.get(number, number)) for number in range(num_classes))
+    return unique_labels(tuple(str(name) for name in found), where=where)
+
+
 def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> ModelConfig:
     act, epsilon = str(description.get("hidden_act", "gelu")), description.get("layer_norm_eps", 1e-12)
     if act not in _GELUS:
@@ -152,9 +160,15 @@ def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> M
     if description.get("qkv_bias", True) is not True:
         raise UserError(f"qkv_bias in {file.where!r} is false; the paper's attention has biases: give other weights")
     counts = {key: description.get(key, 12) for key in ("num_hidden_layers", "num_attention_heads")}
-    if not all(isinstance(number, int) for number in counts.values()) or not isinstance(epsilon, float | int):
+    are_counts = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts.values())
+    if (
+        not are_counts
+        or isinstance(epsilon, bool)
+        or not isinstance(epsilon, float | int)
+        or not 0 < epsilon < math.inf
+    ):
         raise UserError(
-            f"config.json beside {file.where!r} has {counts}, layer_norm_eps {epsilon!r}; allowed are numbers"
+            f"config.json beside {file.where!r} has {counts}, layer_norm_eps {epsilon!r}; allowed are numbers above 0"
         )
     depth = count(file.shapes, r"vit\.encoder\.layer\.(\d+)\.")
     if depth != counts["num_hidden_layers"]:
@@ -162,7 +176,7 @@ def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> M
             f"config.json beside {file.where!r} says num_hidden_layers {counts['num_hidden_layers']}, the tensors are "
             f"of {depth} layers (vit.encoder.layer.{depth - 1} is the last); give both files of one model"
         )
-    width, _, patch, _ = file.shape("vit.embeddings.patch_embeddings.projection.weight", 4)
+    width, _, patch, patch_width = file.shape(_PATCH, 4)
     shapes = TransformerShapes(
         patch=patch,
         depth=depth,
@@ -173,9 +187,25 @@ def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> M
         num_positions=file.shape(_POSITION, 3)[1],
         class_token=True,
         representation="vit.pooler.dense.weight" in file.shapes,
+        class_row=True,
+        declared=_declared_grid(description, (patch, patch_width), file.where),
     )
     usual = Usual(gelu=_GELUS[act], layer_norm_epsilon=float(epsilon), resnet_epsilons="paper")
     return transformer_config(shapes, where=file.where, position_name=_POSITION, usual=usual, hints=hints)
+
+
+def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
+    """Patches down and across by config.json; None where it does not say the image's size."""
+    if "patch_size" in description:
+        declared = pair_of(description["patch_size"], key="patch_size", where=where)
+        if declared != patch:
+            raise UserError(
+                f"config.json beside {where!r} says patch_size {declared[0]} x {declared[1]}, the tensors ({_PATCH}) "
+                f"are of {patch[0]} x {patch[1]}; give both files of one model"
+            )
+    if "image_size" not in description:
+        return None
+    return grid_of(pair_of(description["image_size"], key="image_size", where=where), patch)
 
 
 def _description(config: ModelConfig, labels: tuple[str, ...]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 
 from pipeline.models.exchange.tensor_file import TensorFile
 from pipeline.models.weights import Shapes, TensorByName, refuse_misfits
+from shards.errors import UserError
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -29,13 +30,29 @@ Layout = Mapping[str, Place]
 
 
 def read_layout(file: TensorFile, layout: Layout, shapes: Shapes, *, advice: str) -> TensorByName:
-    """Our tensors from a file. UserError naming, as the file does, what is missing, too many or of another shape."""
+    """Our tensors from a file. UserError naming, as the file does, what is missing, too many or of another shape; and,
+    once it is read, what is not finite."""
     wanted: dict[str, tuple[int, ...]] = {}
     for name, place in layout.items():
         parts = place.split(torch.empty(shapes[name], device="meta"))
         wanted |= {theirs: tuple(part.shape) for theirs, part in zip(place.names, parts, strict=True)}
     refuse_misfits(file.where, found=file.shapes, wanted=wanted, advice=advice)
-    return lambda name: layout[name].join(tuple(file.read(theirs) for theirs in layout[name].names)).contiguous()
+
+    def part(theirs: str) -> torch.Tensor:
+        return refuse_not_finite(file.read(theirs), f"{theirs} in {file.where!r}")
+
+    return lambda name: layout[name].join(tuple(part(theirs) for theirs in layout[name].names)).contiguous()
+
+
+def refuse_not_finite(value: torch.Tensor, what: str) -> torch.Tensor:
+    """The same tensor; UserError where it holds NaN or infinity."""
+    num_bad = value.numel() - int(torch.isfinite(value).sum())
+    if num_bad:
+        raise UserError(
+            f"{what} has {num_bad} values of {value.numel()} that are not finite (NaN or infinite); the file is "
+            "damaged or its training failed: give other weights"
+        )
+    return value
 
 
 def write_layout(layout: Layout, tensor: TensorByName) -> Iterator[tuple[str, torch.Tensor]]:

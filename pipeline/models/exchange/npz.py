@@ -3,6 +3,7 @@
 Sources: vision_transformer's checkpoint.py, big_vision's utils.py (`load_params`), big_transfer.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +14,18 @@ import torch
 from pipeline.models.config import ModelConfig
 from pipeline.models.exchange import npz_bit, npz_vit
 from pipeline.models.exchange.layout import read_layout, without_class_row, write_layout
-from pipeline.models.exchange.sizes import Hints, shapes_in_file
-from pipeline.models.exchange.tensor_file import TensorFile, open_tensor_file, write_npz
+from pipeline.models.exchange.npz_file import write_npz
+from pipeline.models.exchange.open_file import open_tensor_file
+from pipeline.models.exchange.sizes import MOST_LAYERS, Hints, assumed, shapes_in_file
+from pipeline.models.exchange.tensor_file import TensorFile
 from pipeline.models.weights import TensorByName, Weights
 from shards.errors import UserError
 
+log = logging.getLogger(__name__)
 Dialect = Literal["vision_transformer", "big_vision"]
 PREFIXES = ("opt/target/", "params/img/", "params/", "")
 _FIRST = ("embedding/kernel", "root_block/conv_root/kernel", "resnet/root_block/standardized_conv2d/kernel")
 _STACK = "Transformer/encoderblock/"
-_ADVICE = "Give the file of another model, or leave out --model and --num-heads where they say what the file is not"
 
 
 def open_npz(path: Path, hints: Hints) -> Weights:
@@ -37,12 +40,13 @@ def open_npz(path: Path, hints: Hints) -> Weights:
         config = npz_vit.config_in(file, names, hints)
         layout = npz_vit.layout(config, names)
     shapes = shapes_in_file(config)
-    tensor = read_layout(file, layout, shapes, advice=_ADVICE)
-    return Weights(where=str(path), config=config, labels=(), shapes=shapes, tensor=tensor)
+    tensor = read_layout(file, layout, shapes, advice=hints.advice())
+    said = assumed(config, said=("num_heads",), hints=hints)
+    return Weights(where=str(path), config=config, labels=(), shapes=shapes, tensor=tensor, assumed=said)
 
 
 def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: Dialect) -> None:
-    """Writes the file of one dialect; BiT's "vision_transformer" is big_transfer's."""
+    """Writes the file of one dialect; BiT's "vision_transformer" is big_transfer's. Logs what the file can not say."""
     is_big_vision = dialect == "big_vision"
     if config.is_bit:
         bit_names = npz_bit.BIG_VISION if is_big_vision else npz_bit.BIG_TRANSFER
@@ -56,7 +60,22 @@ def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: 
         layout, prefix = npz_vit.layout(config, names), names.prefix
         has_token = config.num_prefix_tokens > 0
         tensor = without_class_row(tensor) if is_big_vision and has_token and "embed.position" in layout else tensor
+    lost = _flags_of_what_is_lost(config)
+    if lost:
+        log.warning("%s can not say how this model computes; patchline import needs %s with it", path, " ".join(lost))
     write_npz(path, ((prefix + name, value) for name, value in write_layout(layout, tensor)))
+
+
+def _flags_of_what_is_lost(config: ModelConfig) -> list[str]:
+    """Flags of `patchline import` for what a file of arrays does not say and is not the paper's code's."""
+    flags = []
+    if config.gelu != npz_vit.USUAL.gelu:
+        flags.append(f"--gelu {config.gelu}")
+    if config.layer_norm_epsilon != npz_vit.USUAL.layer_norm_epsilon:
+        flags.append(f"--layer-norm-epsilon {config.layer_norm_epsilon}")
+    if config.resnet and config.resnet_epsilons != npz_vit.USUAL.resnet_epsilons:
+        flags.append(f"--resnet-epsilons {config.resnet_epsilons}")
+    return flags
 
 
 def normalised(file: TensorFile) -> TensorFile:
@@ -80,6 +99,7 @@ def _unstacked(file: TensorFile) -> TensorFile:
     stacked = {name: shape for name, shape in file.shapes.items() if name.startswith(_STACK)}
     if not stacked:
         return file
+    _refuse_other_depths(file.where, stacked)
     sources = dict(_slices(stacked))
     shapes = {name: shape for name, shape in file.shapes.items() if name not in stacked}
     shapes |= {name: stacked[old][1:] for name, (old, _) in sources.items()}
@@ -94,6 +114,16 @@ def _unstacked(file: TensorFile) -> TensorFile:
         return kept[old][number]
 
     return TensorFile(where=file.where, shapes=shapes, read=read)
+
+
+def _refuse_other_depths(where: str, stacked: dict[str, tuple[int, ...]]) -> None:
+    depth = next((shape[0] for shape in stacked.values() if shape), 0)
+    for name, shape in stacked.items():
+        if not shape or shape[0] != depth or min(shape) < 1 or depth > MOST_LAYERS:
+            raise UserError(
+                f"{name} in {where!r} is {list(shape)}, others are of {depth} layers; a stack has one slice for each "
+                f"of the layers, of which {MOST_LAYERS} are allowed: fetch the file again"
+            )
 
 
 def _slices(stacked: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[str, int]]]:

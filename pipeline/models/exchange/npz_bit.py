@@ -57,7 +57,7 @@ def config_in(file: TensorFile, names: BitNames, hints: Hints) -> ModelConfig:
     if resnet is None:
         raise UserError(f"{file.where!r} has no units (block1/unit01/...) after its root; give a BiT ResNet's file")
     num_classes = file.shape(names.head, 4 if names.is_tensorflow else 2)[-1] if names.head in file.shapes else 0
-    return bit_config(resnet, num_classes=num_classes, usual=USUAL, hints=hints)
+    return bit_config(resnet, num_classes=num_classes, where=file.where, usual=USUAL, hints=hints)
 
 
 def layout(config: ModelConfig, names: BitNames) -> Layout:

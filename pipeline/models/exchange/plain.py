@@ -8,6 +8,7 @@ from pipeline.models.exchange.sizes import (
     Hints,
     TransformerShapes,
     Usual,
+    assumed,
     bit_config,
     count,
     resnet_of,
@@ -28,8 +29,9 @@ def open_plain(file: TensorFile, hints: Hints) -> Weights:
     config = _bit_config(file, hints) if "conv_root.weight" in file.shapes else _vit_config(file, hints)
     shapes = shapes_in_file(config)
     layout = {name: as_is(name) for name in shapes}
-    tensor = read_layout(file, layout, shapes, advice="Give the file of another model, or another --model")
-    return Weights(where=file.where, config=config, labels=(), shapes=shapes, tensor=tensor)
+    tensor = read_layout(file, layout, shapes, advice=hints.advice())
+    said = assumed(config, said=(), hints=hints)
+    return Weights(where=file.where, config=config, labels=(), shapes=shapes, tensor=tensor, assumed=said)
 
 
 def _vit_config(file: TensorFile, hints: Hints) -> ModelConfig:
@@ -63,4 +65,4 @@ def _bit_config(file: TensorFile, hints: Hints) -> ModelConfig:
     if resnet is None:
         raise UserError(f"{file.where!r} has no stages after its root; give the file of a BiT ResNet")
     num_classes = file.shape("head.weight", 2)[0] if "head.weight" in file.shapes else 0
-    return bit_config(resnet, num_classes=num_classes, usual=_USUAL, hints=hints)
+    return bit_config(resnet, num_classes=num_classes, where=file.where, usual=_USUAL, hints=hints)

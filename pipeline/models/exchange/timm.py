@@ -1,9 +1,8 @@
 """timm's models: a folder with `config.json` and `model.safetensors` (timm.create_model("local-dir:FOLDER")), or a
 state dict alone.
 
-Sources: timm's vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py and _hub.py. timm's defaults are exact
-GELU and its own epsilons in ResNets; a state dict does not say what it was trained with, `config.json` may. Shape
-letters: D width, O channels out, I channels in.
+Sources: timm's vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py and _hub.py. What model a file is of is
+found in timm_config.py. Shape letters: D width, O channels out, I channels in.
 """
 
 import logging
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.models.config import Gelu, ModelConfig, ResNetSize
+from pipeline.models.config import ModelConfig, ResNetSize
 from pipeline.models.exchange.layout import (
     Layout,
     Place,
@@ -23,32 +22,15 @@ from pipeline.models.exchange.layout import (
     read_layout,
     write_layout,
 )
-from pipeline.models.exchange.sizes import (
-    Hints,
-    TransformerShapes,
-    Usual,
-    bit_config,
-    count,
-    resnet_of,
-    shapes_in_file,
-    side_of,
-    transformer_config,
-    units_of,
-)
+from pipeline.models.exchange.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.exchange.tensor_file import TensorFile
+from pipeline.models.exchange.timm_config import EPSILON, GELUS, entries, model_in
+from pipeline.models.labels import unique_labels
 from pipeline.models.weights import TensorByName, Weights, write_folder
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
 MARKS = ("patch_embed.proj.weight", "stem.conv.weight")
-_GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh"}
-_EPSILON = 1e-6
-# Parts of timm's models that ours has not: why, by the beginning of their names.
-_FOREIGN = {
-    "pre_logits.": "is a hidden layer before the head, which timm itself leaves out; take the weights' .npz file, "
-    "whose hidden layer is kept",
-    "fc_norm.": "is a norm after the mean over tokens; the models here have theirs before it, as the paper's code",
-}
 _RESNETS = {
     ResNetSize(units=(3, 4, 9)): "vit_base_r50_s16_224",
     ResNetSize(units=(3, 4, 6, 3)): "vit_large_r50_s32_224",
@@ -66,35 +48,15 @@ _BITS = {
 
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
     """The weights in timm's state dict. UserError naming the tensor that does not fit, and why."""
-    for start, reason in _FOREIGN.items():
-        for name in file.shapes:
-            if name.startswith(start):
-                raise UserError(f"{name} {list(file.shapes[name])} in {file.where!r} {reason}")
-    arguments = _entries(description, "model_args")
-    gelu = _GELUS.get(str(arguments.get("act_layer") or "gelu"))
-    if gelu is None:
-        raise UserError(f"act_layer in {file.where!r} is {arguments['act_layer']!r}; allowed are {', '.join(_GELUS)}")
-    _refuse_other_settings(file, description)
-    usual = Usual(gelu=gelu, layer_norm_epsilon=_EPSILON, resnet_epsilons="timm")
-    class_row = False
-    if "stem.conv.weight" in file.shapes:
-        config = _bit_config(file, usual, hints)
-    else:
-        num_heads = arguments.get("num_heads")
-        config = _vit_config(file, num_heads if isinstance(num_heads, int) else None, usual, hints)
-    if "pos_embed" in file.shapes:
-        num_positions, class_token = file.shape("pos_embed", 3)[1], "cls_token" in file.shapes
-        _, class_row = side_of(num_positions, class_token=class_token, where=file.where, name="pos_embed")
-    shapes = shapes_in_file(config)
-    tensor = read_layout(
-        file,
-        layout(config, class_row=class_row),
-        shapes,
-        advice="Give the file of another model, or another --model",
-    )
-    names = description.get("label_names") or _entries(description, "pretrained_cfg").get("label_names")
+    found = model_in(file, description, hints)
+    shapes = shapes_in_file(found.config)
+    places = layout(found.config, class_row=found.class_row)
+    tensor = read_layout(file, places, shapes, advice=hints.advice())
+    said = assumed(found.config, said=found.said, hints=hints)
+    names = description.get("label_names") or entries(description, "pretrained_cfg").get("label_names")
     labels = tuple(str(name) for name in names) if isinstance(names, list) else ()
-    return Weights(where=file.where, config=config, labels=labels, shapes=shapes, tensor=tensor)
+    labels = unique_labels(labels, where=file.where)
+    return Weights(where=file.where, config=found.config, labels=labels, shapes=shapes, tensor=tensor, assumed=said)
 
 
 def save_timm(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
@@ -104,9 +66,9 @@ def save_timm(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], ten
             "timm's models have no hidden layer before the head (representation); it is never dropped silently: "
             "give --new-head for a model without it, or export as vision_transformer or big_vision"
         )
-    if not config.is_bit and config.layer_norm_epsilon != _EPSILON:
+    if not config.is_bit and config.layer_norm_epsilon != EPSILON:
         raise UserError(
-            f"model.layer_norm_epsilon is {config.layer_norm_epsilon}; timm's models have {_EPSILON}; "
+            f"model.layer_norm_epsilon is {config.layer_norm_epsilon}; timm's models have {EPSILON}; "
             "export as hugging_face, whose config.json says it"
         )
     architecture = _architecture(config)
@@ -190,61 +152,6 @@ def _same(ours: str, theirs: str) -> dict[str, Place]:
     return {f"{ours}{kind}": as_is(f"{theirs}{kind}") for kind in ("weight", "bias")}
 
 
-def _entries(description: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = description.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> None:
-    """What timm computes otherwise with the same tensors, as far as its config.json says."""
-    pretrained, arguments = _entries(description, "pretrained_cfg"), _entries(description, "model_args")
-    pooled = arguments.get("global_pool") or description.get("global_pool")
-    is_vit = "stem.conv.weight" not in file.shapes
-    expected = "token" if "cls_token" in file.shapes else "avg"
-    if is_vit and pooled and pooled != expected:
-        raise UserError(
-            f"config.json beside {file.where!r} says global_pool {pooled!r}; with these tensors allowed is {expected!r}"
-        )
-    if "quickgelu" in str(description.get("architecture")):
-        raise UserError(f"{description['architecture']!r} has QuickGELU; allowed are GELU exact and tanh")
-    for key in ("mean", "std"):
-        values = pretrained.get(key) or [0.5] * 3
-        if values != [0.5] * 3:
-            raise UserError(
-                f"config.json beside {file.where!r} says pixels of {key} {values}; the models here take the "
-                "paper's, 0.5 each: give weights trained so"
-            )
-
-
-def _vit_config(file: TensorFile, num_heads: int | None, usual: Usual, hints: Hints) -> ModelConfig:
-    width, _, patch, _ = file.shape("patch_embed.proj.weight", 4)
-    units = units_of(file.shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0)
-    root = "patch_embed.backbone.stem.conv.weight"
-    shapes = TransformerShapes(
-        patch=patch,
-        depth=count(file.shapes, r"blocks\.(\d+)\."),
-        width=width,
-        mlp_width=file.shape("blocks.0.mlp.fc1.weight", 2)[0],
-        num_heads=num_heads,
-        num_classes=file.shape("head.weight", 2)[0] if "head.weight" in file.shapes else 0,
-        num_positions=file.shape("pos_embed", 3)[1] if "pos_embed" in file.shapes else None,
-        class_token="cls_token" in file.shapes,
-        resnet=resnet_of(units, root_channels=file.shape(root, 4)[0]) if units else None,
-    )
-    return transformer_config(shapes, where=file.where, position_name="pos_embed", usual=usual, hints=hints)
-
-
-def _bit_config(file: TensorFile, usual: Usual, hints: Hints) -> ModelConfig:
-    units = units_of(file.shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
-    resnet = resnet_of(units, root_channels=file.shape("stem.conv.weight", 4)[0])
-    if resnet is None:
-        raise UserError(
-            f"{file.where!r} has no stages after its stem; give the file of a BiT ResNet (resnetv2_..._bit)"
-        )
-    num_classes = file.shape("head.fc.weight", 4)[0] if "head.fc.weight" in file.shapes else 0
-    return bit_config(resnet, num_classes=num_classes, usual=usual, hints=hints)
-
-
 def _architecture(config: ModelConfig) -> str:
     """The model of timm's that the arguments below make ours of."""
     if not config.resnet:
@@ -267,7 +174,7 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
         ratio = math.nextafter(ratio, math.inf)
     arguments: dict[str, Any] = {"img_size": config.image_size, "embed_dim": size.width, "depth": size.depth}
     arguments |= {"num_heads": size.num_heads, "mlp_ratio": ratio}
-    arguments["act_layer"] = {known: name for name, known in _GELUS.items()}[config.gelu]
+    arguments["act_layer"] = {known: name for name, known in GELUS.items()}[config.gelu]
     if not config.resnet or size.patch != 1:
         arguments["patch_size"] = size.patch
     if config.pooling == "average":

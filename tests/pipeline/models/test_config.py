@@ -108,7 +108,7 @@ def test_a_field_wins_over_the_names_size() -> None:
     ("fields", "message"),
     [
         pytest.param({"image_size": 225}, "225, not a multiple of the patch (16 px); take 224 or 240", id="between"),
-        pytest.param({"image_size": 8}, "image_size is 8, .*take 16 or 16", id="smaller than a patch"),
+        pytest.param({"image_size": 8}, "image_size is 8, .*take 16 or a multiple", id="smaller than a patch"),
         pytest.param({"name": "vit_h14", "image_size": 512}, "take 504 or 518", id="H/14 is fine-tuned at 518"),
         pytest.param({"width": 770}, "width is 770, not a multiple of model.num_heads = 12", id="uneven heads"),
         pytest.param({"name": "vit_x"}, "'vit_x', which is none of vit_b32, .*--model.mlp-width", id="unknown name"),

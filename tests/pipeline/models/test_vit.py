@@ -11,6 +11,7 @@ from scipy.special import erf
 
 from pipeline.models import ModelConfig, ViT, build_model, shapes_of
 from pipeline.models.pos_embed import resample_position_embeddings
+from pipeline.models.vit import gelu_by_sigmoid
 
 Array = NDArray[np.float64]
 TINY: dict[str, Any] = {"name": "vit", "image_size": 12, "num_classes": 5, "patch": 4, "depth": 2, "width": 24}
@@ -231,3 +232,19 @@ def test_a_hybrid_takes_images_of_any_whole_grid() -> None:
 def test_a_model_needs_its_classes() -> None:
     with pytest.raises(ValueError, match="num_classes is 0"):
         ViT(ModelConfig(**(TINY | {"num_classes": 0})))
+
+
+def test_gelu_by_sigmoid_is_the_tanh_approximation() -> None:
+    x = torch.linspace(-12, 12, 4001, dtype=torch.float64).requires_grad_()
+    expected = F.gelu(x, approximate="tanh")
+    torch.testing.assert_close(gelu_by_sigmoid(x), expected, rtol=1e-11, atol=1e-14)
+    ours, theirs = (torch.autograd.grad(y.sum(), x)[0] for y in (gelu_by_sigmoid(x), expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_gelu_by_sigmoid_rounds_once_in_bf16() -> None:
+    x = torch.linspace(-6, 6, 1001, dtype=torch.bfloat16)
+    exact = F.gelu(x.double(), approximate="tanh").to(torch.bfloat16)
+    assert gelu_by_sigmoid(x).dtype == torch.bfloat16
+    differs = (gelu_by_sigmoid(x) - exact).abs() > exact.abs() / 128 + 1e-7
+    assert not differs.any()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pipeline.models import Model, ModelConfig, build_model
 from pipeline.models.pos_embed import Mode, resample_axis_embeddings, resample_position_embeddings
@@ -261,6 +262,9 @@ def cut(folder: Path, num_bytes: int) -> None:
             lambda f: rewrite(f, model=TINY | {"image_size": "16"}), "can not be read", id="text for a number"
         ),
         pytest.param(lambda f: rewrite(f, labels=3), "can not be read", id="labels are a number"),
+        pytest.param(lambda f: rewrite(f, labels=["a"]), "it has 1 labels, 1 different ones, for 3", id="too few"),
+        pytest.param(lambda f: rewrite(f, labels=["a", "b", "a"]), "3 labels, 2 different ones", id="a name twice"),
+        pytest.param(lambda f: rewrite(f, format=2), "its format is 2, allowed is 1", id="another format"),
         pytest.param(lambda f: cut(f, 500), "can not be read", id="tensors cut off in their header"),
         pytest.param(lambda f: cut(f, -100), "can not be read", id="tensors cut off in their data"),
         pytest.param(lambda f: cut(f, 0), "can not be read", id="an empty file"),
@@ -284,3 +288,62 @@ def test_no_folder_at_all(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match=r"holds config\.json and model\.safetensors"):
         open_weights(str(tmp_path / name))
+
+
+def test_a_folder_left_in_between_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written over and killed between any two renames: the old weights, the new ones, or none; never a mixture."""
+    folder, rename = tmp_path / "w", Path.replace
+    for num_renames in range(2):
+        saved(folder, random_model())
+        left = [num_renames]
+
+        def replace_some(self: Path, target: Path, left: list[int] = left) -> Path:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "replace", replace_some)
+        with pytest.raises(KeyboardInterrupt):
+            saved(folder, random_model(gelu="exact"))
+        monkeypatch.setattr(Path, "replace", rename)
+        with pytest.raises(UserError, match="no weights at"):
+            open_weights(str(folder))
+    saved(folder, random_model(gelu="exact"))
+    assert open_weights(str(folder)).config.gelu == "exact"
+
+
+def test_tensors_know_their_config(tmp_path: Path) -> None:
+    """Files of two exports of one shape do not pass for a folder; folders from before the hash do."""
+    one, other = Path(saved(tmp_path / "one", random_model())), Path(saved(tmp_path / "o", random_model(gelu="exact")))
+    (one / "config.json").write_bytes((other / "config.json").read_bytes())
+    with pytest.raises(UserError, match=r"config\.json at .* is not the one that model\.safetensors was written with"):
+        open_weights(str(one))
+    save_file(load_file(one / "model.safetensors"), one / "model.safetensors", metadata={"format": "pt"})
+    assert open_weights(str(one)).config.gelu == "exact"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "flags"),
+    [
+        ({"pooling": "average"}, {}, "Give --model.pooling average, or other weights"),
+        ({}, {"pooling": "average"}, "Give --model.pooling token, or"),
+        ({"position": "learned_2d"}, {"pooling": "average"}, "Give --model.pooling token --model.position learned_2d"),
+    ],
+)
+def test_advice_is_the_flags_that_help(
+    tmp_path: Path, source: dict[str, Any], target: dict[str, Any], flags: str
+) -> None:
+    weights, config = open_weights(saved(tmp_path, random_model(**source))), config_of(**target)
+    with pytest.raises(UserError, match=flags):
+        fit_weights(weights, config, initial=initial_of(config), new_head=True)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"), [(("a",), ("a", "unnamed 1", "unnamed 2")), (("a", "b", "a"), ("a", "b", "a (2)"))]
+)
+def test_what_is_saved_can_be_opened_whatever_the_names(
+    tmp_path: Path, labels: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    """A model may have more classes than its dataset has names."""
+    assert open_weights(saved(tmp_path, random_model(), labels=labels)).labels == expected

@@ -177,3 +177,18 @@ def test_the_mean_over_classes_would_be_another_run() -> None:
     mean = torch.nn.functional.binary_cross_entropy_with_logits(x, multi_hot(labels, 21_843))
     ratio = float(classification_loss(x, labels, name="sigmoid") / mean)
     assert ratio == pytest.approx(21_843, rel=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_an_image_without_a_label_adds_nothing_whichever_way_it_comes(smoothing: float) -> None:
+    """Smoothing spreads a share of what a target has: of none there is none. Mixed with another, the other's part."""
+    labels = torch.tensor([[1], [-1], [3], [4]])
+    targets = targets_of(labels, 5, name="softmax")
+    loss = classification_loss(logits(), labels, name="softmax", smoothing=smoothing)
+    dense = classification_loss(logits(), targets, name="softmax", smoothing=smoothing)
+    torch.testing.assert_close(dense, loss)
+    alone = classification_loss(logits()[:1], targets[:1], name="softmax", smoothing=smoothing)
+    mixed = classification_loss(
+        logits()[:1], 0.7 * targets[:1] + 0.3 * targets[1:2], name="softmax", smoothing=smoothing
+    )
+    torch.testing.assert_close(mixed, 0.7 * alone)

@@ -29,8 +29,8 @@ from tests.pipeline.models.exchange.random_weights import (
     random_model,
     tensors_of,
 )
-from tests.pipeline.models.test_parity import difference, random_images
-from tests.pipeline.models.test_parity import random_model as gentle_model
+from tests.pipeline.models.parity import difference, random_images
+from tests.pipeline.models.parity import random_model as gentle_model
 
 HEADS = Hints(num_heads=2)
 LABELS = ("a", "b", "c")
@@ -176,7 +176,7 @@ def test_other_pixels_are_refused(tmp_path: Path) -> None:
     folder = exported(tmp_path, VIT, "hugging_face")
     assert open_any(str(folder), Hints()).labels == LABELS
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.485, 0.456, 0.406]}))
-    with pytest.raises(UserError, match=r"says pixels of image_mean .0.485, .* the models here take the paper's"):
+    with pytest.raises(UserError, match=r"says image_mean .0.485, .* the models here take the paper's"):
         open_any(str(folder), Hints())
 
 
@@ -223,3 +223,44 @@ def test_our_own_folder_says_all(tmp_path: Path) -> None:
 def test_npz_files_are_called_so(tmp_path: Path, written: Format) -> None:
     with pytest.raises(UserError, match=r"--out is .*; the format .* is a file that ends in \.npz"):
         save_as(written, tmp_path / "w", config=VIT, labels=(), tensor=tensors_of(random_model(VIT)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(Change(new_head=True, num_classes=0), "--num-classes is 0; allowed is 1 or more", id="no class"),
+        pytest.param(Change(num_classes=-1), "--num-classes is -1; allowed is 1 or more", id="less than none"),
+        pytest.param(Change(image_size=0), "--image-size is 0; allowed are multiples of 4", id="no image"),
+        pytest.param(
+            Change(image_size=18),
+            "--image-size is 18, not a multiple of the patch .4 px.; take 16 or 20$",
+            id="no grid",
+        ),
+        pytest.param(Change(new_head=True, num_classes=10**12), "1000000000000 classes", id="absurd"),
+    ],
+)
+def test_changes_that_can_not_be(tmp_path: Path, change: Change, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        changed(weights_of(VIT, tmp_path), change)
+
+
+def test_a_pooler_without_a_head_is_dropped_with_a_word(transformers: ModuleType, tmp_path: Path) -> None:
+    """ViTModel's: a hidden tanh layer of a head that is not there."""
+    config = transformers.ViTConfig(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20, image_size=16, patch_size=4
+    )
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"give --new-head --num-classes K .*.its hidden layer, .* is dropped then"):
+        changed(open_any(str(tmp_path), Hints()), Change())
+
+
+def test_pixels_of_a_format_that_has_them_go_with_it(tmp_path: Path) -> None:
+    folder = exported(tmp_path, VIT, "hugging_face")
+    assert (folder / "preprocessor_config.json").is_file()
+    save_as("timm", folder, config=VIT, labels=LABELS, tensor=tensors_of(random_model(VIT)))
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_our_own_format_has_a_name_for_every_class(tmp_path: Path) -> None:
+    save_as("patchline", tmp_path / "w", config=VIT, labels=(), tensor=tensors_of(random_model(VIT)))
+    assert open_weights(str(tmp_path / "w")).labels == ("0", "1", "2")

@@ -17,7 +17,8 @@ from pipeline.models.exchange.layout import (
     without_class_row,
     write_layout,
 )
-from pipeline.models.exchange.tensor_file import open_tensor_file, write_npz
+from pipeline.models.exchange.npz_file import write_npz
+from pipeline.models.exchange.open_file import open_tensor_file
 from shards.errors import UserError
 
 

@@ -1,11 +1,14 @@
 """Published .npz files: round trips without a changed bit, every prefix and old shape, and what is refused."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from pipeline.models import ModelConfig
 from pipeline.models.exchange.npz import PREFIXES, Dialect, open_npz, save_npz
@@ -167,7 +170,7 @@ TABLE = "Transformer/posembed_input/pos_embedding"
         ),
         pytest.param(
             {TABLE: np.zeros((1, 19, 12), np.float32)},
-            f"{TABLE} in FILE has 19 rows, which is the grid of no square image; allowed is a square, or a square",
+            f"{TABLE} in FILE has 19 rows, which is the grid of no square image; allowed is a square or a",
             id="impossible grid",
         ),
         pytest.param(
@@ -202,3 +205,60 @@ def test_a_model_that_it_is_not_is_refused_in_the_files_names(tmp_path: Path) ->
         open_npz(path, Hints(model="vit_ti16"))
     with pytest.raises(UserError, match=r"query/kernel is \[12, 3, 4\], the model needs \[192, 3, 64\]"):
         open_npz(path, Hints(model="vit_ti16"))
+
+
+def stacked(path: Path, **changes: NDArray[Any]) -> Path:
+    """big_vision's file with its layers in one array each."""
+    save_npz(path, config=VIT, tensor=tensors_of(random_model(VIT)), dialect="big_vision")
+    arrays, start = arrays_in(path), "params/Transformer/encoderblock"
+    layers = [[name for name in arrays if name.startswith(f"{start}_{number}/")] for number in (0, 1)]
+    for first, second in zip(*map(sorted, layers), strict=True):
+        arrays[first.replace("encoderblock_0/", "encoderblock/")] = np.stack([arrays.pop(first), arrays.pop(second)])
+    for name, value in changes.items():
+        arrays[f"{start}/{name.replace('__', '/')}"] = value
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    return path
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        pytest.param(
+            np.zeros((3, 12), np.float32), r"LayerNorm_0/scale in .* is \[3, 12\], .* 2 layers", id="another depth"
+        ),
+        pytest.param(np.zeros((), np.float32), r"LayerNorm_0/scale in .* is \[\]", id="no dimension"),
+        pytest.param(np.zeros((10**9, 0), np.float32), r"LayerNorm_0/scale in .* is \[1000000000, 0\]", id="no values"),
+    ],
+)
+def test_stacks_must_be_of_one_depth(tmp_path: Path, value: Any, message: str) -> None:
+    path = stacked(tmp_path / "w.npz")
+    assert open_npz(path, Hints()).config == VIT
+    with pytest.raises(UserError, match=message):
+        open_npz(stacked(path, LayerNorm_0__scale=value), Hints())
+
+
+@pytest.mark.parametrize(
+    ("config", "flags"),
+    [
+        pytest.param(replace(VIT, gelu="exact"), "--gelu exact", id="GELU"),
+        pytest.param(replace(VIT, layer_norm_epsilon=1e-12), "--layer-norm-epsilon 1e-12", id="epsilon"),
+        pytest.param(replace(HYBRID, resnet_epsilons="timm"), "--resnet-epsilons timm", id="ResNet"),
+        pytest.param(replace(BIT, resnet_epsilons="timm"), "--resnet-epsilons timm", id="BiT"),
+        pytest.param(VIT, "", id="nothing is lost"),
+    ],
+)
+def test_what_the_file_can_not_say_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, config: ModelConfig, flags: str
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        save_npz(
+            tmp_path / "w.npz", config=config, tensor=tensors_of(random_model(config)), dialect="vision_transformer"
+        )
+    assert flags in caplog.text
+    assert bool(caplog.text) == bool(flags)
+
+
+def test_what_is_assumed_of_a_file(tmp_path: Path) -> None:
+    save_npz(tmp_path / "w.npz", config=VIT, tensor=tensors_of(random_model(VIT)), dialect="vision_transformer")
+    assert open_npz(tmp_path / "w.npz", Hints()).assumed == ("gelu tanh", "layer_norm_epsilon 1e-06")
+    assert open_npz(tmp_path / "w.npz", Hints(gelu="exact")).assumed == ("layer_norm_epsilon 1e-06",)

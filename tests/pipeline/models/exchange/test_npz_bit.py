@@ -12,8 +12,8 @@ from pipeline.models.exchange.npz import Dialect, open_npz, save_npz
 from pipeline.models.exchange.sizes import Hints
 from shards.errors import UserError
 from tests.pipeline.models.exchange.random_weights import BIT, arrays_in, random_model, tensors_of
-from tests.pipeline.models.test_parity import difference, random_images
-from tests.pipeline.models.test_parity import random_model as gentle_model
+from tests.pipeline.models.parity import difference, random_images
+from tests.pipeline.models.parity import random_model as gentle_model
 
 TENSORFLOW = {
     "resnet/root_block/standardized_conv2d/kernel": (7, 7, 3, 64),

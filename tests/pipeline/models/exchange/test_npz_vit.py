@@ -19,7 +19,7 @@ from tests.pipeline.models.exchange.random_weights import (
     random_model,
     tensors_of,
 )
-from tests.pipeline.models.test_parity import difference, random_images
+from tests.pipeline.models.parity import difference, random_images
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.models import ModelConfig
+from pipeline.models.exchange.open_file import open_tensor_file
 from pipeline.models.exchange.plain import open_plain
 from pipeline.models.exchange.sizes import Hints
-from pipeline.models.exchange.tensor_file import open_tensor_file
 from shards.errors import UserError
 from tests.pipeline.models.exchange.random_weights import (
     AVERAGE,

@@ -40,7 +40,7 @@ def config_of(shapes: TransformerShapes, hints: Hints | None = None) -> ModelCon
 @pytest.mark.parametrize("name", NAMES)
 def test_every_model_has_its_name_back(name: str) -> None:
     if name in BIT_RESNETS:
-        config = bit_config(BIT_RESNETS[name], num_classes=10, usual=USUAL, hints=Hints())
+        config = bit_config(BIT_RESNETS[name], num_classes=10, where="w.npz", usual=USUAL, hints=Hints())
     else:
         size, resnet = SIZES[name], HYBRID_RESNETS.get(name)
         shapes = TransformerShapes(**vars(size), num_classes=10, num_positions=50, class_token=True, resnet=resnet)
@@ -101,12 +101,14 @@ def test_what_does_not_go_together_is_refused(change: dict[str, Any], hints: Hin
 
 
 def test_a_bit_of_another_size_and_of_another_name() -> None:
-    config = bit_config(BIT_RESNETS["bit_r50x1"], num_classes=3, usual=USUAL, hints=Hints(model="bit_r101x1"))
+    config = bit_config(
+        BIT_RESNETS["bit_r50x1"], num_classes=3, where="w.npz", usual=USUAL, hints=Hints(model="bit_r101x1")
+    )
     assert (config.name, config.resnet_units) == ("bit_r101x1", None)
     with pytest.raises(UserError, match="--model is 'vit_b16', the file is of a BiT ResNet; allowed are bit_r50x1"):
-        bit_config(BIT_RESNETS["bit_r50x1"], num_classes=3, usual=USUAL, hints=Hints(model="vit_b16"))
+        bit_config(BIT_RESNETS["bit_r50x1"], num_classes=3, where="w.npz", usual=USUAL, hints=Hints(model="vit_b16"))
     with pytest.raises(UserError, match="has no heads, GELU or layer norm"):
-        bit_config(BIT_RESNETS["bit_r50x1"], num_classes=3, usual=USUAL, hints=Hints(gelu="tanh"))
+        bit_config(BIT_RESNETS["bit_r50x1"], num_classes=3, where="w.npz", usual=USUAL, hints=Hints(gelu="tanh"))
 
 
 @pytest.mark.parametrize(
@@ -143,3 +145,52 @@ def test_a_file_without_classes_has_no_head() -> None:
     assert with_head["head.weight"] == (7, 192)
     without = shapes_in_file(ModelConfig(name="vit_ti16", num_classes=0))
     assert set(with_head) - set(without) == {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "change", "message"),
+    [
+        pytest.param(49, {"declared": (6, 8)}, "says a grid of 6 x 8 .* square images", id="not square"),
+        pytest.param(50, {"declared": (6, 6)}, "has 50 rows, .* says a grid of 6 x 6", id="of another size"),
+        pytest.param(37, {"declared": (6, 6), "class_row": False}, "6 x 6 without the class token, 36", id="no row"),
+        pytest.param(36, {"declared": (6, 6), "class_row": True}, "6 x 6 and the class token, 37", id="a row"),
+        pytest.param(36, {"class_row": True}, "36 rows, which is the grid of no square image", id="never guessed"),
+    ],
+)
+def test_a_grid_that_is_declared_must_be_there(rows: int, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        side_of(rows, class_token=True, where="w", name="pos", **change)
+
+
+@pytest.mark.parametrize(
+    ("rows", "change", "expected"),
+    [
+        (37, {"declared": (6, 6)}, (6, True)),
+        (36, {"declared": (6, 6)}, (6, False)),
+        (37, {"class_row": True}, (6, True)),
+        (36, {"class_row": False}, (6, False)),
+        (1, {"class_row": False}, (1, False)),
+    ],
+)
+def test_a_grid_as_declared(rows: int, change: dict[str, Any], expected: tuple[int, bool]) -> None:
+    assert side_of(rows, class_token=True, where="w", name="pos", **change) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"num_classes": 10**8}, "100000000 classes", id="classes"),
+        pytest.param({"depth": 10**7}, "10000000 layers", id="layers"),
+        pytest.param({"width": 3 * 10**6, "num_heads": 3}, "parameters", id="parameters"),
+    ],
+)
+def test_absurd_sizes_are_refused_before_a_model_is_laid_out(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=rf"'w.npz' .*{message}.*more than any model"):
+        config_of(replace(TI, **change))
+
+
+def test_advice_names_what_was_given() -> None:
+    assert Hints().advice() == "Give the file of another model"
+    assert "--model vit_b16" in Hints(model="vit_b16").advice()
+    assert "--num-heads" not in Hints(model="vit_b16").advice()
+    assert "--num-heads 3" in Hints(num_heads=3).advice()

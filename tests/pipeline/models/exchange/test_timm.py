@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.models import ModelConfig
+from pipeline.models.exchange.open_file import open_tensor_file
 from pipeline.models.exchange.sizes import Hints
-from pipeline.models.exchange.tensor_file import open_tensor_file
 from pipeline.models.exchange.timm import open_timm, save_timm
 from pipeline.models.weights import Weights
 from shards.errors import UserError
@@ -27,8 +27,8 @@ from tests.pipeline.models.exchange.random_weights import (
     random_model,
     tensors_of,
 )
-from tests.pipeline.models.test_parity import difference, random_images
-from tests.pipeline.models.test_parity import random_model as gentle_model
+from tests.pipeline.models.parity import difference, random_images
+from tests.pipeline.models.parity import random_model as gentle_model
 
 LABELS = ("cat", "dog", "Füchsin")
 SMALL: dict[str, Any] = {"depth": 1, "width": 24, "mlp_width": 48, "num_heads": 2, "num_classes": 3, "image_size": 64}
@@ -135,8 +135,14 @@ def test_other_epsilons_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     [
         pytest.param("pre_logits.fc.weight", "is a hidden layer before the head", id="pre_logits"),
         pytest.param("fc_norm.weight", "is a norm after the mean over tokens", id="fc_norm"),
-        pytest.param("blocks.0.ls1.gamma", r"\[12\] is not in the model", id="layer scale"),
-        pytest.param("reg_token", r"\[12\] is not in the model", id="registers"),
+        pytest.param("fc_norm.bias", "give weights with global_pool 'avg' and fc_norm False", id="what to do"),
+        pytest.param("blocks.0.ls1.gamma", "layer scale.* no field of a model here stands for", id="layer scale"),
+        pytest.param("reg_token", "registers.* no field of a model here stands for", id="registers"),
+        pytest.param("dist_token", "a distillation token.* no field of a model here", id="DeiT, distilled"),
+        pytest.param("norm_pre.weight", "a norm before the blocks.* no field", id="CLIP"),
+        pytest.param("attn_pool.q.weight", "attention pooling.* no field", id="SigLIP"),
+        pytest.param("blocks.0.attn.q_norm.weight", "a norm of queries.* no field", id="q norm"),
+        pytest.param("blocks.0.attn.rel_pos", r"\[12\] is not in the model", id="unknown"),
     ],
 )
 def test_tensors_that_ours_has_not_are_refused_not_dropped(tmp_path: Path, name: str, message: str) -> None:
@@ -155,6 +161,25 @@ def test_tensors_that_ours_has_not_are_refused_not_dropped(tmp_path: Path, name:
         ),
         pytest.param({"pretrained_cfg": {"mean": [0.485, 0.456, 0.406]}}, "says pixels of mean .0.485", id="pixels"),
         pytest.param({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "has QuickGELU", id="QuickGELU"),
+        pytest.param(
+            {"model_args": {"img_size": 32, "num_heads": 2}},
+            r"pos_embed in .* has 17 rows, .* a grid of 8 x 8 and the class token, 65 rows",
+            id="another image size",
+        ),
+        pytest.param({"model_args": {"img_size": [8, 32]}}, "a grid of 2 x 8 .* square images", id="not square"),
+        pytest.param(
+            {"model_args": {}, "pretrained_cfg": {"input_size": [3, 8, 32]}}, "a grid of 2 x 8", id="input_size"
+        ),
+        pytest.param(
+            {"model_args": {"no_embed_class": True, "img_size": 16}},
+            "has 17 rows, .* a grid of 4 x 4 without the class token, 16 rows",
+            id="no_embed_class",
+        ),
+        pytest.param(
+            {"model_args": {"no_embed_class": True}, "pretrained_cfg": {}},
+            "has 17 rows, which is the grid of no square image; allowed is a square",
+            id="no_embed_class, no size",
+        ),
     ],
 )
 def test_another_arithmetic_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -168,3 +193,19 @@ def test_heads_that_no_file_says_are_asked_for(tmp_path: Path) -> None:
     tensors = saved(tmp_path) / "model.safetensors"
     with pytest.raises(UserError, match="does not say how many heads its attention of width 12 has; give --num-heads"):
         open_timm(open_tensor_file(tensors), {}, Hints())
+
+
+def test_missing_biases_of_the_attention_are_no_mistake_of_the_file(tmp_path: Path) -> None:
+    tensors = load_file(saved(tmp_path) / "model.safetensors")
+    kept = {name: value for name, value in tensors.items() if not name.endswith("qkv.bias")}
+    save_file(kept, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"blocks\.0\.attn\.qkv\.bias .* no field of a model here stands for"):
+        opened(tmp_path)
+
+
+def test_registers_are_named_before_the_grid(tmp_path: Path) -> None:
+    tensors = load_file(saved(tmp_path) / "model.safetensors") | {"reg_token": torch.zeros(1, 3, 12)}
+    tensors["pos_embed"] = torch.zeros(1, 20, 12)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="reg_token"):
+        opened(tmp_path)

@@ -1,0 +1,23 @@
+"""Sizes of images and patches as a config.json declares them: the grid that its position embeddings must be of."""
+
+from typing import Any
+
+from shards.errors import UserError
+
+Pair = tuple[int, int]  # height, width
+
+
+def pair_of(value: Any, *, key: str, where: str) -> Pair:
+    """Height and width, from one number for both or from two. UserError for anything else."""
+    pair = [value, value] if not isinstance(value, list | tuple) else value
+    if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
+        raise UserError(
+            f"config.json beside {where!r} says {key} {value!r}; allowed are a number of pixels of 1 or more, or two "
+            "(height, width)"
+        )
+    return pair[0], pair[1]
+
+
+def grid_of(image: Pair, patch: Pair) -> Pair:
+    """Patches down and across: the convolution that embeds them leaves out what is no whole patch."""
+    return image[0] // patch[0], image[1] // patch[1]

@@ -1,0 +1,33 @@
+"""Names of classes: one for each, each once. ImageNet's own list has two cranes, a bird and a machine.
+
+Evaluation and fine-tuning find classes by their names, so a name that stands for two would be counted wrong.
+"""
+
+import logging
+
+log = logging.getLogger(__name__)
+
+
+def unique_labels(labels: tuple[str, ...], *, where: str) -> tuple[str, ...]:
+    """The names, each once: one that comes again gets its id in brackets, which is logged. Ids do not change."""
+    taken = set(labels)
+    seen: set[str] = set()
+    named = []
+    for number, label in enumerate(labels):
+        name = label
+        while name in seen or (name != label and name in taken):
+            name = f"{name} ({number})"
+        seen.add(name)
+        named.append(name)
+    again = [name for name, label in zip(named, labels, strict=True) if name != label]
+    if again:
+        log.warning(
+            "%s: %d names are of a class before, too; they have ids: %s", where, len(again), ", ".join(again[:5])
+        )
+    return tuple(named)
+
+
+def completed_labels(labels: tuple[str, ...], *, num_classes: int, where: str) -> tuple[str, ...]:
+    """As many names as classes: classes without one, which a dataset of fewer leaves, are "unnamed 12"."""
+    unnamed = tuple(f"unnamed {number}" for number in range(len(labels), num_classes))
+    return unique_labels((*labels[:num_classes], *unnamed), where=where)

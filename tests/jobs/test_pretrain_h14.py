@@ -1,0 +1,75 @@
+"""The paper's largest model at its true size: one whole optimiser step under ZeRO-1, in memory that a laptop has."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.launch import Ranks
+from jobs.recipes.paper_jft import vit_h14_jft
+from pipeline.models.flops import num_parameters
+from pipeline.models.initial import initial_tensor
+from pipeline.models.weights import open_weights
+from pipeline.training.metrics import read_metrics
+from tests.rigs.training import start
+
+MOST_BYTES = 20e9
+WORDS = (
+    *("--model.num-classes", "1000", "--steps", "1", "--schedule.warmup-steps", "0", "--device", "cpu"),
+    *("--global-batch", "2", "--data.lanes", "2"),  # an image a rank, in one pass
+)
+
+
+def peak_bytes(ranks: Ranks) -> int:
+    """The most memory that the ranks took, by the kernel's own account, each at its own worst moment."""
+    most = {process.pid: 0 for process in ranks.processes}
+    while any(process.poll() is None for process in ranks.processes):
+        for process in ranks.processes:
+            most[process.pid] = max(most[process.pid], high_water_bytes(process.pid))
+        for process in ranks.processes:
+            try:
+                process.wait(timeout=0.1)
+            except subprocess.TimeoutExpired:
+                break
+    return sum(most.values())
+
+
+def high_water_bytes(pid: int) -> int:
+    """Of a process; 0 once it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
+
+
+@pytest.fixture
+def large_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose 10 GB are not left to pytest, which keeps those of three sessions."""
+    yield tmp_path
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_vit_h14_takes_a_step_on_two_ranks_inside_20_gb(digits_url: str, large_folder: Path) -> None:
+    """Its head is zero, so the first gradient reaches the head alone: there Adam moves each weight by the rate, and all
+    other matrices by their decay, to the last bit that fp32 has."""
+    run_dir, job = large_folder / "run", vit_h14_jft()
+    words = ["pretrain", "vit_h14_jft", "--data.url", digits_url, "--run-dir", str(run_dir), *WORDS]
+    ranks = start(words, num_ranks=2, log_dir=large_folder)
+    most = peak_bytes(ranks)
+    assert ranks.wait() == 0
+    assert most < MOST_BYTES, f"{most / 1e9:.2f} GB"
+    (line,) = read_metrics(run_dir)
+    assert line["learning_rate"] == job.schedule.learning_rate
+    weights = open_weights(str(run_dir / "weights"))
+    assert num_parameters(weights.config) == 632_045_800 + 1280 * 1280 + 1280
+    name = "blocks.31.attention.qkv.weight"
+    initial = initial_tensor(name, weights.shapes[name], seed=job.seed)
+    kept = 1 - job.schedule.learning_rate * job.optimizer.weight_decay
+    torch.testing.assert_close(weights.tensor(name), initial * kept, rtol=2e-7, atol=0)
+    moved = weights.tensor("head.weight").abs()
+    assert float(moved.median()) == pytest.approx(job.schedule.learning_rate, rel=1e-3)
