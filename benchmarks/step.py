@@ -68,6 +68,7 @@ def main() -> None:
     device, num_rounds = arguments.device, arguments.rounds
     steps = arguments.steps or (2 if device == "cpu" else 20)
     command = f"python -m benchmarks.step --device {device} --rounds {num_rounds} --steps {steps}"
+    command += f" --out benchmarks/results/{arguments.out.name}" if arguments.out else ""
     found: dict[str, Report] = {}
     with tempfile.TemporaryDirectory() as folder:
         for case in ON_CPU if device == "cpu" else ON_GPU:
