@@ -2,7 +2,9 @@
 
 On a CPU: ViT-S/16 and ViT-B/16, eager and compiled, the arms in turns within one process, so that a ratio is of two
 measurements seconds apart. On a GPU: ViT-H/14 at 224 and 518 px, every arm in a process of its own, with the share of
-the card's peak (MFU) and the memory. Commands, with the results kept (15 minutes on two cores; as long on a GPU):
+the card's peak (MFU) and the memory. Ours are compiled in inductor's deterministic mode, as in a run; timm's are not.
+Commands, with the results kept (10 minutes on two cores); where a command may not last as long, --only "at 518, eager"
+takes the cases whose names have these words:
 
     python -m benchmarks.step --out benchmarks/results/step.json
     python -m benchmarks.step --device cuda --out benchmarks/results/step_gpu.json
@@ -63,20 +65,31 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=0, help="of a round (default: 2 on a CPU, 20 on a GPU)")
+    parser.add_argument("--only", default="", help="words of the names of the cases that are measured")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device, num_rounds = arguments.device, arguments.rounds
     steps = arguments.steps or (2 if device == "cpu" else 20)
     command = f"python -m benchmarks.step --device {device} --rounds {num_rounds} --steps {steps}"
     command += f" --out benchmarks/results/{arguments.out.name}" if arguments.out else ""
+    command += f' --only "{arguments.only}"' if arguments.only else ""
     found: dict[str, Report] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for case in ON_CPU if device == "cpu" else ON_GPU:
+        for case in cases(device, arguments.only):
             options = ["--device", device, "--rounds", str(num_rounds), "--steps", str(steps)]
             found[case.name] = measured(case, options, Path(folder, "report"))
             say(f"{case.name}: {_line(found[case.name])}")
             write(arguments.out, results(found, command=command))
     sys.stdout.write(f"\n{table(found)}\n{aims_table([aim.row() for aim in aims(found)])}")
+
+
+def cases(device: str, words: str) -> list[Case]:
+    """The cases of a device whose names have these words. SystemExit, with all names, where none has."""
+    known = ON_CPU if device == "cpu" else ON_GPU
+    chosen = [case for case in known if words in case.name]
+    if not chosen:
+        raise SystemExit(f"--only {words!r} is in none of: {'; '.join(case.name for case in known)}")
+    return chosen
 
 
 def measured(case: Case, options: Sequence[str], report: Path) -> Report:

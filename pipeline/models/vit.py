@@ -179,8 +179,8 @@ def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_by_sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """The same function as x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): what a compiler fuses takes a tenth
-    less time for the whole MLP so, since an exponential costs less than a tanh. In fp32 or better, then rounded."""
+    """The same function as x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): a compiled MLP takes a tenth less
+    time so, since an exponential costs less than a tanh (benchmarks/kernels.py). In fp32 or better, then rounded."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     twice_u = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
     return (wide * torch.sigmoid(twice_u)).to(x.dtype)

@@ -47,7 +47,8 @@ _MOST_READ_AHEAD_BYTES = 1 << 30  # a rank's share of what many ranks wrote; few
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """A checkpoint every `every_steps` and at the end; the newest `keep_newest` are kept, and every `keep_every`-th
-    step for good (0: none). `url`: a folder or s3://bucket/prefix instead of RUN/checkpoints."""
+    step for good (0: none). `url`: a folder or s3://bucket/prefix instead of RUN/checkpoints; on its way to S3 a rank's
+    share lies in a temporary file, in TMPDIR."""
 
     every_steps: int = 1000
     keep_newest: int = 2

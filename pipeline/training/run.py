@@ -33,6 +33,7 @@ from pipeline.training.optimizer import scaled_by_rate
 from pipeline.training.signals import Signals
 from pipeline.training.start import (
     SavedJob,
+    all_will_compile,
     fill_from_checkpoint,
     fill_from_weights,
     refuse_changes,
@@ -133,6 +134,7 @@ def train(prepared: Prepared, world: World, *, on_start: Callable[[], None]) -> 
                 if world.is_first:
                     log.info("%s is done already: %d steps", prepared.run_dir, prepared.job.steps)
                 return Ending.DONE
+        prepared = replace(prepared, is_compiled=all_will_compile(prepared.is_compiled, world))
         ending = _train(prepared, world, signals, stack, on_start=on_start)
         dist.barrier()
         signals.over()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pipeline.collectives import all_agree
 from pipeline.data.training_data import changes
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
@@ -17,6 +18,7 @@ from pipeline.training.config import TrainingJob
 from pipeline.training.engine import Engine, EngineConfig
 from pipeline.training.manifest import Manifest
 from pipeline.training.zero_state import Fragment
+from pipeline.world import World
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,15 @@ def will_compile(config: EngineConfig, device: torch.device) -> bool:
     if config.compile == "on":
         raise UserError(f"{missing} (Debian: apt-get install g++ python3-dev); install them, or --engine.compile off")
     log.warning("%s; the run goes on without it, slower (--engine.compile off says nothing)", missing)
+    return False
+
+
+def all_will_compile(is_compiled: bool, world: World) -> bool:
+    """Whether every rank compiles, where this one would or not: else none does, so that all compute the same way."""
+    if all_agree(is_compiled, device=world.device):
+        return True
+    if is_compiled:
+        log.warning("rank %d does not compile the model's blocks either, since another rank can not", world.rank)
     return False
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.step import ON_CPU, ON_GPU, Case, aims, measured, table
+from benchmarks.step import ON_CPU, ON_GPU, Case, aims, cases, measured, table
 from benchmarks.step_arms import TIMM_NAMES
 from benchmarks.torchvision_operators import import_torchvision
 from pipeline.models import ModelConfig
@@ -77,3 +77,10 @@ def test_a_gpu_is_shown_by_its_share_of_the_peak() -> None:
     }
     assert "| 60.00 | 45.7% | 57.2% |" in table({case.name: found})
     assert [aim.row()["met"] for aim in aims({case.name: found})] == [True]
+
+
+def test_cases_are_chosen_by_words_of_their_names() -> None:
+    assert cases("cpu", "") == list(ON_CPU)
+    assert [case.name for case in cases("cuda", "at 518, compiled")] == ["vit_h14 at 518, compiled"]
+    with pytest.raises(SystemExit, match="'at 7' is in none of: vit_s16 at 224, eager"):
+        cases("cpu", "at 7")

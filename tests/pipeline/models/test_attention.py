@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipeline.models.attention import attend
 
@@ -15,6 +16,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 SHAPES = [
     pytest.param((5, 12, 197, 64), id="B/16, more images than go at a time"),
     pytest.param((2, 2, 257, 80), id="H/14's, whose scale is no power of two"),
+    pytest.param((1, 7, 640, 16), id="one image is more than goes at a time: some of its heads do"),
     pytest.param((1, 1, 1, 8), id="one token"),
 ]
 
@@ -87,6 +89,20 @@ def test_torchs_own_check_of_an_operator(shape: tuple[int, ...]) -> None:
     torch.library.opcheck(torch.ops.patchline.attend_on_cpu.default, (qkv,))
     gradient_of_result = torch.ones_like(attend(qkv).detach())
     torch.library.opcheck(torch.ops.patchline.attend_on_cpu_backward.default, (gradient_of_result, qkv.detach()))
+
+
+def test_another_kernel_of_pytorchs_gives_the_strides_that_were_promised() -> None:
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.library.opcheck(torch.ops.patchline.attend_on_cpu.default, (fused((2, 3, 7, 8), torch.bfloat16),))
+
+
+def test_more_tokens_and_forward_mode_are_left_to_pytorch() -> None:
+    """Where whole matrices take as long, and where the operator would give a derivative of zero without a word."""
+    many = fused((1, 1, 641, 8), torch.bfloat16)
+    assert torch.equal(gradient(many, attend(many)), gradient(many, pytorchs(many)))
+    qkv = fused((1, 2, 5, 8), torch.bfloat16).detach()
+    with pytest.raises(NotImplementedError):
+        torch.func.jvp(attend, (qkv,), (torch.ones_like(qkv),))
 
 
 def test_importing_it_loads_no_compiler() -> None:

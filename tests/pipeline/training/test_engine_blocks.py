@@ -14,10 +14,11 @@ from pipeline.models.build import blocks_of
 from pipeline.training.engine import EngineConfig
 from pipeline.training.loop import describe
 from pipeline.training.metrics import read_metrics
-from pipeline.training.start import starting_model, will_compile
+from pipeline.training.start import all_will_compile, starting_model, will_compile
+from pipeline.world import World
 from shards.errors import UserError
 from tests.rigs.kills import run_and_kill, saving
-from tests.rigs.processes import one_world
+from tests.rigs.processes import one_world, run_ranks
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -150,3 +151,12 @@ def test_the_model_runs_its_blocks_as_asked(is_compiled: bool, is_recomputed: bo
 def test_compiling_under_stage_3_is_refused() -> None:
     with pytest.raises(UserError, match="allowed are stages 1 and 2"):
         EngineConfig(compile="on", zero_stage=3)
+
+
+def compiled_with_rank_1_unable(world: World, is_able: bool) -> bool:
+    return all_will_compile(is_able or world.rank == 0, world)
+
+
+def test_where_one_rank_can_not_compile_none_does() -> None:
+    assert run_ranks(compiled_with_rank_1_unable, False, num_ranks=2) == [False, False]
+    assert run_ranks(compiled_with_rank_1_unable, True, num_ranks=2) == [True, True]
