@@ -108,7 +108,8 @@ def _run(argv: list[str]) -> int:
     stage, rest = argv[0], argv[1:]
     if stage not in STAGES:
         raise UserError(f"unknown stage {stage!r}; allowed are {', '.join(STAGES)}")
-    second, asks = STAGES[stage].second, bool(rest) and rest[0] in ("-h", "--help")
+    second = STAGES[stage].second
+    asks = bool(rest) and rest[0].startswith("-") and not {"-h", "--help"}.isdisjoint(rest)
     if second in (_URL, _PATH):
         rest = [second, "--help"] if asks else _place_first(rest, flag=f"--{second.split('|')[0].lower()}")
     if second and (not rest or rest[0].startswith("-")):

@@ -67,11 +67,16 @@ def run(job: ImportJob) -> int:
 
 
 def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
-    """Raises UserError where `out` is not given, or is the `path` that the weights are read from."""
+    """Raises UserError where `out` is not given, is the `path` that the weights are read from, or its file's folder."""
     if not out:
         raise UserError(f"--out is missing: give {wanted} that the weights go to")
-    if Path(out).resolve() == Path(path).resolve():
+    source, target = Path(path), Path(out).resolve()
+    if target == source.resolve():
         raise UserError(f"--out is {out!r}, where the weights are read from; give another")
+    if source.is_file() and target in (source.parent.resolve(), source.resolve().parent):  # it may be a link
+        raise UserError(
+            f"--out is {out!r}, the folder that {path!r} is read from, whose files it replaces; give another"
+        )
 
 
 def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str, ...]:

@@ -196,6 +196,11 @@ def test_a_path_may_come_as_a_flag(words: tuple[str, ...]) -> None:
     assert_refused(patchline("import", "--out", "o", *words), "no weights at 'gone.npz'")
 
 
+def test_help_is_found_behind_other_flags() -> None:
+    ended = patchline("import", "--out", "o", "--help")
+    assert (ended.code, "--num-heads" in ended.output, "missing" in ended.errors) == (0, True, False)
+
+
 def test_a_path_that_is_missing_is_asked_for() -> None:
     ended = patchline("import", "--out", "o")
     assert (ended.code, "usage: patchline import PATH" in ended.errors) == (2, True)

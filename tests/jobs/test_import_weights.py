@@ -81,6 +81,28 @@ def test_a_folder_is_not_written_over_itself(job: ImportJob) -> None:
         run(ImportJob(path=job.out, out=job.out))
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_is_not_written_over_by_its_own_weights(
+    job: ImportJob, tmp_path: Path, name: str, is_link: bool
+) -> None:
+    """Nor what lies beside it; and a link has two folders."""
+    run(job)
+    source = Path(job.out) / name
+    if name.endswith(".bin"):
+        torch.save(load_model(open_weights(job.out)).state_dict(), source)
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / name
+    link.symlink_to(source)
+    before = {path.name: path.read_bytes() for path in Path(job.out).iterdir()}
+    path = link if is_link else source
+    for out in {path.parent, Path(job.out)}:
+        with pytest.raises(UserError, match=r"the folder that .* is read from, whose files it replaces; give another"):
+            run(ImportJob(path=str(path), out=str(out), num_heads=2))
+    assert {path.name: path.read_bytes() for path in Path(job.out).iterdir()} == before
+    assert [path.name for path in link.parent.iterdir()] == [name]
+
+
 def test_what_was_assumed_is_logged_last(job: ImportJob, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         run(job)

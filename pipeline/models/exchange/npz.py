@@ -32,16 +32,18 @@ def open_npz(path: Path, hints: Hints) -> Weights:
     """The weights in a published file of either dialect. UserError naming the tensor that does not fit, and why."""
     file = normalised(npz_bit.without_numbers(open_tensor_file(path)))
     bit_names = npz_bit.names_in(file)
+    beside: tuple[str, ...] = ()  # what else is assumed
     if bit_names is not None:
         config = npz_bit.config_in(file, bit_names, hints)
         layout = npz_bit.layout(config, bit_names)
     else:
+        file, beside = npz_vit.with_positions(file)
         names = npz_vit.names_in(file)
         config = npz_vit.config_in(file, names, hints)
         layout = npz_vit.layout(config, names)
     shapes = shapes_in_file(config)
     tensor = read_layout(file, layout, shapes, advice=hints.advice())
-    said = assumed(config, said=("num_heads",), hints=hints)
+    said = assumed(config, said=("num_heads",), hints=hints) + beside
     return Weights(where=str(path), config=config, labels=(), shapes=shapes, tensor=tensor, assumed=said)
 
 

@@ -23,7 +23,8 @@ _LONGEST = 2**31  # of one dimension: an array without values may declare any
 
 
 def open_npz_file(path: Path) -> TensorFile:
-    """The arrays in an .npz file. UserError naming the array that is no numbers, or not as large as it says."""
+    """The arrays in an .npz file. UserError naming the array that is not as large as it says, or is
+    pickled; and, once it is read, the one that is no numbers: a flag or a text beside the model is never read."""
     where = str(path)
     try:
         with readable(repr(where)):
@@ -44,7 +45,10 @@ def open_npz_file(path: Path) -> TensorFile:
         headers = {entry.filename.removesuffix(_SUFFIX): _header(archive, entry, where) for entry in archive.infolist()}
 
     def read(name: str) -> torch.Tensor:
-        size = f"{list(headers[name][0])} of {headers[name][1]}"
+        shape, dtype = headers[name]
+        if dtype.kind not in "fiu" and dtype.str != "|V2":
+            raise UserError(f"{name} {list(shape)} in {where!r} is of type {dtype}; allowed are numbers")
+        size = f"{list(shape)} of {dtype}"
         with (
             readable(f"{name} in {where!r}", size=size),
             zipfile.ZipFile(path) as again,
@@ -104,8 +108,6 @@ def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, where: str) -> tup
             f"{name} in {where!r} is a pickled object, not numbers: reading it would run code from the file; "
             "save it again as arrays of numbers, or leave it out"
         )
-    if dtype.kind not in "fiu" and dtype.str != "|V2":
-        raise UserError(f"{name} {list(shape)} in {where!r} is of type {dtype}; allowed are numbers")
     declared = math.prod(shape) * dtype.itemsize
     if declared != there or any(not 0 <= length <= _LONGEST for length in shape):
         raise UserError(

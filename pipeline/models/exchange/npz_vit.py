@@ -5,11 +5,13 @@ big_vision adds position embeddings before the class token: its table has no row
 h heads, d width of a head, P patch, C channels.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from pipeline.models.config import ModelConfig
+from pipeline.models.exchange import npz_sincos
 from pipeline.models.exchange.layout import (
     Layout,
     Place,
@@ -30,6 +32,7 @@ from pipeline.models.exchange.sizes import (
     units_of,
 )
 from pipeline.models.exchange.tensor_file import TensorFile
+from shards.errors import UserError
 
 USUAL = Usual(gelu="tanh", layer_norm_epsilon=1e-6, resnet_epsilons="paper")
 _POSITIONS = ("pos_embedding", "Transformer/pos_embedding", "Transformer/posembed_input/pos_embedding")
@@ -65,10 +68,31 @@ BIG_VISION = NpzNames(
 )
 
 
+def with_positions(file: TensorFile) -> tuple[TensorFile, tuple[str, ...]]:
+    """The file with a position table, and what of it is assumed: big_vision leaves out the one that it computes.
+
+    UserError where it has none and is of the other dialect, whose models all learn theirs.
+    """
+    if any(name in file.shapes for name in _POSITIONS):
+        return file, ()
+    if _is_old(file) or "conv_root/kernel" in file.shapes:
+        raise UserError(
+            f"{file.where!r} has no position embeddings ({_POSITIONS[-1]}), which every model of vision_transformer "
+            "has; allowed without are big_vision's, which computes them: fetch the file again"
+        )
+    file = npz_sincos.with_table(file)
+    _, num_positions, _ = file.shape(npz_sincos.TABLE, 3)
+    side = math.isqrt(num_positions)
+    return file, (f"position embeddings sincos2d of {side} x {side} patches",)
+
+
+def _is_old(file: TensorFile) -> bool:
+    return any("/MlpBlock_3/" in name for name in file.shapes)
+
+
 def names_in(file: TensorFile) -> NpzNames:
     """The dialect of a file whose prefix is taken off and whose layers are apart."""
-    is_old = any("/MlpBlock_3/" in name for name in file.shapes)
-    numbers = VISION_TRANSFORMER if is_old else BIG_VISION
+    numbers = VISION_TRANSFORMER if _is_old(file) else BIG_VISION
     position = next((name for name in _POSITIONS if name in file.shapes), _POSITIONS[-1])
     class_row = False
     if position in file.shapes:

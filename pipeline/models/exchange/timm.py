@@ -48,6 +48,7 @@ _BITS = {
 
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
     """The weights in timm's state dict. UserError naming the tensor that does not fit, and why."""
+    description = _with_published(description)
     found = model_in(file, description, hints)
     shapes = shapes_in_file(found.config)
     places = layout(found.config, class_row=found.class_row)
@@ -57,6 +58,16 @@ def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) ->
     labels = tuple(str(name) for name in names) if isinstance(names, list) else ()
     labels = unique_labels(labels, where=file.where)
     return Weights(where=file.where, config=found.config, labels=labels, shapes=shapes, tensor=tensor, assumed=said)
+
+
+def _with_published(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    """timm's older config.json is flat: what its `pretrained_cfg` holds now is at the top, `label_names` is `labels`.
+
+    Source: `load_model_config_from_hf` in timm's _hub.py.
+    """
+    if "pretrained_cfg" in description:
+        return description
+    return {**description, "pretrained_cfg": {"label_names": description.get("labels"), **description}}
 
 
 def save_timm(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:

@@ -120,11 +120,68 @@ def test_the_table_is_found_wherever_it_was(tmp_path: Path, name: str) -> None:
     assert_same_tensors(open_npz(saved(tmp_path / "moved.npz", arrays), NO_HINTS), random_model(VIT))
 
 
-def test_without_a_table_there_are_no_positions(tmp_path: Path) -> None:
-    arrays = arrays_in(written(tmp_path, VIT, "vision_transformer"))
+@pytest.mark.parametrize("config", [VIT, AVERAGE], ids=["token", "average"])
+def test_without_a_table_big_visions_is_computed(tmp_path: Path, config: ModelConfig) -> None:
+    """At 224 px, so for 56 x 56 patches of 4 px; the class token's row is zero."""
+    config = replace(config, image_size=224)
+    model, table_ND = random_model(config), big_visions_table(56, 56, 12)
+    with torch.no_grad():
+        position = model.state_dict()["embed.position"]
+        position.zero_()[:, -(56**2) :] = torch.from_numpy(table_ND)
+    path = tmp_path / "w.npz"
+    save_npz(path, config=config, tensor=tensors_of(model), dialect="big_vision")
+    arrays = arrays_in(path)
+    del arrays["params/pos_embedding"]
+    weights = open_npz(saved(path, arrays), NO_HINTS)
+    assert weights.config == config
+    assert weights.assumed[-1] == "position embeddings sincos2d of 56 x 56 patches"
+    assert float((weights.tensor("embed.position") - position).abs().max()) < 1e-6
+    assert [
+        n for n in weights.shapes if n != "embed.position" and (weights.tensor(n) != tensors_of(model)(n)).any()
+    ] == []
+
+
+def big_visions_table(h: int, w: int, width: int, temperature: float = 10_000.0) -> NDArray[np.float32]:
+    """Its posemb_sincos_2d, with NumPy for JAX."""
+    y, x = np.mgrid[:h, :w]
+    omega = np.arange(width // 4) / (width // 4 - 1)
+    omega = 1.0 / (temperature**omega)
+    y, x = (np.einsum("m,d->md", axis.flatten(), omega) for axis in (y, x))
+    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
+
+
+@pytest.mark.parametrize("config", [VIT, HYBRID], ids=["ViT", "hybrid"])
+def test_vision_transformers_files_have_a_table(tmp_path: Path, config: ModelConfig) -> None:
+    arrays = arrays_in(written(tmp_path, config, "vision_transformer"))
     del arrays["Transformer/posembed_input/pos_embedding"]
-    weights = open_npz(saved(tmp_path / "none.npz", arrays), NO_HINTS)
-    assert (weights.config.position, weights.config.image_size) == ("none", 224)
+    with pytest.raises(UserError, match=r"has no position embeddings .Transformer/posembed_input/pos_embedding."):
+        open_npz(saved(tmp_path / "none.npz", arrays), NO_HINTS)
+
+
+def test_a_table_of_zeros_stays_one(tmp_path: Path) -> None:
+    """What a model without positions is written as: nothing is computed in its place."""
+    tensor = tensors_of(random_model(VIT))
+    path = tmp_path / "w.npz"
+    save_npz(path, config=VIT, tensor=lambda n: tensor(n) * (n != "embed.position"), dialect="big_vision")
+    weights = open_npz(path, NO_HINTS)
+    assert not weights.tensor("embed.position").any()
+    assert weights.assumed == ("gelu tanh", "layer_norm_epsilon 1e-06")
+
+
+def test_what_is_beside_the_model_need_be_no_number(tmp_path: Path) -> None:
+    """Flags and texts in an optimiser's state; a pickled object is refused wherever it lies."""
+    arrays = {f"opt/target/{name}": a for name, a in arrays_in(written(tmp_path, VIT, "vision_transformer")).items()}
+    beside: Arrays = {"opt/state/done": np.array(True), "note": np.array("a text"), "opt/z": np.zeros(2, complex)}
+    assert_same_tensors(open_npz(saved(tmp_path / "w.npz", arrays | beside), NO_HINTS), random_model(VIT))
+    with pytest.raises(UserError, match=r"note in .* is a pickled object"):
+        open_npz(saved(tmp_path / "p.npz", arrays | {"note": np.array([{}], dtype=object)}), NO_HINTS)
+
+
+def test_a_text_in_the_place_of_a_tensor_is_named(tmp_path: Path) -> None:
+    arrays = arrays_in(written(tmp_path, VIT, "vision_transformer")) | {"cls": np.full((1, 1, 12), "a")}
+    weights = open_npz(saved(tmp_path / "w.npz", arrays), NO_HINTS)
+    with pytest.raises(UserError, match=r"cls \[1, 1, 12\] in .* is of type <U1; allowed are numbers"):
+        weights.tensor("embed.class_token")
 
 
 def test_layers_that_tensorflow_numbered_are_read(tmp_path: Path) -> None:
@@ -179,7 +236,6 @@ TABLE = "Transformer/posembed_input/pos_embedding"
         pytest.param(
             {"cls": np.array([{"a": 1}], dtype=object)}, "cls in FILE is a pickled object, not numbers", id="pickle"
         ),
-        pytest.param({"cls": np.array(["a"])}, "cls [1] in FILE is of type <U1; allowed are numbers", id="text"),
         pytest.param({"embedding/kernel": None}, "FILE has no embedding/kernel and no root_block", id="another model"),
         pytest.param(
             {"Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel": None},

@@ -72,3 +72,31 @@ def test_what_is_assumed_is_said(
 ) -> None:
     file = open_tensor_file(saved(tmp_path) / "model.safetensors")
     assert open_timm(file, description, hints).assumed == assumed
+
+
+def flat(folder: Path, **changes: Any) -> Path:
+    """config.json as timm wrote it before 2023: no pretrained_cfg, everything at the top."""
+    content = json.loads((saved(folder) / "config.json").read_text())
+    content |= content.pop("pretrained_cfg")
+    content["labels"] = content.pop("label_names")
+    del content["model_args"]
+    (folder / "config.json").write_text(json.dumps(content | changes))
+    return folder
+
+
+def test_timms_older_flat_config_is_read(tmp_path: Path) -> None:
+    weights = opened(flat(tmp_path))
+    assert (weights.config.image_size, weights.labels) == (16, ("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"mean": [0.485, 0.456, 0.406]}, r"says pixels of mean \[0.485", id="mean"),
+        pytest.param({"std": [0.229, 0.224, 0.225]}, r"says pixels of std \[0.229", id="deviation"),
+        pytest.param({"input_size": [3, 8, 32]}, "a grid of 2 x 8", id="size"),
+    ],
+)
+def test_what_a_flat_config_says_is_checked(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        opened(flat(tmp_path, **changes))
