@@ -4,10 +4,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.torchvision_operators import declare_operators
 from tests.pipeline.models.parity import imported
-
-__all__ = ["declare_operators"]
 
 
 @pytest.fixture(scope="session")
