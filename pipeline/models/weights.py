@@ -85,10 +85,25 @@ def write_folder(
         (folder / f"{name}.part").write_bytes(content)
     metadata = {"format": "pt", _CONFIG_HASH: hashlib.sha256(contents[CONFIG_FILE]).hexdigest()}
     save_file(tensors, folder / f"{TENSORS_FILE}.part", metadata=metadata)
+    _sort_metadata(folder / f"{TENSORS_FILE}.part")
     for name in (TENSORS_FILE, CONFIG_FILE, PIXELS_FILE):
         (folder / name).unlink(missing_ok=True)
     for name in (*contents, TENSORS_FILE):
         (folder / f"{name}.part").replace(folder / name)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Puts the metadata of a safetensors file in order, in place: the library's is another in every process, and the
+    same weights are to be the same bytes."""
+    with path.open("r+b") as file:
+        num_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(num_bytes))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(num_bytes)
+        if len(text) != num_bytes:
+            raise ValueError(f"the header of {path} can not be put in order: {len(text)} bytes do not fit {num_bytes}")
+        file.seek(8)
+        file.write(text)
 
 
 def open_weights(path: str) -> Weights:

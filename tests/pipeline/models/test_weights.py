@@ -8,11 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from pipeline.models import Model, ModelConfig, build_model
 from pipeline.models.pos_embed import Mode, resample_axis_embeddings, resample_position_embeddings
-from pipeline.models.weights import HEAD, TensorByName, fit_weights, load_model, open_weights, save_weights
+from pipeline.models.weights import (
+    HEAD,
+    TensorByName,
+    fit_weights,
+    load_model,
+    open_weights,
+    save_weights,
+    write_folder,
+)
 from shards.errors import UserError
 
 TINY: dict[str, Any] = {"name": "vit", "image_size": 16, "num_classes": 3, "patch": 4, "depth": 2, "width": 12}
@@ -347,3 +356,15 @@ def test_what_is_saved_can_be_opened_whatever_the_names(
 ) -> None:
     """A model may have more classes than its dataset has names."""
     assert open_weights(saved(tmp_path, random_model(), labels=labels)).labels == expected
+
+
+def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
+    """The library writes two words of metadata in an order that is drawn anew for each file."""
+    tensors = {"b": torch.ones(2, 3), "\u00e9": torch.zeros(1)}
+    for number in range(24):
+        write_folder(tmp_path / str(number), description={"format": 1}, tensors=tensors)
+    files = [tmp_path / str(number) / "model.safetensors" for number in range(24)]
+    assert len({file.read_bytes() for file in files}) == 1
+    assert torch.equal(load_file(files[0])["b"], tensors["b"])
+    with safe_open(files[0], framework="pt") as file:
+        assert file.metadata().keys() == {"config_sha256", "format"}
