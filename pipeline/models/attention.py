@@ -22,6 +22,10 @@ def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     if is_trained and qkv_3BhNd.device.type == "cpu" and qkv_3BhNd.dtype == torch.bfloat16:
         result: torch.Tensor = _attend_on_cpu(qkv_3BhNd)
         return result
+    return _by_pytorch(qkv_3BhNd)
+
+
+def _by_pytorch(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
     return F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
 
@@ -29,9 +33,8 @@ def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
 # Two operators of their own, so that torch.compile takes them as they are: it would unroll the loop.
 @torch.library.custom_op("patchline::attend_on_cpu", mutates_args=())
 def _attend_on_cpu(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
-    a_BhNd = F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
-    return a_BhNd.transpose(1, 2).contiguous().transpose(1, 2)  # as it mostly is: then nothing is copied
+    # Strided as it mostly is: then nothing is copied.
+    return _by_pytorch(qkv_3BhNd).transpose(1, 2).contiguous().transpose(1, 2)
 
 
 @torch.library.custom_op("patchline::attend_on_cpu_backward", mutates_args=())

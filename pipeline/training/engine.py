@@ -31,7 +31,7 @@ class EngineConfig:
 
     `compile`: torch.compile of the model's blocks; "auto" does it on GPUs under ZeRO-1 and 2 where it works, "on"
     demands it. `activation_checkpointing`: each block keeps its input only and is computed again on the way back: less
-    memory, about a third more time, the same bits. Both may change when a run continues; with compilation results then
+    memory, one more forward pass, the same bits. Both may change when a run continues; with compilation results then
     change to rounding, as on another device, and dropout draws other masks: bitwise equality needs the same.
     Bucket sizes are in elements: DeepSpeed's default of 5e8 would leave ViT-H/14 a single bucket and no overlap.
     """
