@@ -38,7 +38,7 @@ def ours(
 
 def augment_config(*, antialias: bool) -> Any:
     """The crop that every arm makes; flips included."""
-    from pipeline.data.augment import AugmentConfig  # noqa: PLC0415
+    from pipeline.data.config import AugmentConfig  # noqa: PLC0415  (an arm loads its own library only)
 
     return AugmentConfig(crop="random_resized", min_area=MIN_AREA, antialias=antialias)  # as the peers draw it
 

@@ -26,8 +26,8 @@ from pipeline.models import ModelConfig, build_model, compile_blocks
 from pipeline.models.flops import train_flops
 from pipeline.models.pixels import centred
 from pipeline.training.batch_plan import plan_batch
-from pipeline.training.engine import Engine, EngineConfig
-from pipeline.training.optimizer import OptimizerConfig
+from pipeline.training.config import EngineConfig, OptimizerConfig
+from pipeline.training.engine import Engine
 
 NUM_CLASSES, RATE = 1000, 1e-4
 WARM_UP_STEPS = 3  # the first compiles

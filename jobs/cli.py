@@ -6,57 +6,18 @@ import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import tyro
 from rich.console import Console
 
 from jobs import exit_codes
-from jobs.recipes.smoke import SUFFIX, smoke
-from jobs.record import read_record
+from jobs.recipes.smoke import SUFFIX
+from jobs.resolve import default_job
+from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE
 from shards.errors import UserError, WillNotSucceedError
 
 log = logging.getLogger("patchline")
-_RECIPE, _URL, _PATH = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml"
-_WITH_SMOKE = ("pretrain", "finetune")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A stage is a module of jobs/ with `run(job) -> exit code`; `second` says what its second word is.
-
-    `module`: its name where it is not the stage's (`import` is a word of Python's).
-    """
-
-    summary: str
-    second: str
-    module: str = ""
-
-
-STAGES = {
-    "pack": Stage(summary="pack images into verified WebDataset shards", second=_RECIPE),
-    "index": Stage(summary="index WebDataset tars made by others, in place", second=_URL),
-    "verify": Stage(summary="check a dataset against its manifest", second=_URL),
-    "card": Stage(summary="one page that shows what is in a dataset", second=_URL),
-    "pretrain": Stage(summary="pre-train; the same command again continues the run", second=_RECIPE),
-    "finetune": Stage(summary="fine-tune a run's weights, usually at higher resolution", second=_RECIPE),
-    "evaluate": Stage(summary="accuracy of a run's weights on a dataset", second=_RECIPE),
-    "plan": Stage(summary="what a recipe costs: parameters, operations, images a second", second=_RECIPE),
-    "import": Stage(
-        summary="weights of others (.npz, timm, Hugging Face) as a weights folder",
-        second=_PATH,
-        module="import_weights",
-    ),
-    "export": Stage(
-        summary="a run's weights for others: .npz, timm, Hugging Face", second=_PATH, module="export_weights"
-    ),
-    "demo": Stage(summary="the whole pipeline on real images in five minutes", second=""),
-}
 
 
 def entry() -> None:
@@ -110,14 +71,14 @@ def _run(argv: list[str]) -> int:
         raise UserError(f"unknown stage {stage!r}; allowed are {', '.join(STAGES)}")
     second = STAGES[stage].second
     asks = bool(rest) and rest[0].startswith("-") and not {"-h", "--help"}.isdisjoint(rest)
-    if second in (_URL, _PATH):
+    if second in (URL, PATH):
         rest = [second, "--help"] if asks else _place_first(rest, flag=f"--{second.split('|')[0].lower()}")
     if second and (not rest or rest[0].startswith("-")):
         return _second_word_help(stage, asked=asks)
     name = f"jobs.{STAGES[stage].module or stage}"
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
     module = importlib.import_module(name)
-    default = _default_job(stage, module, rest[0]) if second else module.DemoJob()
+    default = default_job(stage, module, rest[0]) if second else module.DemoJob()
     job = tyro.cli(
         type(default),
         default=default,
@@ -142,39 +103,16 @@ def _place_first(words: list[str], *, flag: str) -> list[str]:
     return words
 
 
-def _default_job(stage: str, module: ModuleType, word: str) -> Any:
-    """The job that a stage's second word stands for: a recipe, a record, a URL or a path."""
-    is_file = word.endswith((".yaml", ".yml"))
-    if STAGES[stage].second in (_URL, _PATH):
-        kind = getattr(module, f"{stage.capitalize()}Job")
-        if word == STAGES[stage].second:  # help, which is of no place in particular
-            return kind()
-        if is_file:
-            return read_record(Path(word), stage=stage, kind=kind)
-        return kind(url=word) if STAGES[stage].second == _URL else kind(path=word)
-    recipes: dict[str, Callable[[], Any]] = importlib.import_module(f"jobs.recipes.{stage}").RECIPES
-    if word in recipes:
-        return recipes[word]()
-    if stage in _WITH_SMOKE and word.removesuffix(SUFFIX) in recipes:
-        return smoke(recipes[word.removesuffix(SUFFIX)]())
-    if is_file and stage == "plan":
-        return importlib.import_module("jobs.recipes.plan").of_record(Path(word))
-    if is_file:
-        kind = type(next(iter(recipes.values()))())
-        return read_record(Path(word), stage=stage, kind=kind)
-    raise UserError(f"unknown recipe {word!r} of patchline {stage}; allowed are {', '.join(recipes)}, or a job.yaml")
-
-
 def _second_word_help(stage: str, *, asked: bool) -> int:
     console = Console(stderr=not asked)
-    if not asked and STAGES[stage].second in (_URL, _PATH):
+    if not asked and STAGES[stage].second in (URL, PATH):
         console.print(f"{STAGES[stage].second.split('|')[0]} is missing, the second word", highlight=False)
     console.print(f"usage: patchline {stage} {STAGES[stage].second} \\[--any.field VALUE ...]")
-    if STAGES[stage].second == _RECIPE:
+    if STAGES[stage].second == RECIPE:
         recipes = importlib.import_module(f"jobs.recipes.{stage}").RECIPES
         for name, recipe in recipes.items():
             console.print(f"  {name:20s} {(recipe.__doc__ or '').strip().splitlines()[0]}", highlight=False)
-        if stage in _WITH_SMOKE:
+        if stage in WITH_SMOKE:
             console.print(f"RECIPE{SUFFIX} is any of them at a size that runs in seconds on a CPU")
         console.print(f"patchline {stage} RECIPE --help lists every field with its value")
     return exit_codes.DONE if asked else exit_codes.USER_MISTAKE

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.record import write_record
+from pipeline.config_values import Device
 from pipeline.data.evaluation import label_map
-from pipeline.evaluation.scores import EvaluationConfig, evaluate
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.scores import evaluate
 from pipeline.models.weights import load_model, open_weights
-from pipeline.training.loss import LossName
-from pipeline.world import Device, current_world, enter, leave
+from pipeline.training.config import LossName
+from pipeline.world import current_world, enter, leave
 from shards.dataset import open_dataset
 from shards.errors import UserError
 

@@ -10,6 +10,8 @@ from shards.errors import UserError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+Device = Literal["auto", "cpu", "cuda"]
+
 
 def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:
     """UserError where a field of a dataclass holds what its type does not say; `where` is put before its name.

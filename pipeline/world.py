@@ -11,15 +11,14 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 
+from pipeline.config_values import Device
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
-Device = Literal["auto", "cpu", "cuda"]
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 

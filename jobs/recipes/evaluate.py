@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from jobs.evaluate import EvaluateJob
-from pipeline.data.augment import EvaluationTransform
-from pipeline.evaluation.scores import EvaluationConfig
+from pipeline.data.config import EvaluationTransform
+from pipeline.evaluation.config import EvaluationConfig
 
 
 def resize() -> EvaluateJob:

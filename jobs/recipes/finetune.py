@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jobs.recipes import paper_finetune, pretrain
-from pipeline.data.augment import AugmentConfig
-from pipeline.training.checkpoint import CheckpointConfig
-from pipeline.training.config import TrainingJob
-from pipeline.training.optimizer import OptimizerConfig
+from pipeline.data.config import AugmentConfig
+from pipeline.training.config import CheckpointConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 
 _SGD = OptimizerConfig(name="sgd", momentum=0.9, weight_decay=0.0)

@@ -14,13 +14,10 @@ Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url 
 from collections.abc import Callable
 from dataclasses import replace
 
-from pipeline.data.augment import AugmentConfig, EvaluationTransform
-from pipeline.data.config import DataConfig
-from pipeline.evaluation.scores import EvaluationConfig
-from pipeline.models import ModelConfig
-from pipeline.training.checkpoint import CheckpointConfig
-from pipeline.training.config import TrainingJob
-from pipeline.training.optimizer import OptimizerConfig
+from pipeline.data.config import AugmentConfig, DataConfig, EvaluationTransform
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.models.config import ModelConfig
+from pipeline.training.config import CheckpointConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 
 _POLYAK = 0.9999

@@ -15,14 +15,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K
-from pipeline.data.augment import AugmentConfig, EvaluationTransform
-from pipeline.data.config import DataConfig
-from pipeline.data.mixup import MixupConfig
-from pipeline.data.randaugment import RandAugmentConfig
-from pipeline.evaluation.scores import EvaluationConfig
-from pipeline.models import ModelConfig
-from pipeline.training.config import TrainingJob
-from pipeline.training.optimizer import OptimizerConfig
+from pipeline.data.config import AugmentConfig, DataConfig, EvaluationTransform, MixupConfig, RandAugmentConfig
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.models.config import ModelConfig
+from pipeline.training.config import OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig, steps_of
 
 _BATCH = 4096

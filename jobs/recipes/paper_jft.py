@@ -15,13 +15,10 @@ Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_
 from collections.abc import Callable
 
 from jobs.recipes.paper_datasets import JFT
-from pipeline.data.augment import AugmentConfig, EvaluationTransform
-from pipeline.data.config import DataConfig
-from pipeline.evaluation.scores import EvaluationConfig
-from pipeline.models import ModelConfig
-from pipeline.models.config import BIT_RESNETS
-from pipeline.training.config import TrainingJob
-from pipeline.training.optimizer import OptimizerConfig
+from pipeline.data.config import AugmentConfig, DataConfig, EvaluationTransform
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.models.config import BIT_RESNETS, ModelConfig
+from pipeline.training.config import OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig, steps_of
 
 _BATCH = 4096

@@ -4,13 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jobs.recipes import paper_imagenet, paper_jft
-from pipeline.data.augment import AugmentConfig
-from pipeline.data.config import DataConfig
-from pipeline.models import ModelConfig
-from pipeline.training.checkpoint import CheckpointConfig
-from pipeline.training.config import TrainingJob
-from pipeline.training.engine import EngineConfig
-from pipeline.training.optimizer import OptimizerConfig
+from pipeline.data.config import AugmentConfig, DataConfig
+from pipeline.models.config import ModelConfig
+from pipeline.training.config import CheckpointConfig, EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 
 # Position embeddings start larger than the paper's 0.02: a few hundred steps are too few to grow them from there.

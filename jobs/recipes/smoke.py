@@ -6,7 +6,7 @@ tiny model, small images, a short warm-up and few steps: it shows that a recipe 
 
 from dataclasses import replace
 
-from pipeline.models import ModelConfig
+from pipeline.models.config import ModelConfig
 from pipeline.training.config import TrainingJob
 
 SUFFIX = "_smoke"

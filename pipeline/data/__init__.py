@@ -1,12 +1,18 @@
-"""Planned reads -> decode -> augment -> batches of uint8 images."""
+"""Planned reads -> decode -> augment -> batches of uint8 images.
 
-from pipeline.data.augment import AugmentConfig
-from pipeline.data.batches import Batch
-from pipeline.data.config import DataConfig
-from pipeline.data.mixup import MixupConfig, mix_images, mix_targets, mix_weights
-from pipeline.data.randaugment import RandAugmentConfig
-from pipeline.data.stream import BatchStream, train_batches
-from shards.storage.ranges import ReadConfig
+The names are loaded when they are first used: a configuration can be read without torch, OpenCV or a decoder.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
+from shards.storage.range_read import ReadConfig
+
+if TYPE_CHECKING:
+    from pipeline.data.batches import Batch
+    from pipeline.data.mixup import mix_images, mix_targets, mix_weights
+    from pipeline.data.stream import BatchStream, train_batches
 
 __all__ = [
     "AugmentConfig",
@@ -21,3 +27,12 @@ __all__ = [
     "mix_weights",
     "train_batches",
 ]
+
+_MIXUP = ("mix_images", "mix_targets", "mix_weights")
+_MODULES = {"Batch": "batches", "BatchStream": "stream", "train_batches": "stream", **dict.fromkeys(_MIXUP, "mixup")}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -16,15 +16,14 @@ up to Pillow 12; where the height shrinks more, Pillow 13 resizes it first, and 
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from pipeline.data.config import AugmentConfig, EvaluationTransform
 from pipeline.data.decode import Pixels
-from shards.errors import UserError
 from shards.hashing import derive_key, uniforms
 
 AUGMENT_VERSION = 2
@@ -32,44 +31,6 @@ AUGMENT_LATER = {"antialias": False, "scaled_decode": True}  # fields that came 
 _TRIES = 10  # torchvision's number; TensorFlow has 100, of which all but the first ever fail for strips only
 _DRAWS = 4 * _TRIES + 1
 _PURPOSE = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class AugmentConfig:
-    """`crop`: inception (the paper's), random_resized (torchvision's), or none (a plain resize). Areas are shares of
-    the image; `flip` mirrors half of the images.
-
-    `antialias` averages over all pixels that an output pixel covers, as Pillow and torchvision always do; the paper's
-    code does not. `scaled_decode`: large JPEGs are decoded at 1/2, 1/4 or 1/8 where the crop still covers the view,
-    which is cheaper, and smoothed by it (on photographs of 1600 x 1200 by some 3 grey levels on average).
-    """
-
-    crop: Literal["inception", "random_resized", "none"] = "inception"
-    min_area: float = 0.05
-    max_area: float = 1.0
-    min_ratio: float = 3 / 4
-    max_ratio: float = 4 / 3
-    flip: bool = True
-    antialias: bool = False
-    scaled_decode: bool = True
-
-    def __post_init__(self) -> None:
-        if not (0 < self.min_area <= self.max_area <= 1 and 0 < self.min_ratio <= self.max_ratio):
-            raise UserError(f"allowed are areas 0 < min <= max <= 1 and ratios 0 < min <= max: {self}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationTransform:
-    """`resize`: straight to the model's size. `central_crop`: short side to `short_side` pixels, then the centre
-    (0: the size times 256/224, the paper's proportion; at least the size). `antialias` as in training."""
-
-    mode: Literal["resize", "central_crop"] = "resize"
-    short_side: int = 0
-    antialias: bool = False
-
-    def __post_init__(self) -> None:
-        if self.short_side < 0:
-            raise UserError(f"transform.short_side is {self.short_side}; allowed are 0 (256/224 of the size) or more")
 
 
 @dataclass(frozen=True, kw_only=True)

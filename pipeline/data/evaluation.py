@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.augment import EvaluationTransform
 from pipeline.data.batches import Batch, label_matrix
-from pipeline.data.config import Share
+from pipeline.data.config import EvaluationTransform, Share
 from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.transform import evaluation_view
 from shards.dataset import Dataset

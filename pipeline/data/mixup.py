@@ -11,29 +11,15 @@ Weights are multiples of 2 ** -16. Products with 8-bit pixels are then exact in 
 bits on any device; and the last bits of log and exp, which differ between processors and libraries, are rounded away.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shards.errors import UserError
 from shards.hashing import derive_key, uniforms
 
 MIXUP_VERSION = 1  # part of a run's data state: other weights are another run
 _PURPOSE = 6
 _UNIT = 2.0**-16
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixupConfig:
-    """`alpha` 0: off. big_vision's light2 takes 0.2, medium2 0.5; at 1 all weights are equally likely."""
-
-    alpha: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise UserError(f"mixup.alpha is {self.alpha}; allowed are 0 (off) to 1")
 
 
 def mix_weights(step: int, positions_in_batch: NDArray[np.int64], *, seed: int, alpha: float) -> NDArray[np.float32]:

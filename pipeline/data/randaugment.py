@@ -37,36 +37,14 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.config import DRAWS_PER_OP, RandAugmentConfig
 from pipeline.data.decode import Pixels
-from shards.errors import UserError
 
 RANDAUGMENT_VERSION = 1  # part of a run's data state: other pixels are another run
-DRAWS_PER_OP = 4
 _FILL = 128
-_MAX_MAGNITUDE = 20  # the strongest of big_vision's recipes; beyond, Posterize would keep more than 8 bits
 _LEVELS = np.arange(256, dtype=np.float32)
 _GREY = np.array([[2989, 5870, 1140]], dtype=np.float32)  # of 10,000
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], dtype=np.float32)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RandAugmentConfig:
-    """`num_ops` 0: off. big_vision's light2 is 2 operations of magnitude 10, medium2 2 of 15."""
-
-    num_ops: int = 0
-    magnitude: int = 10
-
-    def __post_init__(self) -> None:
-        if self.num_ops < 0 or not 0 <= self.magnitude <= _MAX_MAGNITUDE:
-            raise UserError(
-                f"RandAugment: num_ops is {self.num_ops} and magnitude {self.magnitude}; "
-                f"allowed are num_ops of 0 (off) or more and magnitudes of 0 to {_MAX_MAGNITUDE}"
-            )
-
-    @property
-    def num_draws(self) -> int:
-        """Uniform draws an image."""
-        return DRAWS_PER_OP * self.num_ops
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from pipeline.data.augment import AugmentConfig, Crop, EvaluationTransform, Window, draw_crop, evaluation_window, show
+from pipeline.data.augment import Crop, Window, draw_crop, evaluation_window, show
+from pipeline.data.config import AugmentConfig, EvaluationTransform
 from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, turn_of, turned
 from pipeline.data.view_plan import ViewPlan, largest_denominator, plan_view

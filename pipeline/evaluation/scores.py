@@ -7,29 +7,15 @@ import torch
 from torch import nn
 
 from pipeline.collectives import sums
-from pipeline.data.augment import EvaluationTransform
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches, label_map
-from pipeline.training.loss import LossName, classification_loss
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.training.config import LossName
+from pipeline.training.loss import classification_loss
 from pipeline.world import World
 from shards.dataset import Dataset
-from shards.errors import UserError
 from shards.progress import Progress
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """What to evaluate on. `every_steps` 0: only at the end of training; `url` empty: never."""
-
-    url: str = ""
-    every_steps: int = 0
-    batch_size: int = 100
-    transform: EvaluationTransform = EvaluationTransform()
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.every_steps < 0:
-            raise UserError(f"allowed are a batch_size of 1 or more and every_steps of 0 or more: {self}")
 
 
 @dataclass(frozen=True, kw_only=True)

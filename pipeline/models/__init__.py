@@ -1,9 +1,17 @@
-"""Models: Vision Transformers, hybrids and BiT's ResNets, their position embeddings, initial weights and costs."""
+"""Models: Vision Transformers, hybrids and BiT's ResNets, their position embeddings, initial weights and costs.
 
-from pipeline.models.bit import BiT
-from pipeline.models.build import Model, build_model, checkpoint_blocks, compile_blocks, shapes_of, unfilled_model
+The names are loaded when they are first used: a configuration can be read without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from pipeline.models.config import ModelConfig
-from pipeline.models.vit import ViT
+
+if TYPE_CHECKING:
+    from pipeline.models.bit import BiT
+    from pipeline.models.build import Model, build_model, checkpoint_blocks, compile_blocks, shapes_of, unfilled_model
+    from pipeline.models.vit import ViT
 
 __all__ = [
     "BiT",
@@ -16,3 +24,12 @@ __all__ = [
     "shapes_of",
     "unfilled_model",
 ]
+
+_BUILD = ("Model", "build_model", "checkpoint_blocks", "compile_blocks", "shapes_of", "unfilled_model")
+_MODULES = {"BiT": "bit", "ViT": "vit", **dict.fromkeys(_BUILD, "build")}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -8,13 +8,13 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline.collectives import all_agree, broadcast_json, gather_json
+from pipeline.training.config import CheckpointConfig
 from pipeline.training.fragments import FLOAT_BYTES, Position, assemble_manifest, lay_out
 from pipeline.training.ledger import last_line
 from pipeline.training.manifest import (
@@ -42,22 +42,6 @@ from shards.store import MissingObjectError, Store
 log = logging.getLogger(__name__)
 _PART_BYTES = 64 << 20  # of a file being verified
 _MOST_READ_AHEAD_BYTES = 1 << 30  # a rank's share of what many ranks wrote; few ranks' large files are read twice
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """A checkpoint every `every_steps` and at the end; the newest `keep_newest` are kept, and every `keep_every`-th
-    step for good (0: none). `url`: a folder or s3://bucket/prefix instead of RUN/checkpoints; on its way to S3 a rank's
-    share lies in a temporary file, in TMPDIR."""
-
-    every_steps: int = 1000
-    keep_newest: int = 2
-    keep_every: int = 0
-    url: str = ""
-
-    def __post_init__(self) -> None:
-        if self.every_steps < 1 or self.keep_newest < 1 or self.keep_every < 0:
-            raise UserError(f"allowed are every_steps and keep_newest of 1 or more, keep_every of 0 or more: {self}")
 
 
 class Checkpoints:

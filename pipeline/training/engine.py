@@ -4,13 +4,14 @@ import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from pipeline.training.batch_plan import BatchPlan
-from pipeline.training.optimizer import OptimizerConfig, build_optimizer, update_average
+from pipeline.training.config import EngineConfig, OptimizerConfig
+from pipeline.training.optimizer import build_optimizer, update_average
 from pipeline.training.zero_state import (
     AVERAGE,
     MASTER,
@@ -20,40 +21,8 @@ from pipeline.training.zero_state import (
     local_fragments,
     publish_masters,
 )
-from shards.errors import UserError
 
 _PRINT_NEVER = 2**31
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """ZeRO stage (1: optimiser state, 2: and gradients, 3: and weights) and the precision of weights and activations.
-
-    `compile`: torch.compile of the model's blocks; "auto" does it on GPUs under ZeRO-1 and 2 where it works, "on"
-    demands it. `activation_checkpointing`: each block keeps its input only and is computed again on the way back: less
-    memory, one more forward pass, the same bits. Both may change when a run continues; with compilation results then
-    change to rounding, as on another device, and dropout draws other masks: bitwise equality needs the same.
-    Bucket sizes are in elements: DeepSpeed's default of 5e8 would leave ViT-H/14 a single bucket and no overlap.
-    """
-
-    zero_stage: Literal[1, 2, 3] = 1
-    precision: Literal["bf16", "fp32"] = "bf16"
-    compile: Literal["auto", "on", "off"] = "auto"
-    activation_checkpointing: bool = False
-    reduce_bucket: int = 50_000_000
-    allgather_bucket: int = 200_000_000
-
-    def __post_init__(self) -> None:
-        if self.reduce_bucket < 1 or self.allgather_bucket < 1:
-            raise UserError(f"engine buckets are counted in elements and must be 1 or more: {self}")
-        if self.compile == "on" and self.zero_stage == 3:
-            # Tried with 0.19.8: right numbers, but its hooks, which gather the weights inside a block, cut each block
-            # into pieces that torch compiles again at every step.
-            raise UserError(
-                'engine.compile is "on" with engine.zero_stage 3; allowed are stages 1 and 2 (torch would compile '
-                "DeepSpeed's gathering of weights again at every step): give --engine.zero-stage 2, or "
-                "--engine.compile off"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,10 @@
 """Losses in fp32, over integer label lists padded with -1, int64[B, most labels of one image], or over dense targets,
 float32[B, K] between 0 and 1, as mixup makes them."""
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-LossName = Literal["softmax", "sigmoid"]
+from pipeline.training.config import LossName
 
 
 def classification_loss(

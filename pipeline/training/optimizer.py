@@ -7,60 +7,12 @@ there the decay does not depend on the peak. big_vision's 1e-4 at a peak of 1e-3
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
-from pipeline.config_values import refuse_wrong_values
-from shards.errors import UserError
+from pipeline.training.config import OptimizerConfig
 
 _HEAD = "head.weight"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """`decay` says which tensors `weight_decay` touches: `kernels` only matrices and convolutions (big_vision's mask
-    `.*/kernel$`), `all` every parameter. `decay_scale` says what it is multiplied with at each step: the learning
-    `rate` (PyTorch's AdamW), or the `schedule` alone, as big_vision does. `head_decay` multiplies it for the head's
-    matrix (100 in ViT-G). SGD takes `momentum`; its weight decay is part of the gradient (PyTorch's SGD)."""
-
-    name: Literal["adamw", "sgd"] = "adamw"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    decay: Literal["kernels", "all"] = "kernels"
-    decay_scale: Literal["rate", "schedule"] = "rate"
-    head_decay: float = 1.0
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="optimizer.")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and 0 <= self.momentum < 1 and self.weight_decay >= 0):
-            raise UserError(f"allowed are betas and momentum from 0 to below 1 and a decay of 0 or more: {self}")
-        if self.epsilon <= 0 or self.head_decay < 0:
-            raise UserError(
-                f"optimizer.epsilon is {self.epsilon} and optimizer.head_decay {self.head_decay}; "
-                "allowed are an epsilon above 0 and a head_decay of 0 or more (1: as every other matrix)"
-            )
-        if self.name == "sgd" and self.decay_scale == "schedule":
-            raise UserError(
-                "optimizer.decay_scale is 'schedule' with optimizer.name 'sgd', whose decay is part of the gradient; "
-                "take --optimizer.decay-scale rate, or --optimizer.name adamw"
-            )
-
-
-def scaled_by_rate(config: OptimizerConfig, *, peak_rate: float) -> OptimizerConfig:
-    """The same decay as a multiple of the learning rate, whose peak is `peak_rate`. UserError where that is 0."""
-    if config.decay_scale == "rate":
-        return config
-    if peak_rate <= 0:
-        raise UserError(
-            f"schedule.learning_rate is {peak_rate} with optimizer.decay_scale 'schedule'; a decay that follows the "
-            "schedule needs one: give a rate above 0, or --optimizer.decay-scale rate"
-        )
-    return replace(config, decay_scale="rate", weight_decay=config.weight_decay / peak_rate)
 
 
 def build_optimizer(

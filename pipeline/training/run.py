@@ -23,13 +23,12 @@ from pipeline.data.transform import decoder_name
 from pipeline.models.weights import TensorByName, save_weights
 from pipeline.training.batch_plan import BatchPlan, plan_batch
 from pipeline.training.checkpoint import Checkpoints, list_committed, read_tensor
-from pipeline.training.config import TrainingJob
+from pipeline.training.config import TrainingJob, scaled_by_rate
 from pipeline.training.engine import Engine
 from pipeline.training.ledger import Ledger
 from pipeline.training.loop import Loop, LoopEnd, Parts, describe
 from pipeline.training.manifest import Manifest
 from pipeline.training.metrics import Metrics
-from pipeline.training.optimizer import scaled_by_rate
 from pipeline.training.signals import Signals
 from pipeline.training.start import (
     SavedJob,

@@ -14,8 +14,8 @@ from pipeline.models.config import ModelConfig
 from pipeline.models.initial import initial_tensor
 from pipeline.models.weights import TensorByName, fit_weights, open_weights
 from pipeline.training.checkpoint import Checkpoints
-from pipeline.training.config import TrainingJob
-from pipeline.training.engine import Engine, EngineConfig
+from pipeline.training.config import EngineConfig, TrainingJob
+from pipeline.training.engine import Engine
 from pipeline.training.manifest import Manifest
 from pipeline.training.zero_state import Fragment
 from pipeline.world import World

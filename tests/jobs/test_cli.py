@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from jobs import exit_codes
-from jobs.cli import STAGES, main
+from jobs.cli import main
 from jobs.record import read_record
+from jobs.stages import STAGES
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights import open_weights, save_weights
 from pipeline.training.config import TrainingJob

@@ -12,7 +12,7 @@ from jobs import pack
 from jobs.evaluate import EvaluateJob, run
 from jobs.recipes.evaluate import resize
 from jobs.record import read_record
-from pipeline.evaluation.scores import EvaluationConfig
+from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights import save_weights
 from shards.dataset import open_dataset

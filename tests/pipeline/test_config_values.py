@@ -8,8 +8,7 @@ import pytest
 
 from pipeline.config_values import refuse_wrong_values
 from pipeline.models.config import ModelConfig
-from pipeline.training.config import TrainingJob
-from pipeline.training.optimizer import OptimizerConfig
+from pipeline.training.config import OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 from shards.errors import UserError
 

@@ -30,7 +30,8 @@ from shards.read import (
     verified,
     window_bound_bytes,
 )
-from shards.storage.ranges import RangeReads, ReadConfig
+from shards.storage.range_read import ReadConfig
+from shards.storage.ranges import RangeReads
 from shards.store import open_store
 from tests.rigs.datasets import packed_folders
 from tests.rigs.watched import watched

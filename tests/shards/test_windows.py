@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from shards.dataset import Dataset, open_dataset
 from shards.index import BlockTable
 from shards.order import SampleOrder, WindowId
-from shards.storage.ranges import RangeReads, ReadConfig
+from shards.storage.range_read import ReadConfig
+from shards.storage.ranges import RangeReads
 from shards.windows import HeldBytes, Window, lanes_of_rank, largest_blocks_bytes, window_bound_bytes
 from tests.rigs.datasets import packed_folders
 from tests.rigs.watched import watched

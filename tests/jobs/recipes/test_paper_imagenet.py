@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from jobs.recipes.paper_imagenet import RECIPES
-from pipeline.training.optimizer import scaled_by_rate
+from pipeline.training.config import scaled_by_rate
 
 # recipe, steps (epochs x 14.2 M / 4096), clipping
 I21K = [

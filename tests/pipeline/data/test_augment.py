@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.data.augment import (
-    AugmentConfig,
-    Crop,
-    EvaluationTransform,
-    Window,
-    draw_crop,
-    draws_of,
-    evaluation_window,
-    show,
-)
+from pipeline.data.augment import Crop, Window, draw_crop, draws_of, evaluation_window, show
+from pipeline.data.config import AugmentConfig, EvaluationTransform
 from shards.errors import UserError
 
 PLAIN = (

@@ -18,11 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data.augment import AugmentConfig
 from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches, label_matrix
-from pipeline.data.config import DataConfig, Share
+from pipeline.data.config import AugmentConfig, DataConfig, RandAugmentConfig, Share
 from pipeline.data.quarantine import Quarantine
-from pipeline.data.randaugment import RandAugmentConfig
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data
 from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UserError, WillNotSucceedError

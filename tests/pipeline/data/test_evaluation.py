@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data.augment import EvaluationTransform
 from pipeline.data.batches import Batch
-from pipeline.data.config import Share
+from pipeline.data.config import EvaluationTransform, Share
 from pipeline.data.evaluation import evaluation_batches
 from pipeline.data.transform import evaluation_view
 from shards.dataset import open_dataset

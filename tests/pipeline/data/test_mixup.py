@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from pipeline.data.mixup import MixupConfig, mix_images, mix_targets, mix_weights
+from pipeline.data.config import MixupConfig
+from pipeline.data.mixup import mix_images, mix_targets, mix_weights
 from pipeline.models import ModelConfig, build_model
 from pipeline.training.batch_plan import BatchPlan, plan_batch
 from pipeline.training.loss import classification_loss, targets_of

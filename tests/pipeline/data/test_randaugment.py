@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
-from pipeline.data.randaugment import DRAWS_PER_OP, OPERATIONS, RandAugmentConfig, Strength, randaugment
+from pipeline.data.config import DRAWS_PER_OP, RandAugmentConfig
+from pipeline.data.randaugment import OPERATIONS, Strength, randaugment
 from shards.errors import UserError
 from shards.hashing import hash_array, uniforms
 

@@ -7,10 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.data.augment import AugmentConfig
-from pipeline.data.config import DataConfig
-from pipeline.data.mixup import MixupConfig
-from pipeline.data.randaugment import RandAugmentConfig
+from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
 from pipeline.data.training_data import TrainingData, changes, check_memory, data_state, open_training_data
 from shards.dataset import open_dataset
 from shards.errors import UserError

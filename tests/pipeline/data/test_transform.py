@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.data import transform
-from pipeline.data.augment import AugmentConfig, EvaluationTransform, Window, draw_crop, draws_of, show
+from pipeline.data.augment import Window, draw_crop, draws_of, show
+from pipeline.data.config import AugmentConfig, EvaluationTransform
 from pipeline.data.crop_decoder import CropDecoder
 from pipeline.data.decode import DecodeError, decode_stored, turn_of, turned
 from pipeline.data.transform import checked_decoder, crop_decoder, decoder_name, evaluation_view, train_view

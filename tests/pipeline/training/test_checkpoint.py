@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.training import checkpoint
-from pipeline.training.checkpoint import CheckpointConfig, Checkpoints, list_committed, read_attempts, read_tensor
+from pipeline.training.checkpoint import Checkpoints, list_committed, read_attempts, read_tensor
+from pipeline.training.config import CheckpointConfig
 from pipeline.training.manifest import Manifest, manifest_from_json, standing_checkpoints
 from pipeline.training.zero_state import Fragment
 from shards.errors import UserError

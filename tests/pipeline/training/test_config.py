@@ -5,10 +5,7 @@ from typing import Any
 import pytest
 
 from jobs.recipes import finetune, pretrain
-from pipeline.training.checkpoint import CheckpointConfig
-from pipeline.training.config import TrainingJob
-from pipeline.training.engine import EngineConfig
-from pipeline.training.optimizer import OptimizerConfig
+from pipeline.training.config import CheckpointConfig, EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 from shards.errors import UserError
 

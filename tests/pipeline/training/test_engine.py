@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.data.augment import AugmentConfig
 from pipeline.data.batches import TrainBatches
-from pipeline.data.config import DataConfig, Share
+from pipeline.data.config import AugmentConfig, DataConfig, Share
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import open_training_data
 from pipeline.models import ModelConfig, build_model
 from pipeline.training.batch_plan import plan_batch
-from pipeline.training.engine import EngineConfig, deepspeed_config
+from pipeline.training.config import EngineConfig, OptimizerConfig
+from pipeline.training.engine import deepspeed_config
 from pipeline.training.loss import classification_loss
 from pipeline.training.metrics import read_metrics
-from pipeline.training.optimizer import OptimizerConfig, build_optimizer
+from pipeline.training.optimizer import build_optimizer
 from pipeline.training.schedule import ScheduleConfig, learning_rate
 from shards.errors import UserError
 from tests.rigs.training import STEPS, FinishedRuns

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.build import blocks_of
-from pipeline.training.engine import EngineConfig
+from pipeline.training.config import EngineConfig
 from pipeline.training.loop import describe
 from pipeline.training.metrics import read_metrics
 from pipeline.training.start import all_will_compile, starting_model, will_compile

@@ -7,14 +7,8 @@ import pytest
 import torch
 
 from pipeline.models import ModelConfig, build_model
-from pipeline.training.optimizer import (
-    OptimizerConfig,
-    build_optimizer,
-    decay_of,
-    is_decayed,
-    scaled_by_rate,
-    update_average,
-)
+from pipeline.training.config import OptimizerConfig, scaled_by_rate
+from pipeline.training.optimizer import build_optimizer, decay_of, is_decayed, update_average
 from pipeline.training.schedule import ScheduleConfig, learning_rate
 from shards.errors import UserError
 

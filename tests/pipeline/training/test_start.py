@@ -12,8 +12,7 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.models import build_model
 from pipeline.models.initial import initial_tensor
 from pipeline.models.weights import save_weights
-from pipeline.training.config import InitialConfig, TrainingJob
-from pipeline.training.optimizer import OptimizerConfig
+from pipeline.training.config import InitialConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 from pipeline.training.start import SavedJob, refuse_changes, starting_weights
 from shards.errors import UserError

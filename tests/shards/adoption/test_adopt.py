@@ -22,7 +22,8 @@ from shards.index import read_table
 from shards.manifest import QUARANTINE_PATH, Manifest
 from shards.order import SampleOrder
 from shards.read import SampleReader, verified
-from shards.storage.ranges import RangeReads, ReadConfig
+from shards.storage.range_read import ReadConfig
+from shards.storage.ranges import RangeReads
 from shards.store import Store, open_store
 from tests.rigs.images import image_bytes
 

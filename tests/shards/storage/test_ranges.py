@@ -17,7 +17,8 @@ import pytest
 from shards.errors import StorageError, UserError
 from shards.storage.local import LocalStore
 from shards.storage.objects import MissingObjectError
-from shards.storage.ranges import RangeReads, ReadConfig
+from shards.storage.range_read import ReadConfig
+from shards.storage.ranges import RangeReads
 from shards.storage.retries import ReadStoppedError
 from shards.storage.s3 import S3Store
 from shards.storage.s3_read import PIECE_BYTES
