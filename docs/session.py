@@ -1,0 +1,197 @@
+"""A stranger's session in a real terminal of 80 columns: an empty clone, the demo, a folder of photographs with broken
+files in it, training, Ctrl-C, and on to an export. Every screen goes to docs/session.md as it appeared.
+
+    python -m docs.session --photographs DIR      # DIR/CLASS/*.jpg; needs tmux; half an hour on two cores
+
+The clone is made of the last commit, with no virtual environment around. `--only demo,train` runs some of the parts in
+the folder of an earlier session (--work).
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+COLUMNS, LINES = 80, 50
+LONGEST_SECONDS = 1800.0
+POLL_SECONDS = 0.1
+IMAGES_A_CLASS = 60
+TEST_SHARE = 5  # every fifth photograph is for testing
+
+
+@dataclass
+class Terminal:
+    """A shell in a tmux window, and what it showed: Markdown."""
+
+    name: str
+    shown: list[str] = field(default_factory=list)
+    num_prompts: int = 0
+
+    def run(self, command: str, *, while_it_runs: str = "", keys: str = "") -> str:
+        """Types a command, waits for the next prompt and keeps the screen. `while_it_runs`: a pattern on which the
+        screen is kept too, and on which `keys` (such as C-c) are pressed, once."""
+        _tmux("send-keys", "-t", self.name, "-R")
+        _tmux("clear-history", "-t", self.name)
+        wanted, waits = self._prompts() + 1, bool(while_it_runs)
+        _tmux("send-keys", "-t", self.name, "-l", command)
+        _tmux("send-keys", "-t", self.name, "Enter")
+        began = time.monotonic()
+        while self._prompts() < wanted:
+            if time.monotonic() - began > LONGEST_SECONDS:
+                raise TimeoutError(f"{command} runs for {LONGEST_SECONDS:.0f} s:\n{self.screen()}")
+            if waits and re.search(while_it_runs, self.screen()):
+                waits = False
+                self.keep("while it runs")
+                if keys:
+                    _tmux("send-keys", "-t", self.name, keys)
+            time.sleep(POLL_SECONDS)
+        self.keep(f"after {time.monotonic() - began:.0f} s")
+        if waits:
+            raise RuntimeError(f"{command} ended without showing {while_it_runs!r}:\n{self.screen()}")
+        return self.screen()
+
+    def screen(self) -> str:
+        """What was shown since the command, scrolled lines included."""
+        text = _tmux("capture-pane", "-t", self.name, "-p", "-S", "-").rstrip()
+        return f"$ {text.removesuffix('$').rstrip()}"  # the prompt before the command was wiped with the old screen
+
+    def keep(self, when: str) -> None:
+        """The screen as a block of Markdown."""
+        self.shown.append(f"*{when}*\n\n```\n{self.screen()}\n```\n")
+
+    def title(self, text: str) -> None:
+        """A heading between screens."""
+        sys.stderr.write(f"{text}\n")
+        self.shown.append(f"## {text}\n")
+
+    def _prompts(self) -> int:
+        return int(_tmux("show-environment", "-g", f"prompts_{self.name}").partition("=")[2])
+
+
+@contextmanager
+def terminal(folder: Path, environ: dict[str, str]) -> Iterator[Terminal]:
+    """A bash without anybody's settings, which counts its prompts in tmux's environment."""
+    name = f"session-{os.getpid()}"
+    _tmux("new-session", "-d", "-s", name, "-x", str(COLUMNS), "-y", str(LINES), "-c", str(folder), "/bin/sh")
+    _tmux("set-environment", "-g", f"prompts_{name}", "0")
+    _tmux("set-option", "-t", name, "history-limit", "20000")
+    count = f'prompts=$((${{prompts:--1}} + 1)); tmux set-environment -g prompts_{name} "$prompts"'
+    settings = " ".join(f"{key}='{value}'" for key, value in environ.items())
+    shell = f"exec env -i {settings} PS1='$ ' PROMPT_COMMAND='{count}' TMUX=$TMUX bash --norc --noprofile"
+    _tmux("send-keys", "-t", name, "-l", shell)
+    _tmux("send-keys", "-t", name, "Enter")
+    try:
+        time.sleep(1.0)
+        yield Terminal(name=name)
+    finally:
+        _tmux("kill-session", "-t", name)
+
+
+def _tmux(*words: str) -> str:
+    return subprocess.run(["tmux", *words], check=True, capture_output=True, text=True).stdout
+
+
+def photographs(source: Path, target: Path) -> None:
+    """target/train and target/test with the classes of the source, and files that no one can decode among them."""
+    for folder in sorted(path for path in source.iterdir() if path.is_dir()):
+        images = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
+        for number, image in enumerate(images[:IMAGES_A_CLASS]):
+            split = "test" if number % TEST_SHARE == 0 else "train"
+            place = target / split / folder.name / image.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(image, place)
+    classes = sorted((target / "train").iterdir())
+    whole = next(classes[0].iterdir()).read_bytes()
+    (classes[0] / "half-downloaded.jpg").write_bytes(whole[: len(whole) // 2])
+    (classes[0] / "empty.jpg").write_bytes(b"")
+    (classes[1] / "page-not-found.jpg").write_bytes(b"<html><body>404 Not Found</body></html>\n")
+    (classes[1] / "notes.txt").write_text("not an image\n")
+
+
+def demo(screen: Terminal) -> None:
+    """The first two commands of the README."""
+    screen.title("The demo, in an empty clone")
+    screen.run("make demo", while_it_runs=r"step +\d+.*loss")
+    screen.run("source .venv/bin/activate")
+
+
+def pack(screen: Terminal) -> None:
+    """A folder of photographs with broken files in it."""
+    screen.title("A folder of photographs, some of them broken")
+    screen.run("patchline pack folder --source.root photographs/train --out data/photos --samples-per-shard 50")
+    screen.run(
+        "patchline pack folder --source.root photographs/train --out data/photos --samples-per-shard 50"
+        " --max-quarantined 0.05"
+    )
+    screen.run("patchline pack folder --source.root photographs/test --out data/photos-test --samples-per-shard 50")
+    screen.run("patchline verify data/photos --deep")
+    screen.run("patchline card data/photos")
+
+
+_TRAIN = (
+    "patchline pretrain photos_smoke --data.url data/photos --evaluation.url data/photos-test"
+    " --evaluation.every-steps 40 --steps 120 --run-dir runs/photos"
+)
+
+
+def train(screen: Terminal) -> None:
+    """A mistake, a start, Ctrl-C, the same command again."""
+    screen.title("A mistake first")
+    screen.run("patchline pretrain photo_smoke --data.url data/photos --run-dir runs/photos")
+    screen.run("patchline pretrain photos_smoke --data.url data/photos --run-dir runs/photos --lr 1e-3")
+    screen.title("Training, Ctrl-C, and the same command again")
+    screen.run(_TRAIN, while_it_runs=r"step +(4[1-9]|[5-9]\d)\b", keys="C-c")
+    screen.run("echo $?")
+    screen.run(_TRAIN)
+    screen.run(_TRAIN)
+    screen.run(f"{_TRAIN} --schedule.learning-rate 2e-3")
+
+
+def after(screen: Terminal) -> None:
+    """What the weights are good for."""
+    screen.title("Evaluate, predict, export")
+    screen.run("patchline evaluate resize --weights runs/photos/weights --data.url data/photos-test")
+    image = "photographs/test/*/*.jpg"
+    screen.run(f"patchline predict runs/photos/weights $(ls {image} | head -n 2) README.md")
+    screen.run("patchline export runs/photos/weights --out photos-timm --format timm")
+    screen.run("patchline export runs/photos/weights --out photos-timm --format hugging_face")
+
+
+PARTS = {"demo": demo, "pack": pack, "train": train, "after": after}
+
+
+def main() -> None:
+    """Runs the session and writes docs/session.md."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photographs", type=Path, required=True, help="a folder of class folders of JPEGs")
+    parser.add_argument("--work", type=Path, help="where the clone is made (default: a temporary folder)")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
+    parser.add_argument("--out", type=Path, default=CHECKOUT / "docs" / "session.md")
+    arguments = parser.parse_args()
+    work = arguments.work or Path(tempfile.mkdtemp(prefix="patchline-session-"))
+    clone = work / "patchline"
+    if not clone.exists():
+        subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)
+        photographs(arguments.photographs, clone / "photographs")
+    commit = subprocess.run(["git", "log", "-1", "--format=%h"], cwd=clone, check=True, capture_output=True, text=True)
+    kept = ("PATH", "HOME", "TERM", "LANG", "PIP_INDEX_URL", "PIP_CONFIG_FILE")
+    environ = {name: os.environ[name] for name in kept if name in os.environ} | {"TERM": "screen-256color"}
+    with terminal(clone, environ) as screen:
+        screen.shown.append(f"# A stranger's session, 80 columns wide\n\n{__doc__.split(chr(10) * 2)[0]}\n")
+        screen.shown.append(f"Commit {commit.stdout.strip()}; command: `python -m docs.session --photographs DIR`.\n")
+        for part in arguments.only.split(","):
+            PARTS[part](screen)
+    arguments.out.write_text("\n".join(screen.shown))
+
+
+if __name__ == "__main__":
+    main()
