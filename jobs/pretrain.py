@@ -1,6 +1,5 @@
 """`patchline pretrain`: trains a model on a packed dataset; the same command again continues the run."""
 
-from functools import partial
 from pathlib import Path
 
 from jobs import exit_codes
@@ -16,8 +15,7 @@ def run(job: TrainingJob, *, stage: str = "pretrain") -> int:
     world = current_world(job.device)
     try:
         prepared = prepare(job, world)
-        record = partial(write_record, prepared.run_dir, stage=stage, job=prepared.job)
-        ending = train(prepared, world, on_start=record)
+        ending = train(prepared, world, on_start=lambda job: write_record(prepared.run_dir, stage=stage, job=job))
     except StorageError as error:
         if not (Path(job.run_dir) / "job.yaml").exists():
             raise

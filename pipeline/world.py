@@ -11,15 +11,18 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from pipeline.bf16 import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
 from pipeline.config_values import Device
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,13 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
         device=_device(device, local_rank),
         num_threads=num_threads or max(1, num_cpus // num_local_ranks),
     )
+
+
+def bf16_of(device: torch.device) -> Bf16:
+    """Whether this device computes bf16 natively, as the environment lets it."""
+    if device.type == "cuda":
+        return bf16_of_gpu(torch.cuda.get_device_name(device), capability=torch.cuda.get_device_capability(device))
+    return bf16_of_cpu(flags_of(_CPUINFO.read_text() if _CPUINFO.exists() else ""), os.environ)
 
 
 def enter(world: World) -> None:
