@@ -12,7 +12,7 @@ from shards.errors import StorageError
 
 def run(job: TrainingJob, *, stage: str = "pretrain") -> int:
     """Runs one training stage; the exit code says whether it is done or is to be continued."""
-    world = current_world(job.device)
+    world = current_world(job.device, threads=job.threads)
     try:
         prepared = prepare(job, world)
         ending = train(prepared, world, on_start=lambda job: write_record(prepared.run_dir, stage=stage, job=job))

@@ -122,7 +122,9 @@ class TrainingJob:
     """One run. `clip_norm` 0 switches clipping off (the paper clips at 1 on ImageNet-1k and when fine-tuning only).
     `micro_batch` 0 takes a rank's share of the global batch in one pass. `label_smoothing`: of the softmax loss.
     `average_factor`: Polyak averaging, 0 for none; the weights that the run leaves are then the average (0.9999 in the
-    paper's ImageNet results, section 4.1), while scores during training are those of the weights it trains."""
+    paper's ImageNet results, section 4.1), while scores during training are those of the weights it trains.
+    `threads`: of each rank, for computing (and decoding, unless data.num_threads says otherwise); 0: OMP_NUM_THREADS
+    where it is set, else the rank's share of the cores."""
 
     run_dir: str = ""
     data: DataConfig = DataConfig()
@@ -142,11 +144,14 @@ class TrainingJob:
     evaluation: EvaluationConfig = EvaluationConfig()
     seed: int = 0
     device: Device = "auto"
+    threads: int = 0
     log_every_steps: int = 1
     max_skipped_updates: int = 10
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
+        if self.threads < 0:
+            raise UserError(f"threads is {self.threads}; allowed are 0 (each rank's share of the cores) or more")
         if self.steps < 1 or self.clip_norm < 0 or self.log_every_steps < 1 or self.micro_batch < 0:
             raise UserError(
                 f"allowed are steps and log_every_steps of 1 or more, clip_norm and micro_batch of 0 or more; "

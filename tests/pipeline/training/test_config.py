@@ -14,6 +14,7 @@ from shards.errors import UserError
     ("fields", "message"),
     [
         pytest.param({"steps": 0}, "given are 0, 1, 0.0 and 0", id="no steps"),
+        pytest.param({"threads": -1}, "threads is -1; allowed are 0", id="negative threads"),
         pytest.param({"log_every_steps": 0}, "given are 1000, 0,", id="logging never"),
         pytest.param({"clip_norm": -1.0}, "given are .* -1.0 and 0", id="negative clipping"),
         pytest.param({"micro_batch": -2}, "0.0 and -2", id="negative micro-batch"),
