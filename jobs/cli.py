@@ -15,6 +15,7 @@ from jobs import exit_codes
 from jobs.recipes.smoke import SUFFIX
 from jobs.resolve import default_job
 from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE
+from jobs.threads import wait_quietly
 from shards.errors import UserError, WillNotSucceedError
 
 log = logging.getLogger("patchline")
@@ -23,6 +24,7 @@ log = logging.getLogger("patchline")
 def entry() -> None:
     """Console script. Ends without the interpreter's own ending: the work is done and on disk by then, and a C++
     library that aborts while its threads are taken down (seen with Arrow and torch) would make a failure of it."""
+    wait_quietly(os.environ)  # before any stage loads torch
     code = main(sys.argv[1:])
     logging.shutdown()
     sys.stdout.flush()

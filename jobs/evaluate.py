@@ -22,13 +22,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateJob:
-    """`weights`: a weights folder (RUN/weights). `run_dir`: where scores.json and job.yaml go (empty: nowhere)."""
+    """`weights`: a weights folder (RUN/weights). `run_dir`: where scores.json and job.yaml go (empty: nowhere).
+    `threads`: of each rank; 0: OMP_NUM_THREADS where it is set, else the rank's share of the cores."""
 
     weights: str = ""
     data: EvaluationConfig = EvaluationConfig()
     loss: LossName = "softmax"
     run_dir: str = ""
     device: Device = "auto"
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise UserError(f"threads is {self.threads}; allowed are 0 (each rank's share of the cores) or more")
 
 
 def run(job: EvaluateJob) -> int:
@@ -36,7 +42,7 @@ def run(job: EvaluateJob) -> int:
     for flag, value in (("--weights", job.weights), ("--data.url", job.data.url)):
         if not value:
             raise UserError(f"{flag} is missing: give the {'weights folder' if 'w' in flag else 'dataset'} as {flag}")
-    world = current_world(job.device)
+    world = current_world(job.device, threads=job.threads)
     weights, dataset = open_weights(job.weights), open_dataset(job.data.url)
     labels = weights.labels[: weights.config.num_classes]
     label_map(dataset, labels)

@@ -1,6 +1,5 @@
 """`patchline pretrain`: trains a model on a packed dataset; the same command again continues the run."""
 
-from functools import partial
 from pathlib import Path
 
 from jobs import exit_codes
@@ -13,11 +12,10 @@ from shards.errors import StorageError
 
 def run(job: TrainingJob, *, stage: str = "pretrain") -> int:
     """Runs one training stage; the exit code says whether it is done or is to be continued."""
-    world = current_world(job.device)
+    world = current_world(job.device, threads=job.threads)
     try:
         prepared = prepare(job, world)
-        record = partial(write_record, prepared.run_dir, stage=stage, job=prepared.job)
-        ending = train(prepared, world, on_start=record)
+        ending = train(prepared, world, on_start=lambda job: write_record(prepared.run_dir, stage=stage, job=job))
     except StorageError as error:
         if not (Path(job.run_dir) / "job.yaml").exists():
             raise

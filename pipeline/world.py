@@ -9,17 +9,20 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from pipeline.bf16 import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
 from pipeline.config_values import Device
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +48,20 @@ class World:
         return self.rank == 0
 
 
-def current_world(device: Device = "auto") -> World:
-    """This process's world, from the environment of torchrun or srun; alone where neither started it."""
-    return world_from(os.environ, device=device, num_cpus=len(os.sched_getaffinity(0)))
+def current_world(device: Device = "auto", *, threads: int = 0) -> World:
+    """This process's world, from the environment of torchrun or srun; alone where neither started it.
+
+    `threads`: of each rank; 0: as `world_from` says.
+    """
+    world = world_from(os.environ, device=device, num_cpus=len(os.sched_getaffinity(0)))
+    return replace(world, num_threads=threads or world.num_threads)
 
 
 def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> World:
-    """The world that an environment describes (pure but for asking torch for GPUs)."""
+    """The world that an environment describes (pure but for asking torch for GPUs).
+
+    A rank's threads are OMP_NUM_THREADS, else the cores that srun gave each task, else its share of this machine's.
+    """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     elif "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
@@ -68,8 +78,9 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
             f"MASTER_ADDR is not set for {num_ranks} ranks; start with torchrun, or export MASTER_ADDR and MASTER_PORT "
             "in the batch script before srun (slurm/pretrain.sbatch does)"
         )
-    is_srun = names[0].startswith("SLURM")
-    num_threads = _number(environ, "SLURM_CPUS_PER_TASK", 0) if is_srun else 0
+    num_threads = _demanded_threads(environ, num_local_ranks=num_local_ranks)
+    if not num_threads and names[0].startswith("SLURM"):
+        num_threads = _number(environ, "SLURM_CPUS_PER_TASK", 0)
     return World(
         rank=rank,
         num_ranks=num_ranks,
@@ -80,6 +91,13 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
         device=_device(device, local_rank),
         num_threads=num_threads or max(1, num_cpus // num_local_ranks),
     )
+
+
+def bf16_of(device: torch.device) -> Bf16:
+    """Whether this device computes bf16 natively, as the environment lets it."""
+    if device.type == "cuda":
+        return bf16_of_gpu(torch.cuda.get_device_name(device), capability=torch.cuda.get_device_capability(device))
+    return bf16_of_cpu(flags_of(_CPUINFO.read_text() if _CPUINFO.exists() else ""), os.environ)
 
 
 def enter(world: World) -> None:
@@ -116,6 +134,17 @@ def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
             counts += [int(found[1])] * int(found[2] or 1)
     node = _number(environ, "SLURM_NODEID", 0)
     return counts[node] if node < len(counts) else 0
+
+
+def _demanded_threads(environ: Mapping[str, str], *, num_local_ranks: int) -> int:
+    """OMP_NUM_THREADS; 0 where the user has not set it.
+
+    Of several ranks a node torchrun sets it to 1 itself where it is unset. That can not be told from a user's own 1,
+    which is not heard there (a warning of torchrun's says so); --threads 1 is.
+    """
+    text = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # the others are of nested regions
+    is_torchruns_own = text == "1" and num_local_ranks > 1 and "TORCHELASTIC_RUN_ID" in environ
+    return 0 if is_torchruns_own or not text else _number({"OMP_NUM_THREADS": text}, "OMP_NUM_THREADS", 0)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pipeline.data.config import AugmentConfig, DataConfig, EvaluationTransform
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
-from pipeline.training.config import CheckpointConfig, OptimizerConfig, TrainingJob
+from pipeline.training.config import CheckpointConfig, EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 
 _POLYAK = 0.9999
@@ -119,6 +119,7 @@ def _finetune(
         clip_norm=1.0,
         optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=0.0),
         schedule=ScheduleConfig(learning_rate=learning_rate, decay="cosine", warmup_steps=warmup_steps),
+        engine=EngineConfig(zero_stage=1, precision="bf16"),
         checkpoint=CheckpointConfig(every_steps=500),
         evaluation=EvaluationConfig(transform=EvaluationTransform(mode="resize")),
         log_every_steps=10,

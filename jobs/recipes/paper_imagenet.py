@@ -18,7 +18,7 @@ from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K
 from pipeline.data.config import AugmentConfig, DataConfig, EvaluationTransform, MixupConfig, RandAugmentConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
-from pipeline.training.config import OptimizerConfig, TrainingJob
+from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig, steps_of
 
 _BATCH = 4096
@@ -145,6 +145,7 @@ def _i21k(name: str, *, epochs: int) -> TrainingJob:
         clip_norm=0.0,
         optimizer=OptimizerConfig(name="adamw", weight_decay=0.03),
         schedule=ScheduleConfig(learning_rate=1e-3, decay="linear", warmup_steps=10_000, final_learning_rate=1e-5),
+        engine=EngineConfig(zero_stage=1, precision="bf16"),
         evaluation=EvaluationConfig(transform=EvaluationTransform(mode="central_crop")),
         log_every_steps=50,
     )

@@ -18,7 +18,7 @@ from jobs.recipes.paper_datasets import JFT
 from pipeline.data.config import AugmentConfig, DataConfig, EvaluationTransform
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import BIT_RESNETS, ModelConfig
-from pipeline.training.config import OptimizerConfig, TrainingJob
+from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig, steps_of
 
 _BATCH = 4096
@@ -196,6 +196,7 @@ def _jft(name: str, *, epochs: int, learning_rate: float) -> TrainingJob:
         schedule=ScheduleConfig(
             learning_rate=learning_rate, decay="linear", warmup_steps=10_000, final_learning_rate=1e-5
         ),
+        engine=EngineConfig(zero_stage=1, precision="bf16"),
         evaluation=EvaluationConfig(transform=EvaluationTransform(mode="central_crop")),
         log_every_steps=50,
     )

@@ -41,7 +41,7 @@ def digits_smoke() -> TrainingJob:
         clip_norm=1.0,
         optimizer=OptimizerConfig(name="adamw", weight_decay=0.05),
         schedule=ScheduleConfig(learning_rate=1e-3, decay="cosine", warmup_steps=30),
-        engine=EngineConfig(zero_stage=1, precision="bf16"),
+        engine=EngineConfig(zero_stage=1, precision="auto"),
         checkpoint=CheckpointConfig(every_steps=25),
     )
 
@@ -82,7 +82,7 @@ def photos_smoke() -> TrainingJob:
         clip_norm=1.0,
         optimizer=OptimizerConfig(name="adamw", weight_decay=0.05),
         schedule=ScheduleConfig(learning_rate=1e-3, decay="cosine", warmup_steps=10),
-        engine=EngineConfig(zero_stage=1, precision="bf16"),
+        engine=EngineConfig(zero_stage=1, precision="auto"),
         checkpoint=CheckpointConfig(every_steps=50),
     )
 

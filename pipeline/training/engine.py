@@ -35,6 +35,8 @@ class UpdateResult:
 
 def deepspeed_config(config: EngineConfig, plan: BatchPlan, *, clip_norm: float) -> dict[str, Any]:
     """DeepSpeed's own configuration; clipping is always written, since its default became 1.0 in 2026."""
+    if config.precision == "auto":
+        raise ValueError("engine.precision is 'auto'; the engine needs the one it came to, bf16 or fp32")
     settings: dict[str, Any] = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,

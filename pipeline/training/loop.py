@@ -36,6 +36,7 @@ from shards.progress import Progress
 
 log = logging.getLogger(__name__)
 _DROPOUT = 5  # purpose of a key
+_WHERE = ("run_dir", "device", "threads")
 _MOST_FAILED_SAVES = 3
 
 
@@ -242,5 +243,5 @@ def describe(job: TrainingJob, world: World, *, is_compiled: bool) -> dict[str, 
 
 def fingerprint(job: TrainingJob) -> str:
     """sha256 of everything that the job says but where it runs."""
-    fields = {name: value for name, value in asdict(job).items() if name not in ("run_dir", "device")}
+    fields = {name: value for name, value in asdict(job).items() if name not in _WHERE}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

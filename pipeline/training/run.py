@@ -33,6 +33,7 @@ from pipeline.training.signals import Signals
 from pipeline.training.start import (
     SavedJob,
     all_will_compile,
+    bf16_of_all,
     fill_from_checkpoint,
     fill_from_weights,
     refuse_changes,
@@ -40,6 +41,7 @@ from pipeline.training.start import (
     starting_model,
     starting_weights,
     will_compile,
+    with_precision,
 )
 from pipeline.training.zero_state import AVERAGE, MASTER
 from pipeline.world import World, enter, leave
@@ -48,6 +50,7 @@ from shards.errors import UserError
 from shards.store import Store, open_store
 
 log = logging.getLogger(__name__)
+OnStart = Callable[[TrainingJob], None]
 _LIBRARIES = ("patchline", "torch", "deepspeed", "numpy", "simplejpeg", "opencv-python-headless")
 
 
@@ -117,10 +120,11 @@ def prepare(job: TrainingJob, world: World) -> Prepared:
     )
 
 
-def train(prepared: Prepared, world: World, *, on_start: Callable[[], None]) -> Ending:
+def train(prepared: Prepared, world: World, *, on_start: OnStart) -> Ending:
     """Runs a prepared job, from its newest checkpoint where it has one, to its end or until it is asked to stop.
 
-    `on_start` is called on rank 0 once nothing speaks against the start any more (the job's record is written there).
+    `on_start` is called on rank 0 with the job as it is run, once nothing speaks against the start any more (its record
+    is written there).
     """
     enter(world)
     with ExitStack() as stack:
@@ -151,16 +155,14 @@ def read_done(run_dir: Path) -> dict[str, Any] | None:
         return None
 
 
-def _train(
-    prepared: Prepared, world: World, signals: Signals, stack: ExitStack, *, on_start: Callable[[], None]
-) -> Ending:
-    job, run_dir, ledger = prepared.job, prepared.run_dir, Ledger(prepared.run_dir)
+def _train(prepared: Prepared, world: World, signals: Signals, stack: ExitStack, *, on_start: OnStart) -> Ending:
+    job, run_dir, ledger, bf16 = prepared.job, prepared.run_dir, Ledger(prepared.run_dir), bf16_of_all(world)
 
     def accept(found: Manifest | None) -> None:
         if found:
             _refuse_changes(prepared, saved_job(found))
         if world.is_first:
-            on_start()
+            on_start(with_precision(job, found, bf16=bf16))
 
     with ledger.time("startup"):
         checkpoints, manifest = Checkpoints.start(
@@ -169,6 +171,8 @@ def _train(
             run_dir=run_dir,
             accept=accept,
         )
+        job = with_precision(job, manifest, bf16=bf16, say=world.is_first)
+        prepared = replace(prepared, job=job)
         weights = None if manifest else starting_weights(job)
         engine = _start_engine(prepared, world, checkpoints, manifest, weights)
         step = manifest.id.step if manifest else 0

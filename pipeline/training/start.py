@@ -2,12 +2,13 @@
 
 import logging
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from pipeline.collectives import all_agree
+from pipeline.bf16 import Bf16
+from pipeline.collectives import all_agree, gather_json
 from pipeline.data.training_data import changes
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
@@ -17,8 +18,9 @@ from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import EngineConfig, TrainingJob
 from pipeline.training.engine import Engine
 from pipeline.training.manifest import Manifest
+from pipeline.training.precision import choose_precision, least_of
 from pipeline.training.zero_state import Fragment
-from pipeline.world import World
+from pipeline.world import World, bf16_of
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ class SavedJob:
     optimizer: str
     data_state: dict[str, Any]
     average_factor: float = 0.0  # older versions did not average
+    precision: str = ""  # what engine.precision came to; empty in the DONE marker of an older version
 
 
 def saved_job(manifest: Manifest) -> SavedJob:
@@ -46,6 +49,7 @@ def saved_job(manifest: Manifest) -> SavedJob:
         optimizer=record["optimizer"],
         data_state=manifest.data_state,
         average_factor=record.get("average_factor", 0.0),
+        precision=record.get("engine", {}).get("precision", ""),
     )
 
 
@@ -72,6 +76,22 @@ def all_will_compile(is_compiled: bool, world: World) -> bool:
     if is_compiled:
         log.warning("rank %d does not compile the model's blocks either, since another rank can not", world.rank)
     return False
+
+
+def bf16_of_all(world: World) -> Bf16:
+    """Whether every rank's device computes bf16 natively: all compute the same way. Collective."""
+    mine = bf16_of(world.device)
+    found = gather_json({"is_native": mine.is_native, "reason": mine.reason}, device=world.device)
+    return least_of([Bf16(**one) for one in found])
+
+
+def with_precision(job: TrainingJob, manifest: Manifest | None, *, bf16: Bf16, say: bool = False) -> TrainingJob:
+    """The job with its precision decided: the checkpoint's where "auto" continues from one. `say`: log it and why."""
+    recorded = saved_job(manifest).precision if manifest else ""
+    choice = choose_precision(job.engine.precision, recorded=recorded, bf16=bf16)
+    if say and choice.message:
+        log.log(logging.WARNING if choice.is_warning else logging.INFO, choice.message)
+    return replace(job, engine=replace(job.engine, precision=choice.precision))
 
 
 def starting_model(job: TrainingJob, *, is_compiled: bool) -> Model:

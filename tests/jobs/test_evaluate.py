@@ -80,6 +80,11 @@ def test_flags_that_are_missing(job: EvaluateJob, message: str) -> None:
         run(job)
 
 
+def test_threads_below_none_are_refused() -> None:
+    with pytest.raises(UserError, match="threads is -1; allowed are 0"):
+        EvaluateJob(threads=-1)
+
+
 def test_weights_that_know_fewer_classes_are_refused(tmp_path: Path, digits: str) -> None:
     weights = weights_that_say(tmp_path / "weights", 0, num_classes=3)
     with pytest.raises(UserError, match=r"has 7 classes that the model was not trained on, for example '3'"):

@@ -14,6 +14,7 @@ from shards.errors import UserError
 from tests.rigs.processes import one_world, run_ranks
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
+ELASTIC = {"TORCHELASTIC_RUN_ID": "none"}
 SRUN = {
     "SLURM_PROCID": "1",
     "SLURM_STEP_NUM_TASKS": "2",
@@ -31,7 +32,22 @@ INSIDE_A_JOB = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
         pytest.param({}, (0, 1, 0, 1, "127.0.0.1", 0, 8), id="alone"),
         pytest.param(TORCHRUN, (3, 4, 1, 2, "n1", 0, 4), id="torchrun"),
         pytest.param(TORCHRUN | {"MASTER_PORT": "29500"}, (3, 4, 1, 2, "n1", 29500, 4), id="torchrun's port"),
-        pytest.param(TORCHRUN | {"OMP_NUM_THREADS": "1"}, (3, 4, 1, 2, "n1", 0, 4), id="threads are not torchrun's"),
+        pytest.param(
+            TORCHRUN | ELASTIC | {"OMP_NUM_THREADS": "1"}, (3, 4, 1, 2, "n1", 0, 4), id="threads are not torchrun's"
+        ),
+        pytest.param(TORCHRUN | ELASTIC | {"OMP_NUM_THREADS": "3"}, (3, 4, 1, 2, "n1", 0, 3), id="but the user's"),
+        pytest.param(
+            TORCHRUN | ELASTIC | {"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "1"},
+            (3, 4, 1, 1, "n1", 0, 1),
+            id="torchrun sets none for one rank a node",
+        ),
+        pytest.param(TORCHRUN | {"OMP_NUM_THREADS": "1"}, (3, 4, 1, 2, "n1", 0, 1), id="ranks that patchline started"),
+        pytest.param({"OMP_NUM_THREADS": "2"}, (0, 1, 0, 1, "127.0.0.1", 0, 2), id="the user's threads, alone"),
+        pytest.param({"OMP_NUM_THREADS": "3, 2"}, (0, 1, 0, 1, "127.0.0.1", 0, 3), id="the first level's"),
+        pytest.param({"OMP_NUM_THREADS": ""}, (0, 1, 0, 1, "127.0.0.1", 0, 8), id="set to nothing"),
+        pytest.param(
+            SRUN | {"SLURM_CPUS_PER_TASK": "3", "OMP_NUM_THREADS": "2"}, (1, 2, 0, 1, "n1", 29400, 2), id="under srun"
+        ),
         pytest.param(SRUN, (1, 2, 0, 1, "n1", 29400, 8), id="srun: 1(x2) is one task on each of two nodes"),
         pytest.param(SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, (1, 2, 0, 4, "n1", 29400, 2), id="first of many"),
         pytest.param(SRUN | {"SLURM_CPUS_PER_TASK": "3"}, (1, 2, 0, 1, "n1", 29400, 3), id="srun gives 3 cores a task"),
@@ -56,6 +72,9 @@ def test_worlds(environ: Mapping[str, str], expected: tuple[int, int, int, int, 
         pytest.param(TORCHRUN | {"RANK": "x"}, "RANK is 'x'; allowed is a whole number", id="no number"),
         pytest.param(TORCHRUN | {"RANK": "-1"}, "RANK is '-1'", id="negative"),
         pytest.param(TORCHRUN | {"MASTER_PORT": "http"}, "MASTER_PORT is 'http'", id="a port by name"),
+        pytest.param(
+            {"OMP_NUM_THREADS": "two"}, "OMP_NUM_THREADS is 'two'; allowed is a whole number", id="threads in words"
+        ),
         pytest.param(TORCHRUN | {"RANK": "4"}, "rank 4 of 4 ranks: allowed is 0 to 3", id="a rank too many"),
     ],
 )
@@ -79,6 +98,12 @@ def test_the_current_world_reads_the_environment(monkeypatch: pytest.MonkeyPatch
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert current_world("cpu") == world_from(os.environ, device="cpu", num_cpus=len(os.sched_getaffinity(0)))
+
+
+def test_threads_that_are_asked_for_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert current_world("cpu").num_threads == 3
+    assert current_world("cpu", threads=1).num_threads == 1
 
 
 def what_enter_did(world: World) -> tuple[int, int, str, int]:

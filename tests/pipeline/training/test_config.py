@@ -14,6 +14,7 @@ from shards.errors import UserError
     ("fields", "message"),
     [
         pytest.param({"steps": 0}, "given are 0, 1, 0.0 and 0", id="no steps"),
+        pytest.param({"threads": -1}, "threads is -1; allowed are 0", id="negative threads"),
         pytest.param({"log_every_steps": 0}, "given are 1000, 0,", id="logging never"),
         pytest.param({"clip_norm": -1.0}, "given are .* -1.0 and 0", id="negative clipping"),
         pytest.param({"micro_batch": -2}, "0.0 and -2", id="negative micro-batch"),
@@ -69,3 +70,11 @@ def test_recipes_fit_their_own_lanes_and_take_their_classes_from_the_data(job: T
     assert job.global_batch % job.data.lanes == 0
     assert job.model.num_classes == 0
     assert (job.run_dir, job.data.url) == ("", "")
+
+
+@pytest.mark.parametrize("name", [*pretrain.RECIPES, *finetune.RECIPES])
+def test_the_papers_recipes_name_their_precision_and_small_ones_leave_it_to_the_machine(name: str) -> None:
+    job = {**pretrain.RECIPES, **finetune.RECIPES}[name]()
+    small = {"digits_smoke": "auto", "photos_smoke": "auto", "digits_48": "auto"}
+    small |= {"cifar10_small": "fp32", "cifar10_48": "fp32"}
+    assert job.engine.precision == small.get(name, "bf16")

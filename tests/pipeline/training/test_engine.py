@@ -80,7 +80,7 @@ def test_equals_plain_torch_in_fp32(
 def test_clipping_is_always_written(clip_norm: float) -> None:
     """DeepSpeed's default became 1.0 in 2026; the paper's JFT recipe does not clip."""
     plan = plan_batch(64, micro_batch=0, num_ranks=2, lanes=8)
-    assert deepspeed_config(EngineConfig(), plan, clip_norm=clip_norm)["gradient_clipping"] == clip_norm
+    assert deepspeed_config(EngineConfig(precision="fp32"), plan, clip_norm=clip_norm)["gradient_clipping"] == clip_norm
 
 
 def test_accumulation_in_bf16_is_kept_in_fp32() -> None:
@@ -88,6 +88,12 @@ def test_accumulation_in_bf16_is_kept_in_fp32() -> None:
     settings = deepspeed_config(EngineConfig(precision="bf16"), plan, clip_norm=0.0)
     assert settings["data_types"] == {"grad_accum_dtype": "fp32"}
     assert settings["train_micro_batch_size_per_gpu"] * settings["gradient_accumulation_steps"] * 2 == 64
+
+
+def test_the_engine_takes_no_open_precision() -> None:
+    plan = plan_batch(64, micro_batch=0, num_ranks=2, lanes=8)
+    with pytest.raises(ValueError, match="precision is 'auto'; the engine needs"):
+        deepspeed_config(EngineConfig(precision="auto"), plan, clip_norm=0.0)
 
 
 def test_empty_buckets_are_refused() -> None:

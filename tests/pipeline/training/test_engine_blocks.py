@@ -61,7 +61,8 @@ def test_a_killed_run_of_compiled_blocks_continues_bit_by_bit(
     digits_url: str, finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path
 ) -> None:
     """In bf16, with recomputation and with masks that inductor draws: compiling again in mid-run draws none of them."""
-    options = ("--engine.zero-stage", "2", *DROPOUT, "--engine.compile", "on", "--engine.activation-checkpointing")
+    compiled = ("--engine.compile", "on", "--engine.activation-checkpointing")
+    options = ("--engine.zero-stage", "2", "--engine.precision", "bf16", *DROPOUT, *compiled)
     unbroken = finished_runs.get(2, *options)
     words = pretrain_words(digits_url, run_dir, *options)
     assert run_and_kill(words, run_dir, moment=saving(STEPS // 2), num_ranks=2, log_dir=tmp_path)

@@ -34,7 +34,11 @@ def continue_from(source: Path, target: Path, *, step: int) -> None:
         (3, 1, ("--engine.precision", "fp32")),
         (3, 2, ()),
         (2, 2, ("--average-factor", "0.9")),  # Polyak averaging: one slot more, and the weights are the average
-        (1, 2, ("--micro-batch", "8")),  # accumulation in bf16 makes DeepSpeed take another optimiser class
+        (
+            1,
+            2,
+            ("--micro-batch", "8", "--engine.precision", "bf16"),
+        ),  # accumulation in bf16 makes DeepSpeed take another optimiser class
     ],
 )
 def test_a_continued_run_equals_the_unbroken_one(

@@ -1,0 +1,55 @@
+"""Which precision a run computes in: decided once, when it first starts, and kept. Pure."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.bf16 import Bf16
+
+Precision = Literal["bf16", "fp32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The precision; `message` says why (empty where the job named it and nothing speaks against it), `is_warning`
+    where it is slow here."""
+
+    precision: Precision
+    message: str = ""
+    is_warning: bool = False
+
+
+def choose_precision(wanted: Literal["auto", "bf16", "fp32"], *, recorded: str, bf16: Bf16) -> Choice:
+    """`wanted`: what the job says. `recorded`: the precision in the checkpoint that the run continues from, empty
+    where it starts. `bf16`: what all ranks' devices can do."""
+    if wanted != "auto":
+        return _as_demanded(wanted, recorded=recorded, bf16=bf16)
+    if recorded in ("bf16", "fp32"):
+        return _as_recorded("bf16" if recorded == "bf16" else "fp32", bf16=bf16)
+    precision: Precision = "bf16" if bf16.is_native else "fp32"
+    return Choice(precision=precision, message=f"precision {precision}: {bf16.reason}")
+
+
+def _as_demanded(wanted: Precision, *, recorded: str, bf16: Bf16) -> Choice:
+    before = f" (the run began with {recorded})" if recorded not in ("", wanted) else ""
+    if wanted == "bf16" and not bf16.is_native:
+        advice = "" if recorded == "bf16" else "; --engine.precision auto would take fp32"
+        message = f"precision bf16, as the job says{before}, though {bf16.reason}{advice}"
+        return Choice(precision=wanted, message=message, is_warning=True)
+    return Choice(precision=wanted, message=f"precision {wanted}, as the job says{before}" if before else "")
+
+
+def _as_recorded(recorded: Precision, *, bf16: Bf16) -> Choice:
+    message = f"precision {recorded}, as the run began"
+    if (recorded == "bf16") == bf16.is_native:
+        return Choice(precision=recorded, message=message)
+    is_slow = recorded == "bf16"
+    return Choice(precision=recorded, message=f"{message}, though {bf16.reason}", is_warning=is_slow)
+
+
+def least_of(devices: list[Bf16]) -> Bf16:
+    """What all ranks' devices can do, given in rank order: as the first that lacks bf16, else as rank 0's."""
+    for rank, bf16 in enumerate(devices):
+        if not bf16.is_native:
+            where = f"rank {rank}: " if rank else ""
+            return Bf16(is_native=False, reason=where + bf16.reason)
+    return devices[0]
