@@ -11,6 +11,8 @@ from shards.adoption.foreign_tar import AdoptSpec
 from shards.adoption.tar_lists import find_tars, split_pattern
 from shards.errors import UserError
 from shards.images.image_header import Limits
+from shards.packing.about import About, describe
+from shards.store import open_store
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +25,9 @@ class IndexJob:
     The index goes to `index_url` (empty: beside the tars). The image is the first member that has one of the
     suffixes `image_keys`; the label, an integer or a name, is the text of the member `label_key`, or, where
     `label_field` is given, that field of the member json (a list: several labels). `labels_file` has one class name a
-    line, in the order of their ids. `max_quarantined` is the share of samples that may be refused. `run_dir`: where
-    job.yaml goes (empty: nowhere).
+    line, in the order of their ids. `description` and `licence` are texts for the manifest and the dataset's card; they
+    may be given for a dataset that is indexed already, too. `max_quarantined` is the share of samples that may be
+    refused. `run_dir`: where job.yaml goes (empty: nowhere).
     """
 
     url: str = ""
@@ -35,6 +38,8 @@ class IndexJob:
     label_key: str = SampleRules.label_key
     label_field: str = ""
     labels_file: str = ""
+    description: str = ""
+    licence: str = ""
     samples_per_block: int = 64
     limits: Limits = field(default_factory=Limits)
     workers: int = 1
@@ -46,6 +51,11 @@ class IndexJob:
             raise UserError(f"--workers is {self.workers}; allowed are 1 and more")
         if not 0 <= self.max_quarantined <= 1:
             raise UserError(f"--max-quarantined is {self.max_quarantined:g}; allowed are 0 to 1")
+        self.about()
+
+    def about(self) -> About:
+        """What the manifest says to people."""
+        return About(description=self.description, licence=self.licence)
 
     def spec(self) -> AdoptSpec:
         """What decides what is adopted."""
@@ -70,6 +80,7 @@ def run(job: IndexJob) -> int:
         write_record(Path(job.run_dir), stage="index", job=job)
     adoption = Adoption(tars_url=tars_url, index_url=job.index_url or tars_url, tars=tuple(tars), spec=spec)
     manifest = adopt(adoption, workers=job.workers, max_quarantined=job.max_quarantined)
+    describe(open_store(adoption.index_url), manifest, job.about())
     counts = (manifest.num_samples, len(manifest.shards), manifest.num_classes, manifest.num_quarantined)
     log.info("%s: %d samples in %d tars, %d classes, %d in quarantine", adoption.index_url, *counts)
     return 0

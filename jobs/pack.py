@@ -12,6 +12,7 @@ from shards.images.image_header import Limits
 from shards.images.perceptual import PERCEPTUAL_HASH
 from shards.images.resize import Resize
 from shards.manifest import MANIFEST_PATH, Manifest
+from shards.packing.about import About, describe
 from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
 from shards.packing.merge import discard_work, merge, refuse_quarantine
@@ -35,6 +36,8 @@ class PackJob:
     """What to pack and where to. `part` I/N is the share of a job array's task in the scan and shards phases.
 
     `labels_file` has one class name a line, in the order of their ids (empty: the names that the source has, sorted).
+    `description` and `licence` are texts for the manifest and the dataset's card. They may be given for a dataset that
+    is packed already, too: its manifest is then written again, and nothing else.
     `max_quarantined` is the share of images that may be refused before the job stops; duplicates do not count.
     `run_dir`: where job.yaml goes (empty: nowhere; it is not part of the dataset, whose bytes do not depend on who
     packed it).
@@ -46,6 +49,8 @@ class PackJob:
     ) = field(default_factory=FolderSource)
     split: str = "train"
     labels_file: str = ""
+    description: str = ""
+    licence: str = ""
     samples_per_shard: int = 1000
     samples_per_block: int = 64
     seed: int = 0
@@ -65,6 +70,7 @@ class PackJob:
             raise UserError(f"--max-quarantined is {self.max_quarantined:g}; allowed are 0 to 1")
         if self.share[1] > 1 and self.phase not in ("scan", "shards"):
             raise UserError(f"--part {self.part} needs --phase scan or --phase shards; all else is one task")
+        self.about()  # a text too long is to be said now, not once all is packed
 
     @property
     def share(self) -> tuple[int, int]:
@@ -74,8 +80,12 @@ class PackJob:
             raise UserError(f"--part is {self.part!r}; allowed is I/N with I from 0 to N-1, e.g. 0/8")
         return int(first), int(count)
 
+    def about(self) -> About:
+        """What the manifest says to people."""
+        return About(description=self.description, licence=self.licence)
+
     def spec(self) -> PackSpec:
-        """What decides the bytes: neither workers nor parts do."""
+        """What decides the bytes: neither workers nor parts do, nor what is said of them."""
         return PackSpec(
             source=source_of_split(self.source, self.split),
             split=self.split,
@@ -97,9 +107,10 @@ def run(job: PackJob) -> int:
     if job.run_dir:
         write_record(Path(job.run_dir), stage="pack", job=job)
     plan = read_plan(store, spec)
-    if plan is not None and _is_complete(store, plan):
+    if plan is not None and (packed := _complete(store, plan)):
         discard_work(store)  # where the command was killed just before
         log.info("%s is packed already: %d samples; its source was not read again", store.url, plan.num_samples)
+        describe(store, packed, job.about())
         return 0
     if job.phase in ("all", "scan") and plan is None:
         _scan(job, spec, store)
@@ -109,7 +120,9 @@ def run(job: PackJob) -> int:
     if job.phase in ("all", "shards"):
         _shards(job, spec, _needed(plan, store))
     if job.phase in ("all", "merge"):
-        _log_done(store, merge(store, spec, _needed(plan, store), max_quarantined=job.max_quarantined))
+        manifest = merge(store, spec, _needed(plan, store), max_quarantined=job.max_quarantined)
+        describe(store, manifest, job.about())
+        _log_done(store, manifest)
     return 0
 
 
@@ -190,11 +203,13 @@ def _needed(plan: Plan | None, store: Store) -> Plan:
     return plan
 
 
-def _is_complete(store: Store, plan: Plan) -> bool:
+def _complete(store: Store, plan: Plan) -> Manifest | None:
+    """The manifest that a finished packing of this plan left."""
     try:
-        return Manifest.from_bytes(store.read(MANIFEST_PATH)).plan_hash == plan.hash
+        manifest = Manifest.from_bytes(store.read(MANIFEST_PATH))
     except (MissingObjectError, ValueError):
-        return False
+        return None
+    return manifest if manifest.plan_hash == plan.hash else None
 
 
 def _log_done(store: Store, manifest: Manifest) -> None:

@@ -24,6 +24,7 @@ from shards.manifest import (
     LABELS_PATH,
     MANIFEST_PATH,
     Manifest,
+    fingerprint_of,
     index_path,
     sha256_hex,
 )
@@ -48,7 +49,8 @@ class _Held:
 
 
 class Dataset:
-    """One split. `fingerprint` is the sha256 of its manifest, which fixes every byte of it."""
+    """One split. `fingerprint` is the sha256 of its manifest, which fixes every byte of it; its description and licence
+    are not part of it."""
 
     def __init__(self, store: Store, manifest: Manifest, *, fingerprint: str) -> None:
         self.store, self.manifest, self.fingerprint = store, manifest, fingerprint
@@ -190,4 +192,4 @@ def open_dataset(url: str) -> Dataset:
         manifest = Manifest.from_bytes(data)
     except ValueError as error:
         raise UserError(f"{store.url}/{MANIFEST_PATH} cannot be read: {error}; pack it again") from error
-    return Dataset(store, manifest, fingerprint=sha256_hex(data))
+    return Dataset(store, manifest, fingerprint=fingerprint_of(data))

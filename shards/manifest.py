@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
 
 FORMAT_VERSION = 2  # 2: weights and orientation in the index, kinds in the quarantine list
@@ -9,6 +10,9 @@ MANIFEST_PATH = "manifest.json"
 BLOCKS_PATH = "blocks.parquet"
 LABELS_PATH = "labels.parquet"
 QUARANTINE_PATH = "quarantine.parquet"
+
+_FOR_PEOPLE = ("description", "licence")
+_LINE_FOR_PEOPLE = re.compile(rb'^ "(?:description|licence)": "(?:[^"\\]|\\.)*",\n', re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,7 @@ class Manifest:
 
     `shards_url` is where the shards are, empty where they are beside the manifest: tars made by others can be indexed
     from another place. `adopted`: the tars were made by others, and have other members besides images.
+    `description` and `licence` are for people; where they are empty, the file does not mention them.
     """
 
     format_version: int
@@ -41,6 +46,8 @@ class Manifest:
     files: dict[str, str]
     shards_url: str = ""
     adopted: bool = False
+    description: str = ""
+    licence: str = ""
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:
@@ -48,10 +55,16 @@ class Manifest:
             raise ValueError(f"{message} {FORMAT_VERSION}")
         if self.num_samples != sum(shard.num_samples for shard in self.shards):
             raise ValueError(f"num_samples is {self.num_samples}, but its shards hold another number")
+        if not (isinstance(self.description, str) and isinstance(self.licence, str)):
+            raise ValueError("its description or licence is not text")
 
     def to_bytes(self) -> bytes:
         """JSON with sorted keys: equal datasets have equal manifests."""
-        return json.dumps(asdict(self), sort_keys=True, indent=1).encode() + b"\n"
+        fields = asdict(self)
+        for name in _FOR_PEOPLE:
+            if not fields[name]:
+                del fields[name]
+        return json.dumps(fields, sort_keys=True, indent=1).encode() + b"\n"
 
     @staticmethod
     def from_bytes(data: bytes) -> "Manifest":
@@ -65,6 +78,11 @@ class Manifest:
             return Manifest(**fields, shards=shards)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a manifest: {error}") from error
+
+
+def fingerprint_of(manifest: bytes) -> str:
+    """sha256 of manifest.json without the lines of description and licence: another licence is no other dataset."""
+    return sha256_hex(_LINE_FOR_PEOPLE.sub(b"", manifest))
 
 
 def sha256_hex(data: bytes) -> str:

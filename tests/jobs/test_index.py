@@ -1,5 +1,6 @@
 """`patchline index` as a job: a folder, a pattern, a list, an index elsewhere."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,14 @@ def test_an_index_elsewhere_is_found_from_any_folder(
 def test_mistakes(fields: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(IndexJob(**fields))  # type: ignore[arg-type]
+
+
+def test_description_and_licence(tars_url: str) -> None:
+    plain = IndexJob(url=tars_url)
+    for job in (plain, replace(plain, description="Birds.", licence="CC0"), plain):
+        assert run(job) == 0
+    manifest = open_dataset(tars_url).manifest
+    assert (manifest.description, manifest.licence) == ("Birds.", "CC0")
+    assert verify_dataset(tars_url) == []
+    with pytest.raises(UserError, match="--description has"):
+        IndexJob(url=tars_url, description="\x00")

@@ -325,3 +325,17 @@ def test_a_wrong_evaluation_set_is_told_before_images_are_read(job: PackJob, tmp
     with pytest.raises(UserError, match=r"no manifest\.json"):
         run(replace(job, out=str(tmp_path / "out"), dedup=Dedup(against=(str(tmp_path / "none"),))))
     assert not (tmp_path / "out").exists()
+
+
+def test_description_and_licence_change_no_other_file(job: PackJob, tmp_path: Path) -> None:
+    plain, described = tmp_path / "plain", tmp_path / "described"
+    assert run(replace(job, out=str(plain))) == 0
+    told = replace(job, out=str(described), description="Birds of a park.\nOne a folder.", licence="CC BY 4.0")
+    assert run(told) == 0
+    differs = {name for name, sha256 in file_hashes(described).items() if file_hashes(plain)[name] != sha256}
+    assert differs == {"manifest.json"}
+    assert open_dataset(str(described)).fingerprint == open_dataset(str(plain)).fingerprint
+    assert run(replace(told, out=str(plain))) == 0  # packed already: the texts are added
+    assert file_hashes(plain) == file_hashes(described)
+    with pytest.raises(UserError, match="--licence has 10,001 characters"):
+        replace(job, licence="x" * 10_001)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from shards.manifest import Manifest, ShardRecord
+from shards.manifest import Manifest, ShardRecord, fingerprint_of, sha256_hex
 
 MANIFEST = Manifest(
     format_version=2,
@@ -36,6 +36,7 @@ def test_it_comes_back_and_equal_manifests_are_equal_bytes() -> None:
         (b"{}", "format version None"),
         (b'{"format_version": 99}', "format version 99, this version reads 2"),
         (b'{"format_version": 2}', "not a manifest"),
+        (MANIFEST.to_bytes().replace(b'"adopted": false', b'"description": 7'), "licence is not text"),
         (MANIFEST.to_bytes().replace(b'"num_samples": 3', b'"num_samples": 4'), "another number"),
     ],
 )
@@ -47,3 +48,26 @@ def test_anything_else_is_refused(data: bytes, message: str) -> None:
 def test_counts_must_fit() -> None:
     with pytest.raises(ValueError, match="num_samples is 5"):
         replace(MANIFEST, num_samples=5)
+
+
+def test_a_manifest_without_description_does_not_mention_it() -> None:
+    assert b"description" not in MANIFEST.to_bytes()
+    assert b"licence" not in MANIFEST.to_bytes()
+    described = replace(MANIFEST, description='a\n"b" \u65e5', licence="CC BY 4.0")
+    assert Manifest.from_bytes(described.to_bytes()) == described
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", 'a "quoted" \\ one', "ends in a backslash\\", "line\nline", '",\n "plan_hash": "x']
+)
+def test_the_fingerprint_leaves_out_description_and_licence_alone(text: str) -> None:
+    described = replace(MANIFEST, description=text, licence=text)
+    assert fingerprint_of(described.to_bytes()) == sha256_hex(MANIFEST.to_bytes())
+    assert fingerprint_of(replace(described, split="test").to_bytes()) != sha256_hex(MANIFEST.to_bytes())
+
+
+def test_nothing_hides_behind_a_description() -> None:
+    data = MANIFEST.to_bytes()
+    hidden = data.replace(b'\n "num_classes": 10', b'\n "description": "x", "num_classes": 11')
+    assert Manifest.from_bytes(hidden).num_classes == 11
+    assert fingerprint_of(hidden) != fingerprint_of(data)
