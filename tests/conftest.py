@@ -19,6 +19,8 @@ from tests.rigs.forks import PRELOADED
 from tests.rigs.s3 import moto_server
 from tests.rigs.training import FinishedRuns
 
+pytest_plugins = ("tests.rigs.ends", "tests.rigs.cpu_seconds")
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 WHAT_IS = {"slurm": "Slurm", "rgw": "Ceph's RADOS Gateway"}
