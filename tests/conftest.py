@@ -1,6 +1,5 @@
 """Fixtures for all tests: S3 servers, the shared test data; and what is skipped without a Slurm or a Ceph."""
 
-import multiprocessing
 import os
 import secrets
 import shutil
@@ -15,9 +14,11 @@ from jobs import pack
 from jobs.recipes.pack import digits
 from shards.store import open_store
 from tests.rigs import ceph
-from tests.rigs.forks import PRELOADED
+from tests.rigs.forks import forks
 from tests.rigs.s3 import moto_server
 from tests.rigs.training import FinishedRuns
+
+pytest_plugins = ("tests.rigs.ends", "tests.rigs.cpu_seconds")
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
@@ -27,7 +28,7 @@ PACKAGES = {"slurm": "slurm-wlm munge", "rgw": "ceph-mon ceph-mgr ceph-osd rados
 
 def pytest_configure() -> None:
     """Packing's own workers may be the first to be forked."""
-    multiprocessing.set_forkserver_preload(PRELOADED)
+    forks()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,14 +3,12 @@
 Ranks are in a real gloo group; commands have their own environment, standard output and standard error.
 """
 
-import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch
 
 from jobs.cli import main
 from pipeline.world import World, enter, leave
-from tests.rigs.forks import PRELOADED
+from tests.rigs.forks import ONE_THREAD, forks
 from tests.rigs.s3 import free_port
 
 ANSWER_SECONDS = 120.0
@@ -50,7 +48,7 @@ def one_world(rank: int = 0, num_ranks: int = 1, *, port: int = 0) -> World:
 def run_ranks(function: Callable[..., Any], *arguments: object, num_ranks: int) -> list[Any]:
     """`function(world, *arguments)` in a process group of `num_ranks` processes; their results in rank order."""
     port = free_port()
-    with ProcessPoolExecutor(num_ranks, mp_context=_context()) as pool:
+    with ProcessPoolExecutor(num_ranks, mp_context=forks()) as pool:
         worlds = [one_world(rank, num_ranks, port=port) for rank in range(num_ranks)]
         futures = [pool.submit(_as_rank, function, world, arguments) for world in worlds]
         return [future.result(ANSWER_SECONDS) for future in futures]
@@ -60,20 +58,14 @@ def patchline(*words: str, environ: Mapping[str, str] | None = None) -> Ended:
     """`patchline WORDS` in a process of its own, in this environment with `environ` added to it."""
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder) / "output", Path(folder) / "errors"
-        everything = {**os.environ, **(environ or {})}
-        process = _context().Process(target=_as_command, args=(list(words), everything, output, errors))
+        everything = {**ONE_THREAD, **os.environ, **(environ or {})}
+        process = forks().Process(target=_as_command, args=(list(words), everything, output, errors))
         process.start()
         process.join(ANSWER_SECONDS)
         if process.exitcode is None:
             process.kill()
             raise TimeoutError(f"patchline {' '.join(words)} runs for {ANSWER_SECONDS:.0f} s: {errors.read_text()}")
         return Ended(code=process.exitcode, output=output.read_text(), errors=errors.read_text())
-
-
-def _context() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
 
 
 def _as_rank(function: Callable[..., Any], world: World, arguments: tuple[object, ...]) -> Any:

@@ -5,8 +5,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jobs.launch import Ranks, start_ranks
+from jobs.launch import Ranks
 from pipeline.training.metrics import read_metrics
+from tests.rigs.forked_ranks import fork_ranks
+from tests.rigs.forks import ONE_THREAD
 
 STEPS = 16
 TINY = (
@@ -23,7 +25,7 @@ def pretrain_words(url: str, run_dir: Path, *more: str) -> list[str]:
 
 def start(words: list[str], *, num_ranks: int, log_dir: Path) -> Ranks:
     """Starts `patchline WORDS` on real processes; ranks above 0 write to log_dir."""
-    return start_ranks(words, num_ranks=num_ranks, environ=os.environ, log_dir=log_dir)
+    return fork_ranks(words, num_ranks=num_ranks, environ={**ONE_THREAD, **os.environ}, log_dir=log_dir)
 
 
 def run(words: list[str], *, num_ranks: int, log_dir: Path) -> int:

@@ -1,0 +1,96 @@
+"""Ranks of one stage as `jobs.launch` starts them, but forked from the server that has loaded everything."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from multiprocessing import reduction
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, cast
+
+from jobs.launch import Ranks
+from tests.rigs.forks import forks
+from tests.rigs.s3 import free_port
+
+
+class Fork:
+    """A forked process that is asked as subprocess.Popen is."""
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        pid = self._process.pid
+        assert pid is not None, "a fork has begun"
+        return pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; -SIGNAL where one ended it."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """As `returncode`."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it has ended."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """To a process that runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class _Handed:
+    """A file of this process, given to the fork: standard error as pytest's capture has it now."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Callable[[Any], int], tuple[object]]:
+        return _taken, (reduction.DupFd(self.number),)
+
+
+def _taken(handed: Any) -> int:
+    return int(handed.detach())
+
+
+def fork_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], log_dir: Path) -> Ranks:
+    """`patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, the others write to log_dir/rank-N.log."""
+    log_dir.mkdir(parents=True, exist_ok=True)
+    shared = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    processes = []
+    for rank in range(num_ranks):
+        own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with (log_dir / f"rank-{rank}.log").open("ab") as log:
+            files = (1, 2) if rank == 0 else (log.fileno(), log.fileno())
+            handed = [_Handed(number) for number in files]
+            process = forks().Process(target=_as_rank, args=(words, own, Path.cwd(), *handed))
+            process.start()
+        processes.append(Fork(process))
+    return Ranks(processes=cast("tuple[subprocess.Popen[bytes], ...]", tuple(processes)))
+
+
+def _as_rank(words: list[str], environ: dict[str, str], folder: Path, output: int, errors: int) -> None:
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environ)
+    from jobs.cli import main  # noqa: PLC0415  # the server has loaded it; this process need not
+
+    sys.exit(main(words))
