@@ -69,7 +69,10 @@ class PlanFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """All that the card shows. `class_counts` is int64[num_classes]; `modes` counts Pillow's names of pixel formats."""
+    """All that the card shows; `url` is as it was given.
+
+    `class_counts` is int64[num_classes]; `modes` counts Pillow's names of pixel formats.
+    """
 
     url: str
     fingerprint: str
@@ -91,6 +94,8 @@ class CardFacts:
     matches: tuple[Match, ...]
     plan: PlanFacts
     is_adopted: bool
+    description: str
+    licence: str
 
 
 def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
@@ -106,7 +111,7 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
         for shard, data in enumerate(_index_files(dataset)):
             tally.add(read_table(data, columns=list(TALLY_COLUMNS)))
             if mosaic.wants(shard):
-                mosaic.add(shard, read_table(data, columns=["offset", "size", "labels", "source"]))
+                mosaic.add(shard, read_table(data, columns=["key", "offset", "size", "labels", "source"]))
             progress.advance()
     return CardFacts(
         url=dataset.url,
@@ -129,6 +134,8 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
         matches=read_matches(dataset),
         plan=_plan(dataset),
         is_adopted=manifest.adopted,
+        description=manifest.description,
+        licence=manifest.licence,
     )
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shards.card.card_tally import first_labels
 from shards.dataset import Dataset
 from shards.hashing import derive_key, hash_array
-from shards.images.thumbnails import Thumbnail, thumbnail
+from shards.images.thumbnails import Thumbnail, picture, thumbnail
 from shards.packing.plan import MATCHES_PATH
 from shards.storage.ahead import in_order
 from shards.storage.objects import MissingObjectError
@@ -33,13 +33,15 @@ class Pick:
     size: int
     labels: tuple[int, ...]
     source: str
+    key: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One picture of the mosaic."""
+    """One picture of the mosaic; `shard_path` is of the tar that has it."""
 
     pick: Pick
+    shard_path: str
     thumbnail: Thumbnail
 
 
@@ -76,7 +78,7 @@ class Mosaic:
         return bool(self._wanted[shard])
 
     def add(self, shard: int, table: pa.Table) -> None:
-        """Choose from a shard's index (columns offset, size, labels, source): classes shown least come first."""
+        """Choose from a shard's index (columns key, offset, size, labels, source): classes shown least come first."""
         by_hash = np.argsort(hash_array(np.arange(table.num_rows), key=derive_key(_MOSAIC, shard)), kind="stable")
         rows = by_hash[:_CANDIDATES]
         labels = first_labels(table.column("labels").combine_chunks())[rows].clip(-1, len(self._num_shown) - 2)
@@ -93,7 +95,7 @@ class Mosaic:
 
 
 def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
-    """The pictures, without those that can not be read or decoded."""
+    """The pictures, without those that cannot be read or decoded."""
 
     def read(pick: Pick) -> bytes:
         return dataset.shard_store.read_range(dataset.shard_path(pick.shard), pick.offset, pick.offset + pick.size)
@@ -104,8 +106,8 @@ def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
             continue  # verify says what is missing
         if isinstance(image, Exception):
             raise image
-        if small := thumbnail(image):
-            yield Tile(pick=pick, thumbnail=small)
+        if small := picture(image):
+            yield Tile(pick=pick, shard_path=dataset.shard_path(pick.shard), thumbnail=small)
 
 
 def read_matches(dataset: Dataset) -> tuple[Match, ...]:
@@ -138,4 +140,5 @@ def _pick(shard: int, row: int, table: pa.Table) -> Pick:
         size=found["size"],
         labels=tuple(found["labels"] or ()),
         source=found["source"] or "",
+        key=found["key"] or "",
     )

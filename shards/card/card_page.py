@@ -1,9 +1,8 @@
-"""The card as one HTML page: no scripts, no requests; whatever a name contains, it is only text."""
+"""The card as one HTML page. It asks nothing of the network and runs one script, which its policy names by hash;
+whatever a name contains, it is only text."""
 
 import base64
-import math
-import re
-import unicodedata
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -11,55 +10,45 @@ from importlib import resources
 import jinja2
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 
 from shards.card import card_plots as plots
 from shards.card.card import CardFacts, QuarantineGroup
+from shards.card.card_classes import Row, class_facts
 from shards.card.card_tally import ASPECT_OCTAVES, ASPECT_STEPS, BYTE_STEPS, SIDE_STEPS, Tally, quantile
+from shards.card.card_words import byte_text, counted, image_words, paragraphs, share_text, shown, title_of
 from shards.images.thumbnails import Thumbnail
 
 TEMPLATE = "card.html.j2"
-MOST_BARS = 40  # classes that are drawn by name; more are a curve
-LISTED, LISTED_SIZES = 12, 16
-NAME_CHARACTERS = 90
+SCRIPT = "card.js"
+LISTED_SIZES = 16
 SMALL_PIXELS = 96  # smaller pictures are enlarged pixel by pixel
-
-_USER_AND_PASSWORD = re.compile(r"(\w+://)[^/\s]*@")
-_QUERY = re.compile(r"(\w+://[^\s?#]*)[?#]\S*")
-_TURNS = {
-    2: "mirrored",
-    3: "upside down",
-    4: "upside down, mirrored",
-    5: "on its side, mirrored",
-    6: "on its right side",
-    7: "on its side, mirrored",
-    8: "on its left side",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """A line of a table: name, count, and the length of its bar in percent of the longest."""
+class Use:
+    """What can be done with a dataset next: a title, a sentence and the command."""
 
-    name: str
-    count: int
-    percent: float
+    title: str
+    about: str
+    command: str
 
 
-def render(facts: CardFacts) -> bytes:
-    """The page, UTF-8. Equal facts give equal bytes."""
+def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
+    """The page, UTF-8. Equal facts and use give equal bytes."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"shown": shown, "bytes": byte_text, "picture": picture, "share": share_text}
-    template = environment.from_string(resources.files("shards.card").joinpath(TEMPLATE).read_text("utf-8"))
+    environment.filters |= {"counted": counted, "paragraphs": paragraphs}
+    template, script = environment.from_string(_packaged(TEMPLATE)), _packaged(SCRIPT)
     groups = {kind: [group for group in facts.quarantine if group.kind == kind] for kind in _KINDS}
     page = template.render(
         facts=facts,
         tally=facts.tally,
         title=title_of(facts.url),
-        classes=_classes(facts),
+        classes=class_facts(facts),
         images=_images(facts.tally),
+        image_words=image_words(facts.tally, facts.modes),
         together=_together(facts),
         refused=groups["refused"],
         duplicates=groups["duplicate"],
@@ -67,59 +56,23 @@ def render(facts: CardFacts) -> bytes:
         counts={kind: _count(found) for kind, found in groups.items()},
         settings=[(name, _setting(value)) for name, value in _dotted(facts.plan.settings)],
         small_pixels=SMALL_PIXELS,
+        use=use,
+        script=Markup(script),  # noqa: S704 - a file of this package
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
     return page.encode("utf-8", "backslashreplace")
+
+
+def _packaged(name: str) -> str:
+    return resources.files("shards.card").joinpath(name).read_text("utf-8")
 
 
 _KINDS = ("refused", "duplicate", "evaluation")
 
 
-def title_of(url: str) -> str:
-    """The last part of a dataset's URL, without anything that could be a password."""
-    last = _without_secrets(url).rstrip("/").rpartition("/")[2]
-    return last.rpartition("@")[2] or "dataset"
-
-
-def shown(text: str, most: int = NAME_CHARACTERS) -> str:
-    """`text` as it may be shown: no password, no control or direction-changing characters, the middle of long ones
-    left out. Escaping for HTML is left to the template."""
-    plain = "".join(
-        character
-        if unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-        else _escaped(character)
-        for character in _without_secrets(text)
-    )
-    return plain if len(plain) <= most else f"{plain[: most // 2]}…{plain[-(most // 2) :]}"
-
-
-def byte_text(count: float) -> str:
-    """A number of bytes in decimal units, three digits."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= 0.9995 * size:
-            value = count / size
-            return f"{value:.{max(0, 2 - int(math.log10(max(value, 1))))}f} {unit}"
-    return f"{count:.0f} B"
-
-
-def share_text(count: int, total: int) -> str:
-    """A share in percent, such that a few of many are not shown as nothing."""
-    percent = 100 * count / max(total, 1)
-    if count and percent < 0.01:
-        return "< 0.01 %"
-    return f"{percent:.{0 if percent in (0, 100) else 1 if percent >= 1 else 2}f} %"
-
-
 def picture(thumbnail: Thumbnail) -> Markup:
     """A data URI of the JPEG."""
     return Markup("data:image/jpeg;base64,") + base64.b64encode(thumbnail.data).decode("ascii")
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
-def _without_secrets(text: str) -> str:
-    return _QUERY.sub(r"\1", _USER_AND_PASSWORD.sub(r"\1", text))
 
 
 def _dotted(settings: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -142,36 +95,6 @@ def _count(groups: list[QuarantineGroup]) -> int:
     return sum(group.count for group in groups)
 
 
-def _classes(facts: CardFacts) -> dict[str, object]:
-    counts = facts.class_counts
-    filled = counts[counts > 0]
-    shares = filled / max(int(filled.sum()), 1)
-    order = np.argsort(-counts, kind="stable")
-    is_even = bool(filled.size) and int(filled.min()) == int(filled.max())
-    few = len(counts) <= MOST_BARS
-    return {
-        "most": int(filled.max()) if filled.size else 0,
-        "least": int(filled.min()) if filled.size else 0,
-        "median": float(np.median(counts)) if counts.size else 0.0,
-        "empty": int((counts == 0).sum()),
-        "is_even": is_even,
-        "effective": float(np.exp(-(shares * np.log(shares)).sum())),
-        "all": _rows(facts, order) if few else [],
-        "largest": [] if few or is_even else _rows(facts, order[:LISTED]),
-        "smallest": [] if few or is_even else _rows(facts, order[: filled.size][::-1][:LISTED]),
-        "curves": [] if few or is_even or not filled.size else [plots.rank_curve(counts), plots.coverage(counts)],
-    }
-
-
-def _rows(facts: CardFacts, order: NDArray[np.int64]) -> list[Row]:
-    longest = max(int(facts.class_counts[order].max()), 1) if order.size else 1
-    return [
-        Row(name=facts.class_names[place], count=int(facts.class_counts[place]),
-            percent=100 * int(facts.class_counts[place]) / longest)
-        for place in order.tolist()
-    ]  # fmt: skip
-
-
 def _images(tally: Tally) -> dict[str, object]:
     if not tally.num_images:
         return {"sizes": [], "num_sizes": 0}
@@ -187,7 +110,6 @@ def _images(tally: Tally) -> dict[str, object]:
         "resolution": "" if one_size else _resolution(tally),
         "bytes": _byte_sizes(tally),
         "aspects": "" if one_size else _aspects(tally),
-        "turns": [(_TURNS[turn], int(n)) for turn, n in enumerate(tally.orientations) if turn > 1 and n],
         "labels": [(number, int(n)) for number, n in enumerate(tally.labels_a_sample) if n],
     }
 

@@ -141,11 +141,18 @@ def heat_map(shares: NDArray[np.float64], names: Sequence[str], *, about: str) -
                 continue
             opacity = math.sqrt(share / most)
             body.append(f'<rect class="cell" {place} fill-opacity="{0.04 + 0.96 * opacity:.2f}"/>')
-            if share >= 0.005:
+            if share:
                 style = "value strong" if opacity > 0.6 else "value"
                 middle = f'x="{left + column * cell + 13.5}" y="{at + 18}" text-anchor="middle"'
-                body.append(f'<text class="{style}" {middle}>{100 * share:.0f}</text>')
+                body.append(f'<text class="{style}" {middle}>{_percent(share)}</text>')
     return _svg(about, top + count * cell + 4, body, width=left + count * cell + 60)
+
+
+def _percent(share: float) -> str:
+    """A percentage in two characters or three; neither a few of many nor almost all reads as none or all."""
+    if 0 < share < 0.01:
+        return "&lt;1"
+    return "&gt;99" if 0.99 < share < 1 else f"{100 * share:.0f}"
 
 
 def byte_ticks(low: float, high: float) -> list[tuple[float, str]]:

@@ -8,9 +8,11 @@ import numpy as np
 from PIL import Image, ImageOps
 
 THUMBNAIL_SIDE = 176
+PICTURE_SIDE = 512
 MOST_PIXELS = 1 << 26  # decoded at once; a JPEG is decoded small, so only other huge images are passed over
 JPEG_QUALITIES = (82, 70, 55, 35, 15, 5)
-MOST_BYTES = 11_000  # of one picture, so that a page of all of them stays below 3 MB
+MOST_BYTES = 11_000  # of a thumbnail
+MOST_PICTURE_BYTES = 32_000  # of a picture: a page of 72 stays below 3.2 MB, base64 included
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")
 _EXTREME = 2.5  # longer images are cut to this ratio of their sides
 _BACKGROUND = (255, 255, 255)
@@ -29,36 +31,55 @@ class Thumbnail:
 
 
 def thumbnail(data: bytes) -> Thumbnail | None:
-    """A small JPEG of an image, upright and in RGB; None where the bytes do not decode."""
+    """A JPEG of THUMBNAIL_SIDE pixels on the shorter side, long ones cut; None where the bytes do not decode."""
+    upright = _upright(data, least=THUMBNAIL_SIDE)
+    if upright is None:
+        return None
+    image, height, width = upright
+    small = ImageOps.fit(image, _fitting(*image.size), Image.Resampling.LANCZOS)
+    return Thumbnail(data=_jpeg(small, most_bytes=MOST_BYTES), height=height, width=width)
+
+
+def picture(data: bytes) -> Thumbnail | None:
+    """A JPEG of the whole image, PICTURE_SIDE pixels at most on the longer side; None where the bytes do not decode."""
+    upright = _upright(data, least=PICTURE_SIDE)
+    if upright is None:
+        return None
+    image, height, width = upright
+    image.thumbnail((PICTURE_SIDE, PICTURE_SIDE), Image.Resampling.LANCZOS)
+    return Thumbnail(data=_jpeg(image, most_bytes=MOST_PICTURE_BYTES), height=height, width=width)
+
+
+def _upright(data: bytes, *, least: int) -> tuple[Image.Image, int, int] | None:
+    """An RGB image of at least `least` pixels a side where the stored one has them, and its stored height and width."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of odd metadata, which is not kept
-            return _thumbnail(data)
+            return _decoded(data, least)
     except _BROKEN:
         return None
 
 
-def _thumbnail(data: bytes) -> Thumbnail | None:
+def _decoded(data: bytes, least: int) -> tuple[Image.Image, int, int] | None:
     with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
         width, height = opened.size
-        opened.draft("RGB", (THUMBNAIL_SIDE, THUMBNAIL_SIDE))  # JPEG only: decode at a fraction of the size
+        opened.draft("RGB", (least, least))  # JPEG only: decode at a fraction of the size
         if opened.width * opened.height > MOST_PIXELS:
             return None
         image = _rgb(ImageOps.exif_transpose(opened))
     if (image.width > image.height) != (width > height):
         width, height = height, width
-    image = ImageOps.fit(image, _fitting(*image.size), Image.Resampling.LANCZOS)
-    return Thumbnail(data=_jpeg(image), height=height, width=width)
+    return image, height, width
 
 
-def _jpeg(image: Image.Image) -> bytes:
-    """At the best quality that fits into MOST_BYTES."""
+def _jpeg(image: Image.Image, *, most_bytes: int) -> bytes:
+    """At the best quality that fits into `most_bytes`."""
     data = b""
     for quality in JPEG_QUALITIES:
         file = io.BytesIO()
         image.save(file, format="JPEG", quality=quality, optimize=True)
         data = file.getvalue()
-        if len(data) <= MOST_BYTES:
+        if len(data) <= most_bytes:
             break
     return data
 

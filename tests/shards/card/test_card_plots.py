@@ -73,6 +73,12 @@ def test_heat_map_escapes_names_and_leaves_the_diagonal_empty() -> None:
     assert [text for text in texts(markup) if text.isdecimal()] == ["50", "25"]
 
 
+def test_small_shares_are_not_shown_as_nothing() -> None:
+    shares = np.array([[1.0, 0.001, 0.0], [0.999, 1.0, 0.012], [0.0, 1.0, 1.0]])
+    shown = texts(plots.heat_map(shares, list("abc"), about="together"))
+    assert [text for text in shown if text not in "abc"] == ["<1", ">99", "1", "100"]
+
+
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [(0, 34, ["1 B", "10 B", "1 kB"]), (9, 11, ["800 B", "1 kB", "1.2 kB"]), (13, 20, ["10 kB", "200 kB"])],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shards.images.thumbnails import MOST_BYTES, THUMBNAIL_SIDE, thumbnail
+from shards.images.thumbnails import MOST_BYTES, MOST_PICTURE_BYTES, PICTURE_SIDE, THUMBNAIL_SIDE, picture, thumbnail
 from tests.rigs.images import image_bytes
 
 
@@ -52,6 +52,28 @@ def test_noise_takes_no_more_bytes_than_others() -> None:
     made = thumbnail(encoded(Image.fromarray(noise), format="PNG"))
     assert made is not None
     assert len(made.data) <= MOST_BYTES
+    noise = np.random.default_rng(0).integers(0, 256, (700, 700, 3), dtype=np.uint8)
+    made = picture(encoded(Image.fromarray(noise), format="PNG"))
+    assert made is not None
+    assert len(made.data) <= MOST_PICTURE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [
+        (600, 800, (384, PICTURE_SIDE)),
+        (32, 32, (32, 32)),
+        (100, 4000, (13, PICTURE_SIDE)),
+        (1, 2000, (1, PICTURE_SIDE)),
+    ],
+    ids=["made smaller", "never larger", "long ones are whole", "one pixel high"],
+)
+def test_a_picture_shows_the_whole_image(height: int, width: int, expected: tuple[int, int]) -> None:
+    made = picture(encoded(Image.new("RGB", (width, height)), format="PNG"))
+    assert made is not None
+    assert (made.height, made.width) == (height, width)
+    with Image.open(io.BytesIO(made.data)) as small:
+        assert (small.height, small.width) == expected
 
 
 def test_transparent_pixels_are_white() -> None:
@@ -71,3 +93,4 @@ def test_exif_orientation_is_applied() -> None:
 @pytest.mark.parametrize("data", [b"", b"no image", b"<svg onload=alert(1)>", image_bytes(1)[:200]])
 def test_broken_images_have_none(data: bytes) -> None:
     assert thumbnail(data) is None
+    assert picture(data) is None
