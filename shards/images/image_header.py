@@ -38,10 +38,12 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The largest image that is packed, in bytes as stored and in pixels; checked before anything is decoded."""
+    """The largest image that is packed; checked before anything is decoded."""
 
     max_bytes: int = MAX_IMAGE_BYTES
+    """Largest image in bytes, as stored."""
     max_pixels: int = MAX_IMAGE_PIXELS
+    """Largest image in pixels (height x width)."""
 
     def __post_init__(self) -> None:
         for name, value, most in (("bytes", self.max_bytes, _MOST_BYTES), ("pixels", self.max_pixels, _MOST_PIXELS)):

@@ -44,15 +44,14 @@ _Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Resize:
-    """Which images are stored as smaller copies.
-
-    `short_side` in pixels: what has more is scaled down to it and re-encoded as JPEG of `quality`; 0 leaves every image
-    as it is. `convert` allows re-encoding of GIF, TIFF and BMP even so, for they can not be stored as they are.
-    """
+    """Which images are stored as smaller copies."""
 
     short_side: int = 0
+    """Pixels that a longer short side is scaled down to, re-encoded as JPEG; 0 leaves every image as it is."""
     quality: int = 90
+    """JPEG quality of re-encoded images, 1 to 100."""
     convert: bool = False
+    """Re-encode GIF, TIFF and BMP, which cannot be stored as they are, even without --resize.short-side."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.short_side <= _MOST_JPEG_PIXELS:

@@ -16,17 +16,16 @@ from shards.sources.kinds import Source, tool_versions
 
 @dataclass(frozen=True, kw_only=True)
 class Dedup:
-    """Which images are left out because there is another.
-
-    `duplicates`, of images with equal bytes: `first` keeps the first in the source's order with its own labels,
-    `merge` keeps it with the labels of all, `keep` keeps every one. `against`: packed evaluation sets (URLs) whose
-    images, mirrored ones included, must not be in the collection; whatever is within `max_distance` bits of one of
-    theirs by perceptual hash is left out.
-    """
+    """Which images are left out because there is another."""
 
     duplicates: Literal["first", "merge", "keep"] = "first"
+    """Images with equal bytes: first keeps the source's first with its own labels, merge keeps it with the labels of
+    all, keep keeps every one."""
     against: tuple[str, ...] = ()
+    """Packed evaluation sets (URLs) whose images, mirrored ones included, must not be in the collection."""
     max_distance: int = DEFAULT_MAX_DISTANCE
+    """Bits by which perceptual hashes of near-duplicates may differ, 0 to 127; images that close to an evaluation image
+    are left out."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_distance < HASH_BITS // 2:

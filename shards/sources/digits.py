@@ -29,6 +29,7 @@ class DigitsSource:
     staged: ClassVar[bool] = False
     kind: Literal["digits"] = "digits"
     split: Literal["train", "test"] = "train"
+    """Which digits; --split sets it."""
 
     def entries(self) -> Iterator[Entry]:
         """In the order of load_digits."""

@@ -31,9 +31,8 @@ _UNREADABLE = (pa.ArrowInvalid, OSError, EOFError, MissingObjectError)
 class ParquetSource:
     """Parquet files, folders or patterns, local or `s3://`, with a column of images and one of labels.
 
-    The image is `struct<bytes, path>`, or bytes alone; the label text, an integer, or a list of such. Integers index
-    `label_names`, by default the names that Hugging Face's datasets write into their files. A row without bytes, a
-    label without a name, or a damaged row group is a refused image, or as many as the group has.
+    The image is `struct<bytes, path>`, or bytes alone; the label text, an integer, or a list of such. A row without
+    bytes, a label without a name, or a damaged row group is a refused image, or as many as the group has.
 
     A page of a Parquet file can not be read in parts: a worker has memory for two to three times the largest one. A
     writer that puts a gigabyte of images into one (pyarrow's does, of large images, unless told `write_batch_size=1`
@@ -43,9 +42,13 @@ class ParquetSource:
     staged: ClassVar[bool] = True  # a row group is read whole or not at all
     kind: Literal["parquet"] = "parquet"
     files: tuple[str, ...] = ()
+    """Parquet files, folders or patterns such as 'DIR/train-*.parquet', local or s3://; {split} stands for --split."""
     image_column: str = "image"
+    """Column with the images: struct<bytes, path>, or bytes."""
     label_column: str = "label"
+    """Column with the label: text, an integer, or a list of such."""
     label_names: tuple[str, ...] = ()
+    """Names of integer labels, in order; empty: those that Hugging Face's datasets write into the files."""
 
     def entries(self) -> Iterator[Entry]:
         """File by file, one entry a row group; no more than the files' footers are read."""
