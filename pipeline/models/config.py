@@ -14,6 +14,7 @@ Pooling = Literal["token", "average"]
 Position = Literal["none", "learned_1d", "learned_2d"]
 Gelu = Literal["tanh", "exact"]
 ResNetEpsilons = Literal["paper", "timm"]
+Mode = Literal["paper", "bicubic", "timm"]  # how position embeddings are resampled
 
 
 @dataclass(frozen=True, kw_only=True)
