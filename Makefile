@@ -62,6 +62,7 @@ bench-env: ## Make .venv-bench with the peers that benchmarks/ measures
 bench: .venv/.all ## Steps, loader, order and S3 beside the peers, an hour: make bench IMAGES=DIR [WORK=DIR]
 	@test -n "$(IMAGES)" || { echo "make bench: which photographs? IMAGES=folder of CLASS_anything.JPEG files (say, 500 of ImageNet)"; exit 1; }
 	@test -x .venv-bench/bin/python || { echo "make bench: the peers are missing (run: make bench-env)"; exit 1; }
+	$(VENV)/bin/python -m benchmarks.startup --out benchmarks/results/startup.json
 	$(VENV)/bin/python -m benchmarks.step --out benchmarks/results/step.json
 	$(VENV)/bin/python -m benchmarks.kernels --out benchmarks/results/kernels.json
 	$(VENV)/bin/python -m benchmarks.order --out benchmarks/results/order.json

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from benchmarks.measure import machine
-from shards.images.near_duplicates import COARSE_DISTANCE, DEFAULT_MAX_DISTANCE, EvaluationIndex
-from shards.images.perceptual import HASH_BITS, PERCEPTUAL_HASH, evaluation_hashes, perceptual_hash
+from shards.images.config import DEFAULT_MAX_DISTANCE, HASH_BITS, PERCEPTUAL_HASH
+from shards.images.near_duplicates import COARSE_DISTANCE, EvaluationIndex
+from shards.images.perceptual import evaluation_hashes, perceptual_hash
 
 Hashes = NDArray[np.uint8]
 

@@ -3,33 +3,25 @@
 import logging
 import shlex
 import sys
-from dataclasses import dataclass
 
+from jobs.dataset_jobs import CardJob
 from shards.card.card import CARD_PATH, MOST_TILES, CardFacts, gather_facts
 from shards.card.card_page import Use, render
 from shards.card.card_words import shown, title_of
 from shards.dataset import open_dataset
 from shards.errors import UserError
 
+__all__ = ["CardJob", "run"]
+
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardJob:
-    """The dataset at `url`; `num_mosaic` of its samples are shown as pictures."""
-
-    url: str = ""
-    num_mosaic: int = 72
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.num_mosaic <= MOST_TILES:
-            raise UserError(f"--num-mosaic is {self.num_mosaic}; allowed are 0 to {MOST_TILES}")
 
 
 def run(job: CardJob) -> int:
     """0 once the card is written; the dataset stays as it is otherwise."""
     if not job.url:
         raise UserError("the dataset's URL is missing; give a folder or s3://bucket/prefix")
+    if not 0 <= job.num_mosaic <= MOST_TILES:
+        raise UserError(f"--num-mosaic is {job.num_mosaic}; allowed are 0 to {MOST_TILES}")
     dataset = open_dataset(job.url)
     facts = gather_facts(dataset, num_tiles=job.num_mosaic)
     page = render(facts, use=use_of(facts))

@@ -6,15 +6,19 @@ import logging
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor
-
-import tyro
-from rich.console import Console
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Any
 
 from jobs import exit_codes
-from jobs.recipes.smoke import SUFFIX
+from jobs.completion import ASK, candidates
+from jobs.flags import flags_of
+from jobs.help import columns, of_job, overview, second_words
+from jobs.mistakes import HELP_WORDS, refuse_missing, refuse_wrong_words, unknown_stage
 from jobs.resolve import default_job
-from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE
+from jobs.stages import RECIPE, STAGES, Stage, recipes_of, types_of
 from jobs.threads import wait_quietly
 from shards.errors import UserError, WillNotSucceedError
 
@@ -25,9 +29,11 @@ def entry() -> None:
     """Console script. Ends without the interpreter's own ending: the work is done and on disk by then, and a C++
     library that aborts while its threads are taken down (seen with Arrow and torch) would make a failure of it."""
     wait_quietly(os.environ)  # before any stage loads torch
+    os.environ["PYTHONSAFEPATH"] = "1"  # child processes take no module from the current folder
     code = main(sys.argv[1:])
     logging.shutdown()
-    sys.stdout.flush()
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
@@ -65,32 +71,90 @@ def main(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        _usage()
-        return exit_codes.DONE if argv else exit_codes.USER_MISTAKE
-    stage, rest = argv[0], argv[1:]
+    if not argv or argv[0] in HELP_WORDS:
+        return _show(overview(columns()), asked=bool(argv))
+    if argv[0] == "help":
+        return _run([*argv[1:], "--help"])
+    if argv[0] == ASK:
+        return _show("".join(f"{word}\n" for word in candidates(argv[1:])), asked=True)
+    if argv[0] == "--version":
+        return _show(f"patchline {version('patchline')}\n", asked=True)
+    stage, words = argv[0], argv[1:]
     if stage not in STAGES:
-        raise UserError(f"unknown stage {stage!r}; allowed are {', '.join(STAGES)}")
-    second = STAGES[stage].second
-    asks = bool(rest) and rest[0].startswith("-") and not {"-h", "--help"}.isdisjoint(rest)
-    if second in (URL, PATH):
-        rest = [second, "--help"] if asks else _place_first(rest, flag=f"--{second.split('|')[0].lower()}")
-    if second and (not rest or rest[0].startswith("-")):
-        return _second_word_help(stage, asked=asks)
+        raise unknown_stage(stage, list(STAGES))
+    asked = [word for word in words if word in HELP_WORDS]
+    words = _second_word_first(STAGES[stage], words, asked=bool(asked))
+    if not words or words[0].startswith("-"):
+        return _no_second_word(stage, asked=bool(asked))
+    default = default_job(stage, types_of(stage), words[0])
+    if asked:
+        return _help(stage, words[0], default, everything="--help-all" in asked)
+    return _start(stage, words[0], _job(stage, default, words))
+
+
+def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:
+    recipe = _recipes(stage).get(word)
+    about = recipe.__doc__ if recipe else ""
+    return _show(of_job(stage, word, job, about=about or "", everything=everything, width=columns()), asked=True)
+
+
+def _start(stage: str, word: str, job: Any) -> int:
+    """Loads the stage's module, which may take seconds, and runs the job."""
+    if STAGES[stage].loads_torch and _rank() == "0":
+        log.info("starting %s %s%s", stage, word, f" in {job.run_dir}" if job.run_dir else "")
     name = f"jobs.{STAGES[stage].module or stage}"
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
     module = importlib.import_module(name)
-    default = default_job(stage, module, rest[0]) if second else module.DemoJob()
-    job = tyro.cli(
-        type(default),
-        default=default,
-        args=rest[1:] if second else rest,
-        prog=f"patchline {stage} {rest[0] if second else ''}".rstrip(),
-        config=(tyro.conf.AvoidSubcommands,),
-    )
     if stage == "demo":  # its stages are processes of their own, in this environment
         return int(module.run(job, environ=dict(os.environ)))
     return int(module.run(job))
+
+
+def _job(stage: str, default: Any, words: list[str]) -> Any:
+    """The job with what the words after the second change in it. UserError for what is wrong, or missing."""
+    command = " ".join(["patchline", stage, words[0]]).rstrip()
+    refuse_wrong_words(words[1:], list(flags_of(default)), command=command)
+    job = _changed(default, words[1:], command=command) if words[1:] else default
+    refuse_missing(list(flags_of(job)), STAGES[stage].required)
+    return job
+
+
+def _changed(default: Any, words: list[str], *, command: str) -> Any:
+    import tyro  # noqa: PLC0415 - a fifth of a second, which help and mistakes do without
+
+    try:
+        config = (tyro.conf.AvoidSubcommands,)
+        return tyro.cli(type(default), default=default, args=words, config=config, console_outputs=False)
+    except SystemExit as end:
+        raise UserError(f"these words could not be read: {' '.join(words)}. See {command} --help-all") from end
+
+
+def _second_word_first(stage: Stage, words: list[str], *, asked: bool) -> list[str]:
+    """The words with the second of the command in front: given as a flag, too; asked for help, any will do."""
+    if stage.second == RECIPE:
+        return words
+    if not stage.second or asked:
+        return [stage.second, *words]
+    return _place_first(words, flag=f"--{stage.field}")
+
+
+def _no_second_word(stage: str, *, asked: bool) -> int:
+    is_recipe = STAGES[stage].second == RECIPE
+    missing = "" if asked or is_recipe else f"{STAGES[stage].field.upper()} is missing, the second word\n"
+    return _show(missing + second_words(stage, _recipes(stage), columns()), asked=asked)
+
+
+def _recipes(stage: str) -> Mapping[str, Callable[[], Any]]:
+    return recipes_of(stage) if STAGES[stage].second == RECIPE else {}
+
+
+def _show(text: str, *, asked: bool) -> int:
+    """What was asked for goes to standard output; a page that stands for a mistake to standard error."""
+    page = sys.stdout if asked else sys.stderr
+    with suppress(BrokenPipeError):  # `patchline --help | head` has seen enough
+        page.write(text)
+        page.flush()
+    return exit_codes.DONE if asked else exit_codes.USER_MISTAKE
 
 
 def _place_first(words: list[str], *, flag: str) -> list[str]:
@@ -105,31 +169,12 @@ def _place_first(words: list[str], *, flag: str) -> list[str]:
     return words
 
 
-def _second_word_help(stage: str, *, asked: bool) -> int:
-    console = Console(stderr=not asked)
-    if not asked and STAGES[stage].second in (URL, PATH):
-        console.print(f"{STAGES[stage].second.split('|')[0]} is missing, the second word", highlight=False)
-    console.print(f"usage: patchline {stage} {STAGES[stage].second} \\[--any.field VALUE ...]")
-    if STAGES[stage].second == RECIPE:
-        recipes = importlib.import_module(f"jobs.recipes.{stage}").RECIPES
-        for name, recipe in recipes.items():
-            console.print(f"  {name:20s} {(recipe.__doc__ or '').strip().splitlines()[0]}", highlight=False)
-        if stage in WITH_SMOKE:
-            console.print(f"RECIPE{SUFFIX} is any of them at a size that runs in seconds on a CPU")
-        console.print(f"patchline {stage} RECIPE --help lists every field with its value")
-    return exit_codes.DONE if asked else exit_codes.USER_MISTAKE
-
-
-def _usage() -> None:
-    console = Console(stderr=True)
-    console.print("usage: patchline STAGE RECIPE|FILE.yaml|URL|PATH \\[--any.field VALUE ...]")
-    for name, stage in STAGES.items():
-        console.print(f"  {name:10s} {stage.summary}", highlight=False)
+def _rank() -> str:
+    return os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
 
 
 def _end(code: int, message: str) -> int:
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-    sys.stderr.write(message + "\n" if rank == "0" else f"rank {rank}: {message}\n")
+    sys.stderr.write(message + "\n" if _rank() == "0" else f"rank {_rank()}: {message}\n")
     return code
 
 

@@ -19,26 +19,18 @@ from rich.table import Table
 
 from jobs import exit_codes
 from jobs.launch import Ranks, start_ranks
+from jobs.model_jobs import DemoJob
 from pipeline.training.metrics import read_metrics
 from pipeline.world import free_port
 from shards.errors import UserError
+
+__all__ = ["Comparison", "DemoJob", "compare", "last_step", "run"]
 
 log = logging.getLogger(__name__)
 _URL, _TEST_URL = "s3://demo/digits", "s3://demo/digits-test"
 _MARKER = ".patchline-demo"
 _SERVER_SECONDS = 30.0
 _STEPS_PAST_A_CHECKPOINT = 10  # so that the continued run has steps to do again
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoJob:
-    """Work folder, length, processes, and the accuracy after fine-tuning below which the demo has failed."""
-
-    run_dir: str = "demo-run"
-    steps: int = 300
-    finetune_steps: int = 100
-    num_ranks: int = 2
-    least_accuracy: float = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +223,7 @@ def _s3_server(folder: Path) -> Iterator[str]:
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     with (folder / "s3.log").open("wb") as log_file:
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        command = [sys.executable, "-P", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
         server = subprocess.Popen(command, stdout=log_file, stderr=log_file)
     try:
         _wait_for_server(server, endpoint, folder)

@@ -2,39 +2,22 @@
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from jobs import exit_codes
+from jobs.model_jobs import EvaluateJob
 from jobs.record import write_record
-from pipeline.config_values import Device
 from pipeline.data.evaluation import label_map
-from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation.scores import evaluate
 from pipeline.models.weights import load_model, open_weights
-from pipeline.training.config import LossName
 from pipeline.world import current_world, enter, leave
 from shards.dataset import open_dataset
 from shards.errors import UserError
 
+__all__ = ["EvaluateJob", "run"]
+
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateJob:
-    """`weights`: a weights folder (RUN/weights). `run_dir`: where scores.json and job.yaml go (empty: nowhere).
-    `threads`: of each rank; 0: OMP_NUM_THREADS where it is set, else the rank's share of the cores."""
-
-    weights: str = ""
-    data: EvaluationConfig = EvaluationConfig()
-    loss: LossName = "softmax"
-    run_dir: str = ""
-    device: Device = "auto"
-    threads: int = 0
-
-    def __post_init__(self) -> None:
-        if self.threads < 0:
-            raise UserError(f"threads is {self.threads}; allowed are 0 (each rank's share of the cores) or more")
 
 
 def run(job: EvaluateJob) -> int:

@@ -1,33 +1,18 @@
 """`patchline export`: a run's weights for vision_transformer, big_vision, timm or Hugging Face."""
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 from jobs import exit_codes
 from jobs.import_weights import refuse_misplaced
+from jobs.model_jobs import ExportJob
 from jobs.record import write_record
-from pipeline.models.exchange.convert import Change, Format, changed, save_as
+from pipeline.models.exchange.convert import changed, save_as
 from pipeline.models.weights import open_weights
 
+__all__ = ["ExportJob", "run"]
+
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportJob(Change):
-    """The weights folder at `path` (RUN/weights), written to `out` in a `format`.
-
-    `vision_transformer` and `big_vision` are .npz files, the others folders with config.json and model.safetensors:
-    `timm` for timm.create_model("local-dir:OUT"), `hugging_face` for ViTForImageClassification.from_pretrained(OUT),
-    `patchline` for our own. `image_size`: position embeddings are resampled for it, as `resample` says. `new_head`:
-    the head, and the hidden layer before it, are dropped and one of zeros for `num_classes` takes their place.
-    `run_dir`: where job.yaml goes (empty: nowhere).
-    """
-
-    path: str = ""
-    out: str = ""
-    format: Format = "hugging_face"
-    run_dir: str = ""
 
 
 def run(job: ExportJob) -> int:

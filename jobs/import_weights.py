@@ -1,58 +1,27 @@
 """`patchline import`: published weights, timm's or Hugging Face's, as a weights folder of ours."""
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 from jobs import exit_codes
+from jobs.model_jobs import ImportJob
 from jobs.record import write_record
-from pipeline.models.config import Gelu, ModelConfig, ResNetEpsilons
-from pipeline.models.exchange.convert import Change, changed, open_any
+from pipeline.models.config import ModelConfig
+from pipeline.models.exchange.convert import changed, open_any
 from pipeline.models.exchange.sizes import Hints
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights import Weights, save_weights
 from shards.errors import UserError
 
+__all__ = ["ImportJob", "refuse_misplaced", "run"]
+
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportJob(Change):
-    """The weights at `path`, written to the folder `out`.
-
-    `path`: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a folder of timm's or Hugging
-    Face's, or a bare .safetensors, .bin, .pth or .pt file. `model`: the name it must be of; a file of another is
-    refused. `image_size`: position embeddings are resampled for it, as `resample` says. `new_head`: the head is
-    dropped and one of zeros for `num_classes` takes its place. `num_heads`, `gelu`, `layer_norm_epsilon` and
-    `resnet_epsilons`: for files that do not say them, instead of what is usual where they come from. `labels_file`
-    has one class name a line, in the order of their ids. `run_dir`: where job.yaml goes (empty: nowhere).
-    """
-
-    path: str = ""
-    out: str = ""
-    model: str = ""
-    num_heads: int | None = None
-    gelu: Gelu | None = None
-    layer_norm_epsilon: float | None = None
-    resnet_epsilons: ResNetEpsilons | None = None
-    labels_file: str = ""
-    run_dir: str = ""
-
-    def hints(self) -> Hints:
-        """What the file does not say."""
-        return Hints(
-            model=self.model,
-            num_heads=self.num_heads,
-            gelu=self.gelu,
-            layer_norm_epsilon=self.layer_norm_epsilon,
-            resnet_epsilons=self.resnet_epsilons,
-        )
 
 
 def run(job: ImportJob) -> int:
     """0 once the weights folder is whole. The last line of the log is what had to be assumed, if anything."""
     refuse_misplaced(job.path, job.out, wanted="the folder")
-    weights = open_any(job.path, job.hints())
+    weights = open_any(job.path, _hints(job))
     config, tensor = changed(weights, job)
     labels = _labels(job, weights, config)
     if job.run_dir:
@@ -64,6 +33,17 @@ def run(job: ImportJob) -> int:
         flags = "--gelu, --layer-norm-epsilon, --num-heads and --resnet-epsilons say otherwise"
         log.info("%s: assumed, as the file does not say: %s (%s)", job.out, ", ".join(weights.assumed), flags)
     return exit_codes.DONE
+
+
+def _hints(job: ImportJob) -> Hints:
+    """What the file does not say."""
+    return Hints(
+        model=job.model,
+        num_heads=job.num_heads,
+        gelu=job.gelu,
+        layer_norm_epsilon=job.layer_norm_epsilon,
+        resnet_epsilons=job.resnet_epsilons,
+    )
 
 
 def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:

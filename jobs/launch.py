@@ -54,7 +54,7 @@ def start_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str],
     processes = []
     for rank in range(num_ranks):
         own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-m", "jobs.cli", *words]
+        command = [sys.executable, "-P", "-m", "jobs.cli", *words]  # -P: the current folder may have a jobs/, too
         if rank == 0:
             processes.append(subprocess.Popen(command, env=own))
         else:

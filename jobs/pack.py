@@ -2,17 +2,15 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
+from jobs.dataset_jobs import PackJob, Phase
 from jobs.record import write_record
 from shards.errors import UserError
-from shards.images.image_header import Limits
-from shards.images.perceptual import PERCEPTUAL_HASH
-from shards.images.resize import Resize
+from shards.images.config import PERCEPTUAL_HASH
 from shards.manifest import MANIFEST_PATH, Manifest
-from shards.packing.about import About, describe
+from shards.packing.about import describe
 from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
 from shards.packing.merge import discard_work, merge, refuse_quarantine
@@ -20,90 +18,22 @@ from shards.packing.pack import ShardTask, pack_shard, samples_of_shard
 from shards.packing.plan import Plan, read_plan, refuse_other_versions
 from shards.packing.planning import make_plan
 from shards.packing.scan import ScanTask, scan_slice
-from shards.packing.spec import Dedup, PackSpec
+from shards.packing.spec import PackSpec
 from shards.parallel import run_tasks
 from shards.progress import Progress
-from shards.sources.archives import ClassTarsSource, TarOfTarsSource
-from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource, Source
+from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source
 from shards.store import MissingObjectError, Store, open_store
 
+__all__ = ["PackJob", "Phase", "run", "source_of_split"]
+
 log = logging.getLogger(__name__)
-Phase = Literal["all", "scan", "plan", "shards", "merge"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackJob:
-    """What to pack and where to. `part` I/N is the share of a job array's task in the scan and shards phases.
-
-    `labels_file` has one class name a line, in the order of their ids (empty: the names that the source has, sorted).
-    `description` and `licence` are texts for the manifest and the dataset's card. They may be given for a dataset that
-    is packed already, too: its manifest is then written again, and nothing else.
-    `max_quarantined` is the share of images that may be refused before the job stops; duplicates do not count.
-    `run_dir`: where job.yaml goes (empty: nowhere; it is not part of the dataset, whose bytes do not depend on who
-    packed it).
-    """
-
-    out: str = ""
-    source: (
-        DigitsSource | FolderSource | FlatSource | ParquetSource | ManifestSource | ClassTarsSource | TarOfTarsSource
-    ) = field(default_factory=FolderSource)
-    split: str = "train"
-    labels_file: str = ""
-    description: str = ""
-    licence: str = ""
-    samples_per_shard: int = 1000
-    samples_per_block: int = 64
-    seed: int = 0
-    limits: Limits = field(default_factory=Limits)
-    dedup: Dedup = field(default_factory=Dedup)
-    resize: Resize = field(default_factory=Resize)
-    workers: int = 1
-    phase: Phase = "all"
-    part: str = "0/1"
-    max_quarantined: float = 0.01
-    run_dir: str = ""
-
-    def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UserError(f"--workers is {self.workers}; allowed are 1 and more")
-        if not 0 <= self.max_quarantined <= 1:
-            raise UserError(f"--max-quarantined is {self.max_quarantined:g}; allowed are 0 to 1")
-        if self.share[1] > 1 and self.phase not in ("scan", "shards"):
-            raise UserError(f"--part {self.part} needs --phase scan or --phase shards; all else is one task")
-        self.about()  # a text too long is to be said now, not once all is packed
-
-    @property
-    def share(self) -> tuple[int, int]:
-        """`part` as numbers."""
-        first, _, count = self.part.partition("/")
-        if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
-            raise UserError(f"--part is {self.part!r}; allowed is I/N with I from 0 to N-1, e.g. 0/8")
-        return int(first), int(count)
-
-    def about(self) -> About:
-        """What the manifest says to people."""
-        return About(description=self.description, licence=self.licence)
-
-    def spec(self) -> PackSpec:
-        """What decides the bytes: neither workers nor parts do, nor what is said of them."""
-        return PackSpec(
-            source=source_of_split(self.source, self.split),
-            split=self.split,
-            samples_per_shard=self.samples_per_shard,
-            samples_per_block=self.samples_per_block,
-            seed=self.seed,
-            labels_file=self.labels_file,
-            limits=self.limits,
-            dedup=self.dedup,
-            resize=self.resize,
-        )
 
 
 def run(job: PackJob) -> int:
     """Run the phases asked for; the exit code."""
     if not job.out:
         raise UserError("--out is missing; give a folder or s3://bucket/prefix")
-    store, spec = open_store(job.out), job.spec()
+    store, spec = open_store(job.out), spec_of(job)
     if job.run_dir:
         write_record(Path(job.run_dir), stage="pack", job=job)
     plan = read_plan(store, spec)
@@ -124,6 +54,21 @@ def run(job: PackJob) -> int:
         describe(store, manifest, job.about())
         _log_done(store, manifest)
     return 0
+
+
+def spec_of(job: PackJob) -> PackSpec:
+    """What decides the bytes: neither workers nor parts do."""
+    return PackSpec(
+        source=source_of_split(job.source, job.split),
+        split=job.split,
+        samples_per_shard=job.samples_per_shard,
+        samples_per_block=job.samples_per_block,
+        seed=job.seed,
+        labels_file=job.labels_file,
+        limits=job.limits,
+        dedup=job.dedup,
+        resize=job.resize,
+    )
 
 
 def source_of_split(source: Source, split: str) -> Source:

@@ -1,29 +1,16 @@
 """`patchline plan`: what a training recipe costs, before anything is packed, booked or started."""
 
-from dataclasses import dataclass
-
 from rich.console import Console
 from rich.table import Table
 
 from jobs import exit_codes
-from pipeline.training.config import TrainingJob
+from jobs.model_jobs import PlanJob
 from pipeline.training.cost import Cost, cost_of
+
+__all__ = ["PlanJob", "operations", "rows_of", "run"]
 
 _LEAST_SHOWN = 0.001
 Rows = list[tuple[str, str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanJob:
-    """`training`: the job; `recipe` and `dataset` are names to show. `num_images` and `num_classes` are those of the
-    training split (0: not known). `days`: the time in which the run is to be done."""
-
-    recipe: str = ""
-    training: TrainingJob = TrainingJob()
-    dataset: str = ""
-    num_images: int = 0
-    num_classes: int = 0
-    days: float = 7.0
 
 
 def run(job: PlanJob) -> int:

@@ -6,22 +6,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jobs.mistakes import unknown_recipe
 from jobs.recipes.smoke import SUFFIX, smoke
-from jobs.record import read_record
-from jobs.stages import PATH, STAGES, URL, WITH_SMOKE
-from shards.errors import UserError
+from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE
 
 
 def default_job(stage: str, module: ModuleType, word: str) -> Any:
     """The job that a stage's second word stands for: a recipe, a record, a URL or a path."""
     is_file = word.endswith((".yaml", ".yml"))
-    if STAGES[stage].second in (URL, PATH):
+    second = STAGES[stage].second
+    if second != RECIPE:
         kind = getattr(module, f"{stage.capitalize()}Job")
-        if word == STAGES[stage].second:  # help, which is of no place in particular
+        if word == second:  # help, which is of no place in particular; or there is no second word
             return kind()
-        if is_file:
-            return read_record(Path(word), stage=stage, kind=kind)
-        return kind(url=word) if STAGES[stage].second == URL else kind(path=word)
+        if is_file and second in (URL, PATH):
+            return _read_record(Path(word), stage=stage, kind=kind)
+        return kind(**{STAGES[stage].field: word})
     recipes: dict[str, Callable[[], Any]] = importlib.import_module(f"jobs.recipes.{stage}").RECIPES
     if word in recipes:
         return recipes[word]()
@@ -31,5 +31,11 @@ def default_job(stage: str, module: ModuleType, word: str) -> Any:
         return importlib.import_module("jobs.recipes.plan").of_record(Path(word))
     if is_file:
         kind = type(next(iter(recipes.values()))())
-        return read_record(Path(word), stage=stage, kind=kind)
-    raise UserError(f"unknown recipe {word!r} of patchline {stage}; allowed are {', '.join(recipes)}, or a job.yaml")
+        return _read_record(Path(word), stage=stage, kind=kind)
+    raise unknown_recipe(word, stage, list(recipes))
+
+
+def _read_record(path: Path, *, stage: str, kind: type[Any]) -> Any:
+    from jobs.record import read_record  # noqa: PLC0415 - pydantic and YAML, which few commands need
+
+    return read_record(path, stage=stage, kind=kind)

@@ -1,27 +1,16 @@
 """`patchline verify`: reads a dataset back and says what is wrong with it, and where."""
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.dataset_jobs import VerifyJob
 from jobs.record import write_record
 from shards.checking.verify import verify_dataset
 from shards.errors import UserError
 
+__all__ = ["VerifyJob", "run"]
+
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyJob:
-    """The dataset at `url`, checked by `workers` processes. `deep` decodes every image as well.
-
-    `run_dir`: where job.yaml goes (empty: nowhere).
-    """
-
-    url: str = ""
-    deep: bool = False
-    workers: int = 1
-    run_dir: str = ""
 
 
 def run(job: VerifyJob) -> int:

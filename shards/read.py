@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.dataset import Dataset
-from shards.images.image_header import MAX_IMAGE_BYTES
+from shards.images.config import MAX_IMAGE_BYTES
 from shards.index import SampleRows
 from shards.order import SampleOrder, WindowId
 from shards.samples import (

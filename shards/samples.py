@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shards.dataset import Dataset
-from shards.images.image_header import MAX_IMAGE_BYTES
+from shards.images.config import MAX_IMAGE_BYTES
 from shards.index import SampleRows
 from shards.order import BlockPart
 from shards.storage.objects import MissingObjectError

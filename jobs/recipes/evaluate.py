@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from jobs.evaluate import EvaluateJob
+from jobs.model_jobs import EvaluateJob
 from pipeline.data.config import EvaluationTransform
 from pipeline.evaluation.config import EvaluationConfig
 

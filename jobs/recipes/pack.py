@@ -1,7 +1,7 @@
 """Recipes of `patchline pack`: where images come from. Every field can be overridden on the command line."""
 
-from jobs.pack import PackJob
-from shards.packing.spec import Dedup
+from jobs.dataset_jobs import PackJob
+from shards.packing.config import Dedup
 from shards.sources.kinds import (
     ClassTarsSource,
     DigitsSource,

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs.plan import PlanJob
+from jobs.model_jobs import PlanJob
 from jobs.recipes import finetune, paper_datasets, paper_finetune, paper_imagenet, paper_jft, pretrain
 from jobs.recipes.paper_datasets import PaperDataset
-from jobs.record import read_record, stage_of
 from pipeline.training.config import TrainingJob
 from shards.errors import UserError
 
@@ -52,6 +51,8 @@ RECIPES: dict[str, Callable[[], PlanJob]] = {
 
 def of_record(path: Path) -> PlanJob:
     """The plan of a run's job.yaml. UserError where the run is no training."""
+    from jobs.record import read_record, stage_of  # noqa: PLC0415 - pydantic and YAML, which lists and help do without
+
     stage = stage_of(path)
     if stage not in ("pretrain", "finetune"):
         raise UserError(

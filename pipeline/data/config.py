@@ -17,22 +17,25 @@ DRAWS_PER_OP = 4  # uniform draws of one RandAugment operation
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """`crop`: inception (the paper's), random_resized (torchvision's), or none (a plain resize). Areas are shares of
-    the image; `flip` mirrors half of the images.
-
-    `antialias` averages over all pixels that an output pixel covers, as Pillow and torchvision always do; the paper's
-    code does not. `scaled_decode`: large JPEGs are decoded at 1/2, 1/4 or 1/8 where the crop still covers the view,
-    which is cheaper, and smoothed by it (on photographs of 1600 x 1200 by some 3 grey levels on average).
-    """
+    """How a training image is cropped, resized and mirrored."""
 
     crop: Literal["inception", "random_resized", "none"] = "inception"
+    """How the crop is drawn: inception (the paper's), random_resized (torchvision's), or none (a plain resize)."""
     min_area: float = 0.05
+    """Smallest crop, as a share of the image's area."""
     max_area: float = 1.0
+    """Largest crop, as a share of the image's area."""
     min_ratio: float = 3 / 4
+    """Narrowest crop: its width divided by its height."""
     max_ratio: float = 4 / 3
+    """Widest crop: its width divided by its height."""
     flip: bool = True
+    """Mirror half of the images, left to right."""
     antialias: bool = False
+    """Average over all pixels that an output pixel covers, as Pillow and torchvision do; the paper's code does not."""
     scaled_decode: bool = True
+    """Decode large JPEGs at 1/2, 1/4 or 1/8 where the crop still covers the view: cheaper, and smoothed by it (on
+    photographs of 1600 x 1200 by some 3 grey levels on average)."""
 
     def __post_init__(self) -> None:
         if not (0 < self.min_area <= self.max_area <= 1 and 0 < self.min_ratio <= self.max_ratio):
@@ -41,12 +44,15 @@ class AugmentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationTransform:
-    """`resize`: straight to the model's size. `central_crop`: short side to `short_side` pixels, then the centre
-    (0: the size times 256/224, the paper's proportion; at least the size). `antialias` as in training."""
+    """How an image is made as large as the model wants it, without any chance."""
 
     mode: Literal["resize", "central_crop"] = "resize"
+    """resize: straight to the model's size; central_crop: resize the short side, then cut out the centre."""
     short_side: int = 0
+    """Pixels of the short side before a central crop; at least the model's size; 0: 256/224 of it, the paper's
+    proportion."""
     antialias: bool = False
+    """Average over all pixels that an output pixel covers, as in training."""
 
     def __post_init__(self) -> None:
         if self.short_side < 0:
@@ -55,9 +61,10 @@ class EvaluationTransform:
 
 @dataclass(frozen=True, kw_only=True)
 class MixupConfig:
-    """`alpha` 0: off. big_vision's light2 takes 0.2, medium2 0.5; at 1 all weights are equally likely."""
+    """Mixup: each image and its labels are mixed with another's."""
 
     alpha: float = 0.0
+    """Strength, from 0 (off) to 1, where all weights are equally likely; big_vision's light2 takes 0.2, medium2 0.5."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -66,10 +73,12 @@ class MixupConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RandAugmentConfig:
-    """`num_ops` 0: off. big_vision's light2 is 2 operations of magnitude 10, medium2 2 of 15."""
+    """RandAugment: random operations on colours and geometry."""
 
     num_ops: int = 0
+    """Operations an image, 0 for none; big_vision's light2 and medium2 take 2."""
     magnitude: int = 10
+    """Strength of the operations, from 0 to 20; big_vision's light2 takes 10, medium2 15."""
 
     def __post_init__(self) -> None:
         if self.num_ops < 0 or not 0 <= self.magnitude <= MAX_MAGNITUDE:
@@ -86,27 +95,31 @@ class RandAugmentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """`url` names the dataset, or `mix` several, each with its weight: its share of the samples drawn, in any unit.
-
-    The shuffle reaches over lanes x window_blocks blocks (of each dataset). `num_threads` decode; 0: the rank's share
-    of the machine's cores. `memory_limit_bytes` is for the bytes read ahead by all ranks of a host. `max_quarantined`:
-    the share of samples that may be replaced before the run stops. `allow_other_decoder`: continue a run although the
-    decoding libraries' versions, and so the pixels, may differ.
-    """
+    """Which samples are trained on, in which order, and how they are read and decoded."""
 
     url: str = ""
+    """Dataset to train on: a folder or s3://bucket/prefix."""
     mix: tuple[tuple[str, float], ...] = ()
+    """Several datasets instead of one: URL WEIGHT URL WEIGHT ...; the weight is its share of the samples drawn, in any
+    unit."""
     lanes: int = 64
+    """Parallel sequences that the sample order is cut into; must divide the global batch; at least one a rank."""
     window_blocks: int = 4
+    """Blocks that a lane shuffles together; the shuffle reaches over lanes x window_blocks blocks of each dataset."""
     augment: AugmentConfig = AugmentConfig()
     randaugment: RandAugmentConfig = RandAugmentConfig()
     mixup: MixupConfig = MixupConfig()
     reading: ReadConfig = ReadConfig()
     num_threads: int = 0
+    """Threads that decode, a rank; 0: the rank's share of the machine's cores."""
     steps_ahead: int = 3
+    """Batches that are prepared before the step that needs them."""
     memory_limit_bytes: int = 16_000_000_000
+    """Most bytes that all ranks of a host may read ahead; a start that could exceed it is refused."""
     max_quarantined: float = 0.001
+    """Share of samples, 0 to 1, that may be replaced because they are damaged before the run stops."""
     allow_other_decoder: bool = False
+    """Continue a run although the decoding libraries' versions, and so the pixels, may differ."""
 
     def __post_init__(self) -> None:
         if self.lanes < 1 or self.window_blocks < 1 or self.steps_ahead < 1 or self.num_threads < 0:

@@ -8,11 +8,14 @@ from shards.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """What to evaluate on. `every_steps` 0: only at the end of training; `url` empty: never."""
+    """What to evaluate on, and how often."""
 
     url: str = ""
+    """Dataset to evaluate on: a folder or s3://bucket/prefix; in training, empty means that nothing is evaluated."""
     every_steps: int = 0
+    """Steps between two evaluations during training; 0: only at the end."""
     batch_size: int = 100
+    """Images that a rank evaluates at once."""
     transform: EvaluationTransform = EvaluationTransform()
 
     def __post_init__(self) -> None:

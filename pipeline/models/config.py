@@ -14,6 +14,7 @@ Pooling = Literal["token", "average"]
 Position = Literal["none", "learned_1d", "learned_2d"]
 Gelu = Literal["tanh", "exact"]
 ResNetEpsilons = Literal["paper", "timm"]
+Mode = Literal["paper", "bicubic", "timm"]  # how position embeddings are resampled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,36 +86,51 @@ NAMES = (*SIZES, *BIT_RESNETS)
 class ModelConfig:
     """A model: a name from the paper, or any size by fields (those given win over the name's).
 
-    `num_classes` 0 stands for "as many as the dataset has". `representation`: the pre-training head's hidden tanh
-    layer of width D. `pooling` average: no class token, the mean of all tokens after the last norm. `position`:
-    learned_2d has a table for columns and one for rows, D/2 each (appendix D.4). `head_bias`: a constant added to
-    every logit in fp32, outside the trained bias (-10 for multi-label pre-training, where bf16 steps are too wide).
-    `position_std`: of the initial position embeddings, 0.02 in the paper; runs of a few hundred steps need more to
-    learn where a patch is. `layer_norm_epsilon`, `gelu` and `resnet_epsilons` are the paper's code's; weights from
-    elsewhere give their own logits with theirs (Hugging Face: 1e-12 and exact; timm: 1e-6, exact, timm).
-    `resnet_units` and `resnet_factor` size the ResNet of a hybrid or BiT. Raises UserError where the sizes do not fit
-    together.
+    Raises UserError where the sizes do not fit together.
     """
 
     name: str = "vit_b16"
+    """Model from the paper, such as vit_b16, vit_l16, vit_h14, r50_vit_b16 or bit_r50x1; any other name needs the sizes
+    below."""
     image_size: int = 224
+    """Height and width of the model's images in pixels; a multiple of the patch."""
     num_classes: int = 1000
+    """Classes that the head tells apart; 0: as many as the dataset has."""
     patch: int | None = None
+    """Height and width of a patch in pixels (in a hybrid: in places of the ResNet's map)."""
     depth: int | None = None
+    """Transformer layers."""
     width: int | None = None
+    """Values a token (D in the paper)."""
     mlp_width: int | None = None
+    """Values in an MLP's hidden layer."""
     num_heads: int | None = None
+    """Attention heads a layer; must divide the width."""
     resnet_units: tuple[int, ...] | None = None
+    """Units in each stage of the ResNet, of a hybrid or of BiT, such as 3 4 6 3."""
     resnet_factor: int | None = None
+    """How many times wider the ResNet is (the 2 of R50x2)."""
     pooling: Pooling = "token"
+    """token: the class token's output; average: no class token, the mean of all tokens after the last norm."""
     representation: bool = False
+    """Put the pre-training head's hidden tanh layer of width D before the classes."""
     position: Position = "learned_1d"
+    """Position embeddings: none, learned_1d, or learned_2d (a table for columns and one for rows, D/2 each; appendix
+    D.4)."""
     dropout: float = 0.0
+    """Share of values that dropout sets to zero, from 0 to below 1."""
     head_bias: float = 0.0
+    """Constant added to every logit in fp32, outside the trained bias (-10 for multi-label pre-training, where bf16
+    steps are too wide)."""
     position_std: float = 0.02
+    """Standard deviation of the initial position embeddings, 0.02 in the paper; runs of a few hundred steps need more
+    to learn where a patch is."""
     layer_norm_epsilon: float = 1e-6
+    """Epsilon of every LayerNorm: 1e-6 in the paper's code and timm, 1e-12 for weights from Hugging Face."""
     gelu: Gelu = "tanh"
+    """Form of the GELU: tanh (the paper's code) or exact (timm, Hugging Face)."""
     resnet_epsilons: ResNetEpsilons = "paper"
+    """Epsilons of the ResNet's norms: the paper's code's or timm's."""
 
     def __post_init__(self) -> None:
         if isinstance(self.resnet_units, list):  # what JSON makes of a tuple

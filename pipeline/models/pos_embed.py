@@ -9,12 +9,11 @@ The class token's embedding has no place in the grid and stays as it is.
 Shape letters: N tokens, L places along one axis, D width.
 """
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-Mode = Literal["paper", "bicubic", "timm"]
+from pipeline.models.config import Mode
+
 Grid = tuple[int, int]
 
 

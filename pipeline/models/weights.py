@@ -15,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from pipeline.models.build import Model, shapes_of, unfilled_model
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import Mode, ModelConfig
 from pipeline.models.labels import completed_labels
-from pipeline.models.pos_embed import Mode, resample_axis_embeddings, resample_position_embeddings
+from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
 from shards.errors import UserError
 
 FORMAT = 1

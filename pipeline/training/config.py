@@ -15,20 +15,28 @@ LossName = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """`decay` says which tensors `weight_decay` touches: `kernels` only matrices and convolutions (big_vision's mask
-    `.*/kernel$`), `all` every parameter. `decay_scale` says what it is multiplied with at each step: the learning
-    `rate` (PyTorch's AdamW), or the `schedule` alone, as big_vision does. `head_decay` multiplies it for the head's
-    matrix (100 in ViT-G). SGD takes `momentum`; its weight decay is part of the gradient (PyTorch's SGD)."""
+    """The optimiser and its weight decay."""
 
     name: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or SGD with momentum."""
     beta1: float = 0.9
+    """AdamW: decay of the gradient's running mean, from 0 to below 1."""
     beta2: float = 0.999
+    """AdamW: decay of the squared gradient's running mean, from 0 to below 1."""
     epsilon: float = 1e-8
+    """AdamW: added to the denominator."""
     momentum: float = 0.9
+    """SGD: momentum, from 0 to below 1."""
     weight_decay: float = 0.0
+    """Weight decay, 0 for none; with sgd it is part of the gradient, as in PyTorch."""
     decay: Literal["kernels", "all"] = "kernels"
+    """What weight decay touches: kernels (matrices and convolutions only; big_vision's mask .*/kernel$) or all
+    parameters."""
     decay_scale: Literal["rate", "schedule"] = "rate"
+    """What weight decay is multiplied with at each step: the learning rate (PyTorch's AdamW), or the schedule alone
+    (big_vision)."""
     head_decay: float = 1.0
+    """Factor on the weight decay of the head's matrix (100 in ViT-G)."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="optimizer.")
@@ -60,24 +68,28 @@ def scaled_by_rate(config: OptimizerConfig, *, peak_rate: float) -> OptimizerCon
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """ZeRO stage (1: optimiser state, 2: and gradients, 3: and weights) and the precision of weights and activations.
+    """ZeRO, precision and compilation.
 
-    `precision`: "auto" takes bf16 where every rank's device computes it natively (a GPU of compute capability 8.0 or
-    more, a CPU with AVX512-BF16, AMX or Arm BF16), else fp32: bf16 takes 8 times as long on a CPU with AVX2 alone. It
-    is decided when a run first starts and kept when it continues, whatever the machine. The masters are fp32 always.
-    `compile`: torch.compile of the model's blocks; "auto" does it on GPUs under ZeRO-1 and 2 where it works, "on"
-    demands it. `activation_checkpointing`: each block keeps its input only and is computed again on the way back: less
-    memory, one more forward pass, the same bits. Both may change when a run continues; with compilation results then
+    `precision` is decided when a run first starts and kept when it continues, whatever the machine. The masters are
+    fp32 always. `compile` and `activation_checkpointing` may change when a run continues; with compilation results then
     change to rounding, as on another device, and dropout draws other masks: bitwise equality needs the same.
-    Bucket sizes are in elements: DeepSpeed's default of 5e8 would leave ViT-H/14 a single bucket and no overlap.
     """
 
     zero_stage: Literal[1, 2, 3] = 1
+    """What ZeRO shards over the ranks: 1 the optimiser's state, 2 also gradients, 3 also weights."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Precision of weights and activations; auto: bf16 where every rank's device computes it natively (GPUs since
+    Ampere; CPUs with AVX512-BF16, AMX or Arm BF16), else fp32, which is 8 times as fast on a CPU with AVX2 alone."""
     compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of the model's blocks: auto does it on GPUs under ZeRO-1 and 2 where it works, on demands it."""
     activation_checkpointing: bool = False
+    """Keep each block's input only and compute the block again in the backward pass: less memory, one more forward
+    pass, the same bits."""
     reduce_bucket: int = 50_000_000
+    """Gradient elements that ZeRO reduces at once (DeepSpeed's default of 5e8 would leave ViT-H/14 a single bucket and
+    no overlap)."""
     allgather_bucket: int = 200_000_000
+    """Weight elements that ZeRO gathers at once."""
 
     def __post_init__(self) -> None:
         if self.reduce_bucket < 1 or self.allgather_bucket < 1:
@@ -94,14 +106,19 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """A checkpoint every `every_steps` and at the end; the newest `keep_newest` are kept, and every `keep_every`-th
-    step for good (0: none). `url`: a folder or s3://bucket/prefix instead of RUN/checkpoints; on its way to S3 a rank's
-    share lies in a temporary file, in TMPDIR."""
+    """When checkpoints are saved, where, and which are kept.
+
+    On its way to S3 a rank's share lies in a temporary file, in TMPDIR.
+    """
 
     every_steps: int = 1000
+    """Steps between two checkpoints; there is always one at the end."""
     keep_newest: int = 2
+    """Newest checkpoints that are kept."""
     keep_every: int = 0
+    """Steps between checkpoints that are kept for good; 0: none."""
     url: str = ""
+    """Folder or s3://bucket/prefix for checkpoints; empty: RUN/checkpoints."""
 
     def __post_init__(self) -> None:
         if self.every_steps < 1 or self.keep_newest < 1 or self.keep_every < 0:
@@ -110,43 +127,54 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class InitialConfig:
-    """Weights to start from instead of scratch: a weights folder (RUN/weights). `new_head` replaces the head by a
-    zero-initialised linear one, as the paper fine-tunes; False demands that every tensor fits."""
+    """Weights to start from instead of scratch."""
 
     weights: str = ""
+    """Weights folder to start from (RUN/weights)."""
     new_head: bool = True
+    """Replace the head by a zero-initialised linear one, as the paper fine-tunes; otherwise every tensor must fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """One run. `clip_norm` 0 switches clipping off (the paper clips at 1 on ImageNet-1k and when fine-tuning only).
-    `micro_batch` 0 takes a rank's share of the global batch in one pass. `label_smoothing`: of the softmax loss.
-    `average_factor`: Polyak averaging, 0 for none; the weights that the run leaves are then the average (0.9999 in the
-    paper's ImageNet results, section 4.1), while scores during training are those of the weights it trains.
-    `threads`: of each rank, for computing (and decoding, unless data.num_threads says otherwise); 0: OMP_NUM_THREADS
-    where it is set, else the rank's share of the cores."""
+    """One training run."""
 
     run_dir: str = ""
+    """Folder for everything the run writes; the same command continues the run that is there."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     initial: InitialConfig = InitialConfig()
     steps: int = 1000
+    """Updates of the whole run."""
     global_batch: int = 4096
+    """Images an update, on all ranks together; a multiple of --data.lanes."""
     micro_batch: int = 0
+    """Images that a rank computes at once; 0: its whole share of the global batch."""
     loss: LossName = "softmax"
+    """softmax: one label an image; sigmoid: any number of labels."""
     label_smoothing: float = 0.0
+    """Share of the softmax target that is spread over all classes, from 0 (off) to below 1."""
     clip_norm: float = 0.0
+    """Largest norm of the gradient, 0 for no clipping (the paper clips at 1 on ImageNet-1k and in fine-tuning only)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     average_factor: float = 0.0
+    """Polyak averaging of the weights that the run leaves, 0 for none (0.9999 in the paper's ImageNet results, section
+    4.1); scores during training are of the weights that it trains."""
     engine: EngineConfig = EngineConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     seed: int = 0
+    """Number that all chance is derived from."""
     device: Device = "auto"
+    """Where to compute; auto: the GPU where there is one, else the CPU."""
     threads: int = 0
+    """Threads of each rank, for computing and decoding; 0: OMP_NUM_THREADS where it is set, else the rank's share of
+    the cores."""
     log_every_steps: int = 1
+    """Steps between two lines of metrics.jsonl and TensorBoard."""
     max_skipped_updates: int = 10
+    """Updates in a row that may be skipped for a gradient that is not finite before the run stops."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")

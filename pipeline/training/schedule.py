@@ -12,12 +12,17 @@ from shards.errors import UserError
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """Linear warm-up to `learning_rate`, then a decay that would reach `final_learning_rate` (the paper's code calls
-    it linear_end) at step num_steps: the last update, step num_steps - 1, is one step short of it."""
+    it linear_end) at step num_steps: the last update, step num_steps - 1, is one step short of it.
+    """
 
     learning_rate: float = 1e-3
+    """Peak learning rate, reached at the end of the warm-up."""
     decay: Literal["linear", "cosine", "constant"] = "cosine"
+    """Course of the learning rate after the warm-up."""
     warmup_steps: int = 0
+    """Steps in which the learning rate rises from 0; fewer than the run's steps."""
     final_learning_rate: float = 0.0
+    """Learning rate that the decay ends at."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="schedule.")

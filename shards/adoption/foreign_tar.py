@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from shards.adoption.foreign_samples import Fault, Sample, SampleRules, find_samples
 from shards.errors import ImageRefusedError, UserError
-from shards.images.image_header import DEFAULT_LIMITS, Limits, read_header
+from shards.images.config import DEFAULT_LIMITS, Limits
+from shards.images.image_header import read_header
 from shards.index import read_table, table_bytes
 from shards.manifest import sha256_hex
 from shards.packing.label_names import read_label_names

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from shards.images.config import Resize
 from shards.images.exif import UPRIGHT
-from shards.images.resize import Resize, is_untouched
+from shards.images.resize import is_untouched
 from shards.index import ShardCommit, ShardRows
 from shards.packing.pack import PlannedSample
 

@@ -3,9 +3,10 @@
 import hashlib
 import io
 import json
+import sys
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -102,9 +103,7 @@ def check_members(rows: ShardRows, tar: Tar, *, is_ours: bool) -> Iterator[str]:
 
 def check_webdataset(rows: ShardRows, tar: Tar, *, is_ours: bool) -> Iterator[str]:
     """webdataset's own reader gives every sample with its image, and with its class where the tar is ours."""
-    # Imported here because webdataset imports torch, which reading and packing do without.
-    from webdataset.tariterators import group_by_keys, tar_file_expander  # noqa: PLC0415
-
+    group_by_keys, tar_file_expander = _webdataset()
     found = {}
     try:
         for sample in group_by_keys(tar_file_expander([{"url": "shard", "stream": _opened(tar)}])):
@@ -118,6 +117,20 @@ def check_webdataset(rows: ShardRows, tar: Tar, *, is_ours: bool) -> Iterator[st
         is_same_label = not is_ours or sample.get("cls") == label
         if len(sample.get(rows.ext[row].lower(), b"")) != int(rows.size[row]) or not is_same_label:
             yield f"webdataset does not give sample {key} as the index has it"
+
+
+def _webdataset() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What webdataset reads tars with. It takes torch along where there is one, which takes seconds, for nothing that
+    is used here; so it is loaded as where there is none, unless torch is loaded already."""
+    is_hidden = "torch" not in sys.modules
+    if is_hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # what `import torch` takes for not installed
+    try:
+        from webdataset.tariterators import group_by_keys, tar_file_expander  # noqa: PLC0415
+    finally:
+        if is_hidden:
+            del sys.modules["torch"]
+    return group_by_keys, tar_file_expander
 
 
 def check_json(rows: ShardRows, weights: Weights, tar: Tar) -> Iterator[str]:

@@ -17,7 +17,7 @@ from shards.checking.strays import Fault, strays
 from shards.checking.whole_tar import Tar, mapped_tar
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
-from shards.images.resize import Resize
+from shards.images.config import Resize
 from shards.index import BlockTable, LeftOut, ShardCommit, ShardRows, read_blocks, read_commit, read_rows, read_table
 from shards.manifest import (
     BLOCKS_PATH,

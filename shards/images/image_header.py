@@ -12,16 +12,12 @@ from dataclasses import dataclass
 
 from PIL import Image, UnidentifiedImageError
 
-from shards.errors import ImageRefusedError, UserError
+from shards.errors import ImageRefusedError
 from shards.images.chunk_headers import check_first_gif_frame, png_facts, webp_facts
+from shards.images.config import DEFAULT_LIMITS, Limits
 from shards.images.exif import ORIENTATIONS, UPRIGHT
 from shards.images.jpeg_header import jpeg_facts
 
-MAX_IMAGE_BYTES = 64 << 20
-MAX_IMAGE_PIXELS = 1 << 27  # 134 megapixels, 400 MB once decoded to RGB
-
-_MOST_BYTES = (1 << 31) - 1
-_MOST_PIXELS = 178_956_970  # Pillow opens nothing larger
 _PARSERS = {"jpg": jpeg_facts, "png": png_facts, "webp": webp_facts}
 _MAGIC = {
     "jpg": (b"\xff\xd8\xff",),
@@ -37,19 +33,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The largest image that is packed, in bytes as stored and in pixels; checked before anything is decoded."""
-
-    max_bytes: int = MAX_IMAGE_BYTES
-    max_pixels: int = MAX_IMAGE_PIXELS
-
-    def __post_init__(self) -> None:
-        for name, value, most in (("bytes", self.max_bytes, _MOST_BYTES), ("pixels", self.max_pixels, _MOST_PIXELS)):
-            if not 1 <= value <= most:
-                raise UserError(f"--limits.max-{name} is {value}; allowed are 1 to {most}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ImageHeader:
     """What the index says about an image; of an animation, its first frame or its canvas.
 
@@ -62,9 +45,6 @@ class ImageHeader:
     width: int
     mode: str
     orientation: int
-
-
-DEFAULT_LIMITS = Limits()
 
 
 def read_header(data: bytes, limits: Limits = DEFAULT_LIMITS) -> ImageHeader:

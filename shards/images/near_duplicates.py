@@ -15,9 +15,8 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.images.perceptual import HASH_BITS
+from shards.images.config import HASH_BITS
 
-DEFAULT_MAX_DISTANCE = 64  # measured in docs/near_duplicates.md
 COARSE_BITS = 64
 COARSE_DISTANCE = 11
 

@@ -14,11 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shards.errors import UserError
-from shards.images.image_header import Limits, read_header, refusal_of
-
-PERCEPTUAL_HASH = "imagehash-phash-256-by-frequency-1"
-HASH_PACKAGES = ("imagehash", "pillow", "scipy")
-HASH_BITS = 256
+from shards.images.config import HASH_BITS, Limits
+from shards.images.image_header import read_header, refusal_of
 
 _HASH_SIZE = 16
 _SIDE = 64  # phash's own size for this hash_size: it has nothing left to resize

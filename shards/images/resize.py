@@ -6,16 +6,14 @@ metadata. Of an animation, or of a file of several images, the first one is kept
 
 import io
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
-from shards.errors import ImageRefusedError, UserError
+from shards.errors import ImageRefusedError
+from shards.images.config import MOST_JPEG_PIXELS, Resize
 from shards.images.exif import UPRIGHT
 from shards.images.image_header import ImageHeader, refusal_of
-
-CODEC_PACKAGES = ("pillow",)  # the bytes of a copy depend on its version, which goes into the plan
 
 _STORABLE = frozenset(("jpg", "png", "webp"))
 _FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
@@ -35,31 +33,10 @@ _UPRIGHT_BY = {
 _REDUCING_GAP = 2.0
 _FILTER = Image.Resampling.LANCZOS  # the sharpest: training scales the copy once more
 _SUBSAMPLING = "4:2:0"  # as most photographs have it; 4:4:4 takes a quarter more bytes
-_MOST_JPEG_PIXELS = 65_500  # libjpeg's bound for a side
 _BAND_PIXELS = 1 << 22
 _MOST_WEBP_PIXELS = 1 << 26  # it takes 16 bytes a pixel to decode, other formats 4 to 8
 
 _Box = tuple[float, float, float, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resize:
-    """Which images are stored as smaller copies.
-
-    `short_side` in pixels: what has more is scaled down to it and re-encoded as JPEG of `quality`; 0 leaves every image
-    as it is. `convert` allows re-encoding of GIF, TIFF and BMP even so, for they can not be stored as they are.
-    """
-
-    short_side: int = 0
-    quality: int = 90
-    convert: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.short_side <= _MOST_JPEG_PIXELS:
-            message = f"--resize.short-side is {self.short_side}; allowed are 0 (as they are) to {_MOST_JPEG_PIXELS}"
-            raise UserError(message)
-        if not 1 <= self.quality <= 100:
-            raise UserError(f"--resize.quality is {self.quality}; allowed are 1 to 100, usual are 80 to 95")
 
 
 def refusal(header: ImageHeader, resize: Resize) -> str | None:
@@ -73,9 +50,9 @@ def refusal(header: ImageHeader, resize: Resize) -> str | None:
     if header.ext == "webp" and header.height * header.width > _MOST_WEBP_PIXELS:
         size = f"{header.height}x{header.width} pixels"
         return f"too large: {size} of WebP, {_MOST_WEBP_PIXELS} in all can be re-encoded"
-    if max(_copy_size(header, resize)) > _MOST_JPEG_PIXELS:
+    if max(_copy_size(header, resize)) > MOST_JPEG_PIXELS:
         height, width = _copy_size(header, resize)
-        return f"{height}x{width} pixels do not fit into a JPEG, at most {_MOST_JPEG_PIXELS} a side"
+        return f"{height}x{width} pixels do not fit into a JPEG, at most {MOST_JPEG_PIXELS} a side"
     return None
 
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from shards.dataset import Dataset, open_dataset
 from shards.errors import ImageRefusedError, UserError
+from shards.images.config import HASH_BITS
 from shards.images.near_duplicates import EvaluationIndex
-from shards.images.perceptual import HASH_BITS, evaluation_hashes
+from shards.images.perceptual import evaluation_hashes
 from shards.index import read_table, table_bytes
 from shards.store import MissingObjectError, Store, open_store
 

@@ -4,34 +4,17 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from typing import Literal
 
 from shards.errors import UserError
-from shards.images.image_header import Limits
-from shards.images.near_duplicates import DEFAULT_MAX_DISTANCE
-from shards.images.perceptual import HASH_BITS, HASH_PACKAGES, PERCEPTUAL_HASH
-from shards.images.resize import CODEC_PACKAGES, Resize
+from shards.images.config import (
+    CODEC_PACKAGES,
+    HASH_PACKAGES,
+    PERCEPTUAL_HASH,
+    Limits,
+    Resize,
+)
+from shards.packing.config import Dedup
 from shards.sources.kinds import Source, tool_versions
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dedup:
-    """Which images are left out because there is another.
-
-    `duplicates`, of images with equal bytes: `first` keeps the first in the source's order with its own labels,
-    `merge` keeps it with the labels of all, `keep` keeps every one. `against`: packed evaluation sets (URLs) whose
-    images, mirrored ones included, must not be in the collection; whatever is within `max_distance` bits of one of
-    theirs by perceptual hash is left out.
-    """
-
-    duplicates: Literal["first", "merge", "keep"] = "first"
-    against: tuple[str, ...] = ()
-    max_distance: int = DEFAULT_MAX_DISTANCE
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.max_distance < HASH_BITS // 2:
-            message = f"--dedup.max-distance is {self.max_distance} bits; allowed are 0 to {HASH_BITS // 2 - 1}"
-            raise UserError(f"{message} of the hash's {HASH_BITS}")
 
 
 @dataclass(frozen=True, kw_only=True)

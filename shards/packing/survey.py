@@ -8,8 +8,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shards.errors import UserError
+from shards.images.config import PERCEPTUAL_HASH
 from shards.images.image_header import ImageHeader
-from shards.images.perceptual import PERCEPTUAL_HASH
 from shards.images.resize import refusal
 from shards.index import read_table
 from shards.manifest import sha256_hex

@@ -35,6 +35,7 @@ class ClassTarsSource:
     staged: ClassVar[bool] = False
     kind: Literal["class_tars"] = "class_tars"
     root: str = ""
+    """Folder or s3://bucket/prefix that holds one tar of images a class."""
 
     def entries(self) -> Iterator[Entry]:
         """Every tar, sorted by name; those in folders further down, too."""
@@ -66,6 +67,7 @@ class TarOfTarsSource:
     staged: ClassVar[bool] = False
     kind: Literal["tar_of_tars"] = "tar_of_tars"
     path: str = ""
+    """The archive: a file or s3://bucket/key."""
 
     def entries(self) -> Iterator[Entry]:
         """Every inner tar, in the archive's order; only the headers of the outer one are read."""

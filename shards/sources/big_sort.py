@@ -5,8 +5,10 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 RUN_ROWS = 1 << 17  # some 20 MB of Python objects where a row is a file name
 BATCH_ROWS = 512  # of each run that are in memory while runs are merged
@@ -22,6 +24,8 @@ def sorted_rows(rows: Iterable[Row], *, run_rows: int = RUN_ROWS) -> Iterator[Ro
     if len(run) < run_rows:
         yield from run
         return
+    import pyarrow as pa
+
     with tempfile.TemporaryFile() as file:
         edges = [0]
         with pa.ipc.new_file(pa.PythonFile(file, "w"), _schema(len(run[0]))) as writer:
@@ -40,12 +44,16 @@ def _next_run(left: Iterator[Row], run_rows: int) -> list[Row]:
     return run
 
 
-def _schema(width: int) -> pa.Schema:
+def _schema(width: int) -> "pa.Schema":
+    import pyarrow as pa
+
     return pa.schema([(f"field{number}", pa.binary()) for number in range(width)])
 
 
-def _write_run(writer: pa.ipc.RecordBatchFileWriter, run: list[Row]) -> int:
+def _write_run(writer: "pa.ipc.RecordBatchFileWriter", run: list[Row]) -> int:
     """Append a run; the number of its batches."""
+    import pyarrow as pa
+
     schema = _schema(len(run[0]))
     begins = range(0, len(run), BATCH_ROWS)
     for begin in begins:
@@ -54,7 +62,7 @@ def _write_run(writer: pa.ipc.RecordBatchFileWriter, run: list[Row]) -> int:
     return len(begins)
 
 
-def _read_run(batches: pa.ipc.RecordBatchFileReader, first: int, end: int) -> Iterator[Row]:
+def _read_run(batches: "pa.ipc.RecordBatchFileReader", first: int, end: int) -> Iterator[Row]:
     for number in range(first, end):
         batch = batches.get_batch(number)
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)

@@ -7,19 +7,17 @@ Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", 
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from shards.errors import UserError
-from shards.hashing import derive_key, hash_array
 from shards.sources.entry import Entry, ImageBytes, too_large
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 NUM_DIGITS = 1797
 ENLARGE = 4
-_SPLIT_KEY = derive_key(1797, 80, 20)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +27,7 @@ class DigitsSource:
     staged: ClassVar[bool] = False
     kind: Literal["digits"] = "digits"
     split: Literal["train", "test"] = "train"
+    """Which digits; --split sets it."""
 
     def entries(self) -> Iterator[Entry]:
         """In the order of load_digits."""
@@ -61,16 +60,23 @@ class DigitsReader:
             yield enlarged_png(images[int(locator)])
 
 
-def split_indices(split: str) -> NDArray[np.int64]:
+def split_indices(split: str) -> "NDArray[np.int64]":
     """Indices of a split, rising: 1,438 train, 359 test."""
-    order = np.argsort(hash_array(np.arange(NUM_DIGITS), key=_SPLIT_KEY), kind="stable")
+    import numpy as np
+
+    from shards.hashing import derive_key, hash_array
+
+    order = np.argsort(hash_array(np.arange(NUM_DIGITS), key=derive_key(1797, 80, 20)), kind="stable")
     num_test = NUM_DIGITS // 5
     chosen = order[:num_test] if split == "test" else order[num_test:]
     return np.sort(chosen).astype(np.int64)
 
 
-def enlarged_png(digit: NDArray[np.float64]) -> bytes:
+def enlarged_png(digit: "NDArray[np.float64]") -> bytes:
     """8x8 values 0..16 -> 32x32 RGB PNG, every value a square of 4x4 pixels."""
+    import numpy as np
+    from PIL import Image
+
     grey = np.rint(digit * (255 / 16)).astype(np.uint8)
     # [8, 8] -> [32, 32] -> [32, 32, 3]
     pixels = np.repeat(np.repeat(grey, ENLARGE, axis=0), ENLARGE, axis=1)[..., None].repeat(3, axis=2)
@@ -79,9 +85,9 @@ def enlarged_png(digit: NDArray[np.float64]) -> bytes:
     return file.getvalue()
 
 
-def _load() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _load() -> "tuple[NDArray[np.float64], NDArray[np.int64]]":
     try:
-        from sklearn.datasets import load_digits  # noqa: PLC0415 - only this source needs scikit-learn
+        from sklearn.datasets import load_digits
     except ImportError as error:
         message = "the digits source needs scikit-learn; install it with: pip install 'patchline[demo]'"
         raise UserError(message) from error

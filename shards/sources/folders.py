@@ -25,6 +25,7 @@ class FolderSource:
     staged: ClassVar[bool] = False
     kind: Literal["folder"] = "folder"
     root: str = ""
+    """Folder or s3://bucket/prefix that holds one folder of images a class."""
 
     def entries(self) -> Iterator[Entry]:
         """Sorted by path."""
@@ -49,21 +50,25 @@ class FolderSource:
 class FlatSource:
     """Images in a folder or an S3 prefix, and below it, whose folders say nothing about their labels.
 
-    The group of `label_pattern`, matched from the start of the file's own name, is the label. By default that is all
-    before the first underscore: `n01440764_tench.JPEG` has the label n01440764. With `labels_csv`, labels come from a
-    table (CSV, or Parquet) with the columns `file_column`, paths below the root, and `label_column`, of one label or
-    of several with `separator` between them; a file in several rows has the labels of all. A file that the table
-    leaves out has no label; one that only the table knows is an unreadable image.
+    Labels come from file names, or from a table: a file in several of its rows has the labels of all; one that the
+    table leaves out has no label; one that only the table knows is an unreadable image.
     """
 
     staged: ClassVar[bool] = False
     kind: Literal["flat"] = "flat"
     root: str = ""
+    """Folder or s3://bucket/prefix that holds the images."""
     label_pattern: str = r"([^_]+)_"
+    """Regular expression, matched from the start of the file's own name; its one group is the label (by default all
+    before the first underscore: n01440764 of n01440764_tench.JPEG)."""
     labels_csv: str = ""
+    """CSV or Parquet file with the labels; empty: they are in the file names."""
     file_column: str = "file"
+    """Column of the table with paths below the root."""
     label_column: str = "label"
+    """Column of the table with labels."""
     separator: str = "|"
+    """What separates several labels in the table."""
 
     def __post_init__(self) -> None:
         try:

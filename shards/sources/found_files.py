@@ -7,8 +7,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import printable
 from shards.storage.buckets import SCHEME, Buckets
@@ -39,6 +37,8 @@ def find_files(places: Sequence[str], *, suffixes: tuple[str, ...]) -> list[str]
 
 def open_found(path: str, buckets: Buckets) -> Any:
     """The file, as pyarrow reads it: seekable. Errors: OSError, MissingObjectError."""
+    import pyarrow as pa
+
     if not path.startswith(SCHEME):
         return pa.OSFile(os.fsencode(path))
     try:

@@ -19,24 +19,27 @@ from shards.sources.web import is_web
 class ManifestSource:
     """CSV or Parquet files, local or `s3://`, with a row an image.
 
-    `path_column`: a path, an `s3://bucket/key` or an `http(s)://` URL; relative paths are below `root`, by default the
-    folder that the files are in. `label_column`: a label, or several: a list in Parquet, cut at `separator` in a CSV.
-    `weights_column` (empty: no weights) has a number for each label. A CSV begins with a header; it may end in
-    .csv.gz, .tsv or .tsv.gz, too. A row that makes no sense is one refused image. So is a URL with a password or a
-    signature, since the plan and the index would keep it.
-
-    Images are read twice, by the scan and by packing. With `keep_copies` the scan keeps a copy of each in the dataset's
-    work folder until it is packed, so that nothing is fetched twice: for slow servers, or images that change.
+    A CSV begins with a header; it may end in .csv.gz, .tsv or .tsv.gz, too. A row that makes no sense is one refused
+    image. So is a URL with a password or a signature, since the plan and the index would keep it. Images are read
+    twice, by the scan and by packing, unless copies are kept.
     """
 
     kind: Literal["manifest"] = "manifest"
     files: tuple[str, ...] = ()
+    """CSV or Parquet files that list the images, local or s3://; {split} stands for --split."""
     root: str = ""
+    """Folder, s3://bucket/prefix or URL that relative paths are below; empty: the folder that the files are in."""
     path_column: str = "path"
+    """Column with a path, an s3://bucket/key or an http(s):// URL."""
     label_column: str = "label"
+    """Column with a label or several: a list in Parquet, cut at the separator in a CSV."""
     weights_column: str = ""
+    """Column with a weight for each label; empty: there is none."""
     separator: str = "|"
+    """What separates several labels, or weights, in a CSV."""
     keep_copies: bool = False
+    """Keep a copy of each image from the scan until it is packed, so that nothing is fetched twice: for slow servers,
+    or images that change."""
 
     @property
     def staged(self) -> bool:

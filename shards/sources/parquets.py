@@ -4,11 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NoReturn, Self
-
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Self
 
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
@@ -19,21 +15,23 @@ from shards.storage.ahead import in_order
 from shards.storage.buckets import SCHEME, Buckets
 from shards.storage.objects import MissingObjectError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
 # A batch is held in memory: as many rows as are likely to have this many bytes, at least one.
 BATCH_BYTES, MOST_BATCH_ROWS = 16 << 20, 16
 READS_AHEAD = 16
 # Of a column as it is read, since row groups may be as large as their files. From a bucket each is a request.
 _LOCAL_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
-_UNREADABLE = (pa.ArrowInvalid, OSError, EOFError, MissingObjectError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetSource:
     """Parquet files, folders or patterns, local or `s3://`, with a column of images and one of labels.
 
-    The image is `struct<bytes, path>`, or bytes alone; the label text, an integer, or a list of such. Integers index
-    `label_names`, by default the names that Hugging Face's datasets write into their files. A row without bytes, a
-    label without a name, or a damaged row group is a refused image, or as many as the group has.
+    The image is `struct<bytes, path>`, or bytes alone; the label text, an integer, or a list of such. A row without
+    bytes, a label without a name, or a damaged row group is a refused image, or as many as the group has.
 
     A page of a Parquet file can not be read in parts: a worker has memory for two to three times the largest one. A
     writer that puts a gigabyte of images into one (pyarrow's does, of large images, unless told `write_batch_size=1`
@@ -43,9 +41,13 @@ class ParquetSource:
     staged: ClassVar[bool] = True  # a row group is read whole or not at all
     kind: Literal["parquet"] = "parquet"
     files: tuple[str, ...] = ()
+    """Parquet files, folders or patterns such as 'DIR/train-*.parquet', local or s3://; {split} stands for --split."""
     image_column: str = "image"
+    """Column with the images: struct<bytes, path>, or bytes."""
     label_column: str = "label"
+    """Column with the label: text, an integer, or a list of such."""
     label_names: tuple[str, ...] = ()
+    """Names of integer labels, in order; empty: those that Hugging Face's datasets write into the files."""
 
     def entries(self) -> Iterator[Entry]:
         """File by file, one entry a row group; no more than the files' footers are read."""
@@ -91,6 +93,8 @@ class ParquetSource:
             yield path, footer
 
     def _footer(self, path: str, buckets: Buckets) -> tuple[tuple[str, ...], list[Entry]]:
+        import pyarrow.parquet as pq
+
         try:
             with open_found(path, buckets) as file:
                 opened = pq.ParquetFile(file)
@@ -106,12 +110,14 @@ class ParquetSource:
                     for number, group in enumerate(groups)
                     if group.num_rows
                 ]
-        except _UNREADABLE as error:
+        except _unreadable() as error:
             if isinstance(error, ConnectionError):
                 raise
             raise UserError(f"{printable(path)} is not a readable Parquet file: {error}") from error
 
-    def _check(self, path: str, schema: pa.Schema) -> None:
+    def _check(self, path: str, schema: "pa.Schema") -> None:
+        import pyarrow as pa
+
         columns = {"image-column": self.image_column, "label-column": self.label_column}
         check_columns(path, schema.names, columns)
         kind = schema.field(self.image_column).type
@@ -124,12 +130,12 @@ class ParquetSource:
         )
         raise UserError(f"{message}; set --source.image-column")
 
-    def _num_bytes(self, group: pq.RowGroupMetaData) -> int:
+    def _num_bytes(self, group: "pq.RowGroupMetaData") -> int:
         columns = (group.column(number) for number in range(group.num_columns))
         wanted = (self.image_column, self.label_column)
         return sum(column.total_compressed_size for column in columns if column.path_in_schema.split(".")[0] in wanted)
 
-    def _names(self, schema: pa.Schema) -> tuple[str, ...]:
+    def _names(self, schema: "pa.Schema") -> tuple[str, ...]:
         """What integer labels stand for; nothing where nobody says."""
         if self.label_names:
             return self.label_names
@@ -152,7 +158,7 @@ class ParquetSource:
                 yield from self._batch_images(batch, names, max_bytes, (entry, row))
                 row += batch.num_rows
                 del batch  # before the next is read
-        except _UNREADABLE as error:
+        except _unreadable() as error:
             if isinstance(error, ConnectionError):
                 raise
             reason = f"damaged or missing Parquet row group: {' '.join(str(error).split())}"
@@ -160,7 +166,7 @@ class ParquetSource:
                 locator, name = f"{entry.locator}:{lost}", f"{entry.name}:{lost}"
                 yield Entry(locator=locator, name=name), OSError(reason)
 
-    def _batches(self, file: pq.ParquetFile, group: int) -> Iterator[pa.RecordBatch]:
+    def _batches(self, file: "pq.ParquetFile", group: int) -> "Iterator[pa.RecordBatch]":
         """A few rows at a time; yet the reader holds a page of the file whole, since it is compressed as one."""
         facts = file.metadata.row_group(group)
         rows = BATCH_BYTES * facts.num_rows // max(1, facts.total_byte_size)
@@ -169,8 +175,11 @@ class ParquetSource:
         return file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)  # type: ignore[no-any-return]
 
     def _batch_images(
-        self, batch: pa.RecordBatch, names: tuple[str, ...], max_bytes: int, begin: tuple[Entry, int]
+        self, batch: "pa.RecordBatch", names: tuple[str, ...], max_bytes: int, begin: tuple[Entry, int]
     ) -> Iterator[tuple[Entry, ImageBytes]]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         data, image_names = batch.column(self.image_column), [None] * batch.num_rows
         if pa.types.is_struct(data.type):
             parts = dict(zip(data.type.names, data.flatten(), strict=True))
@@ -207,7 +216,9 @@ class _OpenFile:
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
-    def open(self, path: str) -> pq.ParquetFile:
+    def open(self, path: str) -> "pq.ParquetFile":
+        import pyarrow.parquet as pq
+
         if path != self._path:
             self._held.close()
             self._path = ""
@@ -220,9 +231,18 @@ class _OpenFile:
         return self._opened
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def _is_bytes(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _file_name(path: str) -> str:
     return printable(path.rpartition("/")[2])
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """What a file that cannot be read is met with."""
+    import pyarrow as pa
+
+    return pa.ArrowInvalid, OSError, EOFError, MissingObjectError

@@ -1,11 +1,7 @@
 """Rows of CSV and Parquet files, streamed: some columns, one row at a time, wherever the file lies."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.csv as pc
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import printable
@@ -13,10 +9,12 @@ from shards.sources.found_files import open_found
 from shards.storage.buckets import Buckets
 from shards.storage.objects import MissingObjectError
 
+if TYPE_CHECKING:
+    import pyarrow.csv as pc
+
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 _BLOCK_BYTES = 1 << 20
 _BATCH_ROWS = 4096
-_UNREADABLE = (pa.ArrowInvalid, OSError, EOFError, MissingObjectError)
 
 # The values of a row (bytes in a CSV, Python's own types in a Parquet file), or why it has none.
 RowValues = tuple[Any, ...] | ImageRefusedError
@@ -36,7 +34,7 @@ def read_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, RowV
             yield from _parquet_rows(path, columns, buckets)
         else:
             yield from _csv_rows(path, columns, buckets)
-    except _UNREADABLE as error:
+    except _unreadable() as error:
         if isinstance(error, ConnectionError):
             raise
         raise UserError(f"{printable(path)} cannot be read: {error}; give a whole CSV or Parquet file") from error
@@ -52,6 +50,8 @@ def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> 
 
 
 def _parquet_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:
+    import pyarrow.parquet as pq
+
     with pq.ParquetFile(open_found(path, buckets), buffer_size=_BLOCK_BYTES, pre_buffer=False) as file:
         check_columns(path, file.schema_arrow.names, columns)
         number = 0
@@ -64,7 +64,7 @@ def _parquet_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> It
 def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:
     refused: dict[int, ImageRefusedError] = {}
 
-    def refuse(row: pc.InvalidRow) -> str:
+    def refuse(row: "pc.InvalidRow") -> str:
         message = f"the row has {row.actual_columns} columns, the header has {row.expected_columns}"
         refused[row.number] = ImageRefusedError(message)
         return "skip"
@@ -84,7 +84,10 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterat
     yield from sorted(refused.items())
 
 
-def _open_csv(path: str, buckets: Buckets, columns: list[str] | None, refuse: Any) -> pc.CSVStreamingReader:
+def _open_csv(path: str, buckets: Buckets, columns: list[str] | None, refuse: Any) -> "pc.CSVStreamingReader":
+    import pyarrow as pa
+    import pyarrow.csv as pc
+
     file: Any = open_found(path, buckets)
     name = path.lower()
     if name.endswith(".gz"):
@@ -102,3 +105,10 @@ def _open_csv(path: str, buckets: Buckets, columns: list[str] | None, refuse: An
             include_columns=columns, column_types={column: pa.binary() for column in columns or ()}
         ),
     )
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """What a file that cannot be read is met with."""
+    import pyarrow as pa
+
+    return pa.ArrowInvalid, OSError, EOFError, MissingObjectError

@@ -12,11 +12,12 @@ from shards.storage.objects import Store
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig:
-    """`connections`: reads under way at once, a rank. `hedge_share`: second requests for slow reads, as a share of all
-    requests (0: none)."""
+    """How bytes are read from a store."""
 
     connections: int = 8
+    """Reads under way at once, a rank."""
     hedge_share: float = 0.05
+    """Second requests for slow reads, as a share of all requests, 0 to 1; 0: none."""
 
     def __post_init__(self) -> None:
         if self.connections < 1 or not 0 <= self.hedge_share <= 1:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,14 @@ def assert_refused(ended: Ended, message: str) -> None:
     ("words", "message"),
     [
         pytest.param((), "usage: patchline STAGE", id="nothing"),
-        pytest.param(("pretain",), "unknown stage 'pretain'; allowed are pack, index, verify, card,", id="stage"),
+        pytest.param(
+            ("pretain",), "unknown stage 'pretain'; did you mean pretrain? allowed are pack, index,", id="stage"
+        ),
         pytest.param(("pretrain",), "usage: patchline pretrain RECIPE|FILE.yaml", id="no recipe"),
         pytest.param(
-            ("pretrain", "digit"), "unknown recipe 'digit' of patchline pretrain; allowed are digits_smoke", id="recipe"
+            ("pretrain", "digit"),
+            "unknown recipe 'digit' of patchline pretrain; did you mean digits_smoke? allowed are what",
+            id="recipe",
         ),
         pytest.param(
             ("pretrain", "--steps", "3"), "usage: patchline pretrain RECIPE|FILE.yaml", id="fields, no recipe"
@@ -190,6 +195,34 @@ def test_help_of_stages_without_recipes_lists_their_flags(stage: str, flags: tup
     ended = patchline(stage, "--help")
     assert ended.code == 0
     assert [flag for flag in flags if flag not in ended.output] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("help",),
+        ("help", "pack", "folder"),
+        ("pretrain", "--help"),
+        ("pretrain", "digits_smoke", "--steps", "ten", "--help-all"),
+        ("verify", "somewhere", "--help"),
+    ],
+)
+def test_help_that_is_asked_for_goes_to_standard_output(words: tuple[str, ...]) -> None:
+    ended = patchline(*words)
+    assert (ended.code, ended.errors) == (0, "")
+    assert ended.output.startswith("usage: patchline ")
+
+
+def test_the_version_is_said() -> None:
+    ended = patchline("--version")
+    assert (ended.code, ended.output) == (0, f"patchline {version('patchline')}\n")
+
+
+def test_a_reader_of_help_may_have_seen_enough() -> None:
+    command = f"set -o pipefail; {sys.executable} -m jobs.cli pretrain digits_smoke --help-all | true"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=CHECKOUT)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("words", [("--path", "gone.npz"), ("--out", "o", "--path", "gone.npz"), ("--path=gone.npz",)])

@@ -20,10 +20,10 @@ from jobs.pack import PackJob, run, source_of_split
 from shards.checking.verify import verify_dataset
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
-from shards.images.resize import Resize
+from shards.images.config import Resize
 from shards.index import read_table
 from shards.manifest import QUARANTINE_PATH
-from shards.packing.spec import Dedup
+from shards.packing.config import Dedup
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ParquetSource
 from shards.store import open_store
 from tests.rigs.datasets import file_hashes, object_hashes

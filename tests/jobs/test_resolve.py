@@ -21,5 +21,5 @@ def test_a_recipe_its_smoke_size_a_record_and_a_url(tmp_path: Path) -> None:
 
 
 def test_an_unknown_word_names_what_is_allowed() -> None:
-    with pytest.raises(UserError, match=r"unknown recipe 'digit' of patchline pretrain; allowed are digits_smoke"):
+    with pytest.raises(UserError, match=r"unknown recipe 'digit' of patchline pretrain; did you mean digits_smoke"):
         default_job("pretrain", pretrain, "digit")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from shards.images.perceptual import PERCEPTUAL_HASH
+from shards.images.config import PERCEPTUAL_HASH
 from shards.packing.evaluation_sets import find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
 from shards.packing.plan import Plan

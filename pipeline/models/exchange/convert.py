@@ -1,14 +1,14 @@
 """Weights from any file that is read here to any that is written, at another image size or with another head."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig
 from pipeline.models.exchange import plain, timm
+from pipeline.models.exchange.config import Change, Format
 from pipeline.models.exchange.hugging_face import open_hugging_face, save_hugging_face
 from pipeline.models.exchange.layout import refuse_not_finite
 from pipeline.models.exchange.npz import open_npz, save_npz
@@ -17,7 +17,6 @@ from pipeline.models.exchange.preprocessor import json_object, refuse_other_pixe
 from pipeline.models.exchange.safetensors_file import open_sharded
 from pipeline.models.exchange.sizes import Hints, refuse_absurd
 from pipeline.models.exchange.tensor_file import TensorFile
-from pipeline.models.pos_embed import Mode
 from pipeline.models.weights import (
     AXES,
     CONFIG_FILE,
@@ -32,23 +31,8 @@ from pipeline.models.weights import (
 )
 from shards.errors import UserError
 
-Format = Literal["patchline", "vision_transformer", "big_vision", "timm", "hugging_face"]
 _INDEX_FILE = f"{TENSORS_FILE}.index.json"
 _TENSOR_FILES = (TENSORS_FILE, _INDEX_FILE, "pytorch_model.bin")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """What becomes different on the way. None: as it is.
-
-    `new_head`: head and hidden layer are dropped, and a zero head of `num_classes` takes their place; without it, a
-    head that does not fit is refused. `resample`: how position embeddings of another grid are made.
-    """
-
-    image_size: int | None = None
-    num_classes: int | None = None
-    new_head: bool = False
-    resample: Mode = "paper"
 
 
 def open_any(path: str, hints: Hints) -> Weights:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy.ndimage import zoom
 
-from pipeline.models.pos_embed import Mode, resample_axis_embeddings, resample_position_embeddings
+from pipeline.models.config import Mode
+from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
 
 WIDTH = 6
 

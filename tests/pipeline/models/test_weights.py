@@ -12,7 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from pipeline.models import Model, ModelConfig, build_model
-from pipeline.models.pos_embed import Mode, resample_axis_embeddings, resample_position_embeddings
+from pipeline.models.config import Mode
+from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.weights import (
     HEAD,
     TensorByName,

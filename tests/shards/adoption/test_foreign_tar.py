@@ -10,7 +10,7 @@ import pytest
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_rows, read_tar
 from shards.errors import UserError
-from shards.images.image_header import Limits
+from shards.images.config import Limits
 from shards.store import open_store
 from tests.rigs.images import image_bytes
 

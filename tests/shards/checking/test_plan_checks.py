@@ -9,7 +9,7 @@ import pytest
 
 from shards.checking.plan_checks import check_planned
 from shards.dataset import Dataset, open_dataset
-from shards.images.resize import Resize
+from shards.images.config import Resize
 from shards.index import LeftOut, read_commit
 from shards.manifest import index_path
 from shards.packing.pack import planned_samples

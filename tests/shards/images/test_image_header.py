@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from shards.errors import ImageRefusedError, UserError
-from shards.images.image_header import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, ImageHeader, Limits, read_header
+from shards.images.config import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, Limits
+from shards.images.image_header import ImageHeader, read_header
 from tests.rigs.images import image_bytes
 
 FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "TIFF": "tif", "BMP": "bmp"}

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shards.images.near_duplicates import COARSE_BITS, COARSE_DISTANCE, DEFAULT_MAX_DISTANCE, EvaluationIndex
+from shards.images.config import DEFAULT_MAX_DISTANCE
+from shards.images.near_duplicates import COARSE_BITS, COARSE_DISTANCE, EvaluationIndex
 
 Hashes = NDArray[np.uint8]
 

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from shards.errors import ImageRefusedError
-from shards.images.near_duplicates import DEFAULT_MAX_DISTANCE, EvaluationIndex
-from shards.images.perceptual import HASH_BITS, evaluation_hashes, perceptual_hash
+from shards.images.config import DEFAULT_MAX_DISTANCE, HASH_BITS
+from shards.images.near_duplicates import EvaluationIndex
+from shards.images.perceptual import evaluation_hashes, perceptual_hash
 from tests.rigs.images import image_bytes
 
 FLAT = np.full((90, 120), 250, np.uint8)

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shards.errors import ImageRefusedError, UserError
+from shards.images.config import Resize
 from shards.images.image_header import ImageHeader, read_header
-from shards.images.resize import Resize, fitted, is_untouched, refusal
+from shards.images.resize import fitted, is_untouched, refusal
 from tests.rigs.images import image_bytes
 
 SMALL = Resize(short_side=16, quality=95)

@@ -11,11 +11,12 @@ from PIL import Image, ImageOps
 
 from jobs.pack import PackJob, run
 from shards.errors import UserError
-from shards.images.perceptual import PERCEPTUAL_HASH, perceptual_hash
+from shards.images.config import PERCEPTUAL_HASH
+from shards.images.perceptual import perceptual_hash
 from shards.index import read_table
+from shards.packing.config import Dedup
 from shards.packing.evaluation_sets import EvaluationImages, find_sets, hash_shard, hash_tasks, load_images
 from shards.packing.plan import DROPPED_PATH, MATCHES_PATH
-from shards.packing.spec import Dedup
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
 from tests.rigs.datasets import packed_folders

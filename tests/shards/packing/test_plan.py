@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from shards.errors import UserError
-from shards.images.image_header import Limits
-from shards.images.resize import Resize
+from shards.images.config import Limits, Resize
+from shards.packing.config import Dedup
 from shards.packing.plan import PLAN_PATH, Plan, read_plan, refuse_other_versions
-from shards.packing.spec import Dedup, PackSpec
+from shards.packing.spec import PackSpec
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
 from tests.rigs.images import class_folders

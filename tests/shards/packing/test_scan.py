@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shards.images.image_header import Limits
+from shards.images.config import Limits
 from shards.index import read_table
+from shards.packing.config import Dedup
 from shards.packing.listing import listed
 from shards.packing.scan import ScanTask, is_scanned, scan_footer, scan_path, scan_slice
-from shards.packing.spec import Dedup
 from shards.sources.kinds import FlatSource, FolderSource
 from shards.sources.parquets import ParquetSource
 from shards.store import open_store

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from shards.errors import UserError
-from shards.images.image_header import Limits
-from shards.images.resize import Resize
-from shards.packing.spec import Dedup, PackSpec
+from shards.images.config import Limits, Resize
+from shards.packing.config import Dedup
+from shards.packing.spec import PackSpec
 from shards.sources.digits import DigitsSource
 from tests.rigs.packing import pack_spec
 

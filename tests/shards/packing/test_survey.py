@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from shards.errors import UserError
-from shards.images.resize import Resize
+from shards.images.config import Resize
 from shards.index import read_table
 from shards.packing.scan import SCAN_SCHEMA, scan_path
 from shards.packing.survey import SurveyTask, reasons, survey

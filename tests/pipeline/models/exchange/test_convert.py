@@ -12,9 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.models import ModelConfig
-from pipeline.models.exchange.convert import Change, Format, changed, open_any, save_as
+from pipeline.models.config import Mode
+from pipeline.models.exchange.config import Change, Format
+from pipeline.models.exchange.convert import changed, open_any, save_as
 from pipeline.models.exchange.sizes import Hints
-from pipeline.models.pos_embed import Mode, resample_position_embeddings
+from pipeline.models.pos_embed import resample_position_embeddings
 from pipeline.models.weights import Weights, load_model, open_weights, save_weights
 from shards.errors import UserError
 from tests.pipeline.models.exchange.random_weights import (

@@ -1,0 +1,90 @@
+"""`patchline completion bash|zsh|fish`: a script for the shell, and the words that it then asks this command for."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jobs import exit_codes
+from jobs.flags import Flag, flags_of
+from jobs.resolve import default_job
+from jobs.stages import RECIPE, STAGES, recipes_of, types_of
+from shards.errors import UserError
+
+ASK = "__complete"  # the first word of the question
+_BASH = f"""\
+_patchline() {{
+    local IFS=$'\\n'
+    COMPREPLY=($(patchline {ASK} "${{COMP_WORDS[@]:1:COMP_CWORD}}" 2>/dev/null))
+}}
+complete -o default -F _patchline patchline
+"""
+_ZSH = f"""\
+#compdef patchline
+_patchline() {{
+    local -a found
+    found=("${{(@f)$(patchline {ASK} "${{(@)words[2,CURRENT]}}" 2>/dev/null)}}")
+    if [[ -n "${{found[1]}}" ]]; then compadd -- "${{found[@]}}"; else _files; fi
+}}
+compdef _patchline patchline
+"""
+_FISH = f"""\
+function __patchline
+    set -l before (commandline --tokenize --cut-at-cursor --current-process)
+    patchline {ASK} $before[2..] (commandline --cut-at-cursor --current-token) 2>/dev/null
+end
+complete --command patchline --arguments '(__patchline)'
+"""
+_SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionJob:
+    """Which shell the script is for."""
+
+    shell: Literal["bash", "zsh", "fish"] = "bash"
+    """Shell that the script is for; eval what is printed, in the file that the shell reads when it starts."""
+
+    def __post_init__(self) -> None:
+        if self.shell not in _SCRIPTS:
+            raise UserError(f"no completion for the shell {self.shell!r}; allowed are {', '.join(_SCRIPTS)}")
+
+
+def run(job: CompletionJob) -> int:
+    """Prints the script."""
+    sys.stdout.write(_SCRIPTS[job.shell])
+    return exit_codes.DONE
+
+
+def candidates(words: Sequence[str]) -> list[str]:
+    """What the last of `words` (after the command's name), perhaps empty, may become; none: leave it to file names."""
+    *before, begun = words or ("",)
+    return [word for word in _possible(before, begun) if word.startswith(begun)]
+
+
+def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
+    if not before:
+        return [*STAGES, "--help", "--version"]
+    stage = before[0]
+    if stage not in STAGES:
+        return ()
+    if len(before) == 1 and not begun.startswith("-"):
+        return _second_words(stage)
+    flags = _flags(stage, before[1] if len(before) > 1 else "")
+    if begun.startswith("-"):
+        return [*(name for flag in flags for name in flag.names), "--help", "--help-all"]
+    last = next((flag for flag in flags if flag.name == before[-1]), None)
+    return last.choices if last else ()
+
+
+def _second_words(stage: str) -> Iterable[str]:
+    if STAGES[stage].second == RECIPE:
+        return recipes_of(stage)
+    return _SCRIPTS if stage == "completion" else ()
+
+
+def _flags(stage: str, word: str) -> list[Flag]:
+    try:
+        return list(flags_of(default_job(stage, types_of(stage), word or STAGES[stage].second)))
+    except UserError:  # a recipe that there is not, a file that cannot be read
+        return []

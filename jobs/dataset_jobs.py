@@ -1,0 +1,149 @@
+"""The jobs of the stages that make and check datasets: what `pack`, `index`, `verify` and `card` can be told.
+
+Configurations only: help and mistakes are answered without loading what a stage needs.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shards.adoption.foreign_samples import SampleRules
+from shards.errors import UserError
+from shards.images.config import Limits, Resize
+from shards.packing.about import About
+from shards.packing.config import Dedup
+from shards.sources.archives import ClassTarsSource, TarOfTarsSource
+from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource
+
+Phase = Literal["all", "scan", "plan", "shards", "merge"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackJob:
+    """What to pack and where to.
+
+    `run_dir` is no part of the dataset, whose bytes do not depend on who packed it.
+    """
+
+    out: str = ""
+    """Folder or s3://bucket/prefix that the dataset is written to."""
+    source: (
+        DigitsSource | FolderSource | FlatSource | ParquetSource | ManifestSource | ClassTarsSource | TarOfTarsSource
+    ) = field(default_factory=FolderSource)
+    split: str = "train"
+    """Name of the split, such as train or test."""
+    labels_file: str = ""
+    """File with one class name a line, in the order of their ids; empty: the names found, sorted."""
+    description: str = ""
+    """What people should know of the dataset, for its manifest and card; may be given once it is packed, too."""
+    licence: str = ""
+    """Licence of the images, for the manifest and card; may be given once it is packed, too."""
+    samples_per_shard: int = 1000
+    """Images a shard (a tar file)."""
+    samples_per_block: int = 64
+    """Images a block: what training reads at once; 8 to 16 MB suit most stores."""
+    seed: int = 0
+    """Number that the order of the images in the shards is derived from."""
+    limits: Limits = field(default_factory=Limits)
+    dedup: Dedup = field(default_factory=Dedup)
+    resize: Resize = field(default_factory=Resize)
+    workers: int = 1
+    """Processes that work at once."""
+    phase: Phase = "all"
+    """Part of the work to do; all does one after the other."""
+    part: str = "0/1"
+    """Share I/N of the phases scan and shards, I from 0 to N-1: task I of a job array of N."""
+    max_quarantined: float = 0.01
+    """Share of images, 0 to 1, that may be refused before the job stops; duplicates do not count."""
+    run_dir: str = ""
+    """Folder that job.yaml is written to; empty: nowhere."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UserError(f"--workers is {self.workers}; allowed are 1 and more")
+        if not 0 <= self.max_quarantined <= 1:
+            raise UserError(f"--max-quarantined is {self.max_quarantined:g}; allowed are 0 to 1")
+        if self.share[1] > 1 and self.phase not in ("scan", "shards"):
+            raise UserError(f"--part {self.part} needs --phase scan or --phase shards; all else is one task")
+        self.about()  # a text too long is to be said now, not once all is packed
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """`part` as numbers."""
+        first, _, count = self.part.partition("/")
+        if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
+            raise UserError(f"--part is {self.part!r}; allowed is I/N with I from 0 to N-1, e.g. 0/8")
+        return int(first), int(count)
+
+    def about(self) -> About:
+        """What the manifest says to people."""
+        return About(description=self.description, licence=self.licence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexJob:
+    """The WebDataset tars of others, and how their samples are read."""
+
+    url: str = ""
+    """The tars: a folder or s3://bucket/prefix (all *.tar below), or a pattern such as 'DIR/train-{0000..1023}.tar'."""
+    index_url: str = ""
+    """Folder or s3://bucket/prefix that the index is written to; empty: beside the tars."""
+    tars_file: str = ""
+    """File that names the tars, one path below the URL a line; empty: all that are found."""
+    split: str = "train"
+    """Name of the split, such as train or test."""
+    image_keys: tuple[str, ...] = SampleRules.image_keys
+    """Suffixes of a sample's image; the first that is there is taken."""
+    label_key: str = SampleRules.label_key
+    """Suffix of the member whose text is the label, an integer or a name."""
+    label_field: str = ""
+    """Field of the member json that is the label (a list: several labels); empty: --label-key says where it is."""
+    labels_file: str = ""
+    """File with one class name a line, in the order of their ids; empty: the names found, sorted."""
+    description: str = ""
+    """What people should know of the dataset, for its manifest and card; may be given once it is packed, too."""
+    licence: str = ""
+    """Licence of the images, for the manifest and card; may be given once it is packed, too."""
+    samples_per_block: int = 64
+    """Images a block: what training reads at once; 8 to 16 MB suit most stores."""
+    limits: Limits = field(default_factory=Limits)
+    workers: int = 1
+    """Processes that work at once."""
+    max_quarantined: float = 0.01
+    """Share of samples, 0 to 1, that may be refused before the job stops."""
+    run_dir: str = ""
+    """Folder that job.yaml is written to; empty: nowhere."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UserError(f"--workers is {self.workers}; allowed are 1 and more")
+        if not 0 <= self.max_quarantined <= 1:
+            raise UserError(f"--max-quarantined is {self.max_quarantined:g}; allowed are 0 to 1")
+        self.about()
+
+    def about(self) -> About:
+        """What the manifest says to people."""
+        return About(description=self.description, licence=self.licence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyJob:
+    """The dataset to check."""
+
+    url: str = ""
+    """Dataset to check: a folder or s3://bucket/prefix."""
+    deep: bool = False
+    """Decode every image as well."""
+    workers: int = 1
+    """Processes that work at once."""
+    run_dir: str = ""
+    """Folder that job.yaml is written to; empty: nowhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardJob:
+    """The dataset to show."""
+
+    url: str = ""
+    """Dataset to show: a folder or s3://bucket/prefix."""
+    num_mosaic: int = 72
+    """Images shown as pictures, 0 to 96."""

@@ -1,0 +1,149 @@
+"""The flags of a job: every leaf field with its sentence, what it takes and its value, read from the dataclasses.
+
+A field's sentence is the string literal below it in the source.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin
+
+_PLACES = {
+    "run_dir": "DIR",
+    "url": "URL",
+    "against": "URL",
+    "part": "I/N",
+    **dict.fromkeys(("path", "root", "out", "weights"), "PATH"),
+}
+_ENDINGS = {"_url": "URL", "_file": "FILE", "_csv": "FILE", "files": "FILE"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """`--data.url URL`: `takes` is empty for a switch (`--deep`, `--no-deep`), `default` is the value in the job."""
+
+    name: str
+    takes: str
+    sentence: str
+    default: object
+    choices: tuple[str, ...] = ()
+    is_many: bool = False
+    may_be_none: bool = False
+
+    @property
+    def off(self) -> str:
+        """The name that switches a switch off: `--data.augment.no-flip`."""
+        return self._with("no-")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What may be typed for it."""
+        return (self.name,) if self.takes else (self.name, self.off)
+
+    @property
+    def group(self) -> str:
+        """What stands before the first dot; empty for the job's own fields."""
+        return self.name.removeprefix("--").rpartition(".")[0].partition(".")[0]
+
+    @property
+    def usage(self) -> str:
+        """As help shows it: `--steps INT`, `--deep`, and, of a switch that is on, `--data.augment.[no-]flip`."""
+        if self.takes:
+            return f"{self.name} {self.takes}"
+        return self._with("[no-]") if self.default else self.name
+
+    def _with(self, before_last: str) -> str:
+        first, dot, last = self.name.removeprefix("--").rpartition(".")
+        return f"--{first}{dot}{before_last}{last}"
+
+
+def flags_of(job: Any, prefix: str = "--") -> Iterator[Flag]:
+    """Every flag of a job, in the order of its fields: its own first, then those of the parts inside it."""
+    inner = []
+    for field in fields(job):
+        value = getattr(job, field.name)
+        name = prefix + field.name.replace("_", "-")
+        if is_dataclass(value):
+            inner.append((value, f"{name}."))
+            continue
+        choices = tuple(str(word) for word in get_args(_kind(field))) if get_origin(_kind(field)) is Literal else ()
+        if len(choices) != 1:  # a word that only tells kinds apart
+            yield Flag(
+                name=name,
+                takes=_takes(field, choices),
+                sentence=sentences(type(job)).get(field.name, ""),
+                default=value,
+                choices=choices,
+                is_many=get_origin(_kind(field)) is tuple,
+                may_be_none=NoneType in get_args(field.type),
+            )
+    for value, name in inner:
+        yield from flags_of(value, name)
+
+
+def default_text(flag: Flag) -> str:
+    """The value as help shows it, empty where there is none to show."""
+    value = flag.default
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " ".join(str(item) for item in value)
+    return "none" if value is None else str(value)
+
+
+def sentences(kind: type) -> dict[str, str]:
+    """Field -> its sentence, for a dataclass and those that it inherits from."""
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__[:-1]):
+        found |= _in_module(one.__module__).get(one.__name__, {})
+    return found
+
+
+@cache
+def _in_module(module: str) -> dict[str, dict[str, str]]:
+    """Class -> field -> sentence, of a module's source (nothing where there is no source)."""
+    place = getattr(sys.modules[module], "__file__", None)
+    if not place or not Path(place).is_file():
+        return {}
+    tree = ast.parse(Path(place).read_bytes())
+    return {node.name: _in_class(node) for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _in_class(node: ast.ClassDef) -> dict[str, str]:
+    found = {}
+    for field, below in zip(node.body, node.body[1:], strict=False):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+            found[field.target.id] = " ".join(below.value.value.split())
+    return found
+
+
+def _kind(field: Field[Any]) -> Any:
+    """The field's type, without `| None`."""
+    if isinstance(field.type, UnionType):
+        return next(kind for kind in get_args(field.type) if kind is not NoneType)
+    return field.type
+
+
+def _takes(field: Field[Any], choices: tuple[str, ...]) -> str:
+    kind = _kind(field)
+    if kind is bool:
+        return ""
+    if choices:
+        return f"{{{','.join(choices)}}}"
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        return "URL WEIGHT ..." if get_origin(item) is tuple else f"{_word(field.name, item)} ..."
+    return _word(field.name, kind)
+
+
+def _word(name: str, kind: Any) -> str:
+    if kind in (int, float):
+        return str(kind.__name__).upper()
+    ending = next((word for end, word in _ENDINGS.items() if name.endswith(end)), "TEXT")
+    return _PLACES.get(name, ending)

@@ -1,0 +1,174 @@
+"""What --help prints: plain text, as wide as the terminal, from the stages' table and the jobs' own sentences."""
+
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jobs.flags import Flag, default_text, flags_of
+from jobs.mistakes import required_flags
+from jobs.recipes.smoke import SUFFIX
+from jobs.stages import RECIPE, STAGES, WITH_SMOKE
+
+_PIPE_COLUMNS = 100
+_LEAST_COLUMNS, _MOST_COLUMNS = 60, 140  # longer lines are hard to read
+_MOST_LEFT = 34  # a flag that is longer has its sentence on the next line
+
+Recipes = Mapping[str, Callable[[], Any]]
+Row = tuple[str, str]
+
+
+def columns() -> int:
+    """The terminal's, or those of a page where there is none."""
+    wide = shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns
+    return max(_LEAST_COLUMNS, min(wide, _MOST_COLUMNS))
+
+
+def overview(width: int) -> str:
+    """`patchline --help`: every stage with what it is for."""
+    blocks = [
+        "usage: patchline STAGE RECIPE|FILE.yaml|URL|PATH [--any.flag VALUE ...]",
+        _rows([(name, stage.summary) for name, stage in STAGES.items()], width),
+        _rows(
+            [
+                ("patchline STAGE", "lists what its second word can be"),
+                ("patchline STAGE RECIPE --help", "lists the usual flags, --help-all every flag"),
+                ("patchline --version", "says which version this is"),
+            ],
+            width,
+        ),
+        _examples(
+            (
+                "demo",
+                "pack folder --source.root photos --out data/photos",
+                "pretrain photos_smoke --data.url data/photos --run-dir runs/photos",
+            ),
+            width,
+        ),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def second_words(name: str, recipes: Recipes, width: int) -> str:
+    """`patchline STAGE`: what the second word can be."""
+    stage = STAGES[name]
+    blocks = [f"usage: patchline {name} {stage.second} [--any.flag VALUE ...]", f"{_sentence(stage.summary)}"]
+    if stage.second == RECIPE:
+        rows = [(recipe, _first_line(function)) for recipe, function in recipes.items()]
+        blocks.append(_rows(rows, width))
+        hints = [f"patchline {name} RECIPE{SUFFIX} runs any of them at a size that takes seconds on a CPU"] * (
+            name in WITH_SMOKE
+        )
+        hints.append(f"patchline {name} RECIPE --help lists the usual flags with their values, --help-all every flag")
+        blocks.append("\n".join(_filled(hint, width) for hint in hints))
+    blocks.append(_examples(stage.examples, width))
+    return "\n\n".join(blocks) + "\n"
+
+
+def of_job(name: str, word: str, job: Any, *, about: str, everything: bool, width: int) -> str:
+    """`patchline STAGE RECIPE --help`: the flags of a job, with the values that it has.
+
+    `about`: the recipe's docstring; `everything`: all flags, by group, not only the usual ones.
+    """
+    stage, flags = STAGES[name], list(flags_of(job))
+    required = required_flags(flags, stage.required)
+    others = [flag for flag in flags if flag not in required]
+    usual = [flag for flag_name in stage.usual for flag in others if flag.name == flag_name]
+    groups = _by_group(others) if everything or not stage.usual else {"usual": usual}
+    if required:
+        groups = {"required": required, **groups}
+    shown = [flag for group in groups.values() for flag in group]
+    indent = _indent(flag.usage for flag in shown)
+    text, commands = _parts(about)
+    own = [one for one in commands if one.startswith(f"{name} ")]  # not those of the recipe that a plan is of
+    own += [one for one in stage.examples if not own or word in one.split()]
+    blocks = [
+        _usage(name, word, required, width),
+        *(_filled(part, width) for part in text or [_sentence(stage.summary)]),
+    ]
+    blocks += [f"{title}:\n{_flag_rows(group, width, indent)}" for title, group in groups.items()]
+    blocks += [f"--help-all lists all {len(flags)} flags"] * (len(shown) < len(flags))
+    blocks.append(_examples(own, width))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _usage(name: str, word: str, required: Sequence[Flag], width: int) -> str:
+    # URL|FILE.yaml is not asked for a second time as --url URL.
+    flags = [flag.usage for flag in required if flag.name != f"--{STAGES[name].field}"]
+    whole = [part.replace(" ", "\0") for part in (*flags, "[--flag VALUE ...]")]  # no line ends inside one
+    words = " ".join([f"usage: patchline {name} {word}".rstrip(), *whole])
+    return _filled(words, width, indent=" " * len("usage: ")).replace("\0", " ")
+
+
+def _parts(docstring: str) -> tuple[list[str], list[str]]:
+    """A recipe's docstring: its paragraphs, and its commands, without the word `patchline`."""
+    text, _, after = docstring.partition("Command")
+    paragraphs = [" ".join(part.split()).replace("`", "") for part in text.split("\n\n") if part.strip()]
+    line = " ".join(after.split())
+    return paragraphs, re.findall("`patchline ([^`]+)`", line) or re.findall("patchline (.+)$", line)
+
+
+def _by_group(flags: Sequence[Flag]) -> dict[str, list[Flag]]:
+    groups: dict[str, list[Flag]] = {}
+    for flag in flags:
+        groups.setdefault(flag.group or "flags", []).append(flag)
+    return groups
+
+
+def _flag_rows(flags: Sequence[Flag], width: int, indent: int) -> str:
+    return _rows([(flag.usage, _with_default(flag)) for flag in flags], width, indent=indent)
+
+
+def _with_default(flag: Flag) -> str:
+    value = default_text(flag)
+    return f"{flag.sentence} [{value}]".strip() if value else flag.sentence
+
+
+def _indent(lefts: Iterable[str]) -> int:
+    """Where the right column begins."""
+    return 2 + max((len(left) for left in lefts if len(left) <= _MOST_LEFT), default=_MOST_LEFT) + 2
+
+
+def _rows(rows: Sequence[Row], width: int, *, indent: int = 0) -> str:
+    """Two columns; a left part that is too long stands on a line of its own."""
+    indent = indent or _indent(left for left, _ in rows)
+    lines = []
+    for left, right in rows:
+        text = textwrap.wrap(right, width - indent, break_long_words=False, break_on_hyphens=False) or [""]
+        if len(left) > _MOST_LEFT:
+            lines += [f"  {left}", *(" " * indent + line for line in text)]
+        else:
+            lines.append(f"  {left:{indent - 2}}{text[0]}".rstrip())
+            lines += [" " * indent + line for line in text[1:]]
+    return "\n".join(lines)
+
+
+def _examples(commands: Iterable[str], width: int) -> str:
+    """Each on a line, or on several that a shell takes for one."""
+    lines = [_wrapped(f"patchline {command}", width - 4) for command in dict.fromkeys(commands)]
+    return "\n".join(["examples:", *("  " + " \\\n      ".join(parts) for parts in lines)])
+
+
+def _wrapped(command: str, width: int) -> list[str]:
+    """The command in pieces of at most `width`, cut before a flag."""
+    first, *flags = re.split(r" (?=--)", command)
+    pieces = [first]
+    for flag in flags:
+        if len(pieces[-1]) + 1 + len(flag) <= width - 4 * (len(pieces) > 1):
+            pieces[-1] += f" {flag}"
+        else:
+            pieces.append(flag)
+    return pieces
+
+
+def _first_line(function: Callable[[], Any]) -> str:
+    return " ".join((function.__doc__ or "").strip().split("\n\n")[0].split())
+
+
+def _sentence(summary: str) -> str:
+    return f"{summary[:1].upper()}{summary[1:]}."
+
+
+def _filled(text: str, width: int, *, indent: str = "") -> str:
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

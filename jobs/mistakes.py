@@ -1,0 +1,220 @@
+"""Words of a command that are wrong, said in one message each, with what may have been meant."""
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+
+from jobs.flags import Flag
+from shards.errors import UserError
+
+HELP_WORDS = ("-h", "--help", "--help-all")
+_MOST_LISTED = 16
+_INSTEAD = {"--data.url": "--data.mix"}  # either will do
+
+# What other programs call them -> flags here, of which a job has one or several.
+_SYNONYMS: dict[str, tuple[str, ...]] = {
+    "lr": ("--schedule.learning-rate",),
+    "warmup": ("--schedule.warmup-steps",),
+    "min-lr": ("--schedule.final-learning-rate",),
+    "scheduler": ("--schedule.decay",),
+    "batch": ("--global-batch", "--data.batch-size"),
+    "batch-size": ("--global-batch", "--data.batch-size"),
+    "bs": ("--global-batch", "--data.batch-size"),
+    "grad-accum": ("--micro-batch",),
+    "gradient-accumulation-steps": ("--micro-batch",),
+    "epochs": ("--steps",),
+    "num-epochs": ("--steps",),
+    "max-steps": ("--steps",),
+    "iterations": ("--steps",),
+    "wd": ("--optimizer.weight-decay",),
+    "opt": ("--optimizer.name",),
+    "optimizer": ("--optimizer.name",),
+    "model": ("--model.name",),
+    "arch": ("--model.name",),
+    "img-size": ("--model.image-size", "--image-size"),
+    "resolution": ("--model.image-size", "--image-size"),
+    "classes": ("--model.num-classes", "--num-classes"),
+    "dtype": ("--engine.precision",),
+    "amp": ("--engine.precision",),
+    "bf16": ("--engine.precision",),
+    "fp16": ("--engine.precision",),
+    "zero": ("--engine.zero-stage",),
+    "clip": ("--clip-norm",),
+    "clip-grad": ("--clip-norm",),
+    "grad-clip": ("--clip-norm",),
+    "max-grad-norm": ("--clip-norm",),
+    "ema": ("--average-factor",),
+    "mixup": ("--data.mixup.alpha",),
+    "smoothing": ("--label-smoothing",),
+    "data": ("--data.url",),
+    "dataset": ("--data.url",),
+    "data-dir": ("--data.url", "--source.root"),
+    "data-path": ("--data.url", "--source.root"),
+    "train-dir": ("--data.url", "--source.root"),
+    "val": ("--evaluation.url", "--data.url"),
+    "eval-every": ("--evaluation.every-steps",),
+    "save-every": ("--checkpoint.every-steps",),
+    "save-interval": ("--checkpoint.every-steps",),
+    "log-every": ("--log-every-steps",),
+    "log-interval": ("--log-every-steps",),
+    "output": ("--out", "--run-dir"),
+    "output-dir": ("--out", "--run-dir"),
+    "out": ("--run-dir",),
+    "out-dir": ("--out", "--run-dir"),
+    "logdir": ("--run-dir",),
+    "save-dir": ("--run-dir", "--out"),
+    "workdir": ("--run-dir",),
+    "checkpoint": ("--initial.weights", "--weights", "--checkpoint.url"),
+    "ckpt": ("--initial.weights", "--weights"),
+    "resume": ("--run-dir",),
+    "pretrained": ("--initial.weights", "--weights"),
+    "num-workers": ("--workers", "--data.num-threads"),
+    "workers": ("--data.num-threads",),
+    "jobs": ("--workers",),
+    "threads": ("--data.num-threads", "--workers"),
+    "gpu": ("--device",),
+    "cuda": ("--device",),
+    "input": ("--source.root", "--source.files", "--source.path"),
+    "source": ("--source.root", "--source.files", "--source.path"),
+    "images": ("--source.root", "--source.files"),
+    "dir": ("--source.root", "--run-dir"),
+    "shard-size": ("--samples-per-shard",),
+}
+_STAGES = {
+    "train": "pretrain",
+    "training": "pretrain",
+    "fit": "pretrain",
+    "ft": "finetune",
+    "eval": "evaluate",
+    "test": "evaluate",
+    "val": "evaluate",
+    "infer": "predict",
+    "check": "verify",
+    "validate": "verify",
+    "convert": "export",
+    "load": "import",
+    "save": "export",
+    "cost": "plan",
+    "flops": "plan",
+    "create": "pack",
+    "prepare": "pack",
+    "config": "show",
+}
+
+
+def unknown_stage(word: str, stages: Sequence[str]) -> UserError:
+    """The error for a first word that is no stage."""
+    meant = _STAGES.get(word.lower(), "")
+    near = [meant] if meant in stages else similar(word, stages)
+    return UserError(f"unknown stage {word!r}; {_meant(near)}allowed are {', '.join(stages)}")
+
+
+def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
+    """The error for a second word that is neither a recipe nor a file."""
+    near = similar(word, recipes)
+    listed = ", ".join(recipes) if len(recipes) <= _MOST_LISTED else f"what 'patchline {stage}' lists"
+    return UserError(f"unknown recipe {word!r} of patchline {stage}; {_meant(near)}allowed are {listed}, or a job.yaml")
+
+
+def refuse_wrong_words(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> None:
+    """UserError for the first word that is no flag of the job, or no value of its flag."""
+    known = {name: flag for flag in flags for name in flag.names}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        flag = known.get(name.replace("_", "-"))
+        if not word.startswith("-"):
+            raise UserError(
+                f"unexpected word {word!r}; a value follows its flag, as in --flag VALUE. See {command} --help"
+            )
+        if flag is None:
+            near = similar_flags(name, [flag.name for flag in flags])
+            raise UserError(f"unknown flag {name} of {command}; {_meant(near)}{command} --help-all lists all flags")
+        values = [value] if equals else _values_of(flag, left)
+        _refuse_wrong_values(flag, values, name=name)
+
+
+def required_flags(flags: Sequence[Flag], required: Sequence[str]) -> list[Flag]:
+    """The flags that a stage requires (see `Stage.required`) and that have no value in this job yet."""
+    by_name = {flag.name: flag for flag in flags}
+    first = [next((name for name in names.split("|") if name in by_name), "") for names in required]
+    return [by_name[name] for name in first if name and not by_name[name].default]
+
+
+def refuse_missing(flags: Sequence[Flag], required: Sequence[str]) -> None:
+    """UserError that names every required flag which has no value in the job."""
+    given = {flag.name for flag in flags if flag.default}
+    missing = [flag for flag in required_flags(flags, required) if _INSTEAD.get(flag.name) not in given]
+    if missing:
+        raise UserError("; ".join(f"{flag.name} is missing: {flag.sentence.rstrip('.')}" for flag in missing))
+
+
+def similar_flags(name: str, flags: Sequence[str]) -> list[str]:
+    """The flags that may be meant by one that there is not: by the usual words, by its last part, by letters."""
+    word = name.lstrip("-").replace("_", "-").lower()
+    synonyms = [flag for flag in _SYNONYMS.get(word, ()) if flag in flags]
+    last = word.rpartition(".")[2]
+    same_end = [flag for flag in flags if _last(flag) == last]
+    by_letters = [
+        flag for end in similar(last, list({_last(flag): 0 for flag in flags})) for flag in flags if _last(flag) == end
+    ]
+    return (synonyms or same_end or similar(f"--{word}", flags) or by_letters)[:3]
+
+
+def similar(word: str, allowed: Sequence[str]) -> list[str]:
+    """The nearest by letters, at most three; those that it begins before all others."""
+    begins = [other for other in allowed if len(word) > 2 and other.startswith(word)]
+    near = get_close_matches(word, allowed, n=3, cutoff=0.6)
+    return list(dict.fromkeys([*begins, *near]))[:3]
+
+
+def _meant(near: Sequence[str]) -> str:
+    return f"did you mean {' or '.join(near)}? " if near else ""
+
+
+def _last(flag: str) -> str:
+    return flag.removeprefix("--").rpartition(".")[2]
+
+
+def _values_of(flag: Flag, left: list[str]) -> list[str]:
+    """Takes the values that follow a flag off the words that are left."""
+    values: list[str] = []
+    while left and not left[0].startswith("--") and (flag.is_many or not values):
+        values.append(left.pop(0))
+    return values
+
+
+def _refuse_wrong_values(flag: Flag, values: Sequence[str], *, name: str) -> None:
+    if not flag.takes:
+        if values:
+            raise UserError(f"{name} is a switch and takes no value; give {flag.name} or {flag.off}")
+        return
+    if not values and not flag.is_many:
+        raise UserError(f"{name} needs a value: {_allowed(flag)}")
+    for value in values:
+        if not _is_right(flag, value):
+            raise UserError(f"{name} is {value!r}; allowed is {_allowed(flag)}")
+
+
+def _is_right(flag: Flag, value: str) -> bool:
+    if flag.may_be_none and value == "None":
+        return True
+    if flag.choices:
+        return value in flag.choices
+    read = {"INT": int, "FLOAT": float}.get(flag.takes.partition(" ")[0])
+    try:
+        if read:
+            read(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _allowed(flag: Flag) -> str:
+    if flag.choices:
+        return " or ".join(flag.choices)
+    kinds: Iterator[str] = (text for end, text in _KINDS.items() if flag.takes.startswith(end))
+    return next(kinds, f"{flag.takes}, as in {flag.name} {flag.takes}")
+
+
+_KINDS = {"INT": "a whole number", "FLOAT": "a number", "TEXT": "a text", "URL": "a folder or s3://bucket/prefix"}

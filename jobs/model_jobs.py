@@ -1,0 +1,108 @@
+"""The jobs of the stages around models: what `evaluate`, `plan`, `import`, `export` and `demo` can be told.
+
+Configurations only: help and mistakes are answered without loading torch. Training has its own,
+pipeline/training/config.py.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.config_values import Device
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.models.config import Gelu, ResNetEpsilons
+from pipeline.models.exchange.config import Change, Format
+from pipeline.training.config import LossName, TrainingJob
+from shards.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateJob:
+    """Which weights to evaluate, on what."""
+
+    weights: str = ""
+    """Weights folder to evaluate (RUN/weights)."""
+    data: EvaluationConfig = EvaluationConfig()
+    loss: LossName = "softmax"
+    """Loss that the weights were trained with: softmax (one label an image) or sigmoid (any number of labels)."""
+    run_dir: str = ""
+    """Folder that scores.json and job.yaml are written to; empty: nowhere."""
+    device: Device = "auto"
+    """Where to compute; auto: the GPU where there is one, else the CPU."""
+    threads: int = 0
+    """Threads of each rank; 0: OMP_NUM_THREADS where it is set, else the rank's share of the cores."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise UserError(f"threads is {self.threads}; allowed are 0 (each rank's share of the cores) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanJob:
+    """The job to plan, and the dataset that it is meant for."""
+
+    recipe: str = ""
+    """Name to show in the table's title."""
+    training: TrainingJob = TrainingJob()
+    dataset: str = ""
+    """Name of the dataset to show in the table."""
+    num_images: int = 0
+    """Images of the training split; 0: not known."""
+    num_classes: int = 0
+    """Classes of the training split; 0: not known."""
+    days: float = 7.0
+    """Days in which the run is to be done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportJob(Change):
+    """Weights of others, and what their file does not say."""
+
+    path: str = ""
+    """Weights to import: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a folder of
+    timm's or Hugging Face's, or a bare .safetensors, .bin, .pth or .pt file."""
+    out: str = ""
+    """Weights folder to write."""
+    model: str = ""
+    """Name of the model that the file must hold, such as vit_b16; empty: any."""
+    num_heads: int | None = None
+    """Attention heads a layer, where the file does not say; none: as is usual where it comes from."""
+    gelu: Gelu | None = None
+    """Form of the GELU, where the file does not say; none: as is usual where it comes from."""
+    layer_norm_epsilon: float | None = None
+    """Epsilon of every LayerNorm, where the file does not say; none: as is usual where it comes from."""
+    resnet_epsilons: ResNetEpsilons | None = None
+    """Epsilons of the ResNet's norms, where the file does not say; none: as is usual where it comes from."""
+    labels_file: str = ""
+    """File with one class name a line, in the order of their ids; empty: the names in the weights, else numbers."""
+    run_dir: str = ""
+    """Folder that job.yaml is written to; empty: nowhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportJob(Change):
+    """Weights of a run, and the format to write."""
+
+    path: str = ""
+    """Weights folder to export (RUN/weights)."""
+    out: str = ""
+    """File (.npz formats) or folder to write."""
+    format: Format = "hugging_face"
+    """vision_transformer and big_vision: an .npz file; timm, hugging_face and patchline: a folder that timm,
+    transformers or patchline loads."""
+    run_dir: str = ""
+    """Folder that job.yaml is written to; empty: nowhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoJob:
+    """How long the demo's runs are, and on how many processes."""
+
+    run_dir: str = "demo-run"
+    """Folder for all that the demo writes; emptied first where an earlier demo made it."""
+    steps: int = 300
+    """Updates of the pre-training run."""
+    finetune_steps: int = 100
+    """Updates of the fine-tuning run."""
+    num_ranks: int = 2
+    """Processes that train together."""
+    least_accuracy: float = 0.95
+    """Accuracy after fine-tuning, 0 to 1, below which the demo has failed."""

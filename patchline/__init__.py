@@ -1,0 +1,60 @@
+"""Patchline in your own code: `from patchline import train_batches`. The names are loaded when they are first used.
+
+`import patchline` itself loads nothing else, so it costs nothing; torch comes with the first name that needs it.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.data import train_batches
+    from pipeline.models import ModelConfig, build_model
+    from pipeline.models.weights import load_model
+    from shards.dataset import open_dataset
+    from shards.order import SampleOrder
+
+    __version__: str
+
+__all__ = [
+    "ModelConfig",
+    "SampleOrder",
+    "__version__",
+    "build_model",
+    "load_model",
+    "open_dataset",
+    "train_batches",
+]
+
+_MODULES = {
+    "ModelConfig": "pipeline.models.config",
+    "SampleOrder": "shards.order",
+    "build_model": "pipeline.models.build",
+    "load_model": "pipeline.models.weights",
+    "open_dataset": "shards.dataset",
+    "train_batches": "pipeline.data.stream",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("patchline")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'patchline' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module = _MODULES[name]
+    _refuse_others(module.partition(".")[0])
+    return getattr(import_module(module), name)
+
+
+def _refuse_others(package: str) -> None:
+    """ImportError that says so, where another package has the name of one of ours."""
+    spec = import_module("importlib.util").find_spec(package)
+    places = list(spec.submodule_search_locations or [spec.origin]) if spec else []
+    if Path(__file__).resolve().parent.parent / package not in [Path(str(place)).resolve() for place in places]:
+        where = ", ".join(map(str, places)) or "nothing"
+        message = f"patchline's package {package!r} is hidden by {where}, which comes earlier on sys.path"
+        raise ImportError(f"{message}; rename that, or start Python in another folder")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

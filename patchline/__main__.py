@@ -1,0 +1,42 @@
+"""The command `patchline`, and `python -m patchline`: our own packages are found whatever lies in the current folder.
+
+A folder may have a jobs/ or pipeline/ of its own, or a torch.py. Neither this process nor those that it starts look for
+modules there.
+"""
+
+import itertools
+import os
+import sys
+
+_OURS = ("jobs", "pipeline", "shards")
+
+
+def entry() -> None:
+    """Console script."""
+    _find_ours_first()
+    from jobs.cli import entry as run  # noqa: PLC0415 - not before our packages are found first
+
+    run()
+
+
+def _find_ours_first() -> None:
+    """Puts our folder on the path before any that has packages of the same names, for child processes as well."""
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib may be theirs
+    before = list(itertools.takewhile(lambda folder: os.path.realpath(folder) != os.path.realpath(home), sys.path))
+    hiding = [place for place, folder in enumerate(before) if _has_such(folder)]
+    if len(before) < len(sys.path) and not hiding:
+        return
+    sys.path.insert(hiding[0] if hiding else len(sys.path), home)
+    others = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([home, others] if others else [home])
+
+
+def _has_such(folder: str) -> bool:
+    """Whether modules of our names are in it."""
+    return any(os.path.exists(f"{folder or '.'}/{name}{end}") for name in _OURS for end in ("", ".py"))  # noqa: PTH110
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the current folder
+    entry()

@@ -1,0 +1,58 @@
+"""Which images are packed, and which of them as smaller copies.
+
+Configurations only: the command line reads them without loading numpy or Pillow.
+"""
+
+from dataclasses import dataclass
+
+from shards.errors import UserError
+
+MAX_IMAGE_BYTES = 64 << 20
+MAX_IMAGE_PIXELS = 1 << 27  # 134 megapixels, 400 MB once decoded to RGB
+MOST_JPEG_PIXELS = 65_500  # libjpeg's bound for a side
+CODEC_PACKAGES = ("pillow",)  # the bytes of a copy depend on its version, which goes into the plan
+
+PERCEPTUAL_HASH = "imagehash-phash-256-by-frequency-1"
+HASH_PACKAGES = ("imagehash", "pillow", "scipy")
+HASH_BITS = 256
+DEFAULT_MAX_DISTANCE = 64  # measured in docs/near_duplicates.md
+
+_MOST_BYTES = (1 << 31) - 1
+_MOST_PIXELS = 178_956_970  # Pillow opens nothing larger
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The largest image that is packed; checked before anything is decoded."""
+
+    max_bytes: int = MAX_IMAGE_BYTES
+    """Largest image in bytes, as stored."""
+    max_pixels: int = MAX_IMAGE_PIXELS
+    """Largest image in pixels (height x width)."""
+
+    def __post_init__(self) -> None:
+        for name, value, most in (("bytes", self.max_bytes, _MOST_BYTES), ("pixels", self.max_pixels, _MOST_PIXELS)):
+            if not 1 <= value <= most:
+                raise UserError(f"--limits.max-{name} is {value}; allowed are 1 to {most}")
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize:
+    """Which images are stored as smaller copies."""
+
+    short_side: int = 0
+    """Pixels that a longer short side is scaled down to, re-encoded as JPEG; 0 leaves every image as it is."""
+    quality: int = 90
+    """JPEG quality of re-encoded images, 1 to 100."""
+    convert: bool = False
+    """Re-encode GIF, TIFF and BMP, which cannot be stored as they are, even without --resize.short-side."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.short_side <= MOST_JPEG_PIXELS:
+            message = f"--resize.short-side is {self.short_side}; allowed are 0 (as they are) to {MOST_JPEG_PIXELS}"
+            raise UserError(message)
+        if not 1 <= self.quality <= 100:
+            raise UserError(f"--resize.quality is {self.quality}; allowed are 1 to 100, usual are 80 to 95")

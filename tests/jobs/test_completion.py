@@ -1,0 +1,72 @@
+"""Completion of words: what the shell is told, and a real bash that is told it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import main
+from jobs.completion import ASK, CompletionJob, candidates
+from jobs.stages import STAGES
+from shards.errors import UserError
+
+SCRIPTS = ("bash", "zsh", "fish")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([""], [*STAGES, "--help", "--version"]),
+        (["pre"], ["pretrain"]),
+        (["pretrain", "digits"], ["digits_smoke"]),
+        (["evaluate", ""], ["resize", "central_crop"]),
+        (["completion", ""], list(SCRIPTS)),
+        (["pretrain", "digits_smoke", "--schedule.w"], ["--schedule.warmup-steps"]),
+        (["pretrain", "digits_smoke", "--data.augment.no-f"], ["--data.augment.no-flip"]),
+        (["pretrain", "digits_smoke_smoke", "--ste"], ["--steps"]),
+        (["pack", "parquet", "--source.f"], ["--source.files"]),
+        (["verify", "somewhere", "--d"], ["--deep"]),
+        (["verify", "--h"], ["--help", "--help-all"]),
+        (["pretrain", "digits_smoke", "--engine.zero-stage", ""], ["1", "2", "3"]),
+        (["pretrain", "digits_smoke", "--run-dir", ""], []),
+        (["verify", ""], []),
+        (["nothing", ""], []),
+        (["pretrain", "nothing", "--"], ["--help", "--help-all"]),
+        (["pretrain", "gone.yaml", "--s"], []),
+    ],
+)
+def test_what_a_word_may_become(words: list[str], found: list[str]) -> None:
+    assert candidates(words) == found
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_the_scripts_of_shells_that_are_here_are_right(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert f"patchline {ASK} " in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+def test_other_shells_are_refused() -> None:
+    with pytest.raises(UserError, match="no completion for the shell 'tcsh'; allowed are bash, zsh, fish"):
+        CompletionJob(shell="tcsh")  # type: ignore[arg-type]  # noqa: S604 - a word, not a call
+
+
+def test_bash_completes(tmp_path: Path) -> None:
+    """As when TAB is pressed: bash calls the function with the words of the line."""
+    (tmp_path / "patchline").write_text(f'#!/bin/sh\nexec {sys.executable} -m jobs.cli "$@"\n')
+    (tmp_path / "patchline").chmod(0o755)
+    program = f"""\
+        PATH={tmp_path}:$PATH
+        eval "$(patchline completion bash)"
+        complete -p patchline
+        COMP_WORDS=(patchline pretrain digits_smoke --checkpoint.); COMP_CWORD=3; _patchline; echo "${{COMPREPLY[@]}}"
+        COMP_WORDS=(patchline fine); COMP_CWORD=1; _patchline; echo "${{COMPREPLY[@]}}"
+        COMP_WORDS=(patchline verify ""); COMP_CWORD=2; _patchline; echo "${{#COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    wanted = "--checkpoint.every-steps --checkpoint.keep-newest --checkpoint.keep-every --checkpoint.url"
+    assert done.stdout.splitlines() == ["complete -o default -F _patchline patchline", wanted, "finetune", "0"]

@@ -1,0 +1,29 @@
+"""The jobs of datasets refuse bad values as soon as they are made."""
+
+from typing import Any
+
+import pytest
+
+from jobs.dataset_jobs import IndexJob, PackJob
+from shards.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (PackJob, {"workers": 0}, "--workers is 0; allowed are 1 and more"),
+        (PackJob, {"max_quarantined": 1.5}, "--max-quarantined is 1.5; allowed are 0 to 1"),
+        (PackJob, {"part": "8/8"}, "--part is '8/8'; allowed is I/N with I from 0 to N-1"),
+        (PackJob, {"part": "0/8"}, "--part 0/8 needs --phase scan or --phase shards"),
+        (IndexJob, {"workers": 0}, "--workers is 0; allowed are 1 and more"),
+        (IndexJob, {"max_quarantined": -1.0}, "--max-quarantined is -1; allowed are 0 to 1"),
+    ],
+)
+def test_bad_values_are_refused(kind: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        kind(**fields)
+    assert message in str(raised.value)
+
+
+def test_a_share_is_numbers() -> None:
+    assert PackJob(part="3/8", phase="scan").share == (3, 8)

@@ -1,0 +1,83 @@
+"""Flags of jobs: every leaf field is one, with a sentence of its own, what it takes and its value."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from jobs.flags import default_text, flags_of, sentences
+from jobs.recipes import pack
+from jobs.recipes.pretrain import digits_smoke
+from jobs.resolve import default_job
+from jobs.stages import RECIPE, STAGES, recipes_of, types_of
+
+
+def jobs() -> Iterator[Any]:
+    """A job of every stage; of stages with recipes, one of each recipe."""
+    for stage, entry in STAGES.items():
+        words = list(recipes_of(stage)) if entry.second == RECIPE else [entry.second]
+        yield from (pytest.param(default_job(stage, types_of(stage), word), id=f"{stage} {word}") for word in words)
+
+
+@pytest.mark.parametrize("job", list(jobs()))
+def test_every_flag_has_its_own_sentence(job: Any) -> None:
+    said: dict[str, str] = {}
+    for flag in flags_of(job):
+        assert flag.sentence.endswith((".", ".)")), f"{flag.name}: put a sentence below the field"
+        assert flag.sentence[0].isupper() or flag.choices or "." in flag.sentence.split()[0], flag.name
+        same = said.setdefault(flag.sentence, flag.name)
+        assert same.rpartition(".")[2] == flag.name.rpartition(".")[2], f"{flag.name} says the same as {same}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """Inherited from."""
+
+    first: int = 1
+    """The first."""
+    again: int = 1
+    """Said here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child(Parent):
+    """Has one of its own, and one said anew."""
+
+    second: int = 2
+    """The second,
+    on two lines."""
+    again: int = 3
+    """Said anew."""
+
+
+def test_sentences_come_from_below_the_fields() -> None:
+    assert sentences(Child) == {"first": "The first.", "second": "The second, on two lines.", "again": "Said anew."}
+
+
+@pytest.mark.parametrize(
+    ("job", "name", "usage", "default"),
+    [
+        (digits_smoke(), "--steps", "--steps INT", "300"),
+        (digits_smoke(), "--schedule.learning-rate", "--schedule.learning-rate FLOAT", "0.001"),
+        (digits_smoke(), "--data.url", "--data.url URL", ""),
+        (digits_smoke(), "--data.mix", "--data.mix URL WEIGHT ...", ""),
+        (digits_smoke(), "--run-dir", "--run-dir DIR", ""),
+        (digits_smoke(), "--engine.zero-stage", "--engine.zero-stage {1,2,3}", "1"),
+        (digits_smoke(), "--model.patch", "--model.patch INT", "8"),
+        (digits_smoke(), "--model.resnet-units", "--model.resnet-units INT ...", "none"),
+        (digits_smoke(), "--data.augment.scaled-decode", "--data.augment.[no-]scaled-decode", "on"),
+        (digits_smoke(), "--data.augment.flip", "--data.augment.flip", "off"),
+        (pack.parquet(), "--source.files", "--source.files FILE ...", ""),
+        (pack.folder(), "--labels-file", "--labels-file FILE", ""),
+    ],
+)
+def test_how_a_flag_is_shown(job: Any, name: str, usage: str, default: str) -> None:
+    flag = next(flag for flag in flags_of(job) if flag.name == name)
+    assert (flag.usage, default_text(flag)) == (usage, default)
+
+
+def test_a_switch_has_two_names_and_a_kind_none() -> None:
+    flags = {flag.name: flag for flag in flags_of(pack.folder())}
+    assert flags["--resize.convert"].names == ("--resize.convert", "--resize.no-convert")
+    assert "--source.kind" not in flags  # there is nothing to choose

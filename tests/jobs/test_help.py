@@ -1,0 +1,106 @@
+"""Help: within the columns there are, required flags first, the usual ones by default, and commands that are right."""
+
+import re
+
+import pytest
+
+from jobs import help as pages
+from jobs.flags import flags_of
+from jobs.mistakes import refuse_wrong_words, required_flags
+from jobs.resolve import default_job
+from jobs.stages import RECIPE, STAGES, recipes_of, types_of
+
+WIDTHS = (80, 120)
+
+
+def page(stage: str, word: str, *, everything: bool = False, width: int = 80) -> str:
+    job = default_job(stage, types_of(stage), word)
+    about = recipes_of(stage)[word].__doc__ or "" if STAGES[stage].second == RECIPE else ""
+    return pages.of_job(stage, word, job, about=about, everything=everything, width=width)
+
+
+def words_of(stage: str) -> list[str]:
+    return list(recipes_of(stage)) if STAGES[stage].second == RECIPE else [STAGES[stage].second]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_page_fits_its_width(stage: str, width: int) -> None:
+    recipes = recipes_of(stage) if STAGES[stage].second == RECIPE else {}
+    texts = [pages.overview(width), pages.second_words(stage, recipes, width)]
+    texts += [page(stage, word, everything=all_, width=width) for word in words_of(stage) for all_ in (False, True)]
+    for text in texts:
+        assert text.endswith("\n")
+        assert [line for line in text.splitlines() if len(line) > width] == []
+
+
+def test_required_flags_come_first_then_the_usual_then_how_to_see_all() -> None:
+    text = page("pretrain", "digits_smoke")
+    places = [
+        text.index(part) for part in ("usage:", "required:", "--data.url URL  ", "usual:", "--steps INT", "--help-all")
+    ]
+    assert places == sorted(places)
+    assert "--model.width" not in text
+    assert len(re.findall(r"^  --", text, re.MULTILINE)) <= 16
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_all_flags_are_in_the_whole_page_once(stage: str) -> None:
+    for word in words_of(stage):
+        text = page(stage, word, everything=True)
+        shown = re.findall(r"^  (--[^ \n]+)", text, re.MULTILINE)
+        flags = [flag.usage.split()[0] for flag in flags_of(default_job(stage, types_of(stage), word))]
+        assert sorted(shown) == sorted(flags)
+
+
+def test_values_are_shown_with_their_units() -> None:
+    text = " ".join(page("pretrain", "digits_smoke", everything=True, width=120).split())
+    assert "--steps INT Updates of the whole run. [300]" in text
+    assert "Height and width of the model's images in pixels; a multiple of the patch. [32]" in text
+    assert "--data.augment.flip Mirror half of the images, left to right. [off]" in text
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "completion"])
+def test_examples_are_commands_that_would_run(stage: str) -> None:
+    for example in STAGES[stage].examples:
+        first, *words = example.replace("'", "").split()
+        assert first == stage
+        has_second = bool(STAGES[stage].second)
+        second = words.pop(0) if has_second else ""
+        if second.endswith(".yaml"):
+            continue
+        job = default_job(stage, types_of(stage), second)
+        refuse_wrong_words(words, list(flags_of(job)), command=stage)
+        given = {word for word in words if word.startswith("--")}
+        assert {flag.name for flag in required_flags(list(flags_of(job)), STAGES[stage].required)} <= given
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if STAGES[stage].second == RECIPE])
+def test_the_commands_in_docstrings_are_examples(stage: str) -> None:
+    for word in words_of(stage):
+        text = page(stage, word, width=140)
+        assert f"patchline {stage} {word}" in text.partition("examples:")[2] or stage == "plan"
+        assert "Command" not in text
+
+
+def test_long_commands_are_cut_where_a_shell_takes_them_for_one() -> None:
+    text = page("finetune", "digits_48")
+    assert "--data.url URL \\\n      --run-dir DIR" in text or "URL --run-dir DIR" in text
+    joined = text.replace(" \\\n     ", "")
+    assert (
+        "patchline finetune digits_48 --initial.weights runs/digits/weights --data.url data/digits --run-dir" in joined
+    )
+
+
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("120", 120), ("30", 60), ("400", 140)])
+def test_pages_are_as_wide_as_the_terminal_within_reason(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert pages.columns() == width
+
+
+def test_a_record_is_told_from_a_recipe() -> None:
+    job = default_job("pretrain", types_of("pretrain"), "digits_smoke")
+    text = pages.of_job("pretrain", "run/job.yaml", job, about="", everything=False, width=80)
+    assert "Pre-train; the same command again continues the run." in text

@@ -1,0 +1,137 @@
+"""Wrong words: one message each, which names the word, what is allowed, and what may have been meant."""
+
+import pytest
+
+from jobs.flags import flags_of
+from jobs.mistakes import (
+    _STAGES,
+    _SYNONYMS,
+    refuse_missing,
+    refuse_wrong_words,
+    required_flags,
+    similar_flags,
+    unknown_recipe,
+    unknown_stage,
+)
+from jobs.recipes import pack
+from jobs.recipes.pretrain import digits_smoke
+from jobs.resolve import default_job
+from jobs.stages import RECIPE, STAGES, recipes_of, types_of
+from pipeline.data.config import DataConfig
+from pipeline.training.config import TrainingJob
+from shards.errors import UserError
+
+TRAINING = list(flags_of(digits_smoke()))
+PACKING = list(flags_of(pack.folder()))
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("--lr", "--schedule.learning-rate"),
+        ("--learning-rate", "--schedule.learning-rate"),
+        ("--learning_rate", "--schedule.learning-rate"),
+        ("--lerning-rate", "--schedule.learning-rate"),
+        ("--batch-size", "--global-batch"),
+        ("--epochs", "--steps"),
+        ("--wd", "--optimizer.weight-decay"),
+        ("--data", "--data.url"),
+        ("--output", "--run-dir"),
+        ("--out", "--run-dir"),
+        ("--stepz", "--steps"),
+        ("--model.widht", "--model.width"),
+        ("--data.nmu-threads", "--data.num-threads"),
+    ],
+)
+def test_flags_that_may_be_meant_in_training(word: str, meant: str) -> None:
+    names = [flag.name for flag in TRAINING]
+    assert similar_flags(word, names)[0] == meant
+    with pytest.raises(UserError, match=rf"unknown flag {word} of patchline x; did you mean {meant}"):
+        refuse_wrong_words([word, "1"], TRAINING, command="patchline x")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("--output", "--out"), ("--data-dir", "--source.root"), ("--num-workers", "--workers")]
+)
+def test_the_same_word_means_another_flag_in_packing(word: str, meant: str) -> None:
+    assert similar_flags(word, [flag.name for flag in PACKING])[0] == meant
+
+
+def test_nothing_is_suggested_for_nonsense() -> None:
+    with pytest.raises(UserError, match="unknown flag --xyzzy of patchline x; patchline x --help-all lists all flags"):
+        refuse_wrong_words(["--xyzzy"], TRAINING, command="patchline x")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps"], "--steps needs a value: a whole number"),
+        (["--steps", "--seed", "1"], "--steps needs a value: a whole number"),
+        (["--steps", "ten"], "--steps is 'ten'; allowed is a whole number"),
+        (["--steps=1.5"], "--steps is '1.5'; allowed is a whole number"),
+        (["--clip-norm", "x"], "--clip-norm is 'x'; allowed is a number"),
+        (["--engine.zero-stage", "4"], "--engine.zero-stage is '4'; allowed is 1 or 2 or 3"),
+        (["--model.resnet-units", "3", "x"], "--model.resnet-units is 'x'; allowed is a whole number"),
+        (["--steps", "1", "2"], "unexpected word '2'; a value follows its flag"),
+        (["stray"], "unexpected word 'stray'"),
+        (
+            ["--data.augment.flip", "yes"],
+            "--data.augment.flip is a switch and takes no value; give --data.augment.flip or",
+        ),
+        (["--data.augment.flip=no"], "is a switch and takes no value"),
+        (["-s", "3"], "unknown flag -s"),
+    ],
+)
+def test_wrong_words(words: list[str], message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        refuse_wrong_words(words, TRAINING, command="patchline pretrain digits_smoke")
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--steps", "3", "--seed=4", "--run_dir", "x", "--data.augment.no-flip", "--data.augment.flip"],
+        ["--model.resnet-units", "3", "4", "--model.patch", "None", "--schedule.learning-rate", "1e-3"],
+        ["--optimizer.weight-decay", "-1", "--data.mix", "s3://a/b", "2", "c", "0.5"],
+    ],
+)
+def test_right_words(words: list[str]) -> None:
+    refuse_wrong_words(words, TRAINING, command="patchline pretrain digits_smoke")
+
+
+def test_what_is_missing_is_named_all_at_once() -> None:
+    with pytest.raises(UserError, match=r"--source.root is missing: Folder or s3.*; --out is missing: Folder or s3"):
+        refuse_missing(PACKING, STAGES["pack"].required)
+    manifest = [flag.name for flag in required_flags(list(flags_of(pack.manifest())), STAGES["pack"].required)]
+    assert manifest == ["--source.files", "--out"]  # --source.root, which it has, too, need not be given
+
+
+def test_a_mix_of_datasets_stands_for_one() -> None:
+    job = TrainingJob(run_dir="x", data=DataConfig(mix=(("a", 1.0),)))
+    refuse_missing(list(flags_of(job)), STAGES["pretrain"].required)
+
+
+def test_stages_and_recipes_that_may_be_meant() -> None:
+    assert "unknown stage 'evalute'; did you mean evaluate? allowed are" in str(unknown_stage("evalute", list(STAGES)))
+    assert "did you mean pretrain?" in str(unknown_stage("train", list(STAGES)))
+    assert "did you mean" not in str(unknown_stage("xyzzy", list(STAGES)))
+    recipes = list(recipes_of("pretrain"))
+    assert "did you mean vit_b16_jft" in str(unknown_recipe("vit_b16", "pretrain", recipes))
+    assert "allowed are what 'patchline pretrain' lists" in str(unknown_recipe("xyzzy", "pretrain", recipes))
+    assert "allowed are resize, central_crop, or" in str(unknown_recipe("x", "evaluate", ["resize", "central_crop"]))
+
+
+def test_all_that_is_ever_suggested_is_there() -> None:
+    """A table of words is of no use once a flag has another name."""
+    words = [
+        (stage, next(iter(recipes_of(stage))) if STAGES[stage].second == RECIPE else STAGES[stage].second)
+        for stage in STAGES
+    ]
+    there = {flag.name for stage, word in words for flag in flags_of(default_job(stage, types_of(stage), word))}
+    there |= {flag.name for recipe in recipes_of("pack").values() for flag in flags_of(recipe())}
+    assert {flag for flags in _SYNONYMS.values() for flag in flags} - there == set()
+    later = {"predict", "show"}
+    assert set(_STAGES.values()) - set(STAGES) <= later
+    for entry in STAGES.values():
+        assert {name for names in (*entry.required, *entry.usual) for name in names.split("|")} <= there

@@ -1,0 +1,90 @@
+"""What commands load: to answer, nothing heavy; for datasets, no torch; for training, torch after it said so."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.stages import RECIPE, STAGES, recipes_of
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+HEAVY = (
+    *("torch", "numpy", "pyarrow", "PIL", "cv2", "scipy", "sklearn", "deepspeed", "boto3", "webdataset", "simplejpeg"),
+    *("matplotlib", "jinja2", "tensorboard", "tyro", "pydantic", "rich", "yaml"),
+)
+MOST_MODULES = 320  # 250 are loaded where this was written, most of them Python's own
+ANSWERED = [
+    [],
+    ["--help"],
+    ["--version"],
+    ["pretain"],
+    ["completion", "bash"],
+    *([stage] for stage in STAGES if STAGES[stage].second),
+    *([stage, "--help"] for stage in STAGES),
+    *([stage, next(iter(recipes_of(stage))), "--help-all"] for stage in STAGES if STAGES[stage].second == RECIPE),
+    ["pretrain", "digits_smoke_smoke", "--help"],
+    ["pretrain", "digit"],
+    ["pretrain", "digits_smoke"],
+    ["pretrain", "digits_smoke", "--lr", "1"],
+    ["pack", "folder", "--workers", "x"],
+    ["__complete", "pretrain", "digits_smoke", "--"],
+]
+
+
+def test_what_only_answers_loads_nothing_heavy() -> None:
+    """One process answers all of them, and says after each what it has loaded."""
+    program = (
+        "import contextlib, io, json, sys\n"
+        "from jobs.cli import main\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
+        "        code = main(words)\n"
+        f"    heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "    print(json.dumps([words, code, heavy, len(sys.modules)]))\n"
+    )
+    command = [sys.executable, "-c", program, json.dumps(ANSWERED)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [words for words, *_ in answers] == ANSWERED
+    assert [(words, heavy) for words, _, heavy, _ in answers if heavy] == []
+    assert {code for _, code, _, _ in answers} == {0, 2}
+    assert max(num_modules for *_, num_modules in answers) <= MOST_MODULES
+
+
+@pytest.fixture
+def tripwire(tmp_path: Path) -> dict[str, str]:
+    """An environment in which whoever imports torch, in any process, says so on standard error and ends."""
+    (tmp_path / "wire").mkdir()
+    (tmp_path / "wire" / "torch.py").write_text("import os\nos.write(2, b'torch is loaded\\n')\nos._exit(99)\n")
+    return {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": f"{tmp_path / 'wire'}:{CHECKOUT}"}
+
+
+def patchline(*words: str, environ: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "patchline", *words]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_packing_verifying_indexing_and_cards_never_load_torch(tmp_path: Path, tripwire: dict[str, str]) -> None:
+    """Nor do their worker processes."""
+    out, index = str(tmp_path / "digits"), str(tmp_path / "index")
+    commands = [
+        ["pack", "digits", "--out", out, "--workers", "2"],
+        ["verify", out, "--deep", "--workers", "2"],
+        ["card", out, "--num-mosaic", "2"],
+        ["index", f"{out}/shards", "--index-url", index, "--workers", "2"],
+    ]
+    for words in commands:
+        done = patchline(*words, environ=tripwire)
+        assert (done.returncode, "torch is loaded" in done.stderr) == (0, False), done.stderr
+
+
+def test_training_says_that_it_starts_before_it_loads_torch(tmp_path: Path, tripwire: dict[str, str]) -> None:
+    words = ("pretrain", "digits_smoke", "--data.url", "data", "--run-dir", str(tmp_path / "run"))
+    done = patchline(*words, environ=tripwire)
+    assert done.returncode == 99
+    first, second = done.stderr.splitlines()
+    assert first.endswith(f"starting pretrain digits_smoke in {tmp_path / 'run'}")
+    assert second == "torch is loaded"
+    assert "starting" not in patchline(*words, environ={**tripwire, "RANK": "1", "WORLD_SIZE": "2"}).stderr

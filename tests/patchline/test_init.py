@@ -1,0 +1,54 @@
+"""`import patchline`: nothing is loaded before it is used, and the names are those of the packages below."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import patchline
+from pipeline.data import train_batches
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.weights import load_model
+from shards.dataset import open_dataset
+from shards.order import SampleOrder
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+
+
+def python(program: str, *, cwd: Path = CHECKOUT) -> str:
+    command = [sys.executable, "-c", f"import sys\nsys.path.append({str(CHECKOUT)!r})\n{program}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd)
+    return done.stdout.strip()
+
+
+def test_the_names_are_those_of_the_packages() -> None:
+    assert patchline.train_batches is train_batches
+    assert patchline.ModelConfig is ModelConfig
+    assert patchline.build_model is build_model
+    assert patchline.load_model is load_model
+    assert patchline.open_dataset is open_dataset
+    assert patchline.SampleOrder is SampleOrder
+    assert patchline.__version__[0].isdecimal()
+    assert dir(patchline) == sorted(patchline.__all__)
+    assert not hasattr(patchline, "nothing")
+
+
+def test_importing_loads_nothing_else_and_configurations_no_torch() -> None:
+    said = python(
+        "before = set(sys.modules)\n"
+        "import patchline\n"
+        "new = set(sys.modules) - before\n"
+        "print(len(new), [name for name in new if name.partition('.')[0] in ('shards', 'pipeline', 'jobs')])\n"
+        "from patchline import ModelConfig, SampleOrder, open_dataset\n"
+        "print('torch' in sys.modules)\n"
+    )
+    assert int(said.split()[0]) < 60
+    assert said.split("\n") == [f"{said.split()[0]} []", "False"]
+
+
+def test_a_package_that_hides_one_of_ours_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline" / "__init__.py").write_text("raise RuntimeError('not ours')\n")
+    said = python(
+        "import patchline\ntry:\n    patchline.ModelConfig\nexcept ImportError as e:\n    print(e)", cwd=tmp_path
+    )
+    assert said.startswith(f"patchline's package 'pipeline' is hidden by {tmp_path / 'pipeline'}, which comes earlier")
