@@ -7,12 +7,11 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.record import write_record
-from pipeline.config_values import Device
+from pipeline.config_values import Device, LossName
 from pipeline.data.evaluation import label_map
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation.scores import evaluate
-from pipeline.models.weights import load_model, open_weights
-from pipeline.training.config import LossName
+from pipeline.models.weights import filled_model, open_weights
 from pipeline.world import current_world, enter, leave
 from shards.dataset import open_dataset
 from shards.errors import UserError
@@ -42,7 +41,7 @@ def run(job: EvaluateJob) -> int:
     label_map(dataset, labels)
     enter(world)
     try:
-        model = load_model(weights).to(world.device)
+        model = filled_model(weights).to(world.device)
         scores = evaluate(model, dataset, job.data, labels=labels, loss=job.loss, world=world)
     finally:
         leave()
