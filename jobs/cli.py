@@ -14,7 +14,7 @@ from rich.console import Console
 from jobs import exit_codes
 from jobs.recipes.smoke import SUFFIX
 from jobs.resolve import default_job
-from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE
+from jobs.stages import PATH, RECIPE, STAGES, URL, WEIGHTS, WITH_SMOKE
 from shards.errors import UserError, WillNotSucceedError
 
 log = logging.getLogger("patchline")
@@ -78,6 +78,8 @@ def _run(argv: list[str]) -> int:
     name = f"jobs.{STAGES[stage].module or stage}"
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
     module = importlib.import_module(name)
+    if second == WEIGHTS:
+        rest = [rest[0], *module.arranged(rest[1:])]
     default = default_job(stage, module, rest[0]) if second else module.DemoJob()
     job = tyro.cli(
         type(default),

@@ -8,12 +8,14 @@ from typing import Any
 
 from jobs.recipes.smoke import SUFFIX, smoke
 from jobs.record import read_record
-from jobs.stages import PATH, STAGES, URL, WITH_SMOKE
+from jobs.stages import PATH, STAGES, URL, WEIGHTS, WITH_SMOKE
 from shards.errors import UserError
 
 
 def default_job(stage: str, module: ModuleType, word: str) -> Any:
     """The job that a stage's second word stands for: a recipe, a record, a URL or a path."""
+    if STAGES[stage].second == WEIGHTS:
+        return module.PredictJob(weights=word)
     is_file = word.endswith((".yaml", ".yml"))
     if STAGES[stage].second in (URL, PATH):
         kind = getattr(module, f"{stage.capitalize()}Job")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 RECIPE, URL, PATH = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml"
+WEIGHTS = "WEIGHTS IMAGE..."  # the second word, and what follows it without a flag
 WITH_SMOKE = ("pretrain", "finetune")
 
 
@@ -26,6 +27,7 @@ STAGES = {
     "pretrain": Stage(summary="pre-train; the same command again continues the run", second=RECIPE),
     "finetune": Stage(summary="fine-tune a run's weights, usually at higher resolution", second=RECIPE),
     "evaluate": Stage(summary="accuracy of a run's weights on a dataset", second=RECIPE),
+    "predict": Stage(summary="the most probable classes of images, by a run's weights", second=WEIGHTS),
     "plan": Stage(summary="what a recipe costs: parameters, operations, images a second", second=RECIPE),
     "import": Stage(
         summary="weights of others (.npz, timm, Hugging Face) as a weights folder",
