@@ -18,7 +18,7 @@ from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
 from jobs.mistakes import HELP_WORDS, refuse_missing, refuse_wrong_words, unknown_stage
 from jobs.resolve import default_job
-from jobs.stages import RECIPE, STAGES, Stage, recipes_of, types_of
+from jobs.stages import RECIPE, STAGES, WEIGHTS, Stage, recipes_of, types_of
 from jobs.threads import wait_quietly
 from shards.errors import UserError, WillNotSucceedError
 
@@ -86,6 +86,8 @@ def _run(argv: list[str]) -> int:
     words = _second_word_first(STAGES[stage], words, asked=bool(asked))
     if not words or words[0].startswith("-"):
         return _no_second_word(stage, asked=bool(asked))
+    if STAGES[stage].second == WEIGHTS:
+        words = [words[0], *types_of(stage).arranged(words[1:])]
     default = default_job(stage, types_of(stage), words[0])
     if asked:
         return _help(stage, words[0], default, everything="--help-all" in asked)

@@ -10,7 +10,7 @@ from jobs.model_jobs import EvaluateJob
 from jobs.record import write_record
 from pipeline.data.evaluation import label_map
 from pipeline.evaluation.scores import evaluate
-from pipeline.models.weights import load_model, open_weights
+from pipeline.models.weights import filled_model, open_weights
 from pipeline.world import current_world, enter, leave
 from shards.dataset import open_dataset
 from shards.errors import UserError
@@ -31,7 +31,7 @@ def run(job: EvaluateJob) -> int:
     label_map(dataset, labels)
     enter(world)
     try:
-        model = load_model(weights).to(world.device)
+        model = filled_model(weights).to(world.device)
         scores = evaluate(model, dataset, job.data, labels=labels, loss=job.loss, world=world)
     finally:
         leave()

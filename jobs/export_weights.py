@@ -23,6 +23,6 @@ def run(job: ExportJob) -> int:
     labels = () if job.new_head else weights.labels
     if job.run_dir:
         write_record(Path(job.run_dir), stage="export", job=job)
-    save_as(job.format, Path(job.out), config=config, labels=labels, tensor=tensor)
+    save_as(job.format, Path(job.out), config=config, labels=labels, tensor=tensor, usage=weights.usage)
     log.info("%s: %s at %d px, format %s", job.out, config.name, config.image_size, job.format)
     return exit_codes.DONE

@@ -26,7 +26,7 @@ def run(job: ImportJob) -> int:
     labels = _labels(job, weights, config)
     if job.run_dir:
         write_record(Path(job.run_dir), stage="import", job=job)
-    save_weights(Path(job.out), config=config, labels=labels, tensor=tensor)
+    save_weights(Path(job.out), config=config, labels=labels, tensor=tensor, usage=weights.usage)
     counts = (config.image_size, num_parameters(config), config.num_classes)
     log.info("%s: %s at %d px, %d parameters, %d classes", job.out, config.name, *counts)
     if weights.assumed:

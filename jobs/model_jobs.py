@@ -6,11 +6,11 @@ pipeline/training/config.py.
 
 from dataclasses import dataclass
 
-from pipeline.config_values import Device
+from pipeline.config_values import Device, LossName
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import Gelu, ResNetEpsilons
 from pipeline.models.exchange.config import Change, Format
-from pipeline.training.config import LossName, TrainingJob
+from pipeline.training.config import TrainingJob
 from shards.errors import UserError
 
 

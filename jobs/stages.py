@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 RECIPE, URL, PATH = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml"
+WEIGHTS = "WEIGHTS IMAGE..."  # the second word, and what follows it without a flag
 WITH_SMOKE = ("pretrain", "finetune")
 
 
@@ -132,6 +133,13 @@ STAGES = {
         loads_torch=True,
         required=("--weights", "--data.url"),
         examples=("evaluate resize --weights runs/digits/weights --data.url data/digits-test",),
+    ),
+    "predict": Stage(
+        summary="the most probable classes of images, by a run's weights",
+        second=WEIGHTS,
+        loads_torch=True,
+        required=("--weights", "--images"),
+        examples=("predict runs/digits/weights a.png b.jpg --top 3", "predict runs/digits photos/*.jpg --json"),
     ),
     "plan": Stage(
         summary="what a recipe costs: parameters, operations, images a second",

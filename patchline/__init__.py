@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.data import train_batches
+    from pipeline.evaluation.predictor import load_model
     from pipeline.models import ModelConfig, build_model
-    from pipeline.models.weights import load_model
     from shards.dataset import open_dataset
     from shards.order import SampleOrder
 
@@ -30,7 +30,7 @@ _MODULES = {
     "ModelConfig": "pipeline.models.config",
     "SampleOrder": "shards.order",
     "build_model": "pipeline.models.build",
-    "load_model": "pipeline.models.weights",
+    "load_model": "pipeline.evaluation.predictor",
     "open_dataset": "shards.dataset",
     "train_batches": "pipeline.data.stream",
 }

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Device = Literal["auto", "cpu", "cuda"]
+LossName = Literal["softmax", "sigmoid"]
 
 
 def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:

@@ -61,6 +61,11 @@ def evaluation_view(sample: Encoded, transform: EvaluationTransform, *, out: Pix
     _fill(sample, whole, window, 1, out=out, use_library=use_library)
 
 
+def evaluation_view_of_pixels(pixels: Pixels, transform: EvaluationTransform, *, out: Pixels) -> None:
+    """The same of an image that is decoded and upright, uint8[height, width, 3]."""
+    show(pixels, evaluation_window(pixels.shape[0], pixels.shape[1], transform, size=out.shape[0]), out=out)
+
+
 def decoder_name() -> str:
     """What makes the views of JPEGs, for logs: the crop decoder with its libjpeg-turbo, or simplejpeg."""
     decoder = crop_decoder()

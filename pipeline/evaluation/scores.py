@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from pipeline.collectives import sums
+from pipeline.config_values import LossName
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches, label_map
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.training.config import LossName
 from pipeline.training.loss import classification_loss
 from pipeline.world import World
 from shards.dataset import Dataset

@@ -18,6 +18,7 @@ from pipeline.models.build import Model, shapes_of, unfilled_model
 from pipeline.models.config import Mode, ModelConfig
 from pipeline.models.labels import completed_labels
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
+from pipeline.models.usage import Usage, usage_of
 from shards.errors import UserError
 
 FORMAT = 1
@@ -30,6 +31,8 @@ HEAD = ("head.weight", "head.bias")
 REPRESENTATION = ("representation.weight", "representation.bias")
 TensorByName = Callable[[str], torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
+_DEFAULT_USAGE = Usage()
+_FOREIGN_KEYS = {"model_type", "architecture"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +49,12 @@ class Weights:
     shapes: Shapes
     tensor: TensorByName
     assumed: tuple[str, ...] = ()
+    usage: Usage = Usage()
 
 
-def save_weights(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
+def save_weights(
+    folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName, usage: Usage = _DEFAULT_USAGE
+) -> None:
     """Writes a weights folder, whole or absent. The head's constant is folded into its bias.
 
     `labels` are made one for each class, each once (labels.py): a run's dataset may have fewer than its model.
@@ -56,7 +62,8 @@ def save_weights(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], 
     tensors = {name: tensor(name).float().contiguous() for name in shapes_of(config)}
     tensors["head.bias"] = tensors["head.bias"] + config.head_bias
     named = completed_labels(labels, num_classes=config.num_classes, where=str(folder))
-    description = {"format": FORMAT, "model": asdict(config) | {"head_bias": 0.0}, "labels": list(named)}
+    model = asdict(config) | {"head_bias": 0.0}
+    description = {"format": FORMAT, "model": model, "labels": list(named), "usage": asdict(usage)}
     write_folder(folder, description=description, tensors=tensors)
 
 
@@ -107,13 +114,12 @@ def _sort_metadata(path: Path) -> None:
 
 
 def open_weights(path: str) -> Weights:
-    """The weights folder at `path`. Raises UserError where there is none, or its two files do not fit together."""
-    folder = Path(path)
-    if not (folder / CONFIG_FILE).is_file() or not (folder / TENSORS_FILE).is_file():
-        raise UserError(
-            f"no weights at {path!r}: a weights folder holds config.json and model.safetensors; "
-            "give the weights/ folder of a finished run (RUN/weights), or make one of other files with patchline import"
-        )
+    """The weights folder at `path`, or that of the run directory there (RUN or RUN/weights).
+
+    Raises UserError where there is none, it is another library's, or its two files do not fit together.
+    """
+    folder = _folder_at(path)
+    _refuse_foreign(folder, path)
 
     def tensor(name: str) -> torch.Tensor:
         try:
@@ -125,7 +131,7 @@ def open_weights(path: str) -> Weights:
 
     try:
         content = (folder / CONFIG_FILE).read_bytes()
-        config, labels = _described(json.loads(content))
+        config, labels, usage = _described(json.loads(content))
         with safe_open(folder / TENSORS_FILE, framework="pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             written_with = (file.metadata() or {}).get(_CONFIG_HASH)
@@ -138,11 +144,48 @@ def open_weights(path: str) -> Weights:
             f"{CONFIG_FILE} at {path!r} is not the one that {TENSORS_FILE} was written with: it was changed, or the "
             "two are of different exports; export them again"
         )
-    return Weights(where=path, config=config, labels=labels, shapes=shapes, tensor=tensor)
+    return Weights(where=path, config=config, labels=labels, shapes=shapes, tensor=tensor, usage=usage)
 
 
-def _described(description: dict[str, Any]) -> tuple[ModelConfig, tuple[str, ...]]:
-    """Model and names of its classes; UserError where the names are not one for each class, or the format is newer."""
+def _folder_at(path: str) -> Path:
+    """The folder with the two files: `path`, or weights/ in it. UserError that says what lies there instead."""
+    place = Path(path)
+    folder = next((f for f in (place, place / "weights") if (f / CONFIG_FILE).is_file()), place)
+    if (folder / CONFIG_FILE).is_file() and (folder / TENSORS_FILE).is_file():
+        return folder
+    run = place.parent if place.name == "weights" else place
+    if (run / "checkpoints").is_dir() and not (run / "DONE").is_file():
+        raise UserError(
+            f"no weights at {path!r}: the run in {str(run)!r} is not finished, and weights are written at its end; "
+            "run its command again to continue it"
+        )
+    if place.is_file():
+        raise UserError(
+            f"no weights at {path!r}: it is a file, and a weights folder holds config.json and model.safetensors; "
+            "make one of it with patchline import"
+        )
+    raise UserError(
+        f"no weights at {path!r}: a weights folder holds config.json and model.safetensors; "
+        "give a finished run (RUN or RUN/weights), or make a folder of other files with patchline import"
+    )
+
+
+def _refuse_foreign(folder: Path, path: str) -> None:
+    """UserError where config.json is timm's or Hugging Face's. Where it can not be read, its reader says why."""
+    try:
+        is_foreign = bool(_FOREIGN_KEYS & json.loads((folder / CONFIG_FILE).read_bytes()).keys())
+    except _FILE_ERRORS:
+        return
+    if is_foreign:
+        raise UserError(
+            f"the weights at {path!r} are in the format of timm or Hugging Face; make a weights folder of them with "
+            "patchline import"
+        )
+
+
+def _described(description: dict[str, Any]) -> tuple[ModelConfig, tuple[str, ...], Usage]:
+    """Model, names of its classes and how it is used; UserError where the names are not one for each class, or the
+    format is newer."""
     if description.get("format", FORMAT) != FORMAT:
         raise UserError(f"its format is {description['format']!r}, allowed is {FORMAT}: it is of another version")
     config, labels = ModelConfig(**description["model"]), tuple(description["labels"])
@@ -150,10 +193,10 @@ def _described(description: dict[str, Any]) -> tuple[ModelConfig, tuple[str, ...
         raise UserError(
             f"it has {len(labels)} labels, {len(set(labels))} different ones, for {config.num_classes} classes"
         )
-    return config, labels
+    return config, labels, usage_of(description)
 
 
-def load_model(weights: Weights) -> Model:
+def filled_model(weights: Weights) -> Model:
     """The model with these weights, float32, ready for evaluation."""
     with torch.device("meta"):
         model = unfilled_model(weights.config)

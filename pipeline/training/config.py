@@ -3,14 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pipeline.config_values import Device, refuse_wrong_values
+from pipeline.config_values import Device, LossName, refuse_wrong_values
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
 from pipeline.training.schedule import ScheduleConfig
 from shards.errors import UserError
-
-LossName = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, kw_only=True)

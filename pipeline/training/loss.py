@@ -4,7 +4,7 @@ float32[B, K] between 0 and 1, as mixup makes them."""
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from pipeline.training.config import LossName
+from pipeline.config_values import LossName
 
 
 def classification_loss(

@@ -20,6 +20,7 @@ from pipeline.data.evaluation import label_map
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, data_state, open_training_data
 from pipeline.data.transform import decoder_name
+from pipeline.models.usage import Usage
 from pipeline.models.weights import TensorByName, save_weights
 from pipeline.training.batch_plan import BatchPlan, plan_batch
 from pipeline.training.checkpoint import Checkpoints, list_committed, read_tensor
@@ -264,6 +265,7 @@ def _finish(prepared: Prepared, store: Store, manifest: Manifest) -> None:
         config=prepared.job.model,
         labels=prepared.data.label_names,
         tensor=lambda name: read_tensor(store, manifest, name, slot=slot),
+        usage=Usage(loss=prepared.job.loss, transform=prepared.job.evaluation.transform),
     )
     digest = _sha256(folder / "model.safetensors")
     job = asdict(saved_job(manifest))

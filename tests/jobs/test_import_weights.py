@@ -11,7 +11,7 @@ from jobs.import_weights import ImportJob, run
 from jobs.record import read_record
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.exchange.npz import save_npz
-from pipeline.models.weights import load_model, open_weights
+from pipeline.models.weights import filled_model, open_weights
 from shards.errors import UserError
 
 CONFIG = ModelConfig(name="vit", image_size=16, num_classes=3, patch=4, depth=1, width=12, mlp_width=20, num_heads=2)
@@ -30,7 +30,7 @@ def test_a_file_becomes_a_folder(job: ImportJob, tmp_path: Path) -> None:
     assert run(job) == 0
     weights = open_weights(job.out)
     assert (weights.config, weights.labels) == (CONFIG, ("0", "1", "2"))
-    assert load_model(weights)(torch.zeros(1, 16, 16, 3, dtype=torch.uint8)).shape == (1, 3)
+    assert filled_model(weights)(torch.zeros(1, 16, 16, 3, dtype=torch.uint8)).shape == (1, 3)
     assert read_record(tmp_path / "run" / "job.yaml", stage="import", kind=ImportJob) == job
 
 
@@ -90,7 +90,7 @@ def test_a_file_is_not_written_over_by_its_own_weights(
     run(job)
     source = Path(job.out) / name
     if name.endswith(".bin"):
-        torch.save(load_model(open_weights(job.out)).state_dict(), source)
+        torch.save(filled_model(open_weights(job.out)).state_dict(), source)
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "elsewhere" / name
     link.symlink_to(source)

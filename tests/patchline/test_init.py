@@ -6,8 +6,8 @@ from pathlib import Path
 
 import patchline
 from pipeline.data import train_batches
+from pipeline.evaluation.predictor import load_model
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.weights import load_model
 from shards.dataset import open_dataset
 from shards.order import SampleOrder
 

@@ -1,6 +1,8 @@
 """Images made by the tests: noise with a few shapes, different for every seed, the same every time."""
 
 import io
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -28,3 +30,14 @@ def class_folders(root: Path, *, num_classes: int = 3, images_a_class: int = 5) 
             data = image_bytes(100 * label + number, height=16 + 4 * label, image_format=image_format)
             (folder / f"img {number}{suffix}").write_bytes(data)
     return root
+
+
+def png_promising(height: int, width: int) -> bytes:
+    """A PNG of a few bytes whose header promises so many pixels; most of them are not there."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = chunk(b"IDAT", zlib.compress(bytes(1000)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + data + chunk(b"IEND", b"")

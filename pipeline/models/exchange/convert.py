@@ -17,6 +17,7 @@ from pipeline.models.exchange.preprocessor import json_object, refuse_other_pixe
 from pipeline.models.exchange.safetensors_file import open_sharded
 from pipeline.models.exchange.sizes import Hints, refuse_absurd
 from pipeline.models.exchange.tensor_file import TensorFile
+from pipeline.models.usage import Usage
 from pipeline.models.weights import (
     AXES,
     CONFIG_FILE,
@@ -32,6 +33,7 @@ from pipeline.models.weights import (
 from shards.errors import UserError
 
 _INDEX_FILE = f"{TENSORS_FILE}.index.json"
+_DEFAULT_USAGE = Usage()
 _TENSOR_FILES = (TENSORS_FILE, _INDEX_FILE, "pytorch_model.bin")
 
 
@@ -90,14 +92,23 @@ def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName
     return target, tensor
 
 
-def save_as(written: Format, out: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
+def save_as(
+    written: Format,
+    out: Path,
+    *,
+    config: ModelConfig,
+    labels: tuple[str, ...],
+    tensor: TensorByName,
+    usage: Usage = _DEFAULT_USAGE,
+) -> None:
     """Writes a file (.npz) or a folder, whole or absent. The head's constant is folded into its bias.
 
-    Position embeddings of another kind than 1-D learned become a table of their sums outside our own format.
+    Position embeddings of another kind than 1-D learned become a table of their sums outside our own format, which
+    alone keeps `usage`.
     """
     if written == "patchline":
         named = labels or tuple(str(number) for number in range(config.num_classes))
-        save_weights(out, config=config, labels=named, tensor=tensor)
+        save_weights(out, config=config, labels=named, tensor=tensor, usage=usage)
         return
     config, tensor = _with_folded_bias(*_with_position_table(config, tensor))
     if written == "timm":

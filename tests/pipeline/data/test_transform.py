@@ -19,7 +19,14 @@ from pipeline.data.augment import Window, draw_crop, draws_of, show
 from pipeline.data.config import AugmentConfig, EvaluationTransform
 from pipeline.data.crop_decoder import CropDecoder
 from pipeline.data.decode import DecodeError, decode_stored, turn_of, turned
-from pipeline.data.transform import checked_decoder, crop_decoder, decoder_name, evaluation_view, train_view
+from pipeline.data.transform import (
+    checked_decoder,
+    crop_decoder,
+    decoder_name,
+    evaluation_view,
+    evaluation_view_of_pixels,
+    train_view,
+)
 from shards.images.exif import ORIENTATIONS
 from shards.images.image_header import read_header
 from tests.rigs.images import image_bytes
@@ -208,6 +215,15 @@ def test_a_view_is_the_crop_of_the_image_as_it_is_seen(image_format: str, orient
         part = upright[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
         show(part, Window(height=48, width=48, is_mirrored=crop.flip), out=expected)
         np.testing.assert_array_equal(trained(sample, seed, PLAIN, size=48, use_library=use_library), expected)
+
+
+def test_pixels_are_shown_as_their_file_is() -> None:
+    data = image_bytes(7, height=50, width=70, image_format="PNG")
+    for how in (EvaluationTransform(), EvaluationTransform(mode="central_crop", antialias=True)):
+        out = np.zeros((24, 24, 3), dtype=np.uint8)
+        evaluation_view_of_pixels(decode_stored(data, height=50, width=70), how, out=out)
+        sample = Sample(data=data, height=50, width=70)
+        np.testing.assert_array_equal(out, evaluated(sample, how, size=24, use_library=False))
 
 
 @pytest.mark.parametrize("use_library", [True, False])

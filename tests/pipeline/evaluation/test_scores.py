@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.config_values import LossName
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation.scores import Scores, evaluate, model_image_size
 from pipeline.models import ModelConfig, build_model
-from pipeline.training.config import LossName
 from pipeline.world import World
 from shards.dataset import open_dataset
 from shards.errors import UserError

@@ -11,14 +11,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from pipeline.data.config import EvaluationTransform
 from pipeline.models import Model, ModelConfig, build_model
 from pipeline.models.config import Mode
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
+from pipeline.models.usage import Usage
 from pipeline.models.weights import (
     HEAD,
     TensorByName,
+    filled_model,
     fit_weights,
-    load_model,
     open_weights,
     save_weights,
     write_folder,
@@ -60,7 +62,7 @@ def test_a_round_trip_changes_no_bit(tmp_path: Path, representation: bool) -> No
     model = random_model(representation=representation)
     weights = open_weights(saved(tmp_path / "weights", model))
     assert (weights.config, weights.labels) == (model.config, LABELS)
-    loaded = load_model(weights)
+    loaded = filled_model(weights)
     assert not loaded.training
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
@@ -75,7 +77,34 @@ def test_the_heads_constant_is_folded_into_its_bias(tmp_path: Path) -> None:
     assert weights.config == config_of(head_bias=0.0)
     assert torch.equal(weights.tensor("head.bias"), model.head.bias - 10.0)
     images = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8)
-    torch.testing.assert_close(load_model(weights)(images), model(images))
+    torch.testing.assert_close(filled_model(weights)(images), model(images))
+
+
+def test_a_folder_says_how_it_is_used(tmp_path: Path) -> None:
+    model = random_model()
+    state, transform = model.state_dict(), EvaluationTransform(mode="central_crop", short_side=20, antialias=True)
+    usage = Usage(loss="sigmoid", transform=transform)
+    save_weights(tmp_path, config=model.config, labels=LABELS, tensor=lambda name: state[name], usage=usage)
+    assert open_weights(str(tmp_path)).usage == usage
+
+
+def test_a_run_directory_stands_for_its_weights(tmp_path: Path) -> None:
+    saved(tmp_path / "weights", random_model())
+    assert open_weights(str(tmp_path)).labels == LABELS
+
+
+@pytest.mark.parametrize("name", ["", "weights"])
+def test_a_run_that_is_not_finished_says_so(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"the run in '.*/run' is not finished, and weights are written at its end"):
+        open_weights(str(tmp_path / "run" / name))
+
+
+def test_a_folder_of_another_library_is_to_be_imported_first(tmp_path: Path) -> None:
+    saved(tmp_path, random_model())
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(UserError, match=r"in the format of timm or Hugging Face; make a weights folder .* import"):
+        open_weights(str(tmp_path))
 
 
 def test_weights_of_a_bf16_model_are_written_as_fp32(tmp_path: Path) -> None:
@@ -274,6 +303,10 @@ def cut(folder: Path, num_bytes: int) -> None:
         pytest.param(lambda f: rewrite(f, labels=3), "can not be read", id="labels are a number"),
         pytest.param(lambda f: rewrite(f, labels=["a"]), "it has 1 labels, 1 different ones, for 3", id="too few"),
         pytest.param(lambda f: rewrite(f, labels=["a", "b", "a"]), "3 labels, 2 different ones", id="a name twice"),
+        pytest.param(
+            lambda f: rewrite(f, usage={"loss": "x", "transform": {}}), "usage.loss is 'x'", id="another loss"
+        ),
+        pytest.param(lambda f: rewrite(f, usage=[]), "can not be read", id="usage is a list"),
         pytest.param(lambda f: rewrite(f, format=2), "its format is 2, allowed is 1", id="another format"),
         pytest.param(lambda f: cut(f, 500), "can not be read", id="tensors cut off in their header"),
         pytest.param(lambda f: cut(f, -100), "can not be read", id="tensors cut off in their data"),

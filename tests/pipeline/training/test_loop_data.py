@@ -16,7 +16,7 @@ from jobs.record import read_record
 from pipeline.data import DataConfig, MixupConfig, RandAugmentConfig, mix_weights, train_batches
 from pipeline.data.batches import COUNT_NAMES
 from pipeline.models import build_model
-from pipeline.models.weights import load_model, open_weights, save_weights
+from pipeline.models.weights import filled_model, open_weights, save_weights
 from pipeline.training.config import TrainingJob
 from pipeline.training.metrics import read_metrics
 from shards.dataset import open_dataset
@@ -95,7 +95,7 @@ def first_loss(data: DataConfig, weights: Path) -> float:
         )
         targets_BK = own_B[:, None] * targets_BK + (1 - own_B)[:, None] * targets_BK[partner_B]
     with torch.no_grad():
-        logits_BK = load_model(open_weights(str(weights)))(images_BHW3)
+        logits_BK = filled_model(open_weights(str(weights)))(images_BHW3)
     return float(-(targets_BK * logits_BK.log_softmax(dim=1)).sum(dim=1).mean())
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.training.config import LossName
+from pipeline.config_values import LossName
 from pipeline.training.loss import classification_loss, multi_hot, targets_of
 
 LABELS = torch.tensor([[1, 3], [0, -1], [-1, -1], [4, 4]])

@@ -17,7 +17,7 @@ from pipeline.models.exchange.config import Change, Format
 from pipeline.models.exchange.convert import changed, open_any, save_as
 from pipeline.models.exchange.sizes import Hints
 from pipeline.models.pos_embed import resample_position_embeddings
-from pipeline.models.weights import Weights, load_model, open_weights, save_weights
+from pipeline.models.weights import Weights, filled_model, open_weights, save_weights
 from shards.errors import UserError
 from tests.pipeline.models.exchange.random_weights import (
     AVERAGE,
@@ -66,7 +66,7 @@ def test_other_positions_become_a_table_of_their_sums(tmp_path: Path, written: F
     config = replace(VIT, position=position)  # type: ignore[arg-type]
     weights = open_any(str(exported(tmp_path, config, written)), hints_for(written))
     assert weights.config == VIT
-    difference = (logits(load_model(weights)) - logits(random_model(config))).abs().max()
+    difference = (logits(filled_model(weights)) - logits(random_model(config))).abs().max()
     assert float(difference) < 2e-5
 
 
@@ -189,7 +189,7 @@ def test_a_resampled_export_is_what_transformers_resamples(transformers: ModuleT
     config, tensor = changed(open_any(str(folder), Hints()), Change(image_size=24, resample="bicubic"))
     save_as("hugging_face", tmp_path / "24", config=config, labels=LABELS, tensor=tensor)
     at_24 = transformers.ViTForImageClassification.from_pretrained(tmp_path / "24").eval()
-    ours = load_model(open_any(str(tmp_path / "24"), Hints()))
+    ours = filled_model(open_any(str(tmp_path / "24"), Hints()))
     assert difference(ours, lambda x: other(x, interpolate_pos_encoding=True).logits, images_BHW3) < 2e-5
     assert difference(ours, lambda x: at_24(x).logits, images_BHW3) < 2e-5
 
@@ -205,7 +205,7 @@ def test_a_whole_b16_goes_out_and_comes_back(
     images = random_images(224, 224)
     weights = open_any(str(path), Hints(model="vit_b16"))
     assert weights.config == model.config
-    assert difference(model, lambda _: load_model(weights)(images), images) < 2e-5
+    assert difference(model, lambda _: filled_model(weights)(images), images) < 2e-5
     if written == "hugging_face":
         other = transformers.ViTForImageClassification.from_pretrained(path).eval()
         assert difference(model, lambda x: other(x).logits, images) < 2e-5

@@ -14,7 +14,7 @@ from pipeline.models import ModelConfig
 from pipeline.models.exchange.hugging_face import open_hugging_face, save_hugging_face
 from pipeline.models.exchange.open_file import open_tensor_file
 from pipeline.models.exchange.sizes import Hints
-from pipeline.models.weights import Weights, load_model
+from pipeline.models.weights import Weights, filled_model
 from shards.errors import UserError
 from tests.pipeline.models.exchange.random_weights import (
     AVERAGE,
@@ -66,7 +66,7 @@ def test_what_transformers_saves_comes_in(transformers: ModuleType, tmp_path: Pa
     other.save_pretrained(tmp_path)
     weights = opened(tmp_path)
     assert (weights.config.gelu, weights.config.layer_norm_epsilon, weights.config.num_classes) == ("exact", 1e-12, 2)
-    assert difference(load_model(weights), lambda x: other(x).logits, random_images(16, 16)) < 2e-5
+    assert difference(filled_model(weights), lambda x: other(x).logits, random_images(16, 16)) < 2e-5
 
 
 def test_newer_names_are_read_too(transformers: ModuleType, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_pooler_beside_a_classifier_is_no_part_of_it(
         weights = opened(folder)
     assert not weights.config.representation
     assert "vit.pooler" in caplog.text
-    assert difference(load_model(weights), lambda x: other(x).logits, random_images(16, 16)) < 2e-5
+    assert difference(filled_model(weights), lambda x: other(x).logits, random_images(16, 16)) < 2e-5
 
 
 @pytest.mark.parametrize("kind", [dict, list])

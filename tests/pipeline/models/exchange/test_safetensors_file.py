@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from pipeline.models.exchange.convert import open_any
 from pipeline.models.exchange.safetensors_file import open_safetensors_file, open_sharded
 from pipeline.models.exchange.sizes import Hints
-from pipeline.models.weights import load_model
+from pipeline.models.weights import filled_model
 from shards.errors import UserError
 from tests.pipeline.models.parity import difference, random_images
 
@@ -39,7 +39,7 @@ def test_what_transformers_saves_in_pieces_comes_in(transformers: ModuleType, tm
     torch.nn.init.normal_(other.classifier.weight)
     other.save_pretrained(tmp_path, max_shard_size="4KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    ours = load_model(open_any(str(tmp_path), Hints()))
+    ours = filled_model(open_any(str(tmp_path), Hints()))
     assert difference(ours, lambda x: other(x).logits, random_images(16, 16)) < 2e-5
 
 

@@ -1,0 +1,105 @@
+"""`patchline predict`: the most probable classes of images, one after the other."""
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jobs import exit_codes
+from jobs.screen import WIDTH, fitted, plain
+from pipeline.config_values import Device
+from shards.errors import UserError
+
+if TYPE_CHECKING:
+    from pipeline.evaluation.predictor import Prediction, Predictor
+
+log = logging.getLogger(__name__)
+_SWITCHES = ("--json", "--no-json", "-h", "--help", "--help-all")  # every other flag has a value
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictJob:
+    """Which weights, and the images to show to them.
+
+    Images are prepared as the run's own evaluation does it.
+    """
+
+    weights: str = ""
+    """Weights folder (RUN/weights), or the run directory."""
+    images: tuple[str, ...] = ()
+    """Files to predict: JPEG, PNG or WebP. They may stand behind WEIGHTS without the flag."""
+    top: int = 5
+    """Classes to show for an image."""
+    json: bool = False
+    """Write one JSON object a line: the image, and the label and probability of each class."""
+    device: Device = "auto"
+    """Where to compute; auto: the GPU where there is one, else the CPU."""
+
+    def __post_init__(self) -> None:
+        if self.top < 1:
+            raise UserError(f"--top is {self.top}; allowed is 1 or more: how many classes are shown for an image")
+
+
+def run(job: PredictJob) -> int:
+    """0 once every image is predicted; 1 where one could not be used, which a message says, while others go on."""
+    if not job.weights:
+        raise UserError("WEIGHTS is missing: give a run directory or its weights folder, then the images")
+    if not job.images:
+        raise UserError(f"no image is given: patchline predict {job.weights} IMAGE...")
+    from pipeline.evaluation.predictor import batched, load_model  # torch takes seconds, help must not  # noqa: PLC0415
+
+    predictor = load_model(job.weights, device=job.device)
+    num_failed = sum(_predict(predictor, batch, job) for batch in batched(job.images))
+    if num_failed:
+        log.warning("%d of %d images could not be used", num_failed, len(job.images))
+    return exit_codes.FAULTS_FOUND if num_failed else exit_codes.DONE
+
+
+def arranged(words: Sequence[str]) -> list[str]:
+    """The words with the images, which stand anywhere after WEIGHTS, behind one --images. All after `--` are images."""
+    flags: list[str] = []
+    images: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            images += left
+            break
+        if not word.startswith("-"):
+            images.append(word)
+        elif word != "--images":
+            takes_value = "=" not in word and word not in _SWITCHES
+            flags += [word, left.pop(0)] if takes_value and left else [word]
+    return [*flags, "--images", *images] if images else flags
+
+
+def _predict(predictor: "Predictor", images: "Sequence[str]", job: PredictJob) -> int:
+    """Writes the predictions of a batch, in order; the number of images that could not be used."""
+    views = predictor.views(images)
+    good = [view for view in views if not isinstance(view, UserError)]
+    predictions = iter(predictor.ranked(predictor.logits(good), top=job.top)) if good else iter([])
+    for image, view in zip(images, views, strict=True):
+        if isinstance(view, UserError):
+            log.error("%s", plain(str(view)))
+            if job.json:
+                _write(json.dumps({"image": image, "error": str(view)}))
+            continue
+        prediction = next(predictions)
+        _write(_as_json(image, prediction) if job.json else _as_text(image, prediction))
+    return len(views) - len(good)
+
+
+def _as_json(image: str, prediction: "Prediction") -> str:
+    classes = [{"label": label, "probability": float(f"{likely:.6g}")} for label, likely in prediction]
+    return json.dumps({"image": image, "classes": classes})
+
+
+def _as_text(image: str, prediction: "Prediction") -> str:
+    lines = [f"  {likely:.4f}  {fitted(label, WIDTH - 10)}" for label, likely in prediction]
+    return "\n".join([fitted(image), *lines])
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(f"{line}\n")

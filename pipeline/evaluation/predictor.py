@@ -1,0 +1,171 @@
+"""From an image to the names of what is in it: a weights folder, its transform, and probabilities of its classes.
+
+    model = load_model("runs/digits/weights")
+    model.predict("photo.jpg")  # [("7", 0.98), ("1", 0.01), ...]
+
+B images of H x W pixels, K classes.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from pipeline.config_values import Device
+from pipeline.data.decode import DecodeError, Pixels
+from pipeline.data.transform import evaluation_view, evaluation_view_of_pixels
+from pipeline.models.build import Model
+from pipeline.models.config import ModelConfig
+from pipeline.models.usage import Usage
+from pipeline.models.weights import filled_model, open_weights
+from pipeline.world import current_world
+from shards.errors import ImageRefusedError, UserError
+from shards.image_file import read_image_file
+
+BATCH = 16  # images that are decoded and predicted together
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")  # 8 bits a channel
+
+ImageLike = str | os.PathLike[str] | Image.Image | NDArray[np.uint8]
+Item = TypeVar("Item")
+Prediction = list[tuple[str, float]]  # (name of a class, its probability), the most probable first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """A trained model with all that is needed to use it on images.
+
+    `model`: maps uint8[B, image_size, image_size, 3] to logits, float32[B, K]; `config`: its sizes; `labels`: the K
+    names of its classes; `usage`: its loss and the transform of its images, those of `patchline evaluate`;
+    `num_threads` decode the images of a list.
+    """
+
+    model: Model
+    config: ModelConfig
+    labels: tuple[str, ...]
+    usage: Usage
+    device: torch.device
+    num_threads: int = 1
+
+    @overload
+    def predict(self, images: ImageLike, *, top: int = 5) -> Prediction: ...
+
+    @overload
+    def predict(self, images: list[Any] | tuple[Any, ...], *, top: int = 5) -> list[Prediction]: ...
+
+    def predict(
+        self, images: ImageLike | list[Any] | tuple[Any, ...], *, top: int = 5
+    ) -> Prediction | list[Prediction]:
+        """The `top` classes of an image, or of each in a list: [(label, probability), ...], the most probable first.
+
+        An image is the path of a JPEG, PNG or WebP file, a Pillow image, or pixels, uint8[height, width, 3] in RGB; of
+        any size. What its EXIF says about its orientation is heard. Probabilities are 0 to 1: of softmax weights over
+        all classes, of sigmoid weights for each class by itself. UserError that names the image where one can not be
+        used, and where `top` is below 1.
+        """
+        if top < 1:
+            raise UserError(f"top is {top}; allowed is 1 or more: how many classes are given for an image")
+        if isinstance(images, str | os.PathLike | Image.Image | np.ndarray):
+            return self.ranked(self.logits([self.view(images)]), top=top)[0]
+        predictions: list[Prediction] = []
+        for batch in batched(images):
+            predictions += self.ranked(self.logits([_usable(view) for view in self.views(batch)]), top=top)
+        return predictions
+
+    def view(self, image: ImageLike) -> Pixels:
+        """What the model sees of an image: uint8[image_size, image_size, 3]. UserError where it can not be used."""
+        out = np.zeros((self.config.image_size, self.config.image_size, 3), dtype=np.uint8)
+        if isinstance(image, str | os.PathLike):
+            try:
+                evaluation_view(read_image_file(Path(image)), self.usage.transform, out=out)
+            except (ImageRefusedError, DecodeError) as error:
+                raise UserError(f"{os.fspath(image)}: {error}") from error
+        else:
+            pixels = _pixels(image) if isinstance(image, Image.Image) else image
+            _refuse_other_array(pixels)
+            evaluation_view_of_pixels(pixels, self.usage.transform, out=out)
+        return out
+
+    def views(self, images: Sequence[ImageLike]) -> list[Pixels | UserError]:
+        """`view` of each image, decoded in threads; the error in the place of an image that can not be used."""
+
+        def one(image: ImageLike) -> Pixels | UserError:
+            try:
+                return self.view(image)
+            except UserError as error:
+                return error
+
+        with ThreadPoolExecutor(max(1, self.num_threads)) as pool:
+            return list(pool.map(one, images))
+
+    def logits(self, views: Sequence[Pixels]) -> torch.Tensor:
+        """float32[B, K] on the CPU, of B views."""
+        with torch.no_grad():
+            logits_BK: torch.Tensor = self.model(torch.from_numpy(np.stack(views)).to(self.device))
+        return logits_BK.float().cpu()
+
+    def ranked(self, logits_BK: torch.Tensor, *, top: int) -> list[Prediction]:
+        """The `top` classes (or all, where there are fewer) of each row. UserError where a logit is not finite."""
+        if not logits_BK.isfinite().all():
+            raise UserError("the model's logits are not finite: its weights are damaged; export them again")
+        likely_BK = logits_BK.softmax(dim=1) if self.usage.loss == "softmax" else logits_BK.sigmoid()
+        _, order_BK = logits_BK.sort(dim=1, descending=True, stable=True)
+        order = order_BK[:, :top].tolist()
+        return [[(self.labels[k], float(row_K[k])) for k in ks] for ks, row_K in zip(order, likely_BK, strict=True)]
+
+
+def load_model(path: str | os.PathLike[str], *, device: Device = "auto") -> Predictor:
+    """The model of a weights folder (RUN/weights, or the run directory RUN), in float32, ready to predict.
+
+    `device` auto: the GPU where there is one. UserError where there are no weights, or they are in another library's
+    format: `patchline import` makes a weights folder of those.
+    """
+    weights, world = open_weights(os.fspath(path)), current_world(device)
+    return Predictor(
+        model=filled_model(weights).to(world.device),
+        config=weights.config,
+        labels=weights.labels,
+        usage=weights.usage,
+        device=world.device,
+        num_threads=world.num_threads,
+    )
+
+
+def batched(images: Iterable[Item]) -> Iterator[list[Item]]:
+    """The images in lists of BATCH, the last one shorter."""
+    left = iter(images)
+    while batch := list(islice(left, BATCH)):
+        yield batch
+
+
+def _usable(view: Pixels | UserError) -> Pixels:
+    if isinstance(view, UserError):
+        raise view
+    return view
+
+
+def _pixels(image: Image.Image) -> Pixels:
+    """uint8[height, width, 3], upright; transparency is dropped, as decoding of files drops it."""
+    if image.mode not in _MODES:
+        raise UserError(f"a Pillow image has the mode {image.mode!r}; allowed are {', '.join(_MODES)}: convert it")
+    try:
+        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"), dtype=np.uint8)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UserError(f"a Pillow image can not be decoded: {error}") from error
+
+
+def _refuse_other_array(pixels: Pixels) -> None:
+    what = f"{getattr(pixels, 'dtype', type(pixels).__name__)}{list(getattr(pixels, 'shape', ()))}"
+    is_image = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3
+    if not is_image or pixels.shape[2] != 3 or 0 in pixels.shape:
+        raise UserError(
+            f"an image is {what}; allowed are the path of a file, a Pillow image, or pixels as a numpy array, "
+            "uint8[height, width, 3]; several go into a list"
+        )

@@ -1,0 +1,34 @@
+"""Names on a terminal: nothing in them acts, and each fits its line."""
+
+import pytest
+from rich.cells import cell_len
+
+from jobs.screen import fitted, plain
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("tabby cat, Füchsin, 猫", "tabby cat, Füchsin, 猫", id="letters of any script stay"),
+        pytest.param("a\x1b[31mred", r"a\x1b[31mred", id="colours"),
+        pytest.param("a\nb\r\tc", r"a\nb\r\tc", id="lines and tabs"),
+        pytest.param("a\u202eb", r"a\u202eb", id="the other direction"),
+        pytest.param("a\udcffb", r"a\udcffb", id="a byte that is no UTF-8"),
+    ],
+)
+def test_nothing_acts(text: str, shown: str) -> None:
+    assert plain(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("0123456789", "0123456789", id="as long as the line"),
+        pytest.param("0123456789a", "0123…6789a", id="one more"),
+        pytest.param("猫" * 6, "猫猫…猫猫", id="two columns each"),
+        pytest.param("\x1b" * 3, r"\x1b…b\x1b", id="escapes count"),
+    ],
+)
+def test_the_middle_of_a_long_name_is_left_out(text: str, shown: str) -> None:
+    assert fitted(text, 10) == shown
+    assert cell_len(shown) <= 10

@@ -1,0 +1,144 @@
+"""Predictions: the same logits as an evaluation's, for files, Pillow images and pixels of any size."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipeline.data.config import EvaluationTransform, Share
+from pipeline.data.evaluation import evaluation_batches
+from pipeline.evaluation.predictor import BATCH, Predictor, load_model
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.usage import Usage
+from pipeline.models.weights import filled_model, open_weights, save_weights
+from shards.dataset import open_dataset
+from shards.errors import UserError
+from shards.read import read_sample
+from tests.rigs.images import image_bytes, png_promising
+
+LABELS = tuple(f"class {number}" for number in range(10))
+CROP = EvaluationTransform(mode="central_crop", short_side=40)
+
+
+def saved(folder: Path, usage: Usage) -> Path:
+    """A tiny model of random weights."""
+    config = ModelConfig(
+        name="vit", image_size=32, patch=16, depth=1, width=8, mlp_width=8, num_heads=2, num_classes=len(LABELS)
+    )
+    state, generator = build_model(config).state_dict(), torch.Generator().manual_seed(0)
+    state = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in state.items()}
+    save_weights(folder, config=config, labels=LABELS, tensor=lambda name: state[name], usage=usage)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("weights"), Usage())
+
+
+@pytest.fixture(scope="module")
+def predictor(weights: Path) -> Predictor:
+    return load_model(weights, device="cpu")
+
+
+@pytest.mark.parametrize("transform", [EvaluationTransform(), CROP], ids=lambda t: t.mode)
+def test_logits_are_those_of_an_evaluation(tmp_path: Path, digits_url: str, transform: EvaluationTransform) -> None:
+    predictor = load_model(saved(tmp_path / "w", Usage(transform=transform)), device="cpu")
+    dataset, num = open_dataset(digits_url), 20
+    files = [tmp_path / f"{number}.img" for number in range(num)]
+    for number, file in enumerate(files):
+        file.write_bytes(bytes(read_sample(dataset, number).data or b""))
+    share = Share(global_batch=num, rank=0, num_ranks=1)
+    batches = evaluation_batches(dataset, batch_size=num, image_size=32, transform=transform, share=share, threads=1)
+    batch, _ = next(batches)
+    views = [predictor.view(file) for file in files]
+    assert torch.equal(torch.from_numpy(np.stack(views)), batch.images)
+    with torch.no_grad():
+        evaluated = filled_model(open_weights(str(tmp_path / "w")))(batch.images)
+    assert torch.equal(predictor.logits(views), evaluated)
+    chosen = [prediction[0][0] for prediction in predictor.predict(files)]
+    assert chosen == [LABELS[number] for number in evaluated.argmax(dim=1).tolist()]
+
+
+def test_probabilities_of_softmax_add_up_to_1(predictor: Predictor) -> None:
+    logits_BK = torch.tensor([[1.0, 3.0, *[0.0] * 8]])
+    ranked = predictor.ranked(logits_BK, top=20)[0]
+    assert [label for label, _ in ranked[:3]] == ["class 1", "class 0", "class 2"]  # a tie keeps the classes' order
+    assert len(ranked) == 10
+    assert sum(probability for _, probability in ranked) == pytest.approx(1)
+    assert ranked[0][1] == pytest.approx(torch.softmax(logits_BK, dim=1)[0, 1].item())
+
+
+def test_probabilities_of_sigmoid_are_each_classs_own(tmp_path: Path) -> None:
+    predictor = load_model(saved(tmp_path, Usage(loss="sigmoid")), device="cpu")
+    ranked = predictor.ranked(torch.tensor([[4.0, 4.0, *[-4.0] * 8]]), top=3)[0]
+    assert [label for label, _ in ranked] == ["class 0", "class 1", "class 2"]
+    assert [likely for _, likely in ranked] == pytest.approx([0.982, 0.982, 0.018], abs=1e-3)
+
+
+def test_one_image_in_every_form(tmp_path: Path, predictor: Predictor) -> None:
+    path = tmp_path / "photo.png"
+    path.write_bytes(image_bytes(3, height=90, width=50, image_format="PNG"))
+    image = Image.open(path)
+    forms: list[Any] = [path, str(path), image, np.asarray(image)]
+    expected = predictor.predict(path, top=2)
+    assert [predictor.predict(form, top=2) for form in forms] == [expected] * 4
+    many = predictor.predict(forms * (BATCH // 3), top=2)
+    assert [label for prediction in many for label, _ in prediction] == [label for label, _ in expected] * len(many)
+    assert predictor.predict([]) == []
+
+
+def test_an_image_that_is_stored_turned_is_seen_upright(tmp_path: Path, predictor: Predictor) -> None:
+    with Image.open(io.BytesIO(image_bytes(4, height=40, width=60, image_format="PNG"))) as image:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        image.save(tmp_path / "upright.png")
+        image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
+    upright = predictor.view(tmp_path / "upright.png")
+    assert np.array_equal(predictor.view(tmp_path / "turned.png"), upright)
+    with Image.open(tmp_path / "turned.png") as image:
+        assert np.array_equal(predictor.view(image), upright)
+
+
+def test_grey_and_transparent_images_are_rgb(predictor: Predictor) -> None:
+    grey = Image.new("L", (50, 40), 100)
+    assert np.array_equal(predictor.view(grey), np.full((32, 32, 3), 100, dtype=np.uint8))
+    assert np.array_equal(predictor.view(Image.new("RGBA", (9, 9), (1, 2, 3, 0)))[0, 0], [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        pytest.param("/nowhere.jpg", "/nowhere.jpg: it can not be read: No such file", id="no file"),
+        pytest.param(np.zeros((8, 8, 3)), r"an image is float64\[8, 8, 3\]; allowed are the path", id="float"),
+        pytest.param(np.zeros((2, 8, 8, 3), dtype=np.uint8), "several go into a list", id="a batch"),
+        pytest.param(np.zeros((0, 8, 3), dtype=np.uint8), r"an image is uint8\[0, 8, 3\]", id="empty"),
+        pytest.param([3], r"an image is int\[\]; allowed", id="a number"),
+        pytest.param(Image.new("I;16", (8, 8)), "has the mode 'I;16'; allowed are", id="16 bits"),
+    ],
+)
+def test_what_is_no_image_is_named(predictor: Predictor, image: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        predictor.predict(image)
+
+
+def test_a_damaged_image_is_named_among_others(tmp_path: Path, predictor: Predictor) -> None:
+    good, damaged = tmp_path / "a.jpg", tmp_path / "b.png"
+    good.write_bytes(image_bytes(5))
+    damaged.write_bytes(png_promising(200, 200))  # its header is fine
+    views = predictor.views([good, damaged])
+    assert isinstance(views[0], np.ndarray)
+    assert isinstance(views[1], UserError)
+    with pytest.raises(UserError, match=r"/b\.png: "):
+        predictor.predict([good, damaged])
+
+
+def test_a_top_below_1_and_weights_that_are_damaged(predictor: Predictor) -> None:
+    with pytest.raises(UserError, match="top is 0; allowed is 1 or more"):
+        predictor.predict("a.jpg", top=0)
+    with pytest.raises(UserError, match="logits are not finite"):
+        predictor.ranked(torch.tensor([[float("nan")] * 10]), top=1)

@@ -1,0 +1,45 @@
+"""docs/troubleshooting.md quotes messages as the code says them, and has every exit code."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from jobs import exit_codes
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PAGE = (CHECKOUT / "docs" / "troubleshooting.md").read_text()
+OTHERS = {"CUDA out of memory", "Address already in use"}  # PyTorch's and the system's own
+QUOTED = [" ".join(text.split()) for text in re.findall(r"^\*\*`(.*?)`\*\*", PAGE, re.MULTILINE | re.DOTALL)]
+_FIELD = re.compile(r"%[sdr]|%\.\d+f")
+
+
+@cache
+def said() -> str:
+    """Every text in the code, a line each, with … in the place of a value."""
+    texts = []
+    for room in ("shards", "pipeline", "jobs"):
+        for path in sorted((CHECKOUT / room).rglob("*.py")):
+            texts += [_text(node) for node in ast.walk(ast.parse(path.read_text()))]
+    return "\n".join(_FIELD.sub("…", text) for text in texts)
+
+
+def _text(node: ast.AST) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+@pytest.mark.parametrize("message", [message for message in QUOTED if message not in OTHERS])
+def test_every_message_is_said_somewhere(message: str) -> None:
+    """Piece by piece: a piece between two values may come from another text of the code."""
+    for piece in (piece.strip(" ;:") for piece in message.split("…")):
+        assert piece in said(), f"nothing says {piece!r}"
+
+
+def test_there_are_twenty_messages_and_every_exit_code() -> None:
+    assert len(QUOTED) >= 20
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper()}
+    assert codes <= {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
