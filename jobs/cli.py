@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 from concurrent.futures import BrokenExecutor
+from typing import Any
 
 import tyro
 from rich.console import Console
@@ -69,6 +70,10 @@ def _run(argv: list[str]) -> int:
     stage, rest = argv[0], argv[1:]
     if stage not in STAGES:
         raise UserError(f"unknown stage {stage!r}; allowed are {', '.join(STAGES)}")
+    if stage == "show":
+        return int(importlib.import_module("jobs.show").run(rest, override=_override))
+    if stage == "diff":
+        return int(importlib.import_module("jobs.diff").run(rest))
     second = STAGES[stage].second
     asks = bool(rest) and rest[0].startswith("-") and not {"-h", "--help"}.isdisjoint(rest)
     if second in (URL, PATH):
@@ -78,17 +83,18 @@ def _run(argv: list[str]) -> int:
     name = f"jobs.{STAGES[stage].module or stage}"
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
     module = importlib.import_module(name)
-    default = default_job(stage, module, rest[0]) if second else module.DemoJob()
-    job = tyro.cli(
-        type(default),
-        default=default,
-        args=rest[1:] if second else rest,
-        prog=f"patchline {stage} {rest[0] if second else ''}".rstrip(),
-        config=(tyro.conf.AvoidSubcommands,),
-    )
+    default = default_job(stage, rest[0]) if second else module.DemoJob()
+    words = f"patchline {stage} {rest[0] if second else ''}".rstrip()
+    job = _override(default, rest[1:] if second else rest, words)
     if stage == "demo":  # its stages are processes of their own, in this environment
         return int(module.run(job, environ=dict(os.environ)))
     return int(module.run(job))
+
+
+def _override(default: Any, flags: list[str], words: str) -> Any:
+    """The job with the values of the flags; `words` are the command before them, for help."""
+    config = (tyro.conf.AvoidSubcommands,)
+    return tyro.cli(type(default), default=default, args=flags, prog=words, config=config)
 
 
 def _place_first(words: list[str], *, flag: str) -> list[str]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 RECIPE, URL, PATH = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml"
+JOB = "RECIPE|FILE|RUN"  # of show and diff, which read their words themselves
 WITH_SMOKE = ("pretrain", "finetune")
 
 
@@ -35,5 +36,7 @@ STAGES = {
     "export": Stage(
         summary="a run's weights for others: .npz, timm, Hugging Face", second=PATH, module="export_weights"
     ),
+    "show": Stage(summary="a recipe or file with every field, as YAML", second=JOB),
+    "diff": Stage(summary="the fields in which two recipes, files or runs differ", second=f"{JOB} {JOB}"),
     "demo": Stage(summary="the whole pipeline on real images in five minutes", second=""),
 }

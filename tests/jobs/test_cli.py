@@ -165,7 +165,7 @@ def test_a_store_that_does_not_answer_is_named(s3_endpoint: str, tmp_path: Path)
 
 def test_a_changed_model_can_not_go_on_with_a_record(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("stage: pretrain\njob:\n  stepz: 3\n")
-    assert_refused(patchline("pretrain", str(tmp_path / "job.yaml")), "unknown fields stepz")
+    assert_refused(patchline("pretrain", str(tmp_path / "job.yaml")), "unknown field stepz")
     assert_refused(patchline("finetune", str(tmp_path / "job.yaml")), "run: patchline pretrain")
 
 
