@@ -10,7 +10,7 @@ from typing import Any
 from jobs import exit_codes
 from jobs.lookup import job_of, split_stage, stages_found
 from jobs.resolve import kind_of
-from pipeline.differences import differences, shown
+from shards.differences import differences, shown
 from shards.errors import UserError
 
 USAGE = "patchline diff [STAGE] A B, each a RECIPE, FILE.yaml, FILE.py:FUNCTION or RUN"

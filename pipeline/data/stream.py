@@ -13,7 +13,7 @@ from pipeline.data.batches import Batch, TrainBatches
 from pipeline.data.config import DataConfig, Share
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import changes, check_memory, data_state, open_training_data
-from pipeline.differences import as_lines
+from shards.differences import as_lines
 from shards.errors import UserError
 
 _MOST_LANES = 64

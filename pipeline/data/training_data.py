@@ -13,8 +13,8 @@ from pipeline.data.config import DataConfig
 from pipeline.data.decode import DECODER_VERSION
 from pipeline.data.mixup import MIXUP_VERSION
 from pipeline.data.randaugment import RANDAUGMENT_VERSION
-from pipeline.differences import Difference, differences
 from shards.dataset import Dataset, open_dataset
+from shards.differences import Difference, differences
 from shards.errors import UserError
 from shards.hashing import derive_key
 from shards.mixing import MIXING_VERSION, Mixture, quotas

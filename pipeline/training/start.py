@@ -9,7 +9,6 @@ import torch
 
 from pipeline.collectives import all_agree
 from pipeline.data.training_data import changes, is_of_decoder
-from pipeline.differences import as_lines, differences
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.initial import initial_tensor
@@ -20,6 +19,7 @@ from pipeline.training.engine import Engine
 from pipeline.training.manifest import Manifest
 from pipeline.training.zero_state import Fragment
 from pipeline.world import World
+from shards.differences import as_lines, differences
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)

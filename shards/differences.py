@@ -1,6 +1,6 @@
 """What differs between two settings: each is flattened to fields by dotted name, and every difference is one line.
 
-The one comparison of the project: a continued run is refused with it, and `patchline diff` prints it.
+The one comparison of the project: a continued run or packing is refused with it, and `patchline diff` prints it.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.differences import Difference, as_lines, differences, flattened, shown
+from shards.differences import Difference, as_lines, differences, flattened, shown
 
 
 def test_nested_values_are_compared_by_dotted_names() -> None:
