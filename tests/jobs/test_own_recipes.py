@@ -10,6 +10,7 @@ from jobs.own_recipes import is_own, own_job
 from jobs.recipes.smoke import smoke
 from pipeline.training.config import TrainingJob
 from shards.errors import UserError
+from tests.rigs.processes import patchline
 
 TEXT = '''
 from __future__ import annotations
@@ -146,3 +147,34 @@ def test_a_file_called_as_a_module_of_python_does_not_replace_it(tmp_path: Path)
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone\.py is no file"):
         own_job("gone.py:f", kinds=(TrainingJob,), folder=tmp_path, has_smoke=False)
+
+
+OWN_RUN = """
+from dataclasses import replace
+from jobs.recipes.pretrain import digits_smoke
+
+def tiny():
+    job = digits_smoke()
+    model = replace(job.model, width=8, depth=1, mlp_width=8, num_heads=2)
+    return replace(job, model=model, steps=1, global_batch=16, schedule=replace(job.schedule, warmup_steps=0))
+"""
+
+
+def test_a_run_of_a_file_that_names_an_own_recipe(
+    digits_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is beside what it names; the run's record needs neither of them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    Path("mine/recipes.py").write_text(OWN_RUN)
+    Path("mine/my.yaml").write_text(f"recipe: recipes.py:tiny\ndata: {{url: {digits_url}}}\nrun_dir: run\nseed: 3\n")
+    ended = patchline("pretrain", "mine/my.yaml", "--device", "cpu")
+    assert ended.code == 0, ended.errors
+    changed = ("--model.pooling", "average", "--data.augment.flip")
+    refused = patchline("pretrain", "mine/my.yaml", "--device", "cpu", *changed)
+    assert refused.code == 2
+    lines = refused.errors.splitlines()
+    assert {"  model.pooling: before token, now average", "  data.augment.flip: before false, now true"} <= set(lines)
+    Path("mine/recipes.py").unlink()
+    shown = patchline("show", "run")
+    assert (shown.code, "  seed: 3\n" in shown.output) == (0, True)
