@@ -8,7 +8,6 @@ from typing import Any
 
 from jobs.own_recipes import is_own, own_job
 from jobs.recipes.smoke import SUFFIX, smoke
-from jobs.record import open_job, read_record
 from jobs.stages import RECIPE, STAGES, URL, WITH_SMOKE
 from shards.errors import UserError
 
@@ -23,17 +22,19 @@ def default_job(stage: str, word: str) -> Any:
         return _plan_job(word)
     if stage in WITH_RECIPES:
         return file_job(stage, Path(word)) if is_file(word) else recipe_job(stage, word)
+    if is_file(word):
+        return _read(stage, Path(word), recipe=None)
     kind = kind_of(stage)
     if word == STAGES[stage].second:  # help, which is of no place in particular
         return kind()
-    if is_file(word):
-        return read_record(Path(word), stage=stage, kind=kind)
     return kind(url=word) if STAGES[stage].second == URL else kind(path=word)
 
 
 def stages_of(word: str) -> tuple[str, ...]:
     """The stages with recipes that a recipe, a YAML file or an own recipe may be of; empty where it is of none."""
     if is_file(word):
+        from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
+
         file = open_job(Path(word))
         if file.stage or not file.recipe:
             return (file.stage,) if file.stage else ()
@@ -76,7 +77,7 @@ def is_file(word: str) -> bool:
 
 def file_job(stage: str, path: Path) -> Any:
     """The job in a YAML file of a stage with recipes. A Python file that it names lies where its path leads from it."""
-    return read_record(path, stage=stage, kind=kind_of(stage), recipe=partial(recipe_job, stage, folder=path.parent))
+    return _read(stage, path, recipe=partial(recipe_job, stage, folder=path.parent))
 
 
 def recipe_job(stage: str, word: str, *, folder: Path = Path()) -> Any:
@@ -109,6 +110,12 @@ def kind_of(stage: str) -> Any:
     if stage in WITH_RECIPES:
         return type(next(iter(recipes_of(stage).values()))())
     return getattr(importlib.import_module(f"jobs.{STAGES[stage].module or stage}"), f"{stage.capitalize()}Job")
+
+
+def _read(stage: str, path: Path, *, recipe: Callable[[str], Any] | None) -> Any:
+    from jobs.record import read_record  # noqa: PLC0415 - YAML, which most commands do without
+
+    return read_record(path, stage=stage, kind=kind_of(stage), recipe=recipe)
 
 
 def _unknown(stage: str, word: str) -> UserError:
