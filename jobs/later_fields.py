@@ -8,7 +8,7 @@ that does what was done before, and a recipe or a flag that asks for the new thi
 from collections.abc import Mapping
 
 LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
-    "TrainingJob": ("label_smoothing", "average_factor"),
+    "TrainingJob": ("label_smoothing", "average_factor", "threads"),
     "DataConfig": ("mix", "randaugment", "mixup", "reading", "allow_other_decoder"),
     "AugmentConfig": ("antialias", "scaled_decode"),
     "EvaluationTransform": ("antialias",),
@@ -24,7 +24,9 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     ),
     "OptimizerConfig": ("decay_scale", "head_decay"),
     "EngineConfig": ("compile", "activation_checkpointing"),
-    "PackJob": ("labels_file", "limits", "dedup", "resize", "run_dir"),
+    "PackJob": ("labels_file", "limits", "dedup", "resize", "description", "licence", "run_dir"),
+    "IndexJob": ("description", "licence"),
+    "EvaluateJob": ("threads", "json"),
     "FlatSource": ("labels_csv", "file_column", "label_column", "separator"),
     "VerifyJob": ("workers", "run_dir"),
 }
