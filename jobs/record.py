@@ -15,6 +15,7 @@ import yaml
 
 from jobs.fields import Report, job_from
 from jobs.later_fields import LATER_FIELDS
+from jobs.stages import STAGES
 from jobs.yaml_tree import Fields, Scalar, Tree, read_tree
 from shards.errors import UserError
 
@@ -65,6 +66,8 @@ def open_job(path: Path) -> JobFile:
         if value is not None and (not isinstance(value, Scalar) or value.is_nothing):
             raise UserError(f"{path}, line {value.line}: {name} is to be a single word")
         head[name] = value.text if isinstance(value, Scalar) else ""
+    if head["stage"] not in ("", *STAGES):
+        raise UserError(f"{path}: stage is {head['stage']!r}; allowed are {', '.join(STAGES)}")
     if "job" in tree.entries:
         if set(tree.entries) != {"stage", "job"}:
             found = ", ".join(tree.entries)

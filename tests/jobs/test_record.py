@@ -180,6 +180,7 @@ def test_a_record_from_before_a_field_existed_says_what_it_stands_for(
         pytest.param(b"stage: pretrain\njob: {}\nrecipe: x\n", "entries stage, job, recipe; allowed", id="both forms"),
         pytest.param(b"recipe: [a, b]\n", "my.yaml, line 1: recipe is to be a single word", id="two recipes"),
         pytest.param(b"recipe:\n", "my.yaml, line 1: recipe is to be a single word", id="no recipe"),
+        pytest.param(b"stage: pretran\njob: {}\n", "stage is 'pretran'; allowed are pack, ", id="no stage"),
         pytest.param(b"stage: finetune\njob: {}\n", "run: patchline finetune ", id="another stage"),
         pytest.param(b"stage: !!python/object/apply:os.getcwd []\njob: {}\n", "is not YAML", id="code is not run"),
     ],
