@@ -18,7 +18,7 @@ from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
 from jobs.mistakes import HELP_WORDS, refuse_missing, refuse_wrong_words, unknown_stage
 from jobs.resolve import default_job
-from jobs.stages import RECIPE, STAGES, WEIGHTS, Stage, recipes_of, types_of
+from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of, types_of
 from jobs.threads import wait_quietly
 from shards.errors import UserError, WillNotSucceedError
 
@@ -80,18 +80,30 @@ def _run(argv: list[str]) -> int:
     if argv[0] == "--version":
         return _show(f"patchline {version('patchline')}\n", asked=True)
     stage, words = argv[0], argv[1:]
+    if stage in TOOLS:
+        return _tool(stage, words)
     if stage not in STAGES:
-        raise unknown_stage(stage, list(STAGES))
+        raise unknown_stage(stage, list(COMMANDS))
     asked = [word for word in words if word in HELP_WORDS]
     words = _second_word_first(STAGES[stage], words, asked=bool(asked))
     if not words or words[0].startswith("-"):
         return _no_second_word(stage, asked=bool(asked))
     if STAGES[stage].second == WEIGHTS:
         words = [words[0], *types_of(stage).arranged(words[1:])]
-    default = default_job(stage, types_of(stage), words[0])
+    default = default_job(stage, words[0])
     if asked:
         return _help(stage, words[0], default, everything="--help-all" in asked)
     return _start(stage, words[0], _job(stage, default, words))
+
+
+def _tool(name: str, words: list[str]) -> int:
+    """show and diff, which read their words themselves."""
+    asked = any(word in HELP_WORDS for word in words)
+    if asked or not words:
+        return _show(second_words(name, {}, columns()), asked=asked)
+    if name == "show":
+        return int(importlib.import_module("jobs.show").run(words, override=_overridden))
+    return int(importlib.import_module("jobs.diff").run(words))
 
 
 def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:
@@ -102,8 +114,9 @@ def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:
 
 def _start(stage: str, word: str, job: Any) -> int:
     """Loads the stage's module, which may take seconds, and runs the job."""
+    run_dir = getattr(job, "run_dir", "")  # predict writes nothing
     if STAGES[stage].loads_torch and _rank() == "0":
-        log.info("starting %s %s%s", stage, word, f" in {job.run_dir}" if job.run_dir else "")
+        log.info("starting %s %s%s", stage, word, f" in {run_dir}" if run_dir else "")
     name = f"jobs.{STAGES[stage].module or stage}"
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
     module = importlib.import_module(name)
@@ -114,11 +127,15 @@ def _start(stage: str, word: str, job: Any) -> int:
 
 def _job(stage: str, default: Any, words: list[str]) -> Any:
     """The job with what the words after the second change in it. UserError for what is wrong, or missing."""
-    command = " ".join(["patchline", stage, words[0]]).rstrip()
-    refuse_wrong_words(words[1:], list(flags_of(default)), command=command)
-    job = _changed(default, words[1:], command=command) if words[1:] else default
+    job = _overridden(default, words[1:], " ".join(["patchline", stage, words[0]]).rstrip())
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
     return job
+
+
+def _overridden(default: Any, words: list[str], command: str) -> Any:
+    """The job with the values of the flags; `command`: the words before them. UserError for what is wrong."""
+    refuse_wrong_words(words, list(flags_of(default)), command=command)
+    return _changed(default, words, command=command) if words else default
 
 
 def _changed(default: Any, words: list[str], *, command: str) -> Any:

@@ -7,8 +7,8 @@ from typing import Literal
 
 from jobs import exit_codes
 from jobs.flags import Flag, flags_of
-from jobs.resolve import default_job
-from jobs.stages import RECIPE, STAGES, recipes_of, types_of
+from jobs.resolve import WITH_RECIPES, default_job
+from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, recipes_of
 from shards.errors import UserError
 
 ASK = "__complete"  # the first word of the question
@@ -64,8 +64,10 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
     if not before:
-        return [*STAGES, "--help", "--version"]
+        return [*COMMANDS, "--help", "--version"]
     stage = before[0]
+    if stage in TOOLS and not begun.startswith("-"):
+        return [name for one in WITH_RECIPES for name in recipes_of(one)]
     if stage not in STAGES:
         return ()
     if len(before) == 1 and not begun.startswith("-"):
@@ -85,6 +87,6 @@ def _second_words(stage: str) -> Iterable[str]:
 
 def _flags(stage: str, word: str) -> list[Flag]:
     try:
-        return list(flags_of(default_job(stage, types_of(stage), word or STAGES[stage].second)))
+        return list(flags_of(default_job(stage, word or STAGES[stage].second)))
     except UserError:  # a recipe that there is not, a file that cannot be read
         return []

@@ -9,7 +9,7 @@ from typing import Any
 from jobs.flags import Flag, default_text, flags_of
 from jobs.mistakes import required_flags
 from jobs.recipes.smoke import SUFFIX
-from jobs.stages import RECIPE, STAGES, WITH_SMOKE
+from jobs.stages import COMMANDS, RECIPE, STAGES, WITH_SMOKE
 
 _PIPE_COLUMNS = 100
 _LEAST_COLUMNS, _MOST_COLUMNS = 60, 140  # longer lines are hard to read
@@ -29,7 +29,7 @@ def overview(width: int) -> str:
     """`patchline --help`: every stage with what it is for."""
     blocks = [
         "usage: patchline STAGE RECIPE|FILE.yaml|URL|PATH [--any.flag VALUE ...]",
-        _rows([(name, stage.summary) for name, stage in STAGES.items()], width),
+        _rows([(name, stage.summary) for name, stage in COMMANDS.items()], width),
         _rows(
             [
                 ("patchline STAGE", "lists what its second word can be"),
@@ -52,7 +52,7 @@ def overview(width: int) -> str:
 
 def second_words(name: str, recipes: Recipes, width: int) -> str:
     """`patchline STAGE`: what the second word can be."""
-    stage = STAGES[name]
+    stage = COMMANDS[name]
     blocks = [f"usage: patchline {name} {stage.second} [--any.flag VALUE ...]", f"{_sentence(stage.summary)}"]
     if stage.second == RECIPE:
         rows = [(recipe, _first_line(function)) for recipe, function in recipes.items()]

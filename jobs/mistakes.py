@@ -112,7 +112,10 @@ def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
     """The error for a second word that is neither a recipe nor a file."""
     near = similar(word, recipes)
     listed = ", ".join(recipes) if len(recipes) <= _MOST_LISTED else f"what 'patchline {stage}' lists"
-    return UserError(f"unknown recipe {word!r} of patchline {stage}; {_meant(near)}allowed are {listed}, or a job.yaml")
+    return UserError(
+        f"unknown recipe {word!r} of patchline {stage}; {_meant(near)}allowed are {listed}, a YAML file "
+        "(my.yaml, RUN/job.yaml), or a function in a Python file (my_recipes.py:my_vit)"
+    )
 
 
 def refuse_wrong_words(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> None:

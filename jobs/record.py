@@ -1,15 +1,43 @@
-"""RUN/job.yaml: the resolved job, replayable with `patchline STAGE RUN/job.yaml`. Strict both ways."""
+"""Jobs as YAML: RUN/job.yaml, the record of a run, replayable with `patchline STAGE RUN/job.yaml`; and what people
+write, a `recipe:` and the fields that differ from it.
 
-import json
+A record has the two entries `stage` and `job`, with every field. A file of one's own has its fields at the top, beside
+`recipe:` and, where one likes, `stage:`; without a recipe it has every field too.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
 
+from jobs.fields import Report, job_from
+from jobs.later_fields import LATER_FIELDS
+from jobs.stages import STAGES
+from jobs.yaml_tree import Fields, Scalar, Tree, read_tree
 from shards.errors import UserError
 
+log = logging.getLogger(__name__)
 Job = TypeVar("Job")
+_MOST_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile:
+    """What a file says before its fields are looked at; `stage` and `recipe` are empty where it does not say them."""
+
+    path: Path
+    stage: str
+    recipe: str
+    job: Tree
+    is_record: bool
+
+
+def record_text(stage: str, job: Any) -> str:
+    """A job as YAML with every field: what read_record reads back."""
+    return str(yaml.safe_dump({"stage": stage, "job": _plain(asdict(job))}, sort_keys=False))
 
 
 def write_record(run_dir: Path, *, stage: str, job: object) -> None:
@@ -17,64 +45,89 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
 
     UserError where the folder can not be made or written to.
     """
-    fields = _adapter(type(job)).dump_python(job, mode="json")
-    text = yaml.safe_dump({"stage": stage, "job": fields}, sort_keys=False)
     waiting = run_dir / "job.yaml.part"
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        waiting.write_text(f"# patchline {stage} {run_dir / 'job.yaml'}\n{text}")
+        waiting.write_text(f"# patchline {stage} {run_dir / 'job.yaml'}\n{record_text(stage, job)}")
         waiting.replace(run_dir / "job.yaml")
     except OSError as error:
         what = f"cannot write job.yaml in {run_dir}: {error.strerror}"
         raise UserError(f"{what}; give --run-dir a folder that this user may write to") from error
 
 
-def read_record(path: Path, *, stage: str, kind: type[Job]) -> Job:
-    """The job in a record. UserError where it is of another stage or a field is unknown or wrong."""
-    content = _content(path)
-    if content["stage"] != stage:
-        raise UserError(
-            f"{path} is a record of the stage {content['stage']!r}; run: patchline {content['stage']} {path}"
-        )
+def open_job(path: Path) -> JobFile:
+    """A record or a file of one's own. UserError where it is neither."""
+    tree = read_tree(path)
+    if not isinstance(tree, Fields):
+        raise UserError(f"{path} holds no fields; give it a line as `recipe: digits_smoke`, and what differs from it")
+    head = {}
+    for name in ("stage", "recipe"):
+        value = tree.entries.get(name)
+        if value is not None and (not isinstance(value, Scalar) or value.is_nothing):
+            raise UserError(f"{path}, line {value.line}: {name} is to be a single word")
+        head[name] = value.text if isinstance(value, Scalar) else ""
+    if head["stage"] not in ("", *STAGES):
+        raise UserError(f"{path}: stage is {head['stage']!r}; allowed are {', '.join(STAGES)}")
+    if "job" in tree.entries:
+        if set(tree.entries) != {"stage", "job"}:
+            found = ", ".join(tree.entries)
+            raise UserError(f"{path} has the entries {found}; allowed beside `job:` is `stage:`, and nothing else")
+        return JobFile(path=path, job=tree.entries["job"], is_record=True, **head)
+    own = {name: value for name, value in tree.entries.items() if name not in head}
+    lines = {name: tree.lines[name] for name in own}
+    return JobFile(path=path, job=Fields(entries=own, lines=lines, line=tree.line), is_record=False, **head)
+
+
+def read_record(path: Path, *, stage: str, kind: type[Job], recipe: Callable[[str], Job] | None = None) -> Job:
+    """The job of `stage` in a file; `recipe` makes the job of a recipe's name (None: the stage has no recipes).
+
+    UserError where the file is of another stage, or a field is unknown, wrong, or missing without a recipe.
+    """
+    file = open_job(path)
+    if file.stage and file.stage != stage:
+        raise UserError(f"{path} is of the stage {file.stage!r}; run: patchline {file.stage} {path}")
+    if file.recipe and recipe is None:
+        raise UserError(f"{path}: patchline {stage} has no recipes; give every field instead of `recipe:`")
     try:
-        # Through JSON, where strict mode still lets a list stand for a tuple; what YAML takes for a date was a name.
-        job = _adapter(kind).validate_json(json.dumps(content["job"], default=str), strict=True)
-    except ValidationError as error:
-        faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (given {e['input']!r})" for e in error.errors()]
-        raise UserError(f"{path}: {'; '.join(faults[:5])}") from error
-    unknown = _unknown(content["job"], _adapter(kind).dump_python(job, mode="json"))
-    if unknown:
-        raise UserError(f"{path}: unknown fields {', '.join(unknown)}; remove them, or correct their names")
+        base = recipe(file.recipe) if file.recipe and recipe else None
+    except UserError as error:
+        raise UserError(f"{path}, recipe: {error}") from error
+    return _job_in(file, stage=stage, kind=kind, base=base)
+
+
+def _job_in(file: JobFile, *, stage: str, kind: type[Job], base: Job | None) -> Job:
+    if not isinstance(file.job, Fields):
+        raise UserError(f"{file.path}, line {file.job.line}: `job:` holds no fields; it is to have every one")
+    job, report = job_from(file.job, kind=kind, base=base, later=LATER_FIELDS if file.is_record else {})
+    _refuse(file.path, report, stage=stage)
+    if report.assumed:
+        names = _listed(report.assumed)
+        log.info("%s was written before these fields existed, which are as they were then: %s", file.path, names)
     result: Job = job
     return result
 
 
-def stage_of(path: Path) -> str:
-    """The stage that a record is of. UserError where it is no record."""
-    return str(_content(path)["stage"])
+def _refuse(path: Path, report: Report, *, stage: str) -> None:
+    if report.faults:
+        faults = sorted(report.faults)[:_MOST_SHOWN]
+        lines = [f"  line {line}: {message}" if line else f"  {message}" for line, message in faults]
+        more = len(report.faults) - len(lines)
+        end = [f"  and {more} more"] if more else []
+        raise UserError("\n".join([f"{path} is no job of patchline {stage}:", *lines, *end]))
+    if report.missing:
+        raise UserError(
+            f"{path} names no recipe, so it must have every field. Missing are\n  {_listed(report.missing)}\n"
+            f"Add `recipe: NAME` and keep what differs from it (`patchline {stage}` lists the recipes),\n"
+            f"or give every field (`patchline show {stage} NAME` prints them)."
+        )
 
 
-def _content(path: Path) -> dict[str, Any]:
-    """The two entries of a record, `stage` and `job`."""
-    try:
-        content = yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path} can not be read: {error.strerror}; give a recipe's name or a job.yaml") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {error}") from error
-    if not isinstance(content, dict) or set(content) != {"stage", "job"}:
-        raise UserError(f"{path} is no job record: it needs the two entries 'stage' and 'job'")
-    return content
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_SHOWN
+    return ", ".join(names[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _adapter(kind: type[Job]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-def _unknown(given: Any, known: Any, prefix: str = "") -> list[str]:
-    """Dotted names of fields in `given` that the job does not have (pydantic drops them in plain dataclasses)."""
-    if not isinstance(given, dict) or not isinstance(known, dict):
-        return []
-    extra = [f"{prefix}{key}" for key in given if key not in known]
-    nested = [_unknown(value, known[key], f"{prefix}{key}.") for key, value in given.items() if key in known]
-    return extra + [name for names in nested for name in names]
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

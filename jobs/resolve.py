@@ -1,41 +1,113 @@
-"""The job that the second word of a command stands for: a recipe, a record, a URL or a path."""
+"""The job that the second word of a command stands for: a recipe, a YAML file, an own recipe, a URL or a path."""
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from jobs.mistakes import unknown_recipe
+from jobs.own_recipes import is_own, own_job
 from jobs.recipes.smoke import SUFFIX, smoke
-from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE
+from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE, recipes_of, types_of
+from shards.errors import UserError
+
+PLAN = "plan"  # takes what the training stages take, and has no files of its own
+_TRAINING = WITH_SMOKE
+WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.second == RECIPE and name != PLAN)
 
 
-def default_job(stage: str, module: ModuleType, word: str) -> Any:
-    """The job that a stage's second word stands for: a recipe, a record, a URL or a path."""
-    is_file = word.endswith((".yaml", ".yml"))
-    second = STAGES[stage].second
-    if second != RECIPE:
-        kind = getattr(module, f"{stage.capitalize()}Job")
-        if word == second:  # help, which is of no place in particular; or there is no second word
-            return kind()
-        if is_file and second in (URL, PATH):
-            return _read_record(Path(word), stage=stage, kind=kind)
-        return kind(**{STAGES[stage].field: word})
-    recipes: dict[str, Callable[[], Any]] = importlib.import_module(f"jobs.recipes.{stage}").RECIPES
+def default_job(stage: str, word: str) -> Any:
+    """The job that a stage's second word stands for. UserError where it stands for none of this stage."""
+    if stage == PLAN:
+        return _plan_job(word)
+    if stage in WITH_RECIPES:
+        return file_job(stage, Path(word)) if is_file(word) else recipe_job(stage, word)
+    kind, second = kind_of(stage), STAGES[stage].second
+    if word == second:  # help, which is of no place in particular; or there is no second word
+        return kind()
+    if is_file(word) and second in (URL, PATH):
+        return _read(stage, Path(word), recipe=None)
+    return kind(**{STAGES[stage].field: word})
+
+
+def stages_of(word: str) -> tuple[str, ...]:
+    """The stages with recipes that a recipe, a YAML file or an own recipe may be of; empty where it is of none."""
+    if is_file(word):
+        from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
+
+        file = open_job(Path(word))
+        if file.stage or not file.recipe:
+            return (file.stage,) if file.stage else ()
+        found = _stages_of_recipe(file.recipe, folder=Path(word).parent)
+        if not found:
+            raise UserError(f"{word}, recipe: no stage has a recipe {file.recipe!r}; `patchline STAGE` lists them")
+        return found
+    return _stages_of_recipe(word, folder=Path())
+
+
+def _stages_of_recipe(word: str, *, folder: Path) -> tuple[str, ...]:
+    if not is_own(word):
+        return tuple(stage for stage in WITH_RECIPES if has_recipe(stage, word))
+    kinds = {stage: kind_of(stage) for stage in WITH_RECIPES}
+    job = own_job(word, kinds=tuple(dict.fromkeys(kinds.values())), folder=folder, has_smoke=True)
+    return tuple(stage for stage, kind in kinds.items() if isinstance(job, kind))
+
+
+def _plan_job(word: str) -> Any:
+    recipes = recipes_of(PLAN)
     if word in recipes:
         return recipes[word]()
-    if stage in WITH_SMOKE and word.removesuffix(SUFFIX) in recipes:
-        return smoke(recipes[word.removesuffix(SUFFIX)]())
-    if is_file and stage == "plan":
-        return importlib.import_module("jobs.recipes.plan").of_record(Path(word))
-    if is_file:
-        kind = type(next(iter(recipes.values()))())
-        return _read_record(Path(word), stage=stage, kind=kind)
-    raise unknown_recipe(word, stage, list(recipes))
+    stages = stages_of(word)
+    training = [stage for stage in _TRAINING if stage in stages]
+    if training:
+        job = file_job(training[0], Path(word)) if is_file(word) else recipe_job(training[0], word)
+        return importlib.import_module("jobs.recipes.plan").of_training(word, job)
+    if stages:
+        what = "record" if is_file(word) else "recipe"
+        raise UserError(f"{word} is a {what} of the stage {stages[0]!r}; a plan is of {' or '.join(_TRAINING)}")
+    if is_file(word):
+        raise UserError(f"{word} names neither a stage nor a recipe; add `recipe: NAME`, or `stage: {_TRAINING[0]}`")
+    raise unknown_recipe(word, PLAN, list(recipes_of(PLAN)))
 
 
-def _read_record(path: Path, *, stage: str, kind: type[Any]) -> Any:
-    from jobs.record import read_record  # noqa: PLC0415 - pydantic and YAML, which few commands need
+def is_file(word: str) -> bool:
+    """Whether a word names a YAML file."""
+    return word.endswith((".yaml", ".yml"))
 
-    return read_record(path, stage=stage, kind=kind)
+
+def file_job(stage: str, path: Path) -> Any:
+    """The job in a YAML file of a stage with recipes. A Python file that it names lies where its path leads from it."""
+    return _read(stage, path, recipe=partial(recipe_job, stage, folder=path.parent))
+
+
+def recipe_job(stage: str, word: str, *, folder: Path = Path()) -> Any:
+    """The job of a recipe, of its smoke size, or of FILE.py:FUNCTION. UserError where the stage has none such."""
+    if is_own(word):
+        return own_job(word, kinds=(kind_of(stage),), folder=folder, has_smoke=stage in WITH_SMOKE)
+    if has_recipe(stage, word):
+        known = recipes_of(stage)
+        return known[word]() if word in known else smoke(known[word.removesuffix(SUFFIX)]())
+    others = [other for other in WITH_RECIPES if has_recipe(other, word)]
+    if others:
+        raise UserError(f"{word!r} is a recipe of patchline {' and of patchline '.join(others)}, not of {stage}")
+    raise unknown_recipe(word, stage, list(recipes_of(stage)))
+
+
+def has_recipe(stage: str, word: str) -> bool:
+    """Whether a recipe of a stage, or its smoke size, is called so."""
+    known = recipes_of(stage)
+    return word in known or (stage in WITH_SMOKE and word.removesuffix(SUFFIX) in known)
+
+
+def kind_of(stage: str) -> Any:
+    """The type of a stage's jobs."""
+    if stage in WITH_RECIPES:
+        return type(next(iter(recipes_of(stage).values()))())
+    return getattr(types_of(stage), f"{stage.capitalize()}Job")
+
+
+def _read(stage: str, path: Path, *, recipe: Callable[[str], Any] | None) -> Any:
+    from jobs.record import read_record  # noqa: PLC0415 - YAML, which most commands do without
+
+    return read_record(path, stage=stage, kind=kind_of(stage), recipe=recipe)

@@ -2,8 +2,6 @@
 
 import unicodedata
 
-from rich.cells import cell_len, set_cell_size
-
 WIDTH = 80
 _ACTING = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # control, direction-changing, half a character, line ends
 
@@ -15,6 +13,8 @@ def plain(text: str) -> str:
 
 def fitted(text: str, width: int = WIDTH) -> str:
     """The plain text in at most `width` columns; the middle of a long one is left out."""
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - help does without
+
     shown = plain(text)
     if cell_len(shown) <= width:
         return shown

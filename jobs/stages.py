@@ -12,6 +12,7 @@ from typing import Any
 
 RECIPE, URL, PATH = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml"
 WEIGHTS = "WEIGHTS IMAGE..."  # the second word, and what follows it without a flag
+JOB = "RECIPE|FILE|RUN"
 WITH_SMOKE = ("pretrain", "finetune")
 
 
@@ -137,8 +138,7 @@ STAGES = {
     "predict": Stage(
         summary="the most probable classes of images, by a run's weights",
         second=WEIGHTS,
-        loads_torch=True,
-        required=("--weights", "--images"),
+        required=("--weights",),
         examples=("predict runs/digits/weights a.png b.jpg --top 3", "predict runs/digits photos/*.jpg --json"),
     ),
     "plan": Stage(
@@ -185,6 +185,21 @@ STAGES = {
         examples=('completion bash  # eval "$(patchline completion bash)" in ~/.bashrc', "completion zsh"),
     ),
 }
+
+# About jobs; they read their words themselves.
+TOOLS = {
+    "show": Stage(
+        summary="a recipe or file with every field, as YAML",
+        second=f"[STAGE] {JOB}",
+        examples=("show digits_smoke", "show my.yaml --schedule.learning-rate 1e-4", "show finetune cifar10"),
+    ),
+    "diff": Stage(
+        summary="the fields in which two recipes, files or runs differ",
+        second="[STAGE] A B",
+        examples=("diff vit_b16_i21k vit_b16_i21k_augreg", "diff my.yaml runs/mine"),
+    ),
+}
+COMMANDS = {**STAGES, **TOOLS}
 
 
 def types_of(stage: str) -> ModuleType:

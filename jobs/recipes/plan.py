@@ -1,13 +1,11 @@
-"""What `patchline plan` can be asked for: every training recipe, with the dataset it is meant for, and every run."""
+"""What `patchline plan` can be asked for by name: every training recipe, with the dataset that it is meant for."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from jobs.model_jobs import PlanJob
 from jobs.recipes import finetune, paper_datasets, paper_finetune, paper_imagenet, paper_jft, pretrain
 from jobs.recipes.paper_datasets import PaperDataset
 from pipeline.training.config import TrainingJob
-from shards.errors import UserError
 
 _UNKNOWN = PaperDataset(name="", num_images=0, num_classes=0)
 _DATASETS: dict[str, PaperDataset] = {
@@ -49,13 +47,6 @@ RECIPES: dict[str, Callable[[], PlanJob]] = {
 }
 
 
-def of_record(path: Path) -> PlanJob:
-    """The plan of a run's job.yaml. UserError where the run is no training."""
-    from jobs.record import read_record, stage_of  # noqa: PLC0415 - pydantic and YAML, which lists and help do without
-
-    stage = stage_of(path)
-    if stage not in ("pretrain", "finetune"):
-        raise UserError(
-            f"{path} is a record of the stage {stage!r}; a plan is of pretrain or finetune, give one of these"
-        )
-    return PlanJob(recipe=str(path), training=read_record(path, stage=stage, kind=TrainingJob))
+def of_training(word: str, training: TrainingJob) -> PlanJob:
+    """The plan of a job that is no recipe of ours as it stands: its dataset is not known."""
+    return PlanJob(recipe=word, training=training)

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.bf16 import Bf16
 from pipeline.collectives import all_agree, gather_json
-from pipeline.data.training_data import changes
+from pipeline.data.training_data import changes, is_of_decoder
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.initial import initial_tensor
@@ -21,6 +21,7 @@ from pipeline.training.manifest import Manifest
 from pipeline.training.precision import choose_precision, least_of
 from pipeline.training.zero_state import Fragment
 from pipeline.world import World, bf16_of
+from shards.differences import as_lines, differences
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -142,17 +143,24 @@ def refuse_changes(saved: SavedJob, *, data_state: dict[str, Any], job: Training
 
     Ranks and the engine may change (stage, precision, compilation, checkpointing): they change results to rounding.
     """
-    before = asdict(ModelConfig(**saved.model))  # fields that an older version had not are at their defaults
-    pairs = [(f"model.{key}", before[key], value) for key, value in asdict(job.model).items()]
-    pairs += [("loss", saved.loss, job.loss), ("optimizer.name", saved.optimizer, job.optimizer.name)]
-    pairs.append(("average_factor", saved.average_factor, job.average_factor))
-    changed = [f"{name} was {was!r}, now {now!r}" for name, was, now in pairs if was != now]
+    before = {
+        "model": asdict(ModelConfig(**saved.model)),  # fields that an older version had not are at their defaults
+        "loss": saved.loss,
+        "optimizer": {"name": saved.optimizer},
+        "average_factor": saved.average_factor,
+    }
+    now = {
+        "model": asdict(job.model),
+        "loss": job.loss,
+        "optimizer": {"name": job.optimizer.name},
+        "average_factor": job.average_factor,
+    }
+    changed = differences(before, now)
     changed += changes(saved.data_state, data_state, allow_other_decoder=job.data.allow_other_decoder)
     if changed:
-        is_decoder = any(name.startswith("data: decoder") for name in changed)
-        hint = "; --data.allow-other-decoder accepts other versions" if is_decoder else ""
+        hint = "; --data.allow-other-decoder accepts other versions" if any(map(is_of_decoder, changed)) else ""
         raise UserError(
-            f"{job.run_dir} holds a run that can not be continued like this: {'; '.join(changed)}. "
+            f"{job.run_dir} holds a run that cannot be continued with other values:\n{as_lines(changed)}\n"
             f"Use the same values, or another --run-dir{hint}"
         )
     if saved.step > job.steps:

@@ -8,6 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from shards.differences import as_lines, differences
 from shards.errors import UserError
 from shards.manifest import FORMAT_VERSION, sha256_hex
 from shards.packing.spec import PackSpec
@@ -81,15 +82,16 @@ def read_plan(store: Store, spec: PackSpec) -> Plan | None:
         todo = f"delete {PLAN_PATH} there and pack again, or give another --out"
         raise UserError(f"{store.url}/{PLAN_PATH} is {error}; {todo}") from error
     asked = spec.settings()
-    different = sorted(name for name in asked if plan.settings.get(name) != asked[name])
+    different = differences({name: plan.settings.get(name) for name in asked}, asked)
     if different:
-        named = ", ".join(f"{name} {plan.settings.get(name)!r} (now {asked[name]!r})" for name in different)
-        raise UserError(f"{store.url} is planned with other settings: {named}; use these, or another --out")
+        what = f"{store.url} is planned with other settings:\n{as_lines(different)}"
+        raise UserError(f"{what}\nUse these, or another --out")
     return plan
 
 
 def refuse_other_versions(plan: Plan, spec: PackSpec) -> None:
     """Other library versions could write other bytes into one dataset."""
-    if (here := spec.versions()) != plan.versions:
-        message = f"the plan was made with {plan.versions}, here are {here}"
-        raise UserError(f"{message}; install the plan's versions, or pack anew into another --out")
+    different = differences(plan.versions, spec.versions())
+    if different:
+        what = f"the plan was made with other versions of libraries:\n{as_lines(different)}"
+        raise UserError(f"{what}\nInstall the plan's versions, or pack anew into another --out")

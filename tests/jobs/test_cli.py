@@ -68,7 +68,7 @@ def assert_refused(ended: Ended, message: str) -> None:
         pytest.param(("pretrain", "digits_smoke", "--steps"), "--steps", id="no value"),
         pytest.param(("pretrain", "digits_smoke", "--engine.zero-stage", "4"), "4", id="not one of the choices"),
         pytest.param(("pretrain", "digits_smoke", "--steps", "0"), "given are 0, 1,", id="refused by the job"),
-        pytest.param(("pretrain", "nothing.yaml"), "nothing.yaml can not be read: No such file", id="no such record"),
+        pytest.param(("pretrain", "nothing.yaml"), "nothing.yaml cannot be read: No such file", id="no such record"),
         pytest.param(("evaluate", "resize"), "--weights is missing", id="evaluate without weights"),
         pytest.param(("finetune", "digits_48"), "--initial.weights is missing", id="finetune without weights"),
         pytest.param(("pack", "folder"), "--out is missing", id="pack without out"),
@@ -170,7 +170,7 @@ def test_a_store_that_does_not_answer_is_named(s3_endpoint: str, tmp_path: Path)
 
 def test_a_changed_model_can_not_go_on_with_a_record(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("stage: pretrain\njob:\n  stepz: 3\n")
-    assert_refused(patchline("pretrain", str(tmp_path / "job.yaml")), "unknown fields stepz")
+    assert_refused(patchline("pretrain", str(tmp_path / "job.yaml")), "unknown field stepz")
     assert_refused(patchline("finetune", str(tmp_path / "job.yaml")), "run: patchline pretrain")
 
 

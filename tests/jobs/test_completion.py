@@ -9,7 +9,7 @@ import pytest
 
 from jobs.cli import main
 from jobs.completion import ASK, CompletionJob, candidates
-from jobs.stages import STAGES
+from jobs.stages import COMMANDS
 from shards.errors import UserError
 
 SCRIPTS = ("bash", "zsh", "fish")
@@ -18,8 +18,9 @@ SCRIPTS = ("bash", "zsh", "fish")
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ([""], [*STAGES, "--help", "--version"]),
-        (["pre"], ["pretrain"]),
+        ([""], [*COMMANDS, "--help", "--version"]),
+        (["pretr"], ["pretrain"]),
+        (["show", "vit_h14"], ["vit_h14_jft", "vit_h14_i21k"]),
         (["pretrain", "digits"], ["digits_smoke"]),
         (["evaluate", ""], ["resize", "central_crop"]),
         (["completion", ""], list(SCRIPTS)),

@@ -10,14 +10,14 @@ from jobs.flags import default_text, flags_of, sentences
 from jobs.recipes import pack
 from jobs.recipes.pretrain import digits_smoke
 from jobs.resolve import default_job
-from jobs.stages import RECIPE, STAGES, recipes_of, types_of
+from jobs.stages import RECIPE, STAGES, recipes_of
 
 
 def jobs() -> Iterator[Any]:
     """A job of every stage; of stages with recipes, one of each recipe."""
     for stage, entry in STAGES.items():
         words = list(recipes_of(stage)) if entry.second == RECIPE else [entry.second]
-        yield from (pytest.param(default_job(stage, types_of(stage), word), id=f"{stage} {word}") for word in words)
+        yield from (pytest.param(default_job(stage, word), id=f"{stage} {word}") for word in words)
 
 
 @pytest.mark.parametrize("job", list(jobs()))

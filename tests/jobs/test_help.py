@@ -7,14 +7,15 @@ import pytest
 from jobs import help as pages
 from jobs.flags import flags_of
 from jobs.mistakes import refuse_wrong_words, required_flags
+from jobs.predict import arranged
 from jobs.resolve import default_job
-from jobs.stages import RECIPE, STAGES, recipes_of, types_of
+from jobs.stages import RECIPE, STAGES, recipes_of
 
 WIDTHS = (80, 120)
 
 
 def page(stage: str, word: str, *, everything: bool = False, width: int = 80) -> str:
-    job = default_job(stage, types_of(stage), word)
+    job = default_job(stage, word)
     about = recipes_of(stage)[word].__doc__ or "" if STAGES[stage].second == RECIPE else ""
     return pages.of_job(stage, word, job, about=about, everything=everything, width=width)
 
@@ -49,7 +50,7 @@ def test_all_flags_are_in_the_whole_page_once(stage: str) -> None:
     for word in words_of(stage):
         text = page(stage, word, everything=True)
         shown = re.findall(r"^  (--[^ \n]+)", text, re.MULTILINE)
-        flags = [flag.usage.split()[0] for flag in flags_of(default_job(stage, types_of(stage), word))]
+        flags = [flag.usage.split()[0] for flag in flags_of(default_job(stage, word))]
         assert sorted(shown) == sorted(flags)
 
 
@@ -69,7 +70,8 @@ def test_examples_are_commands_that_would_run(stage: str) -> None:
         second = words.pop(0) if has_second else ""
         if second.endswith(".yaml"):
             continue
-        job = default_job(stage, types_of(stage), second)
+        job = default_job(stage, second)
+        words = arranged(words) if stage == "predict" else words
         refuse_wrong_words(words, list(flags_of(job)), command=stage)
         given = {word for word in words if word.startswith("--")}
         assert {flag.name for flag in required_flags(list(flags_of(job)), STAGES[stage].required)} <= given
@@ -101,6 +103,6 @@ def test_pages_are_as_wide_as_the_terminal_within_reason(
 
 
 def test_a_record_is_told_from_a_recipe() -> None:
-    job = default_job("pretrain", types_of("pretrain"), "digits_smoke")
+    job = default_job("pretrain", "digits_smoke")
     text = pages.of_job("pretrain", "run/job.yaml", job, about="", everything=False, width=80)
     assert "Pre-train; the same command again continues the run." in text

@@ -16,7 +16,7 @@ from jobs.mistakes import (
 from jobs.recipes import pack
 from jobs.recipes.pretrain import digits_smoke
 from jobs.resolve import default_job
-from jobs.stages import RECIPE, STAGES, recipes_of, types_of
+from jobs.stages import RECIPE, STAGES, recipes_of
 from pipeline.data.config import DataConfig
 from pipeline.training.config import TrainingJob
 from shards.errors import UserError
@@ -119,7 +119,9 @@ def test_stages_and_recipes_that_may_be_meant() -> None:
     recipes = list(recipes_of("pretrain"))
     assert "did you mean vit_b16_jft" in str(unknown_recipe("vit_b16", "pretrain", recipes))
     assert "allowed are what 'patchline pretrain' lists" in str(unknown_recipe("xyzzy", "pretrain", recipes))
-    assert "allowed are resize, central_crop, or" in str(unknown_recipe("x", "evaluate", ["resize", "central_crop"]))
+    assert "allowed are resize, central_crop, a YAML file" in str(
+        unknown_recipe("x", "evaluate", ["resize", "central_crop"])
+    )
 
 
 def test_all_that_is_ever_suggested_is_there() -> None:
@@ -128,7 +130,7 @@ def test_all_that_is_ever_suggested_is_there() -> None:
         (stage, next(iter(recipes_of(stage))) if STAGES[stage].second == RECIPE else STAGES[stage].second)
         for stage in STAGES
     ]
-    there = {flag.name for stage, word in words for flag in flags_of(default_job(stage, types_of(stage), word))}
+    there = {flag.name for stage, word in words for flag in flags_of(default_job(stage, word))}
     there |= {flag.name for recipe in recipes_of("pack").values() for flag in flags_of(recipe())}
     assert {flag for flags in _SYNONYMS.values() for flag in flags} - there == set()
     later = {"predict", "show"}

@@ -1,5 +1,6 @@
-"""RUN/job.yaml replays any job, and refuses what is not exactly one."""
+"""RUN/job.yaml replays any job; a file of one's own changes a recipe; neither is ever read as something else."""
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from jobs.recipes import evaluate, finetune, pack, pretrain
-from jobs.record import read_record, stage_of, write_record
+from jobs.record import open_job, read_record, record_text, write_record
 from pipeline.training.config import TrainingJob
 from shards.errors import UserError
 
@@ -69,34 +70,41 @@ def rewritten(folder: Path, change: dict[str, Any], *, stage: str = "pretrain") 
     return folder / "job.yaml"
 
 
+def written(folder: Path, text: str | bytes) -> Path:
+    path = folder / "my.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def read(path: Path) -> TrainingJob:
+    return read_record(path, stage="pretrain", kind=TrainingJob, recipe=lambda name: pretrain.RECIPES[name]())
+
+
 def test_a_record_may_be_edited(tmp_path: Path) -> None:
     path = rewritten(tmp_path, {"schedule.learning_rate": 1, "data.url": "s3://größe/x", "steps": 500})
-    job = read_record(path, stage="pretrain", kind=TrainingJob)
+    job = read(path)
     assert (job.steps, job.schedule.learning_rate, job.data.url) == (500, 1.0, "s3://größe/x")
 
 
 def test_a_name_that_yaml_takes_for_a_date_is_a_name(tmp_path: Path) -> None:
     path = rewritten(tmp_path, {})
     path.write_text(path.read_text().replace("run_dir: ''", "run_dir: 2026-11-21"))
-    assert read_record(path, stage="pretrain", kind=TrainingJob).run_dir == "2026-11-21"
+    assert read(path).run_dir == "2026-11-21"
 
 
 @pytest.mark.parametrize(
     ("change", "messages"),
     [
-        pytest.param({"stepz": 3}, ("unknown fields stepz",), id="unknown field"),
-        pytest.param({"optimizer.lr": 0.1}, ("unknown fields optimizer.lr",), id="unknown nested field"),
+        pytest.param({"stepz": 3}, ("unknown field stepz; did you mean steps?",), id="unknown field"),
+        pytest.param({"optimizer.lr": 0.1}, ("unknown field optimizer.lr",), id="unknown nested field"),
         pytest.param({"optimizer.lr": 0.1, "x": 1}, ("x", "optimizer.lr"), id="two unknown fields"),
-        pytest.param({"steps": "ten"}, ("steps: ", "(given 'ten')"), id="text for a number"),
-        pytest.param({"steps": "10"}, ("steps: ", "(given '10')"), id="strict: digits in quotes are text"),
-        pytest.param({"steps": 1.5}, ("steps: ", "(given 1.5)"), id="half a step"),
-        pytest.param({"steps": True}, ("steps: ", "(given True)"), id="yes is no number"),
-        pytest.param(
-            {"schedule.learning_rate": "1e-3"}, ("schedule.learning_rate: ", "'1e-3'"), id="YAML's 1e-3 is text"
-        ),
-        pytest.param({"optimizer.name": "adam"}, ("optimizer.name: ", "(given 'adam')"), id="not one of the choices"),
-        pytest.param({"data.augment": None}, ("data.augment: ",), id="nothing for a group of fields"),
-        pytest.param({"model": [1, 2]}, ("model: ",), id="a list for a group of fields"),
+        pytest.param({"steps": "ten"}, ("steps is ten; ",), id="text for a number"),
+        pytest.param({"steps": "10"}, ("steps is the text '10'; ",), id="strict: digits in quotes are text"),
+        pytest.param({"steps": 1.5}, ("steps is 1.5; allowed is a whole number",), id="half a step"),
+        pytest.param({"steps": True}, ("steps is true; ",), id="yes is no number"),
+        pytest.param({"optimizer.name": "adam"}, ("optimizer.name is adam; allowed are adamw, sgd",), id="no choice"),
+        pytest.param({"data.augment": None}, ("data.augment is empty; ",), id="nothing for a group of fields"),
+        pytest.param({"model": [1, 2]}, ("model is a list; allowed is a group of fields",), id="a list for a group"),
         pytest.param({"steps": 0}, ("steps",), id="a value that the job itself refuses"),
         pytest.param({"model.image_size": 33}, ("image_size is 33",), id="sizes that do not fit"),
     ],
@@ -104,16 +112,60 @@ def test_a_name_that_yaml_takes_for_a_date_is_a_name(tmp_path: Path) -> None:
 def test_fields_that_are_wrong_are_named(tmp_path: Path, change: dict[str, Any], messages: tuple[str, ...]) -> None:
     path = rewritten(tmp_path, change)
     with pytest.raises(UserError) as caught:
-        read_record(path, stage="pretrain", kind=TrainingJob)
+        read(path)
     for message in messages:
         assert message in str(caught.value)
 
 
 def test_a_field_whose_name_is_a_number_is_unknown(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text("stage: pretrain\njob: {7: 8, steps: 20, model: {3: 4}}\n")
-    with pytest.raises(UserError, match=r"unknown fields 7, model\.3"):
-        read_record(path, stage="pretrain", kind=TrainingJob)
+    with pytest.raises(UserError, match=r"(?s)line 2: unknown field 7\n.*line 2: unknown field model\.3"):
+        read(written(tmp_path, "stage: pretrain\njob: {7: 8, steps: 20, model: {3: 4}}\n"))
+
+
+def test_what_a_file_says_wins_over_its_recipe(tmp_path: Path) -> None:
+    text = "# mine\nrecipe: digits_smoke\nschedule: {learning_rate: 1e-4}\ndata:\n  augment: {flip: yes}\n"
+    job = read(written(tmp_path, text))
+    assert (job.schedule.learning_rate, job.data.augment.flip) == (1e-4, True)
+    recipe = pretrain.digits_smoke()
+    assert (job.schedule.warmup_steps, job.data.augment.min_area) == (30, recipe.data.augment.min_area)
+    assert read(written(tmp_path, "stage: pretrain\nrecipe: digits_smoke")) == recipe
+
+
+def test_every_fault_has_its_line(tmp_path: Path) -> None:
+    text = "recipe: digits_smoke\nschedule:\n  learning_rat: 1e-3\n\nsteps: 1e3\n"
+    with pytest.raises(UserError) as caught:
+        read(written(tmp_path, text))
+    assert str(caught.value).splitlines()[1:] == [
+        "  line 3: unknown field schedule.learning_rat; did you mean learning_rate?",
+        "  line 5: steps is 1e3; allowed is a whole number",
+    ]
+
+
+def test_without_a_recipe_no_field_may_be_missing(tmp_path: Path) -> None:
+    """A short file once trained ViT-B/16, the first of all defaults."""
+    for text in ("steps: 10\n", "stage: pretrain\nsteps: 10\n", "stage: pretrain\njob: {steps: 10}\n"):
+        with pytest.raises(UserError, match=r"(?s)every field\. Missing are\n  run_dir.*\nAdd `recipe: NAME`"):
+            read(written(tmp_path, text))
+    whole = yaml.safe_load(record_text("pretrain", pretrain.digits_smoke()))["job"]
+    assert read(written(tmp_path, yaml.safe_dump(whole))) == pretrain.digits_smoke()
+    del whole["model"]["dropout"], whole["model"]["pooling"]
+    with pytest.raises(UserError, match=r"Missing are\n  model\.pooling, model\.dropout\n"):
+        read(written(tmp_path, yaml.safe_dump(whole)))
+
+
+def test_a_record_from_before_a_field_existed_says_what_it_stands_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = yaml.safe_load(record_text("pretrain", pretrain.digits_smoke()))
+    del record["job"]["model"]["pooling"]
+    with caplog.at_level(logging.INFO):
+        assert read(written(tmp_path, yaml.safe_dump(record))) == pretrain.digits_smoke()
+    assert caplog.messages[0].endswith(
+        "written before these fields existed, which are as they were then: model.pooling"
+    )
+    del record["job"]["model"]["dropout"]  # which records always had
+    with pytest.raises(UserError, match=r"Missing are\n  model\.dropout\n"):
+        read(written(tmp_path, yaml.safe_dump(record)))
 
 
 @pytest.mark.parametrize(
@@ -121,30 +173,32 @@ def test_a_field_whose_name_is_a_number_is_unknown(tmp_path: Path) -> None:
     [
         pytest.param(b"stage: [pretrain", "is not YAML", id="not YAML"),
         pytest.param(b"\xff\xd8\xff\xe0\x00", "is not YAML", id="an image"),
-        pytest.param(b"", "is no job record", id="empty"),
-        pytest.param(b"- 1\n- 2\n", "is no job record", id="a list"),
-        pytest.param(b"steps: 10\n", "is no job record: it needs the two entries 'stage' and 'job'", id="fields alone"),
-        pytest.param(b"stage: pretrain\njob:\n", "job.yaml: ", id="no job in it"),
+        pytest.param(b"", "holds no fields; give it a line as `recipe: digits_smoke`", id="empty"),
+        pytest.param(b"- 1\n- 2\n", "holds no fields", id="a list"),
+        pytest.param(b"stage: pretrain\njob:\n", "my.yaml, line 2: `job:` holds no fields", id="no job in it"),
+        pytest.param(b"job: {}\n", "has the entries job; allowed beside `job:` is `stage:`", id="a job of no stage"),
+        pytest.param(b"stage: pretrain\njob: {}\nrecipe: x\n", "entries stage, job, recipe; allowed", id="both forms"),
+        pytest.param(b"recipe: [a, b]\n", "my.yaml, line 1: recipe is to be a single word", id="two recipes"),
+        pytest.param(b"recipe:\n", "my.yaml, line 1: recipe is to be a single word", id="no recipe"),
+        pytest.param(b"stage: pretran\njob: {}\n", "stage is 'pretran'; allowed are pack, ", id="no stage"),
         pytest.param(b"stage: finetune\njob: {}\n", "run: patchline finetune ", id="another stage"),
         pytest.param(b"stage: !!python/object/apply:os.getcwd []\njob: {}\n", "is not YAML", id="code is not run"),
     ],
 )
-def test_files_that_are_no_record(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_bytes(content)
+def test_files_that_are_no_job(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        read_record(path, stage="pretrain", kind=TrainingJob)
+        read(written(tmp_path, content))
 
 
 @pytest.mark.parametrize("name", ["nothing.yaml", "folder"])
 def test_a_file_that_can_not_be_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError, match=f"{name} can not be read"):
-        read_record(tmp_path / name, stage="pretrain", kind=TrainingJob)
+    with pytest.raises(UserError, match=f"{name} cannot be read"):
+        read(tmp_path / name)
 
 
-def test_a_record_says_of_which_stage_it_is(tmp_path: Path) -> None:
-    assert stage_of(rewritten(tmp_path, {}, stage="finetune")) == "finetune"
-    (tmp_path / "job.yaml").write_text("steps: 10\n")
-    with pytest.raises(UserError, match="is no job record"):
-        stage_of(tmp_path / "job.yaml")
+def test_a_file_says_of_which_stage_and_recipe_it_is(tmp_path: Path) -> None:
+    file = open_job(rewritten(tmp_path, {}, stage="finetune"))
+    assert (file.stage, file.recipe, file.is_record) == ("finetune", "", True)
+    file = open_job(written(tmp_path, "recipe: digits_smoke\nsteps: 3\n"))
+    assert (file.stage, file.recipe, file.is_record) == ("", "digits_smoke", False)

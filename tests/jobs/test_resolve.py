@@ -1,25 +1,154 @@
 """What the second word of a command stands for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from jobs import pretrain, verify
+from jobs.pack import PackJob
+from jobs.plan import PlanJob
+from jobs.recipes.finetune import digits_48
 from jobs.recipes.pretrain import digits_smoke
 from jobs.recipes.smoke import smoke
 from jobs.record import write_record
-from jobs.resolve import default_job
+from jobs.resolve import default_job, stages_of
+from jobs.verify import VerifyJob
 from shards.errors import UserError
+
+OWN = """
+from dataclasses import replace
+from jobs.recipes.pretrain import digits_smoke
+
+def mine():
+    return replace(digits_smoke(), steps=77)
+"""
+
+
+def file(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
 
 
 def test_a_recipe_its_smoke_size_a_record_and_a_url(tmp_path: Path) -> None:
-    assert default_job("pretrain", pretrain, "digits_smoke") == digits_smoke()
-    assert default_job("pretrain", pretrain, "digits_smoke_smoke") == smoke(digits_smoke())
+    assert default_job("pretrain", "digits_smoke") == digits_smoke()
+    assert default_job("pretrain", "digits_smoke_smoke") == smoke(digits_smoke())
     write_record(tmp_path, stage="pretrain", job=digits_smoke())
-    assert default_job("pretrain", pretrain, str(tmp_path / "job.yaml")) == digits_smoke()
-    assert default_job("verify", verify, "s3://bucket/data") == verify.VerifyJob(url="s3://bucket/data")
+    assert default_job("pretrain", str(tmp_path / "job.yaml")) == digits_smoke()
+    assert default_job("verify", "s3://bucket/data") == VerifyJob(url="s3://bucket/data")
 
 
-def test_an_unknown_word_names_what_is_allowed() -> None:
-    with pytest.raises(UserError, match=r"unknown recipe 'digit' of patchline pretrain; did you mean digits_smoke"):
-        default_job("pretrain", pretrain, "digit")
+def test_a_function_of_a_python_file_and_its_smoke_size(tmp_path: Path) -> None:
+    own = file(tmp_path / "my_recipes.py", OWN)
+    mine = replace(digits_smoke(), steps=77)
+    assert default_job("pretrain", f"{own}:mine") == mine
+    assert default_job("finetune", f"{own}:mine_smoke") == smoke(mine)
+    with pytest.raises(UserError, match=r"returned a TrainingJob; .* here a PackJob"):
+        default_job("pack", f"{own}:mine")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "base"),
+    [
+        pytest.param("digits_smoke", digits_smoke(), id="a recipe"),
+        pytest.param("digits_smoke_smoke", smoke(digits_smoke()), id="its smoke size"),
+        pytest.param(
+            "../my_recipes.py:mine", replace(digits_smoke(), steps=77), id="an own one, from where the file is"
+        ),
+    ],
+)
+def test_a_file_changes_a_recipe(tmp_path: Path, recipe: str, base: object) -> None:
+    file(tmp_path / "my_recipes.py", OWN)
+    path = file(tmp_path / "jobs" / "my.yaml", f"recipe: {recipe}\nseed: 5\n")
+    assert default_job("pretrain", path) == replace(base, seed=5)  # type: ignore[type-var]
+
+
+def test_a_file_of_a_stage_without_recipes_has_every_field(tmp_path: Path) -> None:
+    path = file(tmp_path / "my.yaml", "url: data\ndeep: yes\nworkers: 2\nrun_dir: ''\n")
+    assert default_job("verify", path) == VerifyJob(url="data", deep=True, workers=2)
+    with pytest.raises(UserError, match=r"(?s)must have every field.*deep, workers, run_dir"):
+        default_job("verify", file(tmp_path / "my.yaml", "url: data\n"))
+    with pytest.raises(UserError, match="patchline verify has no recipes"):
+        default_job("verify", file(tmp_path / "my.yaml", "recipe: digits\nurl: data\n"))
+
+
+@pytest.mark.parametrize("word", ["digits_smoke_smoke", "my.yaml", "job.yaml", "my_recipes.py:mine"])
+def test_a_plan_takes_what_training_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    file(tmp_path / "my_recipes.py", OWN)
+    file(tmp_path / "my.yaml", "recipe: digits_48\nseed: 3\n")
+    write_record(tmp_path, stage="finetune", job=digits_48())
+    expected = {
+        "digits_smoke_smoke": smoke(digits_smoke()),
+        "my.yaml": replace(digits_48(), seed=3),
+        "job.yaml": digits_48(),
+        "my_recipes.py:mine": replace(digits_smoke(), steps=77),
+    }
+    assert default_job("plan", word) == PlanJob(recipe=word, training=expected[word])
+
+
+@pytest.mark.parametrize(
+    ("stage", "word", "message"),
+    [
+        pytest.param(
+            "pretrain", "digit", "unknown recipe 'digit' of patchline pretrain; did you mean digits_smoke", id="none"
+        ),
+        pytest.param(
+            "pretrain", "digits_48", "'digits_48' is a recipe of patchline finetune, not of pretrain", id="other"
+        ),
+        pytest.param(
+            "pretrain", "cifar10", "patchline pack and of patchline finetune, not of pretrain", id="two others"
+        ),
+        pytest.param("pack", "folder_smoke", "unknown recipe 'folder_smoke'", id="packing has no smoke size"),
+        pytest.param(
+            "plan", "folder", "a recipe of the stage 'pack'; a plan is of pretrain or finetune", id="no training"
+        ),
+        pytest.param("plan", "nothing", "unknown recipe 'nothing' of patchline plan", id="no plan"),
+    ],
+)
+def test_an_unknown_word_names_what_is_allowed(stage: str, word: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        default_job(stage, word)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(
+            "recipe: digits_48", "my.yaml, recipe: 'digits_48' is a recipe of patchline finetune", id="other stage"
+        ),
+        pytest.param("recipe: digit", "my.yaml, recipe: unknown recipe 'digit'", id="no recipe"),
+        pytest.param("recipe: gone.py:mine", r"my.yaml, recipe: .*gone\.py is no file", id="no Python file"),
+        pytest.param("stage: finetune\nrecipe: digits_48", "run: patchline finetune .*my.yaml", id="says its stage"),
+    ],
+)
+def test_a_file_whose_recipe_is_not_of_this_stage(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        default_job("pretrain", file(tmp_path / "my.yaml", text))
+
+
+def test_the_stages_that_a_word_may_be_of(tmp_path: Path) -> None:
+    own = file(tmp_path / "my_recipes.py", OWN)
+    write_record(tmp_path / "run", stage="verify", job=VerifyJob(url="data"))
+    table = {
+        "digits_smoke": ("pretrain",),
+        "cifar10": ("pack", "finetune"),
+        "nothing": (),
+        f"{own}:mine": ("pretrain", "finetune"),
+        file(tmp_path / "a.yaml", "recipe: cifar10"): ("pack", "finetune"),
+        file(tmp_path / "b.yaml", "stage: pack\nrecipe: cifar10"): ("pack",),
+        file(tmp_path / "c.yaml", "steps: 3"): (),
+        str(tmp_path / "run" / "job.yaml"): ("verify",),
+    }
+    assert {word: stages_of(word) for word in table} == table
+    with pytest.raises(UserError, match="no stage has a recipe 'nothing'"):
+        stages_of(file(tmp_path / "d.yaml", "recipe: nothing"))
+
+
+def test_a_choice_between_sources_is_made_by_kind(tmp_path: Path) -> None:
+    path = file(tmp_path / "my.yaml", "recipe: folder\nsource: {kind: flat, root: images}\nworkers: 3\n")
+    job = default_job("pack", path)
+    assert isinstance(job, PackJob)
+    assert (job.source.kind, job.workers) == ("flat", 3)
+    with pytest.raises(UserError, match=r"line 2: source\.kind is flats; allowed are digits, folder, flat"):
+        default_job("pack", file(tmp_path / "my.yaml", "recipe: folder\nsource: {kind: flats}\n"))

@@ -1,0 +1,159 @@
+"""A job from the tree of a YAML file: every value by the type of its field, strictly; every fault with its line.
+
+A number may be spelt as YAML or Python spell it (`1e-3`, `16_000_000_000`); nothing else is taken for another type.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from jobs.field_names import known_instead
+from jobs.yaml_tree import Fields, Items, Scalar, Tree
+from shards.errors import UserError
+
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+_DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_WRONG = object()  # stands for a value with a fault until the whole file is read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What reading a tree found: faults by line, fields that are missing, and later fields that had to be assumed."""
+
+    root: type
+    later: Mapping[str, tuple[str, ...]]
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+
+    def fault(self, tree: Tree, message: str) -> Any:
+        """Notes a fault; what stands for the value."""
+        self.faults.append((tree.line, message))
+        return _WRONG
+
+
+def job_from(tree: Fields, *, kind: type, base: Any, later: Mapping[str, tuple[str, ...]]) -> tuple[Any, Report]:
+    """The job in `tree`, and the report; the job means something only where the report has neither faults nor misses.
+
+    `base` (a job, or None) gives the fields that the tree does not. Without it, only `later` may be missing: by the
+    name of a class, those of its fields that came after the file was written and have their defaults.
+    """
+    report = Report(root=kind, later=later)
+    return _group(kind, tree, base=base, name="", report=report), report
+
+
+def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> Any:
+    if not isinstance(tree, Fields):
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed is a group of fields")
+    prefix = f"{name}." if name else ""
+    hints = get_type_hints(kind)
+    for given, line in tree.lines.items():
+        if given not in hints:
+            report.faults.append((line, f"unknown field {prefix}{given}{known_instead(given, prefix, report.root)}"))
+    values = {}
+    for each in fields(kind):
+        own = f"{prefix}{each.name}"
+        if each.name in tree.entries:
+            inner = getattr(base, each.name, None)
+            values[each.name] = _value(hints[each.name], tree.entries[each.name], base=inner, name=own, report=report)
+        elif base is not None:
+            values[each.name] = getattr(base, each.name)
+        elif each.name not in report.later.get(kind.__name__, ()):
+            report.missing.append(own)
+        elif each.default is not MISSING or each.default_factory is not MISSING:
+            report.assumed.append(own)
+    if report.faults or report.missing:
+        return _WRONG
+    try:
+        return kind(**values)
+    except UserError as error:
+        report.faults.append((tree.line if name else 0, str(error)))  # the whole job is on no line in particular
+        return _WRONG
+
+
+def _value(kind: Any, tree: Tree, *, base: Any, name: str, report: Report) -> Any:
+    if is_dataclass(kind):
+        return _group(kind, tree, base=base, name=name, report=report)  # type: ignore[arg-type]
+    if get_origin(kind) in (Union, UnionType):
+        return _one_of(get_args(kind), tree, base=base, name=name, report=report)
+    if get_origin(kind) is tuple:
+        return _items(get_args(kind), tree, name=name, report=report)
+    if get_origin(kind) is Literal:
+        return _choice(get_args(kind), tree, name=name, report=report)
+    return _single(kind, tree, name=name, report=report)
+
+
+def _one_of(kinds: tuple[Any, ...], tree: Tree, *, base: Any, name: str, report: Report) -> Any:
+    """A value or nothing; or a group whose `kind` says which of several it is (by default, that of the base)."""
+    if NoneType in kinds:
+        if isinstance(tree, Scalar) and tree.is_nothing:
+            return None
+        (only,) = (kind for kind in kinds if kind is not NoneType)
+        return _value(only, tree, base=base, name=name, report=report)
+    if not isinstance(tree, Fields):
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed is a group of fields")
+    by_name = {kind.kind: kind for kind in kinds}
+    given = tree.entries.get("kind")
+    if given is None and base is None:
+        report.missing.append(f"{name}.kind")
+        return _WRONG
+    wanted = given.text if isinstance(given, Scalar) else _spelt(given) if given else base.kind
+    if wanted not in by_name:
+        return report.fault(given or tree, f"{name}.kind is {wanted}; allowed are {', '.join(by_name)}")
+    base = base if isinstance(base, by_name[wanted]) or base is None else by_name[wanted]()
+    return _group(by_name[wanted], tree, base=base, name=name, report=report)
+
+
+def _items(kinds: tuple[Any, ...], tree: Tree, *, name: str, report: Report) -> Any:
+    if not isinstance(tree, Items):
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed is a list, as [a, b]")
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(tree.items)
+    elif len(kinds) != len(tree.items):
+        return report.fault(tree, f"{name} has {len(tree.items)} entries; allowed are {len(kinds)}")
+    pairs = zip(kinds, tree.items, strict=True)
+    return tuple(
+        _value(kind, item, base=None, name=f"{name}.{number}", report=report)
+        for number, (kind, item) in enumerate(pairs)
+    )
+
+
+def _choice(options: tuple[Any, ...], tree: Tree, *, name: str, report: Report) -> Any:
+    for option in options:
+        if isinstance(tree, Scalar) and tree.text == str(option) and (tree.is_plain or isinstance(option, str)):
+            return option
+    return report.fault(tree, f"{name} is {_spelt(tree)}; allowed are {', '.join(map(str, options))}")
+
+
+def _single(kind: type, tree: Tree, *, name: str, report: Report) -> Any:
+    if isinstance(tree, Scalar):
+        text, is_plain = tree.text, tree.is_plain
+        if kind is str and not (is_plain and (tree.is_nothing or _is_of_another_type(text))):
+            return text
+        if kind is bool and is_plain and text.lower() in _TRUTHS:
+            return _TRUTHS[text.lower()]
+        if kind is int and is_plain and _WHOLE.fullmatch(text):
+            return int(text)
+        if kind is float and is_plain and _DECIMAL.fullmatch(text):
+            return float(text)
+    return report.fault(tree, f"{name} is {_spelt(tree)}; allowed is {_allowed(kind, tree)}")
+
+
+def _is_of_another_type(text: str) -> bool:
+    return bool(_WHOLE.fullmatch(text) or _DECIMAL.fullmatch(text)) or text.lower() in ("true", "false")
+
+
+def _allowed(kind: type, tree: Tree) -> str:
+    if kind is str:
+        is_word = isinstance(tree, Scalar) and not tree.is_nothing
+        return f"a text, in quotes: '{tree.text}'" if is_word and isinstance(tree, Scalar) else "a text ('' for none)"
+    return {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+
+
+def _spelt(tree: Tree) -> str:
+    if isinstance(tree, Scalar):
+        return "empty" if tree.is_nothing else tree.text if tree.is_plain else f"the text {tree.text!r}"
+    return "a list" if isinstance(tree, Items) else "a group of fields"

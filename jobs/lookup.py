@@ -1,0 +1,42 @@
+"""The job that a word stands for when no stage is named, for `patchline show` and `patchline diff`."""
+
+from pathlib import Path
+from typing import Any
+
+from jobs.resolve import PLAN, default_job, is_file, stages_of
+from jobs.stages import PATH, RECIPE, STAGES, URL
+from shards.errors import UserError
+
+SHOWN = tuple(name for name, stage in STAGES.items() if stage.second in (RECIPE, URL, PATH) and name != PLAN)
+
+
+def split_stage(words: list[str]) -> tuple[str, list[str]]:
+    """The stage that the words begin with (empty: none), and the words after it."""
+    if words and words[0] == PLAN:
+        raise UserError("a plan has no job of its own, it is of a training recipe; leave out the word plan")
+    return (words[0], words[1:]) if words and words[0] in SHOWN else ("", words)
+
+
+def job_of(word: str, stage: str) -> Any:
+    """The job of a known stage."""
+    if stage not in SHOWN:
+        raise UserError(f"{word} is of the stage {stage!r}; allowed are {', '.join(SHOWN)}")
+    return default_job(stage, file_of(word))
+
+
+def stages_found(word: str) -> tuple[str, ...]:
+    """The stages that a word may be of, at least one. UserError where it is of none."""
+    stages = stages_of(file_of(word))
+    if stages:
+        return stages
+    if is_file(file_of(word)):
+        raise UserError(f"{word} names neither a stage nor a recipe; add `recipe: NAME`, or `stage: pretrain`")
+    raise UserError(
+        f"{word!r} is neither a recipe of any stage nor a YAML file, a run directory or FILE.py:FUNCTION; "
+        "`patchline STAGE` lists the recipes of a stage"
+    )
+
+
+def file_of(word: str) -> str:
+    """The word, or of a run directory its job.yaml."""
+    return str(Path(word) / "job.yaml") if Path(word).is_dir() else word

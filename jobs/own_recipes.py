@@ -1,0 +1,87 @@
+"""Recipes of one's own: `my_recipes.py:my_vit` is the function my_vit of that file, which returns a job.
+
+The file is run, as Python runs any script that a user names; it is found by its path and nowhere else.
+"""
+
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jobs.recipes.smoke import SUFFIX, smoke
+from pipeline.training.config import TrainingJob
+from shards.errors import UserError
+
+_WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
+_PREFIX = "patchline_own_"  # no module of this name exists, whatever the file is called
+
+
+def is_own(word: str) -> bool:
+    """Whether a word names a Python file."""
+    return _WORD.fullmatch(word) is not None
+
+
+def own_job(word: str, *, kinds: tuple[type, ...], folder: Path, has_smoke: bool) -> Any:
+    """The job that FILE.py:FUNCTION returns, FILE from `folder`; with `has_smoke`, FUNCTION_smoke is its smoke size.
+
+    UserError where there is no such file or function, it fails, or what it returns is a job of none of the `kinds`.
+    """
+    match = _WORD.fullmatch(word)
+    if match is None:
+        raise UserError(f"{word} is no FILE.py:FUNCTION")
+    path, name = folder / match["file"], match["name"] or ""
+    recipes = _recipes(_loaded(path))
+    is_small = has_smoke and name not in recipes and name.removesuffix(SUFFIX) in recipes
+    recipe = recipes.get(name.removesuffix(SUFFIX) if is_small else name)
+    if recipe is None:
+        there = ", ".join(f"{match['file']}:{known}" for known in recipes) or "none"
+        what = f"has no function {name!r} without arguments" if name else "is a file; a recipe is a function in it"
+        raise UserError(f"{path} {what}. Those that it has: {there}")
+    job = _run(recipe, path)
+    if not isinstance(job, kinds):
+        allowed = " or ".join(kind.__name__ for kind in kinds)
+        raise UserError(f"{word} returned a {type(job).__name__}; a recipe returns the whole job, here a {allowed}")
+    return smoke(job) if is_small and isinstance(job, TrainingJob) else job
+
+
+def _loaded(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UserError(f"{path} is no file; an own recipe is FILE.py:FUNCTION, with the path of a Python file")
+    name = f"{_PREFIX}{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.absolute())
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} cannot be loaded as Python")
+    module, loader = importlib.util.module_from_spec(spec), spec.loader
+    sys.modules[name] = module  # where dataclasses of the file look for their own names
+    _run(lambda: loader.exec_module(module), path)
+    return module
+
+
+def _recipes(module: ModuleType) -> dict[str, Callable[[], Any]]:
+    """The functions that the file defines and that can be called without arguments."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        if all(_is_optional(parameter) for parameter in inspect.signature(value).parameters.values())
+    }
+
+
+def _is_optional(parameter: inspect.Parameter) -> bool:
+    is_rest = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return is_rest or parameter.default is not inspect.Parameter.empty
+
+
+def _run(function: Callable[[], Any], path: Path) -> Any:
+    """What the user's code returns; where it fails, UserError with the lines of the user's file alone."""
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.absolute())]
+        lines = "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip()
+        raise UserError(f"{path} failed:\n{lines.replace(str(path.absolute()), str(path))}") from error

@@ -1,0 +1,114 @@
+"""A YAML file as a tree that knows its lines and its own spelling.
+
+What a value is, the field that it is for decides (jobs/fields.py): YAML 1.1, which PyYAML reads, takes `1e-3` for a
+text, `on` for true and `010` for eight. Files are bounded in size and depth; aliases, tags and keys given twice are
+refused, so nothing in a file can grow and nothing is dropped.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shards.errors import UserError
+
+MOST_BYTES = 256 * 1024  # a job has 4 kB
+MOST_DEPTH = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scalar:
+    """A single value as it is spelt; `is_plain`: without quotes."""
+
+    text: str
+    is_plain: bool
+    line: int
+
+    @property
+    def is_nothing(self) -> bool:
+        """YAML's null: an empty value, `~` or `null`."""
+        return self.is_plain and self.text in ("", "~", "null", "Null", "NULL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Items:
+    """A list."""
+
+    items: "tuple[Tree, ...]"
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    """A mapping; `lines` says where each name is."""
+
+    entries: "dict[str, Tree]"
+    lines: dict[str, int]
+    line: int
+
+
+Tree = Scalar | Items | Fields
+
+
+def read_tree(path: Path) -> Tree:
+    """The one document of a file. UserError where it cannot be read, is no YAML, or is more than a job may be."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; give a recipe's name or a YAML file") from error
+    if len(content) > MOST_BYTES:
+        raise UserError(f"{path} is larger than {MOST_BYTES // 1024} KiB; allowed is a job, which has about 4")
+    try:
+        node = _Loader(content).get_single_node()
+        return Scalar(text="", is_plain=True, line=1) if node is None else _tree(node)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise UserError(f"{path} is not YAML that a job can be read from: {line}{error.problem}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes, without aliases and tags, to a bounded depth."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise _refused(f"the alias *{event.anchor}; write out what it stands for", event)
+        if event.tag is not None:
+            raise _refused(f"the tag {event.tag}; leave it out", event)
+        if self.depth == MOST_DEPTH:
+            raise _refused(f"nested deeper than {MOST_DEPTH} levels", event)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def _refused(problem: str, place: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
+
+
+def _tree(node: yaml.Node) -> Tree:
+    line = node.start_mark.line + 1
+    if isinstance(node, yaml.ScalarNode):
+        return Scalar(text=node.value, is_plain=node.style is None, line=line)
+    if isinstance(node, yaml.SequenceNode):
+        return Items(items=tuple(_tree(item) for item in node.value), line=line)
+    return _fields(node, line)
+
+
+def _fields(node: yaml.Node, line: int) -> Fields:
+    entries: dict[str, Tree] = {}
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _refused("a field's name is a word, here it is a list or a group", key)
+        if key.value in entries:
+            raise _refused(f"{key.value} is given on line {lines[key.value]} already; remove one", key)
+        entries[key.value], lines[key.value] = _tree(value), key.start_mark.line + 1
+    return Fields(entries=entries, lines=lines, line=line)

@@ -1,0 +1,40 @@
+"""The job that a word stands for when no stage is named."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.lookup import SHOWN, file_of, job_of, split_stage, stages_found
+from jobs.recipes.pretrain import digits_smoke
+from jobs.record import write_record
+from shards.errors import UserError
+
+
+def test_a_stage_may_come_first() -> None:
+    assert split_stage(["pretrain", "digits_smoke"]) == ("pretrain", ["digits_smoke"])
+    assert split_stage(["digits_smoke", "--steps", "3"]) == ("", ["digits_smoke", "--steps", "3"])
+    assert split_stage([]) == ("", [])
+    with pytest.raises(UserError, match="leave out the word plan"):
+        split_stage(["plan", "digits_smoke"])
+    assert set(SHOWN) == {"pack", "index", "verify", "card", "pretrain", "finetune", "evaluate", "import", "export"}
+
+
+def test_a_run_directory_stands_for_its_record(tmp_path: Path) -> None:
+    write_record(tmp_path / "run", stage="pretrain", job=digits_smoke())
+    assert file_of(str(tmp_path / "run")) == str(tmp_path / "run" / "job.yaml")
+    assert stages_found(str(tmp_path / "run")) == ("pretrain",)
+    assert job_of(str(tmp_path / "run"), "pretrain") == digits_smoke()
+    with pytest.raises(UserError, match=r"job\.yaml cannot be read: No such file"):
+        stages_found(str(tmp_path))
+
+
+def test_words_of_no_stage(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("steps: 3\n")
+    with pytest.raises(UserError, match=r"my\.yaml names neither a stage nor a recipe; add `recipe: NAME`"):
+        stages_found(str(tmp_path / "my.yaml"))
+    with pytest.raises(UserError, match="'digit' is neither a recipe of any stage nor a YAML file"):
+        stages_found("digit")
+    (tmp_path / "my.yaml").write_text("stage: demo\nsteps: 3\n")
+    (stage,) = stages_found(str(tmp_path / "my.yaml"))
+    with pytest.raises(UserError, match="is of the stage 'demo'; allowed are pack, "):
+        job_of(str(tmp_path / "my.yaml"), stage)

@@ -1,0 +1,180 @@
+"""A recipe in a Python file of one's own, found by its path; what is wrong with it is said in lines of that file."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.own_recipes import is_own, own_job
+from jobs.recipes.smoke import smoke
+from pipeline.training.config import TrainingJob
+from shards.errors import UserError
+from tests.rigs.processes import patchline
+
+TEXT = '''
+from __future__ import annotations
+from dataclasses import dataclass, replace
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.training.config import TrainingJob
+
+@dataclass
+class Sizes:
+    """Dataclasses look for their own module, which must be there."""
+    steps: int = 50
+
+def fine() -> TrainingJob:
+    return replace(digits_smoke(), steps=Sizes().steps)
+
+def fine_smoke_not():
+    return fine()
+
+def other():
+    return {"steps": 3}
+
+def broken():
+    return TrainingJob(stepz=3)
+
+def refused():
+    return replace(fine(), steps=0)
+
+def leaves():
+    raise SystemExit("done here")
+
+def needs(size):
+    return fine()
+
+def _hidden():
+    return fine()
+'''
+
+
+def read(folder: Path, name: str, *, has_smoke: bool = True) -> TrainingJob:
+    job = own_job(f"mine.py:{name}", kinds=(TrainingJob,), folder=folder, has_smoke=has_smoke)
+    assert isinstance(job, TrainingJob)
+    return job
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(TEXT)
+    return tmp_path
+
+
+def test_the_job_that_a_function_returns(folder: Path) -> None:
+    before = list(sys.path)
+    assert read(folder, "fine").steps == 50
+    assert read(folder, "fine_smoke") == smoke(read(folder, "fine"))
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("word", "own"),
+    [
+        ("a.py:b", True),
+        ("dir/a.py", True),
+        ("../a.py:b_smoke", True),
+        ("a.yaml", False),
+        ("digits", False),
+        ("apy:b", False),
+    ],
+)
+def test_words_that_name_a_python_file(word: str, own: bool) -> None:
+    assert is_own(word) is own
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param(
+            "gone", r"has no function 'gone' without arguments. Those that it has: mine\.py:fine, mine", id="none"
+        ),
+        pytest.param("needs", "has no function 'needs' without arguments", id="takes arguments"),
+        pytest.param("_hidden", "has no function '_hidden'", id="hidden"),
+        pytest.param("replace", "has no function 'replace'", id="imported, and takes arguments"),
+        pytest.param("Sizes", "has no function 'Sizes'", id="a class"),
+        pytest.param(
+            "", "is a file; a recipe is a function in it. Those that it has: mine.py:fine", id="the file alone"
+        ),
+        pytest.param("other", r"mine\.py:other returned a dict; .* here a TrainingJob", id="no job"),
+        pytest.param("leaves", "SystemExit: done here", id="ends the interpreter"),
+    ],
+)
+def test_functions_that_are_no_recipe(folder: Path, name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read(folder, name)
+    with pytest.raises(UserError, match="has no function 'fine_smoke'"):
+        read(folder, "fine_smoke", has_smoke=False)
+
+
+def test_a_failing_function_is_shown_by_its_own_lines(folder: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        read(folder, "broken")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"{folder / 'mine.py'} failed:"
+    assert f'File "{folder / "mine.py"}", line ' in lines[1]
+    assert lines[2].strip() == "return TrainingJob(stepz=3)"
+    assert lines[-1] == "TypeError: TrainingJob.__init__() got an unexpected keyword argument 'stepz'"
+    with pytest.raises(UserError) as caught:
+        read(folder, "refused")
+    files = [line for line in str(caught.value).splitlines() if line.startswith("  File ")]
+    assert len(files) == 1, "the lines of our configurations are left out"
+    assert "allowed are steps" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("def f(:\n", "line 1.*\n.*\n.*\nSyntaxError", id="no Python"),
+        pytest.param(
+            "import nothing_of_this_name\n", "line 1, in <module>\n.*\nModuleNotFoundError", id="missing import"
+        ),
+        pytest.param("x = 3\n", "Those that it has: none", id="nothing in it"),
+    ],
+)
+def test_files_that_hold_no_recipe(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, "f")
+
+
+def test_a_file_called_as_a_module_of_python_does_not_replace_it(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text(TEXT)
+    own_job("json.py:fine", kinds=(TrainingJob,), folder=tmp_path, has_smoke=False)
+    assert sys.modules["json"] is json
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone\.py is no file"):
+        own_job("gone.py:f", kinds=(TrainingJob,), folder=tmp_path, has_smoke=False)
+
+
+OWN_RUN = """
+from dataclasses import replace
+from jobs.recipes.pretrain import digits_smoke
+
+def tiny():
+    job = digits_smoke()
+    model = replace(job.model, width=8, depth=1, mlp_width=8, num_heads=2)
+    return replace(job, model=model, steps=1, global_batch=16, schedule=replace(job.schedule, warmup_steps=0))
+"""
+
+
+def test_a_run_of_a_file_that_names_an_own_recipe(
+    digits_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is beside what it names; the run's record needs neither of them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    Path("mine/recipes.py").write_text(OWN_RUN)
+    Path("mine/my.yaml").write_text(f"recipe: recipes.py:tiny\ndata: {{url: {digits_url}}}\nrun_dir: run\nseed: 3\n")
+    ended = patchline("pretrain", "mine/my.yaml", "--device", "cpu")
+    assert ended.code == 0, ended.errors
+    changed = ("--model.pooling", "average", "--data.augment.flip")
+    refused = patchline("pretrain", "mine/my.yaml", "--device", "cpu", *changed)
+    assert refused.code == 2
+    lines = refused.errors.splitlines()
+    assert {"  model.pooling: before token, now average", "  data.augment.flip: before false, now true"} <= set(lines)
+    Path("mine/recipes.py").unlink()
+    shown = patchline("show", "run")
+    assert (shown.code, "  seed: 3\n" in shown.output) == (0, True)
