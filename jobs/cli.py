@@ -16,6 +16,7 @@ from jobs.recipes.smoke import SUFFIX
 from jobs.resolve import default_job
 from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE
 from jobs.threads import wait_quietly
+from jobs.warmup import warmup_in_command
 from shards.errors import UserError, WillNotSucceedError
 
 log = logging.getLogger("patchline")
@@ -81,10 +82,13 @@ def _run(argv: list[str]) -> int:
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
     module = importlib.import_module(name)
     default = default_job(stage, module, rest[0]) if second else module.DemoJob()
+    words, note = warmup_in_command(stage, rest[1:] if second else rest, default)
+    if note and _rank() == "0":
+        log.info(note)
     job = tyro.cli(
         type(default),
         default=default,
-        args=rest[1:] if second else rest,
+        args=words,
         prog=f"patchline {stage} {rest[0] if second else ''}".rstrip(),
         config=(tyro.conf.AvoidSubcommands,),
     )
@@ -128,9 +132,13 @@ def _usage() -> None:
 
 
 def _end(code: int, message: str) -> int:
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    rank = _rank()
     sys.stderr.write(message + "\n" if rank == "0" else f"rank {rank}: {message}\n")
     return code
+
+
+def _rank() -> str:
+    return os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
 
 
 if __name__ == "__main__":

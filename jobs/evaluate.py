@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateJob:
-    """`weights`: a weights folder (RUN/weights). `run_dir`: where scores.json and job.yaml go (empty: nowhere).
-    `threads`: of each rank; 0: OMP_NUM_THREADS where it is set, else the rank's share of the cores."""
+    """`weights`: a weights folder (RUN/weights). `run_dir`: where scores.json and job.yaml go (empty: nowhere)."""
 
     weights: str = ""
     data: EvaluationConfig = EvaluationConfig()
@@ -31,6 +30,7 @@ class EvaluateJob:
     run_dir: str = ""
     device: Device = "auto"
     threads: int = 0
+    """CPU threads of each rank; 0: OMP_NUM_THREADS where it is set, else the rank's share of the cores."""
 
     def __post_init__(self) -> None:
         if self.threads < 0:

@@ -62,9 +62,8 @@ def scaled_by_rate(config: OptimizerConfig, *, peak_rate: float) -> OptimizerCon
 class EngineConfig:
     """ZeRO stage (1: optimiser state, 2: and gradients, 3: and weights) and the precision of weights and activations.
 
-    `precision`: "auto" takes bf16 where every rank's device computes it natively (a GPU of compute capability 8.0 or
-    more, a CPU with AVX512-BF16, AMX or Arm BF16), else fp32: bf16 takes 8 times as long on a CPU with AVX2 alone. It
-    is decided when a run first starts and kept when it continues, whatever the machine. The masters are fp32 always.
+    "auto" precision is decided when a run first starts and kept when it continues, whatever the machine: bf16 takes 8
+    times as long on a CPU with AVX2 alone. Masters are fp32 always.
     `compile`: torch.compile of the model's blocks; "auto" does it on GPUs under ZeRO-1 and 2 where it works, "on"
     demands it. `activation_checkpointing`: each block keeps its input only and is computed again on the way back: less
     memory, one more forward pass, the same bits. Both may change when a run continues; with compilation results then
@@ -74,6 +73,9 @@ class EngineConfig:
 
     zero_stage: Literal[1, 2, 3] = 1
     precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Precision of weights and activations in forward and backward passes; auto: bf16 where every rank's device
+    computes it natively (GPUs of compute capability 8.0 and more, CPUs with AVX512-BF16, AMX or Arm BF16), else
+    fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
     activation_checkpointing: bool = False
     reduce_bucket: int = 50_000_000
@@ -122,9 +124,7 @@ class TrainingJob:
     """One run. `clip_norm` 0 switches clipping off (the paper clips at 1 on ImageNet-1k and when fine-tuning only).
     `micro_batch` 0 takes a rank's share of the global batch in one pass. `label_smoothing`: of the softmax loss.
     `average_factor`: Polyak averaging, 0 for none; the weights that the run leaves are then the average (0.9999 in the
-    paper's ImageNet results, section 4.1), while scores during training are those of the weights it trains.
-    `threads`: of each rank, for computing (and decoding, unless data.num_threads says otherwise); 0: OMP_NUM_THREADS
-    where it is set, else the rank's share of the cores."""
+    paper's ImageNet results, section 4.1), while scores during training are those of the weights it trains."""
 
     run_dir: str = ""
     data: DataConfig = DataConfig()
@@ -145,6 +145,8 @@ class TrainingJob:
     seed: int = 0
     device: Device = "auto"
     threads: int = 0
+    """CPU threads of each rank, for computing and for decoding (which --data.num-threads may set apart); 0:
+    OMP_NUM_THREADS where it is set, else the rank's share of the cores."""
     log_every_steps: int = 1
     max_skipped_updates: int = 10
 
