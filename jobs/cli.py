@@ -16,7 +16,7 @@ from jobs.recipes.smoke import SUFFIX
 from jobs.resolve import default_job
 from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE
 from jobs.threads import wait_quietly
-from jobs.warmup import warmup_in_command
+from jobs.warmup import with_warmup
 from shards.errors import UserError, WillNotSucceedError
 
 log = logging.getLogger("patchline")
@@ -82,7 +82,8 @@ def _run(argv: list[str]) -> int:
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
     module = importlib.import_module(name)
     default = default_job(stage, module, rest[0]) if second else module.DemoJob()
-    words, note = warmup_in_command(stage, rest[1:] if second else rest, default)
+    words = rest[1:] if second else rest
+    default, note = with_warmup(stage, default, words)
     if note and _rank() == "0":
         log.info(note)
     job = tyro.cli(

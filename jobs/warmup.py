@@ -1,57 +1,71 @@
-"""A warm-up in proportion to a run that is made shorter than its recipe: `--steps 3` of a recipe of 300 steps. Pure."""
+"""The warm-up of a run whose length is not its recipe's: in proportion where it is shorter, `--steps 3` of 300."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from pipeline.training.config import TrainingJob
 
-_STEPS, _WARMUP = "--{}steps", "--{}schedule.warmup-steps"
+_STEPS, _WARMUP, _RUN_DIR = "--{}steps", "--{}schedule.warmup-steps", "--run-dir"
 
 
-def scaled_warmup(recipe: TrainingJob, *, steps: int) -> int:
-    """Warm-up steps of the recipe's share of a run of `steps`, to the nearest; never more than the recipe's own, since
-    a longer run needs no longer warm-up (the paper's 7 and 14 epochs have the same)."""
-    return min(recipe.schedule.warmup_steps, round(recipe.schedule.warmup_steps * steps / recipe.steps))
+def with_warmup(stage: str, default: Any, words: Sequence[str], *, extends: bool = False) -> tuple[Any, str]:
+    """The job that a command starts from, its warm-up made to fit the words after it, and what to tell the user (empty
+    where nothing changed). The words' own warm-up wins; jobs without a schedule stay as they are.
 
-
-def warmup_in_command(stage: str, words: Sequence[str], default: Any) -> tuple[list[str], str]:
-    """`warmup_in_words` for a stage whose second word stands for `default`; the words as they are where it has no
-    warm-up."""
+    `extends`: the command continues a finished run with more steps, which keeps the warm-up that it had.
+    """
     if stage == "plan":
-        return warmup_in_words(words, default.training, prefix="training.")
-    return warmup_in_words(words, default) if isinstance(default, TrainingJob) else (list(words), "")
+        training, note = _scaled_by_words(default.training, words, prefix="training.")
+        return (replace(default, training=training), note) if note else (default, "")
+    if not isinstance(default, TrainingJob):
+        return default, ""
+    return _kept(default, words) if extends else _scaled_by_words(default, words)
 
 
-def warmup_in_words(words: Sequence[str], recipe: TrainingJob, *, prefix: str = "") -> tuple[list[str], str]:
-    """A command's words after its recipe, with the flag for a scaled warm-up where they shorten the run and name no
-    warm-up; and what to tell the user, empty where nothing was added. `prefix`: before the flags (`training.`)."""
-    steps, warmup = (_value(words, flag.format(prefix)) for flag in (_STEPS, _WARMUP))
-    if warmup is not None or steps is None or not steps.isdecimal():
-        return list(words), ""
-    scaled, note = _scaled(recipe, int(steps), keep=f"{_WARMUP.format(prefix)} {recipe.schedule.warmup_steps}")
-    return [*words, _WARMUP.format(prefix), str(scaled)] if note else list(words), note
+def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, str]:
+    """The recipe with the warm-up that a run of `steps` has, its share of the run to the nearest step, and what to tell
+    the user, who keeps the recipe's with `keep`. Never longer than the recipe's: a longer run needs no longer warm-up
+    (the paper's 7 and 14 epochs have the same). For callers whose user named steps and no warm-up."""
+    own = recipe.schedule.warmup_steps
+    warmup = min(own, round(own * steps / recipe.steps))
+    if steps < 1 or warmup == own:
+        return recipe, ""
+    note = f"warm-up scaled from {own} to {warmup} steps: the run has {steps} of the recipe's {recipe.steps} steps"
+    may_stay = own < steps or recipe.schedule.decay == "constant"
+    return _warmed_up(recipe, warmup), f"{note} ({keep} keeps it)" if may_stay else note
 
 
-def warmup_in_fields(fields: Mapping[str, Any], recipe: TrainingJob) -> tuple[dict[str, Any], str]:
-    """The same for what a YAML job says beside its recipe, a mapping of fields to values or to such mappings."""
-    steps, schedule = fields.get("steps"), fields.get("schedule") or {}
-    if not isinstance(steps, int) or not isinstance(schedule, Mapping) or "warmup_steps" in schedule:
-        return dict(fields), ""
-    scaled, note = _scaled(recipe, steps, keep=f"schedule.warmup_steps: {recipe.schedule.warmup_steps}")
-    return {**fields, "schedule": {**schedule, "warmup_steps": scaled}} if note else dict(fields), note
+def _scaled_by_words(recipe: TrainingJob, words: Sequence[str], *, prefix: str = "") -> tuple[TrainingJob, str]:
+    steps, flag = _value(words, _STEPS.format(prefix)), _WARMUP.format(prefix)
+    if steps is None or not steps.isdecimal() or _value(words, flag) is not None:
+        return recipe, ""
+    return scaled(recipe, steps=int(steps), keep=f"{flag} {recipe.schedule.warmup_steps}")
 
 
-def _scaled(recipe: TrainingJob, steps: int, *, keep: str) -> tuple[int, str]:
-    """The warm-up and what to tell the user, who keeps the recipe's with `keep`; empty where it is the recipe's."""
-    own, scaled = recipe.schedule.warmup_steps, scaled_warmup(recipe, steps=steps)
-    if steps < 1 or scaled == own:
-        return own, ""
-    shorter = f"the run has {steps} of the recipe's {recipe.steps} steps"
-    is_possible = own < steps or recipe.schedule.decay == "constant"
-    return (
-        scaled,
-        f"warm-up scaled from {own} to {scaled} steps: {shorter}{f' ({keep} keeps it)' if is_possible else ''}",
-    )
+def _kept(recipe: TrainingJob, words: Sequence[str]) -> tuple[TrainingJob, str]:
+    """The recipe with the warm-up of the run that lies in the command's run directory."""
+    run_dir, own = _value(words, _RUN_DIR) or recipe.run_dir, recipe.schedule.warmup_steps
+    recorded = _recorded_warmup(Path(run_dir) / "job.yaml")
+    if recorded in (None, own) or recorded >= recipe.steps or _value(words, _WARMUP.format("")) is not None:
+        return recipe, ""
+    return _warmed_up(recipe, recorded), f"warm-up {recorded} steps, as the run in {run_dir} began (the recipe: {own})"
+
+
+def _recorded_warmup(path: Path) -> Any:
+    """The warm-up in a run's record; None where there is none to be read."""
+    try:
+        warmup = yaml.safe_load(path.read_bytes())["job"]["schedule"]["warmup_steps"]
+    except (OSError, yaml.YAMLError, LookupError, TypeError):
+        return None
+    return warmup if isinstance(warmup, int) else None
+
+
+def _warmed_up(recipe: TrainingJob, warmup_steps: int) -> TrainingJob:
+    return replace(recipe, schedule=replace(recipe.schedule, warmup_steps=warmup_steps))
 
 
 def _value(words: Sequence[str], flag: str) -> str | None:
