@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.training.config import TrainingJob
 
 _STEPS, _WARMUP, _RUN_DIR = "--{}steps", "--{}schedule.warmup-steps", "--run-dir"
@@ -57,6 +55,8 @@ def _kept(recipe: TrainingJob, words: Sequence[str]) -> tuple[TrainingJob, str]:
 
 def _recorded_warmup(path: Path) -> Any:
     """The warm-up in a run's record; None where there is none to be read."""
+    import yaml  # noqa: PLC0415 - for runs that are extended alone
+
     try:
         warmup = yaml.safe_load(path.read_bytes())["job"]["schedule"]["warmup_steps"]
     except (OSError, yaml.YAMLError, LookupError, TypeError):
