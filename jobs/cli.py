@@ -20,6 +20,7 @@ from jobs.mistakes import HELP_WORDS, refuse_missing, refuse_wrong_words, unknow
 from jobs.resolve import default_job
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of, types_of
 from jobs.threads import wait_quietly
+from jobs.warmup import with_warmup
 from shards.errors import UserError, WillNotSucceedError
 
 log = logging.getLogger("patchline")
@@ -135,6 +136,9 @@ def _job(stage: str, default: Any, words: list[str]) -> Any:
 def _overridden(default: Any, words: list[str], command: str) -> Any:
     """The job with the values of the flags; `command`: the words before them. UserError for what is wrong."""
     refuse_wrong_words(words, list(flags_of(default)), command=command)
+    default, note = with_warmup(command.split()[1], default, words)
+    if note and _rank() == "0":
+        log.info(note)
     return _changed(default, words, command=command) if words else default
 
 
@@ -193,7 +197,8 @@ def _rank() -> str:
 
 
 def _end(code: int, message: str) -> int:
-    sys.stderr.write(message + "\n" if _rank() == "0" else f"rank {_rank()}: {message}\n")
+    rank = _rank()
+    sys.stderr.write(message + "\n" if rank == "0" else f"rank {rank}: {message}\n")
     return code
 
 

@@ -68,16 +68,18 @@ def scaled_by_rate(config: OptimizerConfig, *, peak_rate: float) -> OptimizerCon
 class EngineConfig:
     """ZeRO, precision and compilation.
 
-    `precision` is decided when a run first starts and kept when it continues, whatever the machine. The masters are
-    fp32 always. `compile` and `activation_checkpointing` may change when a run continues; with compilation results then
+    "auto" precision is decided when a run first starts and kept when it continues, whatever the machine: bf16 takes 8
+    times as long on a CPU with AVX2 alone. Masters are fp32 always.
+    `compile` and `activation_checkpointing` may change when a run continues; with compilation results then
     change to rounding, as on another device, and dropout draws other masks: bitwise equality needs the same.
     """
 
     zero_stage: Literal[1, 2, 3] = 1
     """What ZeRO shards over the ranks: 1 the optimiser's state, 2 also gradients, 3 also weights."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Precision of weights and activations; auto: bf16 where every rank's device computes it natively (GPUs since
-    Ampere; CPUs with AVX512-BF16, AMX or Arm BF16), else fp32, which is 8 times as fast on a CPU with AVX2 alone."""
+    """Precision of weights and activations in forward and backward passes; auto: bf16 where every rank's device
+    computes it natively (GPUs of compute capability 8.0 and more, CPUs with AVX512-BF16, AMX or Arm BF16), else
+    fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile of the model's blocks: auto does it on GPUs under ZeRO-1 and 2 where it works, on demands it."""
     activation_checkpointing: bool = False

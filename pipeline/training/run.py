@@ -16,7 +16,6 @@ import torch.distributed as dist
 from pipeline.collectives import broadcast_json
 from pipeline.data.batches import TrainBatches
 from pipeline.data.config import Share
-from pipeline.data.evaluation import label_map
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, data_state, open_training_data
 from pipeline.data.transform import decoder_name
@@ -24,6 +23,7 @@ from pipeline.models.usage import Usage
 from pipeline.models.weights import TensorByName, save_weights
 from pipeline.training.batch_plan import BatchPlan, plan_batch
 from pipeline.training.checkpoint import Checkpoints, list_committed, read_tensor
+from pipeline.training.classes import with_classes
 from pipeline.training.config import TrainingJob, scaled_by_rate
 from pipeline.training.engine import Engine
 from pipeline.training.ledger import Ledger
@@ -93,7 +93,7 @@ def prepare(job: TrainingJob, world: World) -> Prepared:
     )
     data = open_training_data(job.data)
     held_out = open_dataset(job.evaluation.url) if job.evaluation.url else None
-    job = replace(job, model=replace(job.model, num_classes=_num_classes(job, data, held_out)))
+    job = with_classes(job, data, held_out, say=world.is_first)
     orders = data.orders(job.data, seed=job.seed)
     most_read_ahead_bytes = check_memory(
         data,
@@ -283,16 +283,3 @@ def _sha256(path: Path) -> str:
 
 def _checkpoint_store(job: TrainingJob) -> Store:
     return open_store(job.checkpoint.url or str(Path(job.run_dir) / "checkpoints"))
-
-
-def _num_classes(job: TrainingJob, data: TrainingData, held_out: Dataset | None) -> int:
-    """The model's classes: as many as the data has where the job leaves it open; never fewer."""
-    wanted = job.model.num_classes or data.num_classes
-    if data.num_classes > wanted:
-        raise UserError(
-            f"{data.url} has {data.num_classes} classes, the model has {wanted}; "
-            f"set --model.num-classes {data.num_classes}, or 0 to take the dataset's"
-        )
-    if held_out:
-        label_map(held_out, data.label_names)
-    return wanted

@@ -1,0 +1,34 @@
+"""How many classes a run's model has, and what is said where its data has fewer."""
+
+import logging
+from dataclasses import replace
+
+from pipeline.data.evaluation import label_map
+from pipeline.data.training_data import TrainingData
+from pipeline.training.config import TrainingJob
+from shards.dataset import Dataset
+from shards.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+def with_classes(job: TrainingJob, data: TrainingData, held_out: Dataset | None, *, say: bool) -> TrainingJob:
+    """The job with as many classes as the data has, where it leaves that open; more than the data has are a warning
+    (`say`: log it). UserError for fewer, and for a held-out dataset of other labels."""
+    wanted = job.model.num_classes or data.num_classes
+    if data.num_classes > wanted:
+        raise UserError(
+            f"{data.url} has {data.num_classes} classes, the model has {wanted}; "
+            f"set --model.num-classes {data.num_classes}, or 0 to take the dataset's"
+        )
+    if held_out:
+        label_map(held_out, data.label_names)
+    if say and data.num_classes < wanted:
+        log.warning(unused_classes(data.num_classes, wanted))
+    return replace(job, model=replace(job.model, num_classes=wanted))
+
+
+def unused_classes(of_data: int, of_model: int) -> str:
+    """What a user should know of a model with more classes than its data has."""
+    unused = f"{of_model - of_data} of its outputs never {'has' if of_model - of_data == 1 else 'have'} an image"
+    return f"the data has {of_data} classes, the model {of_model}: {unused}; --model.num-classes 0 takes the data's"
