@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 
 from jobs import exit_codes
+from jobs.interrupts import Interrupts, exit_code_of
 from jobs.recipes.smoke import SUFFIX
 from jobs.resolve import default_job
 from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE
@@ -36,15 +37,16 @@ def main(argv: list[str]) -> int:
     for noisy in ("botocore", "boto3", "urllib3", "s3transfer"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        return _run(argv)
+        with Interrupts() as interrupts:
+            return _run(argv, interrupts)
     except UserError as error:
         if isinstance(error, ConnectionError):  # a storage that is there and does not work: no mistake of the user
             return _end(exit_codes.CRASH, f"error: {error}; the same command continues")
         return _end(exit_codes.USER_MISTAKE, f"error: {error}")
     except WillNotSucceedError as error:
         return _end(exit_codes.WILL_NOT_SUCCEED, f"error: {error}")
-    except KeyboardInterrupt:
-        return _end(130, "interrupted; the same command continues")
+    except KeyboardInterrupt as interrupt:
+        return _end(exit_code_of(interrupt), "interrupted; the same command starts again")
     except (AssertionError, TypeError, AttributeError, LookupError):
         log.exception("this is a bug in patchline; please report it with the lines below")
         return exit_codes.OUR_BUG
@@ -62,7 +64,7 @@ def main(argv: list[str]) -> int:
         return exit_codes.CRASH
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], interrupts: Interrupts) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         _usage()
         return exit_codes.DONE if argv else exit_codes.USER_MISTAKE
@@ -86,6 +88,7 @@ def _run(argv: list[str]) -> int:
         prog=f"patchline {stage} {rest[0] if second else ''}".rstrip(),
         config=(tyro.conf.AvoidSubcommands,),
     )
+    interrupts.works()
     if stage == "demo":  # its stages are processes of their own, in this environment
         return int(module.run(job, environ=dict(os.environ)))
     return int(module.run(job))

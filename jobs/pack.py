@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from jobs import exit_codes
 from jobs.record import write_record
 from shards.errors import UserError
 from shards.images.image_header import Limits
@@ -90,9 +91,17 @@ class PackJob:
 
 
 def run(job: PackJob) -> int:
-    """Run the phases asked for; the exit code."""
+    """Run the phases asked for; the exit code. Interrupted, it keeps what is whole."""
     if not job.out:
         raise UserError("--out is missing; give a folder or s3://bucket/prefix")
+    try:
+        return _phases(job)
+    except KeyboardInterrupt:
+        log.info("stopped; what is packed so far stays in %s; run the same command to continue", job.out)
+        return exit_codes.CONTINUE
+
+
+def _phases(job: PackJob) -> int:
     store, spec = open_store(job.out), job.spec()
     if job.run_dir:
         write_record(Path(job.run_dir), stage="pack", job=job)

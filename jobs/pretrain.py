@@ -10,6 +10,13 @@ from pipeline.training.run import Ending, prepare, train
 from pipeline.world import current_world
 from shards.errors import StorageError
 
+_CODES = {
+    Ending.DONE: exit_codes.DONE,
+    Ending.STOPPED: exit_codes.CONTINUE,
+    Ending.INTERRUPTED: exit_codes.INTERRUPTED,
+    Ending.UNSAVED: exit_codes.CRASH,
+}
+
 
 def run(job: TrainingJob, *, stage: str = "pretrain") -> int:
     """Runs one training stage; the exit code says whether it is done or is to be continued."""
@@ -23,4 +30,4 @@ def run(job: TrainingJob, *, stage: str = "pretrain") -> int:
             raise
         # The address was right when the run began: a fault to try again, not a mistake.
         raise ConnectionError(str(error)) from error
-    return exit_codes.DONE if ending is Ending.DONE else exit_codes.CONTINUE
+    return _CODES[ending]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.training.run import read_done
+from pipeline.training.done import read_done
 from tests.rigs.kills import saving, wait_until
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run, start
 
