@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from itertools import chain, islice
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
@@ -67,9 +68,41 @@ def _exit_after(parent: BaseProcess) -> None:
 def _in_pool(
     pool: ProcessPoolExecutor, function: Callable[[Task], Result], tasks: Iterator[Task], *, window: int
 ) -> Iterator[Result]:
-    pending: set[Future[Result]] = {pool.submit(function, task) for task in islice(tasks, window)}
+    pending: set[Future[Result]] = set()
+    pending |= _submitted(pool, function, islice(tasks, window))
     while pending:
         finished, pending = wait(pending, return_when=FIRST_COMPLETED)
         for future in finished:
             yield future.result()
-        pending |= {pool.submit(function, task) for task in islice(tasks, len(finished))}
+        pending |= _submitted(pool, function, islice(tasks, len(finished)))
+
+
+def _submitted(
+    pool: ProcessPoolExecutor, function: Callable[[Task], Result], tasks: Iterator[Task]
+) -> set[Future[Result]]:
+    futures = set()
+    for task in tasks:
+        with _uninterrupted():  # a worker that is started by halves would be left behind, and say so
+            futures.add(pool.submit(function, task))
+    return futures
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals that come inside are raised behind it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if callable(handler):
+            signal.signal(number, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if callable(handler):
+                signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
