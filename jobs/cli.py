@@ -7,15 +7,18 @@ import multiprocessing
 import os
 import sys
 from concurrent.futures import BrokenExecutor
+from pathlib import Path
 
 import tyro
 from rich.console import Console
 
 from jobs import exit_codes
 from jobs.interrupts import Interrupts, exit_code_of
+from jobs.processes import must_start, run_ranks, tell_torchrun
 from jobs.recipes.smoke import SUFFIX
 from jobs.resolve import default_job
 from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE
+from jobs.wishes import take_wishes, wishes_of
 from shards.errors import UserError, WillNotSucceedError
 
 log = logging.getLogger("patchline")
@@ -71,6 +74,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     stage, rest = argv[0], argv[1:]
     if stage not in STAGES:
         raise UserError(f"unknown stage {stage!r}; allowed are {', '.join(STAGES)}")
+    rest, wishes = take_wishes(stage, rest)
     second = STAGES[stage].second
     asks = bool(rest) and rest[0].startswith("-") and not {"-h", "--help"}.isdisjoint(rest)
     if second in (URL, PATH):
@@ -87,11 +91,19 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         args=rest[1:] if second else rest,
         prog=f"patchline {stage} {rest[0] if second else ''}".rstrip(),
         config=(tyro.conf.AvoidSubcommands,),
+        description="  ".join(f"{wish.flag} {wish.value}".strip() + f": {wish.says}" for wish in wishes_of(stage))
+        or None,
     )
+    if must_start(wishes.processes, os.environ):
+        again = [stage, *rest, *(f"--{switch}" for switch in wishes.switches)]
+        return run_ranks(again, num_ranks=wishes.processes, environ=os.environ, run_dir=job.run_dir)
     interrupts.works()
     if stage == "demo":  # its stages are processes of their own, in this environment
         return int(module.run(job, environ=dict(os.environ)))
-    return int(module.run(job))
+    code = int(module.run(job, **dict.fromkeys(wishes.switches, True)))
+    if code == exit_codes.CONTINUE and "TORCHELASTIC_ERROR_FILE" in os.environ:
+        tell_torchrun(Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
+    return code
 
 
 def _place_first(words: list[str], *, flag: str) -> list[str]:

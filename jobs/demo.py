@@ -19,8 +19,8 @@ from rich.table import Table
 
 from jobs import exit_codes
 from jobs.launch import Ranks, start_ranks
+from pipeline.free_port import free_port
 from pipeline.training.metrics import read_metrics
-from pipeline.world import free_port
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
