@@ -13,6 +13,7 @@ from pipeline.data.batches import Batch, TrainBatches
 from pipeline.data.config import DataConfig, Share
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import changes, check_memory, data_state, open_training_data
+from pipeline.differences import as_lines
 from shards.errors import UserError
 
 _MOST_LANES = 64
@@ -140,7 +141,7 @@ def _step_of(position: Mapping[str, Any], state: dict[str, Any], *, allow_other_
     if found:
         decoder = "" if allow_other_decoder else ", DataConfig(allow_other_decoder=True) where only the decoder differs"
         raise UserError(
-            f"the position is of other data or settings: {'; '.join(found)}; give train_batches and its config what "
-            f"they were{decoder}, or position=None to begin anew"
+            f"the position is of other data or settings:\n{as_lines(found)}\n"
+            f"give train_batches and its config what they were{decoder}, or position=None to begin anew"
         )
     return step

@@ -13,6 +13,7 @@ from pipeline.data.config import DataConfig
 from pipeline.data.decode import DECODER_VERSION
 from pipeline.data.mixup import MIXUP_VERSION
 from pipeline.data.randaugment import RANDAUGMENT_VERSION
+from pipeline.differences import Difference, differences
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.hashing import derive_key
@@ -22,6 +23,7 @@ from shards.read import window_bound_bytes
 
 _DATASETS = 7  # purpose of a key
 _DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
+_OUTSIDE_DATA = ("seed", "global_batch", "image_size")  # of the data state: fields of the job, not of its `data`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,23 +114,21 @@ def data_state(data: TrainingData, config: DataConfig, *, seed: int, global_batc
     return state
 
 
-def changes(saved: dict[str, Any], now: dict[str, Any], *, allow_other_decoder: bool) -> list[str]:
-    """What differs between the data states of a run and of its continuation, as words; empty where nothing does."""
-    before, after = _leaves(saved), _leaves(now)
-    found = [
-        f"data: {name} was {before.get(name)!r}, now {after.get(name)!r}"
-        for name in dict.fromkeys([*before, *after])
-        if before.get(name) != after.get(name)
-    ]
-    return [change for change in found if not (allow_other_decoder and change.startswith("data: decoder."))]
+def changes(saved: dict[str, Any], now: dict[str, Any], *, allow_other_decoder: bool) -> list[Difference]:
+    """What differs between the data states of a run and of its continuation, by the names of a job's fields."""
+    found = differences(_by_field(saved), _by_field(now))
+    return [change for change in found if not (allow_other_decoder and is_of_decoder(change))]
 
 
-def _leaves(state: dict[str, Any]) -> dict[str, Any]:
-    """The state's values by dotted names."""
-    leaves: dict[str, Any] = {}
-    for name, value in state.items():
-        leaves |= {f"{name}.{key}": leaf for key, leaf in value.items()} if isinstance(value, dict) else {name: value}
-    return leaves
+def is_of_decoder(change: Difference) -> bool:
+    """Whether only another version of a decoding library is behind a change."""
+    return change.field.startswith("data.decoder.")
+
+
+def _by_field(state: dict[str, Any]) -> dict[str, Any]:
+    """The state with what a job has under `data` under `data`."""
+    outside = {name: value for name, value in state.items() if name in _OUTSIDE_DATA}
+    return outside | {"data": {name: value for name, value in state.items() if name not in _OUTSIDE_DATA}}
 
 
 def check_memory(

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from pipeline.collectives import all_agree
-from pipeline.data.training_data import changes
+from pipeline.data.training_data import changes, is_of_decoder
+from pipeline.differences import as_lines, differences
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.initial import initial_tensor
@@ -122,17 +123,24 @@ def refuse_changes(saved: SavedJob, *, data_state: dict[str, Any], job: Training
 
     Ranks and the engine may change (stage, precision, compilation, checkpointing): they change results to rounding.
     """
-    before = asdict(ModelConfig(**saved.model))  # fields that an older version had not are at their defaults
-    pairs = [(f"model.{key}", before[key], value) for key, value in asdict(job.model).items()]
-    pairs += [("loss", saved.loss, job.loss), ("optimizer.name", saved.optimizer, job.optimizer.name)]
-    pairs.append(("average_factor", saved.average_factor, job.average_factor))
-    changed = [f"{name} was {was!r}, now {now!r}" for name, was, now in pairs if was != now]
+    before = {
+        "model": asdict(ModelConfig(**saved.model)),  # fields that an older version had not are at their defaults
+        "loss": saved.loss,
+        "optimizer": {"name": saved.optimizer},
+        "average_factor": saved.average_factor,
+    }
+    now = {
+        "model": asdict(job.model),
+        "loss": job.loss,
+        "optimizer": {"name": job.optimizer.name},
+        "average_factor": job.average_factor,
+    }
+    changed = differences(before, now)
     changed += changes(saved.data_state, data_state, allow_other_decoder=job.data.allow_other_decoder)
     if changed:
-        is_decoder = any(name.startswith("data: decoder") for name in changed)
-        hint = "; --data.allow-other-decoder accepts other versions" if is_decoder else ""
+        hint = "; --data.allow-other-decoder accepts other versions" if any(map(is_of_decoder, changed)) else ""
         raise UserError(
-            f"{job.run_dir} holds a run that can not be continued like this: {'; '.join(changed)}. "
+            f"{job.run_dir} holds a run that cannot be continued with other values:\n{as_lines(changed)}\n"
             f"Use the same values, or another --run-dir{hint}"
         )
     if saved.step > job.steps:

@@ -184,14 +184,17 @@ def differing(url: str, tmp_path: Path) -> dict[str, tuple[str, dict[str, Any]]]
     other = packed_folders(tmp_path / "other", num_classes=2, images_a_class=9)
     crop = replace(CONFIG, augment=AugmentConfig(min_area=0.5))
     return {
-        "data": ("dataset was '[0-9a-f]{64}', now '[0-9a-f]{64}'", {"url": str(other)}),
-        "seed": ("seed was 0, now 1", {"seed": 1}),
-        "batch": ("global_batch was 12, now 24", {"global_batch": 24}),
-        "lanes": ("lanes was 4, now 2", {"config": replace(CONFIG, lanes=2)}),
-        "window": ("window_blocks was 2, now 1", {"config": replace(CONFIG, window_blocks=1)}),
-        "crop": (r"augment\.min_area was 0\.05, now 0\.5", {"config": crop}),
-        "size": ("image_size was 16, now 32", {"image_size": 32}),
-        "two things": ("seed was 0, now 1; .*lanes was 4, now 2", {"seed": 1, "config": replace(CONFIG, lanes=2)}),
+        "data": (r"data\.dataset: before [0-9a-f]{12}\.\.\., now [0-9a-f]{12}\.\.\.", {"url": str(other)}),
+        "seed": ("seed: before 0, now 1", {"seed": 1}),
+        "batch": ("global_batch: before 12, now 24", {"global_batch": 24}),
+        "lanes": (r"data\.lanes: before 4, now 2", {"config": replace(CONFIG, lanes=2)}),
+        "window": (r"data\.window_blocks: before 2, now 1", {"config": replace(CONFIG, window_blocks=1)}),
+        "crop": (r"data\.augment\.min_area: before 0\.05, now 0\.5", {"config": crop}),
+        "size": ("image_size: before 16, now 32", {"image_size": 32}),
+        "two things": (
+            r"seed: before 0, now 1\n.*lanes: before 4, now 2",
+            {"seed": 1, "config": replace(CONFIG, lanes=2)},
+        ),
     }
 
 
@@ -202,7 +205,7 @@ def test_a_position_of_something_else_is_refused(url: str, tmp_path: Path, case:
     with train_batches(**arguments) as batches:
         position = batches.position
     with (
-        pytest.raises(UserError, match=rf"other data or settings: .*{words}.*; give .* or position=None"),
+        pytest.raises(UserError, match=rf"(?s)other data or settings:\n.*{words}.*\ngive .* or position=None"),
         train_batches(**(arguments | change), position=position),
     ):
         pass
@@ -213,7 +216,7 @@ def test_another_decoder_is_refused_unless_allowed_by_name(url: str) -> None:
         position = batches.position
     position["decoder"] = {**position["decoder"], "simplejpeg": "0.1"}
     with (
-        pytest.raises(UserError, match=r"decoder\.simplejpeg was '0\.1'.*allow_other_decoder"),
+        pytest.raises(UserError, match=r"(?s)data\.decoder\.simplejpeg: before 0\.1, .*allow_other_decoder"),
         train_batches(url, global_batch=BATCH, image_size=SIZE, position=position, config=CONFIG),
     ):
         pass
@@ -226,7 +229,7 @@ def test_another_decoder_is_refused_unless_allowed_by_name(url: str) -> None:
     ("position", "words"),
     [
         pytest.param({}, "next_step is None; give a stream's whole `position`", id="empty is no beginning"),
-        pytest.param({"next_step": 3}, "order_version was None, now 1", id="only the step"),
+        pytest.param({"next_step": 3}, r"data\.order_version: before none, now 1", id="only the step"),
         pytest.param({"next_step": -1}, "next_step is -1", id="before the beginning"),
         pytest.param({"next_step": "3"}, "next_step is '3'", id="a word"),
         pytest.param({"next_step": True}, "next_step is True", id="a truth value"),

@@ -108,7 +108,7 @@ def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(
 
     assert run(words, num_ranks=1, log_dir=tmp_path) == 0
     assert run([*words, "--seed", "7"], num_ranks=1, log_dir=tmp_path) == 2  # a finished run of another job
-    assert "seed was 0, now 7" in capfd.readouterr().err
+    assert "seed: before 0, now 7" in capfd.readouterr().err
     assert run([*words, "--steps", str(STEPS - 1)], num_ranks=1, log_dir=tmp_path) == 2
     assert f"has {STEPS} steps already" in capfd.readouterr().err
     assert ((run_dir / "DONE").read_text(), (run_dir / "job.yaml").read_text()) == (marker, record)

@@ -53,11 +53,11 @@ def test_what_would_be_another_run_is_refused_by_name() -> None:
     saved = SavedJob(step=4, model=asdict(job.model), loss="softmax", optimizer="adamw", data_state=state)
     refuse_changes(saved, data_state=state, job=job)
     table = [
-        ({**state, "lanes": 16}, job, "data: lanes was 8, now 16"),
-        (state, replace(job, model=replace(job.model, depth=5)), r"model\.depth was 4, now 5"),
-        (state, replace(job, loss="sigmoid"), "loss was 'softmax', now 'sigmoid'"),
-        (state, replace(job, optimizer=OptimizerConfig(name="sgd")), r"optimizer\.name was 'adamw', now 'sgd'"),
-        (state, replace(job, average_factor=0.9), r"average_factor was 0\.0, now 0\.9"),
+        ({**state, "lanes": 16}, job, r"\n  data\.lanes: before 8, now 16\n"),
+        (state, replace(job, model=replace(job.model, depth=5)), r"model\.depth: before 4, now 5"),
+        (state, replace(job, loss="sigmoid"), "loss: before softmax, now sigmoid"),
+        (state, replace(job, optimizer=OptimizerConfig(name="sgd")), r"optimizer\.name: before adamw, now sgd"),
+        (state, replace(job, average_factor=0.9), r"average_factor: before 0\.0, now 0\.9"),
         ({**state, "decoder": {"simplejpeg": "2.0"}}, job, "--data.allow-other-decoder"),
         (state, replace(job, steps=3, schedule=ScheduleConfig()), "has 4 steps already, --steps is 3"),
     ]
@@ -74,7 +74,7 @@ def test_a_run_of_an_older_version_goes_on_and_a_models_tuples_survive_json() ->
     older = {key: value for key, value in asdict(job.model).items() if key not in ("gelu", "resnet_units")}
     saved = SavedJob(step=4, model=older, loss="softmax", optimizer="adamw", data_state={})
     refuse_changes(saved, data_state={}, job=job)
-    with pytest.raises(UserError, match=r"model\.gelu was 'tanh', now 'exact'"):
+    with pytest.raises(UserError, match=r"model\.gelu: before tanh, now exact"):
         refuse_changes(saved, data_state={}, job=replace(job, model=replace(job.model, gelu="exact")))
     hybrid = replace(job, model=replace(job.model, patch=2, resnet_units=(1,), image_size=32))
     record = json.loads(json.dumps(asdict(hybrid.model)))

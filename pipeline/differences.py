@@ -1,0 +1,70 @@
+"""What differs between two settings: each is flattened to fields by dotted name, and every difference is one line.
+
+The one comparison of the project: a continued run is refused with it, and `patchline diff` prints it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DIGEST_SHOWN = 12
+_PLAIN = re.compile(r"[^\s'\",;\[\]{}]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A field with two values. None stands for a field that one of the two does not have, as for no value."""
+
+    field: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: before {shown(self.before)}, now {shown(self.now)}"
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Every field whose values differ, in the order of `before`, then those that only `now` has."""
+    was, is_now = flattened(before), flattened(now)
+    return [
+        Difference(field=field, before=was.get(field), now=is_now.get(field))
+        for field in dict.fromkeys([*was, *is_now])
+        if was.get(field) != is_now.get(field)
+    ]
+
+
+def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Value by dotted name; mappings are opened at any depth, sequences are values (lists, as JSON and YAML have)."""
+    leaves: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            leaves |= {f"{name}.{inner}": leaf for inner, leaf in flattened(value).items()}
+        else:
+            leaves[name] = _plain(value)
+    return leaves
+
+
+def as_lines(found: Iterable[Difference]) -> str:
+    """The differences for a message, one indented line each."""
+    return "\n".join(f"  {difference}" for difference in found)
+
+
+def shown(value: Any) -> str:
+    """A value as a person would write it in YAML; of a sha256 the first digits, a text in quotes where it needs them."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    if not isinstance(value, str):
+        return str(value)
+    if _DIGEST.fullmatch(value):
+        return f"{value[:_DIGEST_SHOWN]}..."
+    return value if _PLAIN.fullmatch(value) else repr(value)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
