@@ -18,11 +18,12 @@ _CODES = {
 }
 
 
-def run(job: TrainingJob, *, stage: str = "pretrain") -> int:
-    """Runs one training stage; the exit code says whether it is done or is to be continued."""
+def run(job: TrainingJob, *, stage: str = "pretrain", extend: bool = False) -> int:
+    """Runs one training stage; the exit code says whether it is done or is to be continued. `extend`: it may have more
+    steps than the run that it continues."""
     world = current_world(job.device)
     try:
-        prepared = prepare(job, world)
+        prepared = prepare(job, world, extend=extend)
         record = partial(write_record, prepared.run_dir, stage=stage, job=prepared.job)
         ending = train(prepared, world, on_start=record)
     except StorageError as error:

@@ -52,7 +52,7 @@ def as_lines(found: Iterable[Difference]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a person would write it in YAML; of a sha256 the first digits, a text in quotes where it needs them."""
+    """A value as one would write it in YAML; of a sha256 the first digits, a text in quotes where it needs them."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from pipeline.models.weights import save_weights
 from pipeline.training.checkpoint import read_tensor
 from pipeline.training.config import TrainingJob
 from pipeline.training.manifest import Manifest
+from pipeline.training.same_run import STEPS
 from pipeline.training.start import SavedJob, saved_job
 from pipeline.training.zero_state import AVERAGE, MASTER
 from shards.store import Store
@@ -27,6 +28,12 @@ def read_done(run_dir: Path) -> dict[str, Any] | None:
         return marker if marker["weights_sha256"] == digest else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def job_of(marker: dict[str, Any]) -> SavedJob:
+    """The job that a marker is of. One of an older version has no more of it than its length."""
+    saved = SavedJob(**marker["job"])
+    return saved if saved.job else replace(saved, job={STEPS: saved.step})
 
 
 def finish(run_dir: Path, job: TrainingJob, manifest: Manifest, *, store: Store, labels: tuple[str, ...]) -> None:

@@ -22,12 +22,13 @@ from pipeline.models.weights import TensorByName
 from pipeline.training.batch_plan import BatchPlan, plan_batch
 from pipeline.training.checkpoint import Checkpoints, list_committed
 from pipeline.training.config import TrainingJob, scaled_by_rate
-from pipeline.training.done import finish, read_done
+from pipeline.training.done import finish, job_of, read_done
 from pipeline.training.engine import Engine
 from pipeline.training.ledger import Ledger
 from pipeline.training.loop import Loop, LoopEnd, Parts, describe
 from pipeline.training.manifest import Manifest
 from pipeline.training.metrics import Metrics
+from pipeline.training.same_run import extension
 from pipeline.training.signals import Signals
 from pipeline.training.start import (
     SavedJob,
@@ -75,9 +76,10 @@ class Prepared:
     data_state: dict[str, Any]
     most_read_ahead_bytes: int  # by all ranks of this host
     is_compiled: bool
+    extend: bool  # whether it may have more steps than the run that it continues
 
 
-def prepare(job: TrainingJob, world: World) -> Prepared:
+def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared:
     """Checks a job against its data and its ranks before anything is started. Raises UserError."""
     if not job.run_dir:
         raise UserError("--run-dir is missing: give the run directory as --run-dir")
@@ -119,6 +121,7 @@ def prepare(job: TrainingJob, world: World) -> Prepared:
         data_state=state,
         most_read_ahead_bytes=most_read_ahead_bytes,
         is_compiled=will_compile(job.engine, world.device),
+        extend=extend,
     )
 
 
@@ -134,8 +137,9 @@ def train(prepared: Prepared, world: World, *, on_start: Callable[[], None]) -> 
         stack.callback(leave)
         marker = broadcast_json(read_done(prepared.run_dir) if world.is_first else None, device=world.device)
         if marker:
-            _refuse_changes(prepared, SavedJob(**marker["job"]))
-            if marker["job"]["step"] == prepared.job.steps:
+            is_done = marker["job"]["step"] == prepared.job.steps
+            _refuse_changes(prepared, job_of(marker), is_done=is_done)
+            if is_done:
                 if world.is_first:
                     log.info("%s is done already: %d steps", prepared.run_dir, prepared.job.steps)
                 return Ending.DONE
@@ -167,7 +171,11 @@ def _train(
 
     def accept(found: Manifest | None) -> None:
         if found:
-            _refuse_changes(prepared, saved_job(found))
+            saved = saved_job(found)
+            _refuse_changes(prepared, saved)
+            more = extension(saved.job, job, step=saved.step)
+            if more and world.is_first:
+                log.info("%s", more)
         if world.is_first:
             on_start()
 
@@ -229,8 +237,8 @@ def _train(
     return Ending.DONE if end is LoopEnd.ALL_STEPS else Ending.STOPPED
 
 
-def _refuse_changes(prepared: Prepared, saved: SavedJob) -> None:
-    refuse_changes(saved, data_state=prepared.data_state, job=prepared.job)
+def _refuse_changes(prepared: Prepared, saved: SavedJob, *, is_done: bool = False) -> None:
+    refuse_changes(saved, data_state=prepared.data_state, job=prepared.job, is_done=is_done, extend=prepared.extend)
 
 
 def _start_engine(

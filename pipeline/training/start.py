@@ -2,14 +2,14 @@
 
 import logging
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from pipeline.collectives import all_agree
 from pipeline.data.training_data import changes, is_of_decoder
-from pipeline.differences import as_lines, differences
+from pipeline.differences import as_lines, differences, flattened
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.initial import initial_tensor
@@ -18,6 +18,7 @@ from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import EngineConfig, TrainingJob
 from pipeline.training.engine import Engine
 from pipeline.training.manifest import Manifest
+from pipeline.training.same_run import STEPS, other_values
 from pipeline.training.zero_state import Fragment
 from pipeline.world import World
 from shards.errors import UserError
@@ -35,6 +36,7 @@ class SavedJob:
     optimizer: str
     data_state: dict[str, Any]
     average_factor: float = 0.0  # older versions did not average
+    job: dict[str, Any] = field(default_factory=dict)  # all of it, resolved; older versions did not record it
 
 
 def saved_job(manifest: Manifest) -> SavedJob:
@@ -47,6 +49,7 @@ def saved_job(manifest: Manifest) -> SavedJob:
         optimizer=record["optimizer"],
         data_state=manifest.data_state,
         average_factor=record.get("average_factor", 0.0),
+        job=record.get("job", {}),
     )
 
 
@@ -118,8 +121,10 @@ def fill_from_checkpoint(engine: Engine, checkpoints: Checkpoints, manifest: Man
     checkpoints.loaded()
 
 
-def refuse_changes(saved: SavedJob, *, data_state: dict[str, Any], job: TrainingJob) -> None:
-    """A continued run must read the same batches into the same model; UserError names what differs.
+def refuse_changes(
+    saved: SavedJob, *, data_state: dict[str, Any], job: TrainingJob, is_done: bool = False, extend: bool = False
+) -> None:
+    """A continued run must be the same run, and a finished one the one that is asked for; UserError names what differs.
 
     Ranks and the engine may change (stage, precision, compilation, checkpointing): they change results to rounding.
     """
@@ -136,15 +141,30 @@ def refuse_changes(saved: SavedJob, *, data_state: dict[str, Any], job: Training
         "average_factor": job.average_factor,
     }
     changed = differences(before, now)
+    others = other_values(saved.job, asdict(job), is_done=is_done)
+    changed += [change for change in others if change.field not in flattened(before)]
     changed += changes(saved.data_state, data_state, allow_other_decoder=job.data.allow_other_decoder)
     if changed:
         hint = "; --data.allow-other-decoder accepts other versions" if any(map(is_of_decoder, changed)) else ""
+        how = "finished with other values" if is_done else "cannot be continued with other values"
         raise UserError(
-            f"{job.run_dir} holds a run that cannot be continued with other values:\n{as_lines(changed)}\n"
+            f"{job.run_dir} holds a run that {how}:\n{as_lines(changed)}\n"
             f"Use the same values, or another --run-dir{hint}"
         )
+    _refuse_other_steps(saved, job, extend=extend)
+
+
+def _refuse_other_steps(saved: SavedJob, job: TrainingJob, *, extend: bool) -> None:
+    before = saved.job.get(STEPS, job.steps)  # older versions did not record it
     if saved.step > job.steps:
         raise UserError(
             f"{job.run_dir} has {saved.step} steps already, --steps is {job.steps}; give {saved.step} or more, "
             "or another --run-dir"
         )
+    if job.steps == before or (job.steps > before and extend):
+        return
+    hint = "; to continue it with more steps, add --extend" if job.steps > before else ""
+    raise UserError(
+        f"{job.run_dir} holds a run of another length:\n  steps: before {before}, now {job.steps}\n"
+        f"The learning rate depends on it. Use the same value, or another --run-dir{hint}"
+    )
