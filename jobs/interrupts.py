@@ -34,6 +34,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._is_working = self._was_asked = False
+        self._late: threading.Timer | None = None
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
@@ -46,6 +47,8 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._late:
+            self._late.cancel()
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave back
 
@@ -61,7 +64,7 @@ class Interrupts:
             say("ended at once")
             end_now(_SHELL_ADDS + number)
         self._was_asked = True
-        late = threading.Timer(DEADLINE_SECONDS, end_now, (_SHELL_ADDS + number,))
-        late.daemon = True
-        late.start()
+        self._late = threading.Timer(DEADLINE_SECONDS, end_now, (_SHELL_ADDS + number,))
+        self._late.daemon = True
+        self._late.start()
         raise Interrupted(number)

@@ -39,9 +39,10 @@ def test_it_ends_at_once(name: str, code: int, loaded: str, said: str) -> None:
 
 def test_while_it_works_it_is_raised() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt) as raised, Interrupts() as interrupts:
+    with Interrupts() as interrupts:
         interrupts.works()
-        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt) as raised:
+            os.kill(os.getpid(), signal.SIGTERM)
     assert exit_code_of(raised.value) == 143
     assert signal.getsignal(signal.SIGTERM) == before
     assert [exit_code_of(KeyboardInterrupt()), exit_code_of(Interrupted(signal.SIGINT))] == [130, 130]
