@@ -1,6 +1,5 @@
 """`--processes N` with real ranks: signals are handed on, the ranks end with their parent, and no message is lost."""
 
-import json
 import os
 import signal
 import threading
@@ -129,8 +128,11 @@ def test_a_command_without_a_run_directory_logs_where_nothing_stays() -> None:
 def test_torchrun_reads_why_a_rank_stopped(tmp_path: Path) -> None:
     """In torch's own format."""
     tell_torchrun(tmp_path / "error.json")
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure  # noqa: PLC0415 - it takes seconds
+    from torch.distributed.elastic.multiprocessing.errors import (  # noqa: PLC0415 - it takes seconds
+        ChildFailedError,
+        ProcessFailure,
+    )
 
     failure = ProcessFailure(local_rank=0, pid=os.getpid(), exitcode=75, error_file=str(tmp_path / "error.json"))
-    assert failure.message.startswith("no failure: stopped with a committed checkpoint")
-    assert json.loads((tmp_path / "error.json").read_text())["message"]["extraInfo"]["timestamp"].isdigit()
+    shown = ChildFailedError("patchline", {0: failure}).format_msg()
+    assert "traceback : no failure: stopped with a committed checkpoint (exit code 75); run the same command" in shown
