@@ -50,7 +50,8 @@ class Interrupts:
         if self._late:
             self._late.cancel()
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave back
+            if signal.getsignal(number) == self._handle:  # a run that is over ignores them until the process ends
+                signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave back
 
     def works(self) -> None:
         """All is loaded: from now on an interrupt is raised."""

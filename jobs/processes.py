@@ -46,6 +46,8 @@ def run_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], r
         code = ranks.wait(each_time=_PassingOn(ranks, heard).pass_on)
         for line in _last_words(ranks, log_dir, sizes):
             sys.stderr.write(line + "\n")
+    if code == exit_codes.USER_MISTAKE and run_dir:
+        _leave_nothing(Path(run_dir))
     return code if code >= 0 else 128 - code
 
 
@@ -102,7 +104,11 @@ def _log_dir(run_dir: str) -> Iterator[Path]:
         message = f"cannot make {run}: {error.strerror}; give --run-dir a folder that this user may write to"
         raise UserError(message) from error
     yield run / "logs"
-    if not (run / "job.yaml").exists():  # the command was refused, and leaves nothing behind
+
+
+def _leave_nothing(run: Path) -> None:
+    """A command that was refused before it was a run leaves no logs, nor a folder that it made for them."""
+    if not (run / "job.yaml").exists():
         shutil.rmtree(run / "logs")
         if not any(run.iterdir()):
             run.rmdir()

@@ -250,10 +250,11 @@ class Loop:
                     bar=False,
                     before_batch=self._give_up_if_asked,
                 )
-                parts.engine.train(True)
         except WaitGivenUpError:
             self._is_unscored = True
             return {}
+        finally:
+            parts.engine.train(True)
         return {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
 
     def _give_up_if_asked(self) -> None:

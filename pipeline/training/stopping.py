@@ -153,9 +153,9 @@ class Stopping:
         elif number not in _WARNINGS:
             return
         if self.rank == 0 and self._phase is not _Phase.STARTING:
-            until = "this step is done" if self._phase is _Phase.STEP else "what is being written is whole"
-            more = " (Ctrl-C again ends at once)" if number == signal.SIGINT else ""
-            say(f"asked to stop by {signal.Signals(number).name}: saving and stopping as soon as {until}{more}")
+            what = "this step is finished and saved" if self._phase is _Phase.STEP else "what is written is finished"
+            more = " (Ctrl-C again ends at once)" if number == signal.SIGINT else f" ({signal.Signals(number).name})"
+            say(f"stopping: {what}{more}")
 
     def _check(self, now: float) -> None:
         """Ends the process where what it does has no time left."""
