@@ -10,17 +10,21 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
 from jobs.completion import ASK, candidates
 from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
+from jobs.interrupts import Interrupts, exit_code_of
 from jobs.mistakes import HELP_WORDS, refuse_missing, refuse_wrong_words, unknown_stage
+from jobs.processes import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of, types_of
 from jobs.threads import wait_quietly
 from jobs.warmup import with_warmup
+from jobs.wishes import Given, take_wishes
 from shards.errors import UserError, WillNotSucceedError
 
 log = logging.getLogger("patchline")
@@ -45,15 +49,16 @@ def main(argv: list[str]) -> int:
     for noisy in ("botocore", "boto3", "urllib3", "s3transfer"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        return _run(argv)
+        with Interrupts() as interrupts:
+            return _run(argv, interrupts)
     except UserError as error:
         if isinstance(error, ConnectionError):  # a storage that is there and does not work: no mistake of the user
             return _end(exit_codes.CRASH, f"error: {error}; the same command continues")
         return _end(exit_codes.USER_MISTAKE, f"error: {error}")
     except WillNotSucceedError as error:
         return _end(exit_codes.WILL_NOT_SUCCEED, f"error: {error}")
-    except KeyboardInterrupt:
-        return _end(130, "interrupted; the same command continues")
+    except KeyboardInterrupt as interrupt:
+        return _end(exit_code_of(interrupt), "interrupted; the same command starts again")
     except (AssertionError, TypeError, AttributeError, LookupError):
         log.exception("this is a bug in patchline; please report it with the lines below")
         return exit_codes.OUR_BUG
@@ -71,11 +76,11 @@ def main(argv: list[str]) -> int:
         return exit_codes.CRASH
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], interrupts: Interrupts) -> int:
     if not argv or argv[0] in HELP_WORDS:
         return _show(overview(columns()), asked=bool(argv))
     if argv[0] == "help":
-        return _run([*argv[1:], "--help"])
+        return _run([*argv[1:], "--help"], interrupts)
     if argv[0] == ASK:
         return _show("".join(f"{word}\n" for word in candidates(argv[1:])), asked=True)
     if argv[0] == "--version":
@@ -85,6 +90,7 @@ def _run(argv: list[str]) -> int:
         return _tool(stage, words)
     if stage not in STAGES:
         raise unknown_stage(stage, list(COMMANDS))
+    words, wishes = take_wishes(stage, words)
     asked = [word for word in words if word in HELP_WORDS]
     words = _second_word_first(STAGES[stage], words, asked=bool(asked))
     if not words or words[0].startswith("-"):
@@ -94,7 +100,11 @@ def _run(argv: list[str]) -> int:
     default = default_job(stage, words[0])
     if asked:
         return _help(stage, words[0], default, everything="--help-all" in asked)
-    return _start(stage, words[0], _job(stage, default, words))
+    job = _job(stage, default, words, extends="extend" in wishes.switches)
+    if must_start(wishes.processes, os.environ):
+        again = [stage, *words, *(f"--{switch}" for switch in wishes.switches)]
+        return run_ranks(again, num_ranks=wishes.processes, environ=os.environ, run_dir=job.run_dir)
+    return _start(stage, words[0], job, wishes, interrupts)
 
 
 def _tool(name: str, words: list[str]) -> int:
@@ -113,7 +123,7 @@ def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:
     return _show(of_job(stage, word, job, about=about or "", everything=everything, width=columns()), asked=True)
 
 
-def _start(stage: str, word: str, job: Any) -> int:
+def _start(stage: str, word: str, job: Any, wishes: Given, interrupts: Interrupts) -> int:
     """Loads the stage's module, which may take seconds, and runs the job."""
     run_dir = getattr(job, "run_dir", "")  # predict writes nothing
     if STAGES[stage].loads_torch and _rank() == "0":
@@ -121,22 +131,27 @@ def _start(stage: str, word: str, job: Any) -> int:
     name = f"jobs.{STAGES[stage].module or stage}"
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
     module = importlib.import_module(name)
+    interrupts.works()
     if stage == "demo":  # its stages are processes of their own, in this environment
         return int(module.run(job, environ=dict(os.environ)))
-    return int(module.run(job))
+    code = int(module.run(job, **dict.fromkeys(wishes.switches, True)))
+    if code == exit_codes.CONTINUE and "TORCHELASTIC_ERROR_FILE" in os.environ:
+        tell_torchrun(Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
+    return code
 
 
-def _job(stage: str, default: Any, words: list[str]) -> Any:
+def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
     """The job with what the words after the second change in it. UserError for what is wrong, or missing."""
-    job = _overridden(default, words[1:], " ".join(["patchline", stage, words[0]]).rstrip())
+    command = " ".join(["patchline", stage, words[0]]).rstrip()
+    job = _overridden(default, words[1:], command, extends=extends)
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
     return job
 
 
-def _overridden(default: Any, words: list[str], command: str) -> Any:
+def _overridden(default: Any, words: list[str], command: str, *, extends: bool = False) -> Any:
     """The job with the values of the flags; `command`: the words before them. UserError for what is wrong."""
     refuse_wrong_words(words, list(flags_of(default)), command=command)
-    default, note = with_warmup(command.split()[1], default, words)
+    default, note = with_warmup(command.split()[1], default, words, extends=extends)
     if note and _rank() == "0":
         log.info(note)
     return _changed(default, words, command=command) if words else default

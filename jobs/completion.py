@@ -9,6 +9,7 @@ from jobs import exit_codes
 from jobs.flags import Flag, flags_of
 from jobs.resolve import WITH_RECIPES, default_job
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, recipes_of
+from jobs.wishes import wishes_of
 from shards.errors import UserError
 
 ASK = "__complete"  # the first word of the question
@@ -74,7 +75,8 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
         return _second_words(stage)
     flags = _flags(stage, before[1] if len(before) > 1 else "")
     if begun.startswith("-"):
-        return [*(name for flag in flags for name in flag.names), "--help", "--help-all"]
+        wishes = [wish.flag for wish in wishes_of(stage)]
+        return [*(name for flag in flags for name in flag.names), *wishes, "--help", "--help-all"]
     last = next((flag for flag in flags if flag.name == before[-1]), None)
     return last.choices if last else ()
 

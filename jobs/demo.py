@@ -20,8 +20,8 @@ from rich.table import Table
 from jobs import exit_codes
 from jobs.launch import Ranks, start_ranks
 from jobs.model_jobs import DemoJob
+from pipeline.free_port import free_port
 from pipeline.training.metrics import read_metrics
-from pipeline.world import free_port
 from shards.errors import UserError
 
 __all__ = ["Comparison", "DemoJob", "compare", "last_step", "run"]
@@ -83,8 +83,8 @@ class _Stages:
         self.console.rule(f"[bold]{text}", align="left")
 
     def start(self, words: list[str], *, num_ranks: int = 1) -> Ranks:
-        prefix = f"torchrun --nproc-per-node {num_ranks} --no-python " if num_ranks > 1 else ""
-        self.console.print(f"$ {prefix}patchline {' '.join(words)}", style="cyan", soft_wrap=True, highlight=False)
+        shown = [*words, "--processes", str(num_ranks)] if num_ranks > 1 else words
+        self.console.print(f"$ patchline {' '.join(shown)}", style="cyan", soft_wrap=True, highlight=False)
         return start_ranks(words, num_ranks=num_ranks, environ=self.environ, log_dir=self.folder / "logs")
 
     def do(self, words: list[str], *, num_ranks: int = 1) -> None:

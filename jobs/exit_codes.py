@@ -7,3 +7,4 @@ OUR_BUG = 70
 CRASH = 74  # a full disk, a lost worker: the same command continues
 CONTINUE = 75  # stopped with a committed checkpoint; sites list it as RequeueExit
 WILL_NOT_SUCCEED = 78
+INTERRUPTED = 130  # by Ctrl-C, with nothing saved or not waiting for it

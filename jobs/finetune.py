@@ -5,8 +5,8 @@ from pipeline.training.config import TrainingJob
 from shards.errors import UserError
 
 
-def run(job: TrainingJob) -> int:
-    """Runs a fine-tuning job; it must name the weights it starts from."""
+def run(job: TrainingJob, *, extend: bool = False) -> int:
+    """Runs a fine-tuning job; it must name the weights it starts from. `extend`: as for pre-training."""
     if not job.initial.weights:
         raise UserError("--initial.weights is missing: give the weights/ folder of a finished run (RUN/weights)")
-    return pretrain.run(job, stage="finetune")
+    return pretrain.run(job, stage="finetune", extend=extend)

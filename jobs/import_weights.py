@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.model_jobs import ImportJob
+from jobs.placing import write_to
 from jobs.record import write_record
 from pipeline.models.config import ModelConfig
 from pipeline.models.exchange.convert import changed, open_any
@@ -18,15 +19,20 @@ __all__ = ["ImportJob", "refuse_misplaced", "run"]
 log = logging.getLogger(__name__)
 
 
-def run(job: ImportJob) -> int:
-    """0 once the weights folder is whole. The last line of the log is what had to be assumed, if anything."""
+def run(job: ImportJob, *, overwrite: bool = False) -> int:
+    """0 once the weights folder is whole. The last line of the log is what had to be assumed, if anything. `overwrite`:
+    whatever else is there."""
     refuse_misplaced(job.path, job.out, wanted="the folder")
     weights = open_any(job.path, _hints(job))
     config, tensor = changed(weights, job)
     labels = _labels(job, weights, config)
+
+    def write(out: Path) -> None:
+        save_weights(out, config=config, labels=labels, tensor=tensor, usage=weights.usage)
+
+    write_to(Path(job.out), write, overwrite=overwrite)
     if job.run_dir:
         write_record(Path(job.run_dir), stage="import", job=job)
-    save_weights(Path(job.out), config=config, labels=labels, tensor=tensor, usage=weights.usage)
     counts = (config.image_size, num_parameters(config), config.num_classes)
     log.info("%s: %s at %d px, %d parameters, %d classes", job.out, config.name, *counts)
     if weights.assumed:

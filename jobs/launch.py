@@ -1,22 +1,38 @@
 """Starts the ranks of one stage on this machine, each a process of its own that can be waited for or killed."""
 
+import ctypes
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.world import free_port
+from jobs import exit_codes
+from pipeline.free_port import free_port
 
 _GRACE_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# Where ranks end in different ways, the one that says most; else the first that was not 0.
+_CODES_BY_WEIGHT = (
+    exit_codes.USER_MISTAKE,
+    exit_codes.WILL_NOT_SUCCEED,
+    exit_codes.CONTINUE,
+    exit_codes.OUR_BUG,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The running processes of one stage, in rank order."""
+    """The running processes of one stage, in rank order. `failed`: those with another code than 0, in the order in
+    which `wait` found them."""
 
     processes: tuple[subprocess.Popen[bytes], ...]
+    failed: list[int] = field(default_factory=list)
 
     def poll(self) -> bool:
         """True while any rank runs."""
@@ -29,35 +45,76 @@ class Ranks:
         for process in self.processes:
             process.wait()
 
-    def wait(self) -> int:
-        """Waits for all ranks; 0 or the first code that is not. When one fails, the others are ended."""
-        while self.poll():
-            if any(process.poll() not in (None, 0) for process in self.processes):
-                self._end_the_rest()
-                break
-            time.sleep(0.05)
-        codes = [process.wait() for process in self.processes]
-        return next((code for code in codes if code != 0), 0)
+    def signal(self, number: int) -> None:
+        """A signal to every rank that runs."""
+        for process in self.processes:
+            process.send_signal(number)
 
-    def _end_the_rest(self) -> None:
-        deadline = time.monotonic() + _GRACE_SECONDS
-        while self.poll() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        self.kill()
+    def wait(self, *, each_time: Callable[[], None] = lambda: None) -> int:
+        """Waits for all ranks; 0, the code that says most, or the first that is not 0. When one fails, the others are
+        ended after a while. `each_time` is called again and again. What it raises ends the ranks."""
+        deadline = float("inf")
+        try:
+            while self.poll() and time.monotonic() < deadline:
+                if self._find_failed() and deadline == float("inf"):
+                    deadline = time.monotonic() + _GRACE_SECONDS
+                each_time()
+                time.sleep(_POLL_SECONDS)
+            self._find_failed()
+        finally:
+            self.kill()
+        self._find_failed()
+        codes = [process.returncode for process in self.processes]
+        found = [code for code in _CODES_BY_WEIGHT if code in codes]
+        return int((found or [codes[rank] for rank in self.failed] or [0])[0])
+
+    def _find_failed(self) -> bool:
+        for rank, process in enumerate(self.processes):
+            if process.poll() and rank not in self.failed:
+                self.failed.append(rank)
+        return bool(self.failed)
 
 
 def start_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], log_dir: Path) -> Ranks:
-    """`patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, the others write to log_dir/rank-N.log."""
+    """`patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, the others write to log_dir/rank-N.log.
+
+    Ctrl-C at the terminal does not reach them: they are in sessions of their own, and it is the caller's to pass it on.
+    When the caller is killed they get a TERM, save and end.
+    """
     log_dir.mkdir(parents=True, exist_ok=True)
     shared = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num_ranks)}
     shared["LOCAL_WORLD_SIZE"] = str(num_ranks)
+    end_with_this = _end_with(os.getpid())
     processes = []
     for rank in range(num_ranks):
         own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         command = [sys.executable, "-P", "-m", "jobs.cli", *words]  # -P: the current folder may have a jobs/, too
-        if rank == 0:
-            processes.append(subprocess.Popen(command, env=own))
-        else:
-            with (log_dir / f"rank-{rank}.log").open("ab") as log:
-                processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=log))
+        with log_of(log_dir, rank).open("ab") if rank else nullcontext() as log:
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    env=own,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=end_with_this,  # noqa: PLW1509 - it takes no lock that another thread may have
+                )
+            )
     return Ranks(processes=tuple(processes))
+
+
+def log_of(log_dir: Path, rank: int) -> Path:
+    """Where a rank above 0 writes."""
+    return log_dir / f"rank-{rank}.log"
+
+
+def _end_with(parent: int) -> Callable[[], None]:
+    """What a child does before it becomes the command: it asks for a TERM when its parent dies."""
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before
+            os._exit(exit_codes.CRASH)
+
+    return ask

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from jobs import exit_codes
 from jobs.dataset_jobs import PackJob, Phase
 from jobs.record import write_record
 from shards.errors import UserError
@@ -30,9 +31,17 @@ log = logging.getLogger(__name__)
 
 
 def run(job: PackJob) -> int:
-    """Run the phases asked for; the exit code."""
+    """Run the phases asked for; the exit code. Interrupted, it keeps what is whole."""
     if not job.out:
         raise UserError("--out is missing; give a folder or s3://bucket/prefix")
+    try:
+        return _phases(job)
+    except KeyboardInterrupt:
+        log.info("stopped; what is packed so far stays in %s; run the same command to continue", job.out)
+        return exit_codes.CONTINUE
+
+
+def _phases(job: PackJob) -> int:
     store, spec = open_store(job.out), spec_of(job)
     if job.run_dir:
         write_record(Path(job.run_dir), stage="pack", job=job)

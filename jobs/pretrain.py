@@ -9,16 +9,24 @@ from pipeline.training.run import Ending, prepare, train
 from pipeline.world import current_world
 from shards.errors import StorageError
 
+_CODES = {
+    Ending.DONE: exit_codes.DONE,
+    Ending.STOPPED: exit_codes.CONTINUE,
+    Ending.INTERRUPTED: exit_codes.INTERRUPTED,
+    Ending.UNSAVED: exit_codes.CRASH,
+}
 
-def run(job: TrainingJob, *, stage: str = "pretrain") -> int:
-    """Runs one training stage; the exit code says whether it is done or is to be continued."""
+
+def run(job: TrainingJob, *, stage: str = "pretrain", extend: bool = False) -> int:
+    """Runs one training stage; the exit code says whether it is done or is to be continued. `extend`: it may have more
+    steps than the run that it continues."""
     world = current_world(job.device, threads=job.threads)
     try:
-        prepared = prepare(job, world)
+        prepared = prepare(job, world, extend=extend)
         ending = train(prepared, world, on_start=lambda job: write_record(prepared.run_dir, stage=stage, job=job))
     except StorageError as error:
         if not (Path(job.run_dir) / "job.yaml").exists():
             raise
         # The address was right when the run began: a fault to try again, not a mistake.
         raise ConnectionError(str(error)) from error
-    return exit_codes.DONE if ending is Ending.DONE else exit_codes.CONTINUE
+    return _CODES[ending]

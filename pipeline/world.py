@@ -7,7 +7,6 @@ Three ways to start, one result: a single process, `torchrun` (RANK, WORLD_SIZE,
 import logging
 import os
 import re
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,6 +17,7 @@ import torch.distributed as dist
 
 from pipeline.bf16 import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
 from pipeline.config_values import Device
+from pipeline.free_port import free_port
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -167,10 +167,3 @@ def _device(device: Device, local_rank: int) -> torch.device:
             )
         return torch.device("cuda", local_rank)
     return torch.device("cpu")
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -2,10 +2,13 @@
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from itertools import chain, islice
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
@@ -24,15 +27,32 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, work
     # this one would carry S3 connections and locks of other threads along.
     context = multiprocessing.get_context("forkserver")
     environment = dict(os.environ)  # that process keeps the one it was started with
+    _start_quietly()
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(environment,))
     try:
         yield from _in_pool(pool, function, chain(first, left), window=2 * workers)
+    except (KeyboardInterrupt, GeneratorExit):  # nobody waits for what is under way any more
+        for worker in list((pool._processes or {}).values()):
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def _start_quietly() -> None:
+    """Starts the process that workers are forked from. Ctrl-C at a terminal reaches all of them, and is the parent's to
+    answer: they hold it back from their first moment on, where it would end in a traceback."""
+    resource_tracker.ensure_running()  # by itself: its start ends with signals let through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin(environment: dict[str, str]) -> None:
     """A worker whose parent was killed would wait for tasks for ever: it ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where another part of this program has started the server
     os.environ.clear()
     os.environ.update(environment)
     parent = multiprocessing.parent_process()
@@ -48,9 +68,41 @@ def _exit_after(parent: BaseProcess) -> None:
 def _in_pool(
     pool: ProcessPoolExecutor, function: Callable[[Task], Result], tasks: Iterator[Task], *, window: int
 ) -> Iterator[Result]:
-    pending: set[Future[Result]] = {pool.submit(function, task) for task in islice(tasks, window)}
+    pending: set[Future[Result]] = set()
+    pending |= _submitted(pool, function, islice(tasks, window))
     while pending:
         finished, pending = wait(pending, return_when=FIRST_COMPLETED)
         for future in finished:
             yield future.result()
-        pending |= {pool.submit(function, task) for task in islice(tasks, len(finished))}
+        pending |= _submitted(pool, function, islice(tasks, len(finished)))
+
+
+def _submitted(
+    pool: ProcessPoolExecutor, function: Callable[[Task], Result], tasks: Iterator[Task]
+) -> set[Future[Result]]:
+    futures = set()
+    for task in tasks:
+        with _uninterrupted():  # a worker that is started by halves would be left behind, and say so
+            futures.add(pool.submit(function, task))
+    return futures
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals that come inside are raised behind it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if callable(handler):
+            signal.signal(number, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if callable(handler):
+                signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +46,7 @@ def evaluation_batches(
     transform: EvaluationTransform,
     share: Share,
     threads: int,
-) -> Iterator[tuple[Batch, torch.Tensor]]:
+) -> Generator[tuple[Batch, torch.Tensor], None, None]:
     """Every sample exactly once over all ranks, in equally many batches a rank: (batch, bool[n] mask of real ones)."""
     num_batches = -(-dataset.num_samples // (batch_size * share.num_ranks))
     stop = threading.Event()

@@ -1,6 +1,7 @@
 """Accuracy over a whole dataset: every sample exactly once over all ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,11 +37,12 @@ def evaluate(
     loss: LossName,
     world: World,
     bar: bool = True,
+    before_batch: Callable[[], None] = lambda: None,
 ) -> Scores:
     """Scores of a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Collective over all ranks.
 
     Labels are matched by name, so a dataset may lack some of the model's classes; UserError where it has others.
-    `bar`: as Progress has it.
+    `bar`: as Progress has it. `before_batch` is called before each batch, equally often on every rank, and may raise.
     """
     image_size = model_image_size(model)
     numbers = torch.from_numpy(label_map(dataset, labels))
@@ -54,8 +56,8 @@ def evaluate(
         threads=world.num_threads,
     )
     total = dataset.num_samples if world.is_first else 0
-    with Progress("evaluate", total, unit="images", bar=bar) as progress:
-        counts = _count(model, _renumbered(batches, numbers), progress, loss=loss, world=world)
+    with closing(batches), Progress("evaluate", total, unit="images", bar=bar) as progress:
+        counts = _count(model, _renumbered(batches, numbers, before_batch), progress, loss=loss, world=world)
     num, right, summed = sums(counts, device=world.device)
     return Scores(num_images=int(num), accuracy=right / num, loss=summed / num)
 
@@ -69,10 +71,11 @@ def model_image_size(model: nn.Module) -> int:
 
 
 def _renumbered(
-    batches: Iterator[tuple[Batch, torch.Tensor]], numbers: torch.Tensor
+    batches: Iterator[tuple[Batch, torch.Tensor]], numbers: torch.Tensor, before_batch: Callable[[], None]
 ) -> Iterator[tuple[Batch, torch.Tensor]]:
     """The batches with the model's label numbers; padding stays -1."""
     for batch, mask_B in batches:
+        before_batch()
         labels_BL = torch.where(batch.labels < 0, -1, numbers[batch.labels.clamp(min=0)])
         yield replace(batch, labels=labels_BL), mask_B
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipeline.collectives import all_agree
 from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches
 from pipeline.data.mixup import mix_images, mix_targets, mix_weights
 from pipeline.evaluation.scores import evaluate
@@ -28,6 +29,7 @@ from pipeline.training.manifest import Manifest
 from pipeline.training.metrics import Metrics
 from pipeline.training.schedule import learning_rate
 from pipeline.training.signals import Signals, Wish
+from pipeline.training.stopping import Stopping, WaitGivenUpError
 from pipeline.world import World
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
@@ -45,6 +47,7 @@ class LoopEnd(Enum):
 
     ALL_STEPS = "all steps done"
     ASKED = "asked to save and exit"
+    NOTHING_SAVED = "asked to exit before there was anything to save"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,7 @@ class Parts:
     batches: TrainBatches
     checkpoints: Checkpoints
     signals: Signals
+    stopping: Stopping
     ledger: Ledger
     metrics: Metrics | None
     held_out: Dataset | None
@@ -75,17 +79,24 @@ class Loop:
         self.step = resumed_from.id.step if resumed_from else 0
         self.num_updates = resumed_from.num_updates if resumed_from else 0
         self._skipped_in_a_row = self._failed_saves = 0
+        self._is_unscored = False  # an evaluation that was due was given up
         self._traffic: dict[str, float] = {}
+        if self.saved:
+            parts.stopping.saved(self.saved.id.step)
 
     def run(self) -> LoopEnd:
         """All steps up to the job's last, or until the ranks agree to stop. A checkpoint is committed at either end."""
         parts, job = self.parts, self.parts.job
         total = job.steps if parts.world.is_first else self.step
-        began, stream = time.monotonic(), parts.batches(self.step)
+        began, stream, began_at = time.monotonic(), parts.batches(self.step), self.step
         with Progress("train", total, unit="steps", start=self.step, bar=parts.world.is_first) as progress:
             while self.step < job.steps:
-                with parts.ledger.time("data_wait"):
-                    batch = next(stream)
+                parts.stopping.step_begins()
+                try:
+                    with parts.ledger.time("data_wait"), parts.stopping.giving_up("waiting for data"):
+                        batch = next(stream)
+                except WaitGivenUpError:
+                    return self._stop_here()
                 with parts.ledger.time("compute"):
                     loss, wish, result = self._update(batch)
                 self.step += 1
@@ -97,6 +108,7 @@ class Loop:
                 }
                 values |= {f"data/{name}": value for name, value in self._traffic.items()}
                 values |= self._held_out_scores()
+                wish = Wish.SAVE_AND_EXIT if self._is_unscored else wish
                 now = time.monotonic()
                 values["images_per_second"] = job.global_batch / max(now - began, 1e-9)
                 began = now
@@ -109,13 +121,23 @@ class Loop:
                 if is_due and self._skipped_in_a_row == 0:  # a model that may be lost must not replace a good one
                     self.save()
                 # Exit code 75 promises a committed checkpoint: where there is none, the next step tries again.
-                if wish == Wish.SAVE_AND_EXIT and self._is_saved() and self.step < job.steps:
+                if wish == Wish.SAVE_AND_EXIT and self._is_saved() and (self.step < job.steps or self._is_unscored):
                     return LoopEnd.ASKED
+        if began_at == job.steps and not self._score_the_last():
+            return LoopEnd.ASKED
+        parts.stopping.finishing()
         if self._skipped_in_a_row:
             raise WillNotSucceedError(self._hopeless())
         while not self._is_saved():
             self.save()
         return LoopEnd.ALL_STEPS
+
+    def _stop_here(self) -> LoopEnd:
+        """The end of a rank that is alone and waits for data which does not come: what is done so far is saved."""
+        is_new = self.step > (self.saved.id.step if self.saved else 0)
+        if is_new and self._skipped_in_a_row == 0:
+            self.save()
+        return LoopEnd.ASKED if self._is_saved() else LoopEnd.NOTHING_SAVED
 
     def _is_saved(self) -> bool:
         return self.saved is not None and self.saved.id.step == self.step
@@ -126,7 +148,7 @@ class Loop:
         position = Position(
             step=self.step, num_updates=self.num_updates, num_samples=self.step * parts.job.global_batch
         )
-        with parts.ledger.time("checkpoint"):
+        with parts.ledger.time("checkpoint"), parts.stopping.writing():
             manifest = parts.checkpoints.save(
                 parts.engine.fragments(),
                 position=position,
@@ -141,6 +163,7 @@ class Loop:
             raise RuntimeError(f"{self._failed_saves} checkpoints in a row could not be written; see the log above")
         if manifest:
             self.saved = manifest
+            parts.stopping.saved(manifest.id.step)
             parts.signals.saved()
             if parts.world.is_first:
                 parts.ledger.append(parts.checkpoints.run_dir, step=self.step, attempt=parts.checkpoints.attempt.token)
@@ -215,19 +238,38 @@ class Loop:
         due = self.step == parts.job.steps or (every > 0 and self.step % every == 0)
         if parts.held_out is None or not due:
             return {}
-        with parts.ledger.time("evaluation"):
-            parts.engine.train(False)
-            scores = evaluate(
-                parts.engine.module,
-                parts.held_out,
-                parts.job.evaluation,
-                labels=parts.labels,
-                loss=parts.job.loss,
-                world=parts.world,
-                bar=False,
-            )
+        try:
+            with parts.ledger.time("evaluation"), parts.stopping.giving_up("evaluating"):
+                parts.engine.train(False)
+                scores = evaluate(
+                    parts.engine.module,
+                    parts.held_out,
+                    parts.job.evaluation,
+                    labels=parts.labels,
+                    loss=parts.job.loss,
+                    world=parts.world,
+                    bar=False,
+                    before_batch=self._give_up_if_asked,
+                )
+        except WaitGivenUpError:
+            self._is_unscored = True
+            return {}
+        finally:
             parts.engine.train(True)
         return {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
+
+    def _give_up_if_asked(self) -> None:
+        """Raises WaitGivenUpError on all ranks where one is asked to exit. Collective."""
+        is_asked = self.parts.signals.wish() == Wish.SAVE_AND_EXIT
+        if not all_agree(not is_asked, device=self.parts.world.device):
+            raise WaitGivenUpError("evaluating")
+
+    def _score_the_last(self) -> bool:
+        """The scores of a run whose last step is saved, but whose last evaluation was given up. False: again."""
+        scores = self._held_out_scores()
+        if scores and self.parts.metrics:
+            self.parts.metrics.amend(self.step, scores)
+        return not self._is_unscored
 
 
 def describe(job: TrainingJob, world: World, *, is_compiled: bool) -> dict[str, Any]:
@@ -237,7 +279,7 @@ def describe(job: TrainingJob, world: World, *, is_compiled: bool) -> dict[str, 
     engine = {"zero_stage": job.engine.zero_stage, "precision": job.engine.precision, "micro_batch": job.micro_batch}
     engine |= {"is_compiled": is_compiled, "activation_checkpointing": job.engine.activation_checkpointing}
     kept: dict[str, Any] = {"model": asdict(job.model), "loss": job.loss, "optimizer": job.optimizer.name}
-    kept["average_factor"] = job.average_factor
+    kept |= {"average_factor": job.average_factor, "job": asdict(job)}
     return kept | {"topology": topology, "engine": engine, "job_sha256": fingerprint(job)}
 
 

@@ -11,14 +11,25 @@ class Metrics:
     """A run's curves. Opened at `step`, it cuts away what a lost continuation had written beyond it."""
 
     def __init__(self, run_dir: Path, *, step: int) -> None:
-        path = run_dir / "metrics.jsonl"
-        cut_after(path, step=step)
-        self._file = path.open("a", buffering=1)
+        self._path = run_dir / "metrics.jsonl"
+        cut_after(self._path, step=step)
+        self._file = self._path.open("a", buffering=1)
         self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One line and one point a curve. Floats are written so that they read back bit for bit."""
         self._file.write(json.dumps({"step": step, **values}) + "\n")
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+
+    def amend(self, step: int, values: dict[str, float]) -> None:
+        """More values of a step that has its line, the last, already."""
+        lines = self._path.read_text().splitlines()
+        before = json.loads(lines.pop()) if lines and _step_of(lines[-1]) == step else {"step": step}
+        self._file.close()
+        cut_after(self._path, step=step - 1)
+        self._file = self._path.open("a", buffering=1)
+        self._file.write(json.dumps(before | values) + "\n")
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
 

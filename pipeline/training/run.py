@@ -1,11 +1,9 @@
 """One training run from its start to its DONE marker. From `train` a reader goes down, once."""
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
@@ -19,17 +17,18 @@ from pipeline.data.config import Share
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, data_state, open_training_data
 from pipeline.data.transform import decoder_name
-from pipeline.models.usage import Usage
-from pipeline.models.weights import TensorByName, save_weights
+from pipeline.models.weights import TensorByName
 from pipeline.training.batch_plan import BatchPlan, plan_batch
-from pipeline.training.checkpoint import Checkpoints, list_committed, read_tensor
+from pipeline.training.checkpoint import Checkpoints, list_committed
 from pipeline.training.classes import with_classes
 from pipeline.training.config import TrainingJob, scaled_by_rate
+from pipeline.training.done import finish, job_of, read_done
 from pipeline.training.engine import Engine
 from pipeline.training.ledger import Ledger
 from pipeline.training.loop import Loop, LoopEnd, Parts, describe
 from pipeline.training.manifest import Manifest
 from pipeline.training.metrics import Metrics
+from pipeline.training.same_run import extension
 from pipeline.training.signals import Signals
 from pipeline.training.start import (
     SavedJob,
@@ -44,10 +43,10 @@ from pipeline.training.start import (
     will_compile,
     with_precision,
 )
-from pipeline.training.zero_state import AVERAGE, MASTER
+from pipeline.training.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Stopping
 from pipeline.world import World, enter, leave
 from shards.dataset import Dataset, open_dataset
-from shards.errors import UserError
+from shards.errors import UserError, WillNotSucceedError
 from shards.store import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -56,10 +55,16 @@ _LIBRARIES = ("patchline", "torch", "deepspeed", "numpy", "simplejpeg", "opencv-
 
 
 class Ending(Enum):
-    """How a run ended: DONE, or stopped with a committed checkpoint, to be continued."""
+    """How a run ended: DONE, STOPPED with a committed checkpoint, to be continued, or, where nothing was saved, by
+    Ctrl-C (INTERRUPTED) or another signal (UNSAVED)."""
 
     DONE = "done"
     STOPPED = "stopped"
+    INTERRUPTED = "interrupted"
+    UNSAVED = "unsaved"
+
+
+_ENDINGS = {CONTINUE: Ending.STOPPED, INTERRUPTED: Ending.INTERRUPTED, NOTHING_SAVED: Ending.UNSAVED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +79,10 @@ class Prepared:
     data_state: dict[str, Any]
     most_read_ahead_bytes: int  # by all ranks of this host
     is_compiled: bool
+    extend: bool  # whether it may have more steps than the run that it continues
 
 
-def prepare(job: TrainingJob, world: World) -> Prepared:
+def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared:
     """Checks a job against its data and its ranks before anything is started. Raises UserError."""
     if not job.run_dir:
         raise UserError("--run-dir is missing: give the run directory as --run-dir")
@@ -118,6 +124,7 @@ def prepare(job: TrainingJob, world: World) -> Prepared:
         data_state=state,
         most_read_ahead_bytes=most_read_ahead_bytes,
         is_compiled=will_compile(job.engine, world.device),
+        extend=extend,
     )
 
 
@@ -127,41 +134,52 @@ def train(prepared: Prepared, world: World, *, on_start: OnStart) -> Ending:
     `on_start` is called on rank 0 with the job as it is run, once nothing speaks against the start any more (its record
     is written there).
     """
-    enter(world)
     with ExitStack() as stack:
-        stack.callback(leave)
+        stopping = stack.enter_context(Stopping(rank=world.rank, num_ranks=world.num_ranks))
         signals = stack.enter_context(Signals(prepared.run_dir, watch_markers=world.is_first))
+        enter(world)
+        stack.callback(leave)
         marker = broadcast_json(read_done(prepared.run_dir) if world.is_first else None, device=world.device)
         if marker:
-            _refuse_changes(prepared, SavedJob(**marker["job"]))
-            if marker["job"]["step"] == prepared.job.steps:
+            is_done = marker["job"]["step"] == prepared.job.steps
+            _refuse_changes(prepared, job_of(marker), is_done=is_done)
+            if is_done:
                 if world.is_first:
                     log.info("%s is done already: %d steps", prepared.run_dir, prepared.job.steps)
                 return Ending.DONE
         prepared = replace(prepared, is_compiled=all_will_compile(prepared.is_compiled, world))
-        ending = _train(prepared, world, signals, stack, on_start=on_start)
-        dist.barrier()
+        try:
+            ending = _train(prepared, world, signals, stopping, stack, on_start=on_start)
+            dist.barrier()
+        except (UserError, WillNotSucceedError):
+            raise
+        except Exception as error:  # what was under way when the signal came need not end well: a peer was first
+            if not stopping.is_asked:
+                raise
+            log.info("stopped (%s: %s); %s", type(error).__name__, str(error).partition("\n")[0], stopping.standing())
+            ending = _ENDINGS[stopping.exit_code]
         signals.over()
         return ending
 
 
-def read_done(run_dir: Path) -> dict[str, Any] | None:
-    """The DONE marker, where the weights that it vouches for are the ones that lie there; else None."""
-    try:
-        marker: dict[str, Any] = json.loads((run_dir / "DONE").read_text())
-        digest = _sha256(run_dir / "weights" / "model.safetensors")
-        SavedJob(**marker["job"])
-        return marker if marker["weights_sha256"] == digest else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _train(prepared: Prepared, world: World, signals: Signals, stack: ExitStack, *, on_start: OnStart) -> Ending:
+def _train(
+    prepared: Prepared,
+    world: World,
+    signals: Signals,
+    stopping: Stopping,
+    stack: ExitStack,
+    *,
+    on_start: OnStart,
+) -> Ending:
     job, run_dir, ledger, bf16 = prepared.job, prepared.run_dir, Ledger(prepared.run_dir), bf16_of_all(world)
 
     def accept(found: Manifest | None) -> None:
         if found:
-            _refuse_changes(prepared, saved_job(found))
+            saved = saved_job(found)
+            _refuse_changes(prepared, saved)
+            more = extension(saved.job, job, step=saved.step)
+            if more and world.is_first:
+                log.info("%s", more)
         if world.is_first:
             on_start(with_precision(job, found, bf16=bf16))
 
@@ -198,6 +216,7 @@ def _train(prepared: Prepared, world: World, signals: Signals, stack: ExitStack,
         batches=batches,
         checkpoints=checkpoints,
         signals=signals,
+        stopping=stopping,
         ledger=ledger,
         metrics=metrics,
         held_out=prepared.held_out,
@@ -212,17 +231,20 @@ def _train(prepared: Prepared, world: World, signals: Signals, stack: ExitStack,
         if end is LoopEnd.ALL_STEPS:
             checkpoints.refuse_if_overtaken()
             if world.is_first and loop.saved:
-                _finish(prepared, checkpoints.store, loop.saved)
+                finish(run_dir, job, loop.saved, store=checkpoints.store, labels=prepared.data.label_names)
     except UserError as error:  # what started well is no mistake any more: storage that fails in mid-run is retried
         raise ConnectionError(f"after {loop.step} steps: {error}") from error
     if end is LoopEnd.ASKED and world.is_first:
-        how = f"delete {run_dir / 'STOP'}, then the" if (run_dir / "STOP").exists() else "the"
-        log.info("stopped at step %d with a committed checkpoint; %s same command continues it", loop.step, how)
+        how = f"delete {run_dir / 'STOP'}, then run" if (run_dir / "STOP").exists() else "run"
+        log.info("saved at step %d; %s the same command to continue", loop.step, how)
+    if end is LoopEnd.NOTHING_SAVED:
+        log.info("stopped before the first step was done; %s", stopping.standing())
+        return _ENDINGS[stopping.exit_code]
     return Ending.DONE if end is LoopEnd.ALL_STEPS else Ending.STOPPED
 
 
-def _refuse_changes(prepared: Prepared, saved: SavedJob) -> None:
-    refuse_changes(saved, data_state=prepared.data_state, job=prepared.job)
+def _refuse_changes(prepared: Prepared, saved: SavedJob, *, is_done: bool = False) -> None:
+    refuse_changes(saved, data_state=prepared.data_state, job=prepared.job, is_done=is_done, extend=prepared.extend)
 
 
 def _start_engine(
@@ -254,31 +276,6 @@ def _start_engine(
         if prepared.is_compiled:
             log.info("compiling the model's blocks: the first step takes longer, and so does the first evaluation")
     return engine
-
-
-def _finish(prepared: Prepared, store: Store, manifest: Manifest) -> None:
-    """Weights out of the final checkpoint (any ZeRO stage), averaged ones where the job asks, then the DONE marker."""
-    folder = prepared.run_dir / "weights"
-    slot = AVERAGE if prepared.job.average_factor else MASTER
-    save_weights(
-        folder,
-        config=prepared.job.model,
-        labels=prepared.data.label_names,
-        tensor=lambda name: read_tensor(store, manifest, name, slot=slot),
-        usage=Usage(loss=prepared.job.loss, transform=prepared.job.evaluation.transform),
-    )
-    digest = _sha256(folder / "model.safetensors")
-    job = asdict(saved_job(manifest))
-    marker = {"step": manifest.id.step, "checkpoint": manifest.id.folder, "weights_sha256": digest, "job": job}
-    waiting = prepared.run_dir / "DONE.part"
-    waiting.write_text(json.dumps(marker) + "\n")
-    waiting.replace(prepared.run_dir / "DONE")
-    log.info("done: %d steps, weights in %s", manifest.id.step, folder)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _checkpoint_store(job: TrainingJob) -> Store:

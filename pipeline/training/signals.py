@@ -1,6 +1,7 @@
 """Asking a run to save, or to save and exit: signals from Slurm or a person, and marker files in the run directory.
 
-A handler only sets a flag; the ranks agree by the reduction that every step makes anyway, so no rank saves alone.
+A handler only sets a flag; the ranks agree by the reduction that every step makes anyway, so no rank saves alone. What
+happens where no step ends is in stopping.py.
 """
 
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-_EXIT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+_EXIT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Wish(IntEnum):
@@ -22,7 +23,8 @@ class Wish(IntEnum):
 
 
 class Signals:
-    """Context manager: while it is open USR1, USR2 and TERM ask for save and exit, RUN/SAVE and RUN/STOP too."""
+    """Context manager: while it is open USR1, USR2, TERM, INT (Ctrl-C) and HUP (a terminal that is closed) ask for save
+    and exit, RUN/SAVE and RUN/STOP too. A signal that is ignored stays so: nohup's HUP, a background shell's INT."""
 
     def __init__(self, run_dir: Path, *, watch_markers: bool) -> None:
         self._stop, self._save = run_dir / "STOP", run_dir / "SAVE"
@@ -34,7 +36,8 @@ class Signals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in _EXIT_SIGNALS:
-                self._before[number] = signal.signal(number, self._handle)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from pipeline.training.config import EngineConfig, TrainingJob
 from pipeline.training.engine import Engine
 from pipeline.training.manifest import Manifest
 from pipeline.training.precision import choose_precision, least_of
+from pipeline.training.same_run import STEPS, other_values
 from pipeline.training.zero_state import Fragment
 from pipeline.world import World, bf16_of
-from shards.differences import as_lines, differences
+from shards.differences import as_lines, differences, flattened
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class SavedJob:
     data_state: dict[str, Any]
     average_factor: float = 0.0  # older versions did not average
     precision: str = ""  # what engine.precision came to; empty in the DONE marker of an older version
+    job: dict[str, Any] = field(default_factory=dict)  # all of it, resolved; older versions did not record it
 
 
 def saved_job(manifest: Manifest) -> SavedJob:
@@ -51,6 +53,7 @@ def saved_job(manifest: Manifest) -> SavedJob:
         data_state=manifest.data_state,
         average_factor=record.get("average_factor", 0.0),
         precision=record.get("engine", {}).get("precision", ""),
+        job=record.get("job", {}),
     )
 
 
@@ -138,8 +141,10 @@ def fill_from_checkpoint(engine: Engine, checkpoints: Checkpoints, manifest: Man
     checkpoints.loaded()
 
 
-def refuse_changes(saved: SavedJob, *, data_state: dict[str, Any], job: TrainingJob) -> None:
-    """A continued run must read the same batches into the same model; UserError names what differs.
+def refuse_changes(
+    saved: SavedJob, *, data_state: dict[str, Any], job: TrainingJob, is_done: bool = False, extend: bool = False
+) -> None:
+    """A continued run must be the same run, and a finished one the one that is asked for; UserError names what differs.
 
     Ranks and the engine may change (stage, precision, compilation, checkpointing): they change results to rounding.
     """
@@ -156,15 +161,30 @@ def refuse_changes(saved: SavedJob, *, data_state: dict[str, Any], job: Training
         "average_factor": job.average_factor,
     }
     changed = differences(before, now)
+    others = other_values(saved.job, asdict(job), is_done=is_done)
+    changed += [change for change in others if change.field not in flattened(before)]
     changed += changes(saved.data_state, data_state, allow_other_decoder=job.data.allow_other_decoder)
     if changed:
         hint = "; --data.allow-other-decoder accepts other versions" if any(map(is_of_decoder, changed)) else ""
+        how = "finished with other values" if is_done else "cannot be continued with other values"
         raise UserError(
-            f"{job.run_dir} holds a run that cannot be continued with other values:\n{as_lines(changed)}\n"
+            f"{job.run_dir} holds a run that {how}:\n{as_lines(changed)}\n"
             f"Use the same values, or another --run-dir{hint}"
         )
+    _refuse_other_steps(saved, job, extend=extend)
+
+
+def _refuse_other_steps(saved: SavedJob, job: TrainingJob, *, extend: bool) -> None:
+    before = saved.job.get(STEPS, job.steps)  # older versions did not record it
     if saved.step > job.steps:
         raise UserError(
             f"{job.run_dir} has {saved.step} steps already, --steps is {job.steps}; give {saved.step} or more, "
             "or another --run-dir"
         )
+    if job.steps == before or (job.steps > before and extend):
+        return
+    hint = "; to continue it with more steps, add --extend" if job.steps > before else ""
+    raise UserError(
+        f"{job.run_dir} holds a run of another length:\n  steps: before {before}, now {job.steps}\n"
+        f"The learning rate depends on it. Use the same value, or another --run-dir{hint}"
+    )

@@ -18,6 +18,7 @@ def test_the_numbers_are_the_documented_ones() -> None:
         "CRASH": 74,
         "CONTINUE": 75,
         "WILL_NOT_SUCCEED": 78,
+        "INTERRUPTED": 130,
     }
 
 

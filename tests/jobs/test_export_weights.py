@@ -57,3 +57,17 @@ def test_mistakes_leave_nothing_behind(job: ExportJob, change: dict[str, object]
 def test_weights_are_not_written_over_themselves(job: ExportJob) -> None:
     with pytest.raises(UserError, match="where the weights are read from; give another"):
         run(replace(job, out=job.path))
+
+
+@pytest.mark.parametrize("written", get_args(Format))
+def test_the_same_again_is_no_fault_and_anything_else_is_refused_unless_asked_for(
+    job: ExportJob, written: Format
+) -> None:
+    job = replace(job, format=written)
+    other = replace(job, image_size=48)
+    assert (run(job), run(job)) == (0, 0)
+    with pytest.raises(UserError, match=r"has other content: .*--overwrite"):
+        run(other)
+    assert run(job) == 0  # it was left as it is
+    assert run(other, overwrite=True) == 0
+    assert run(other) == 0

@@ -111,3 +111,13 @@ def test_what_was_assumed_is_logged_last(job: ImportJob, caplog: pytest.LogCaptu
     with caplog.at_level(logging.INFO):
         run(replace(job, gelu="tanh", layer_norm_epsilon=1e-6))
     assert "assumed, as" not in caplog.text
+
+
+def test_a_folder_with_other_content_is_left_alone_unless_asked_for(job: ImportJob) -> None:
+    assert (run(job), run(job)) == (0, 0)
+    (Path(job.out) / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match=r"has other content: thesis\.txt; give another"):
+        run(job)
+    assert run(replace(job, image_size=24), overwrite=True) == 0
+    assert open_weights(job.out).config.image_size == 24
+    assert (Path(job.out) / "thesis.txt").read_text() == "years of work"

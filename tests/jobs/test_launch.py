@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from jobs.launch import Ranks, start_ranks
-from pipeline.world import free_port
 
 
 def ranks_of(*scripts: str) -> Ranks:
@@ -60,7 +59,3 @@ def test_every_rank_knows_its_place(tmp_path: Path) -> None:
     for rank in (1, 2):
         lines = (tmp_path / "logs" / f"rank-{rank}.log").read_text().splitlines()
         assert [line.startswith(f"rank {rank}: error: unknown stage 'nope'") for line in lines] == [True, True]
-
-
-def test_free_ports_are_ports() -> None:
-    assert 1024 <= free_port() <= 65535

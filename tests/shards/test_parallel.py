@@ -1,8 +1,10 @@
 """The same results in one process and in several."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shards.errors import UserError
-from shards.parallel import run_tasks
+from shards.parallel import _uninterrupted, run_tasks
 
 WAIT_SECONDS = 60
 
@@ -74,7 +76,7 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     script, said = tmp_path / "script.py", [tmp_path / "first", tmp_path / "second"]
     script.write_text(
         "import sys\nfrom pathlib import Path\n"
-        "from shards.parallel import run_tasks\nfrom tests.shards.test_parallel import say_and_wait\n"
+        "from shards.parallel import _uninterrupted, run_tasks\nfrom tests.shards.test_parallel import say_and_wait\n"
         "if __name__ == '__main__':\n    list(run_tasks(say_and_wait, map(Path, sys.argv[1:]), workers=2))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -91,3 +93,43 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def wait_long(folder: str) -> None:
+    """Says that it has begun."""
+    (Path(folder) / str(os.getpid())).touch()
+    threading.Event().wait(WAIT_SECONDS)
+
+
+def test_an_interrupt_does_not_wait_for_what_is_under_way(tmp_path: Path) -> None:
+    pause = threading.Event()
+
+    def interrupt() -> None:
+        while not any(tmp_path.iterdir()):
+            pause.wait(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(run_tasks(wait_long, [str(tmp_path)] * 4, workers=2))
+    thread.join()
+    assert time.monotonic() - began < WAIT_SECONDS / 2
+    for path in tmp_path.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.name), 0)
+
+
+def test_a_signal_in_a_protected_place_comes_behind_it() -> None:
+    reached = []
+
+    def protected() -> None:
+        with _uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        protected()
+    assert reached == ["the end"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

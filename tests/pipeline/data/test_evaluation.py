@@ -107,7 +107,7 @@ def test_leaving_while_a_read_stands_still_ends_at_once(packed: Path) -> None:
     batches = evaluation_batches(dataset, batch_size=4, image_size=SIZE, transform=STRAIGHT, share=share, threads=2)
     next(batches)
     began = time.monotonic()
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert time.monotonic() - began < 2.0
     store.file_gate.set()
     for thread in threading.enumerate():

@@ -1,6 +1,7 @@
 """Scores over a whole dataset in a real process group: the same for one and two ranks, and right by hand."""
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -76,6 +77,35 @@ def test_batches_and_ranks_change_no_score(packed: str) -> None:
     for score in others:
         assert (score.num_images, score.accuracy) == (expected.num_images, expected.accuracy)
         assert score.loss == pytest.approx(expected.loss, rel=1e-6)
+
+
+def batches_before_it_was_left(world: World, url: str, most: int) -> int:
+    """How often a caller was asked that leaves before this batch; all are counted where it never does."""
+    num = 0
+
+    def leave() -> None:
+        nonlocal num
+        num += 1
+        if num > most:
+            raise InterruptedError
+
+    with suppress(InterruptedError):
+        evaluate(
+            build_model(TINY),
+            open_dataset(url),
+            EvaluationConfig(batch_size=2),
+            labels=("c0", "c1", "c2"),
+            loss="softmax",
+            world=world,
+            before_batch=leave,
+        )
+    return num
+
+
+def test_an_evaluation_can_be_left_before_any_batch_and_every_rank_has_as_many(packed: str) -> None:
+    most = NUM_SAMPLES
+    assert run_ranks(batches_before_it_was_left, packed, most, num_ranks=2) == [4, 4]  # of 4 samples each, by two
+    assert run_ranks(batches_before_it_was_left, packed, 1, num_ranks=2) == [2, 2]
 
 
 @pytest.mark.parametrize("fields", [{"batch_size": 0}, {"every_steps": -1}])

@@ -100,7 +100,7 @@ def test_checkpoints_on_s3(digits_url: str, tmp_path: Path, s3_bucket: str) -> N
     assert [attempt.resumed_from for attempt in read_attempts(store)] == [None]
     assert not (run_dir / "checkpoints").exists()
 
-    assert run([*words, "--steps", str(STEPS + 4)], num_ranks=2, log_dir=tmp_path) == 0
+    assert run([*words, "--steps", str(STEPS + 4), "--extend"], num_ranks=2, log_dir=tmp_path) == 0
     assert set(losses(run_dir)) == set(range(1, STEPS + 5))
     assert len(read_attempts(store)) == 2
 
@@ -110,7 +110,7 @@ def test_a_zombies_checkpoint_is_ignored(digits_url: str, tmp_path: Path) -> Non
     run_dir = tmp_path / "run"
     words = pretrain_words(digits_url, run_dir)
     assert run([*words, "--steps", "8"], num_ranks=1, log_dir=tmp_path) == 0
-    assert run(words, num_ranks=1, log_dir=tmp_path) == 0  # the second attempt resumes from step 8
+    assert run([*words, "--extend"], num_ranks=1, log_dir=tmp_path) == 0  # the second attempt resumes from step 8
     store = open_store(str(run_dir / "checkpoints"))
     first, second = read_attempts(store)
     source = next((run_dir / "checkpoints").glob(f"step-{STEPS:08d}/attempt-{second.token}"))

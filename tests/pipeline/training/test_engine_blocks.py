@@ -86,7 +86,7 @@ def test_a_run_may_compile_after_its_continuation_only(
     assert run([*words, "--steps", "8", "--schedule.decay", "constant"], num_ranks=1, log_dir=tmp_path) == 0
     capfd.readouterr()
     words += ["--engine.compile", "on", "--engine.activation-checkpointing", "--schedule.decay", "constant"]
-    assert run(words, num_ranks=1, log_dir=tmp_path) == 0
+    assert run([*words, "--extend"], num_ranks=1, log_dir=tmp_path) == 0
     said = capfd.readouterr().err
     assert said.count("compiling the model's blocks: the first step takes longer") == 1
     for noise in ("Warning", "torch._dynamo", "Traceback"):

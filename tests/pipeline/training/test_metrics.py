@@ -94,3 +94,13 @@ def test_curves_are_named_as_the_lines_and_a_continued_run_has_each_step_once(tm
         "data/bytes": [(1, 1e9), (2, 2e9), (3, 5.0)],
         "data/requests": [(3, 7.0)],
     }
+
+
+def test_the_last_line_gets_more_values(tmp_path: Path) -> None:
+    """Of an evaluation that was given up and is made up for."""
+    metrics = Metrics(tmp_path, step=0)
+    for step in (1, 2):
+        metrics.write(step, {"loss": step / 7})
+    metrics.amend(2, {"test_loss": 0.5})
+    metrics.close()
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 1 / 7}, {"step": 2, "loss": 2 / 7, "test_loss": 0.5}]

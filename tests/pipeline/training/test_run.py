@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.training.run import read_done
+from pipeline.training.done import read_done
 from tests.rigs.kills import saving, wait_until
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run, start
 
@@ -113,6 +113,8 @@ def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(
     assert run(words, num_ranks=1, log_dir=tmp_path) == 0
     assert run([*words, "--seed", "7"], num_ranks=1, log_dir=tmp_path) == 2  # a finished run of another job
     assert "seed: before 0, now 7" in capfd.readouterr().err
+    assert run([*words, "--schedule.learning-rate", "0.5"], num_ranks=1, log_dir=tmp_path) == 2
+    assert "schedule.learning_rate: before 0.001, now 0.5" in capfd.readouterr().err
     assert run([*words, "--steps", str(STEPS - 1)], num_ranks=1, log_dir=tmp_path) == 2
     assert f"has {STEPS} steps already" in capfd.readouterr().err
     assert ((run_dir / "DONE").read_text(), (run_dir / "job.yaml").read_text()) == (marker, record)
@@ -122,7 +124,11 @@ def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(
     weights.write_bytes(weights.read_bytes()[:-1])
     assert read_done(run_dir) is None  # a marker that does not verify is none
 
-    assert run([*words, "--steps", str(STEPS + 4)], num_ranks=1, log_dir=tmp_path) == 0
+    more = ["--steps", str(STEPS + 4)]
+    assert run([*words, *more], num_ranks=1, log_dir=tmp_path) == 2
+    assert f"steps: before {STEPS}, now {STEPS + 4}" in capfd.readouterr().err
+    assert run([*words, *more, "--extend"], num_ranks=1, log_dir=tmp_path) == 0
+    assert f"extended from {STEPS} to {STEPS + 4} steps: step {STEPS} had" in capfd.readouterr().err
     assert resumed_steps(run_dir) == [0, STEPS]
     assert set(losses(run_dir)) == set(range(1, STEPS + 5))
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.training.signals import Signals, Wish
 
-ALL = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+ALL = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @pytest.mark.parametrize("number", ALL)
@@ -27,6 +27,17 @@ def test_the_handlers_from_before_are_restored(tmp_path: Path) -> None:
     with Signals(tmp_path, watch_markers=False):
         assert all(signal.getsignal(number) != before[number] for number in ALL)
     assert {number: signal.getsignal(number) for number in ALL} == before
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    """As nohup has it, and a shell for what runs in the background."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals(tmp_path, watch_markers=False) as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.wish() == Wish.NOTHING
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_handlers_are_restored_after_an_error_too(tmp_path: Path) -> None:

@@ -80,3 +80,18 @@ def test_a_run_of_an_older_version_goes_on_and_a_models_tuples_survive_json() ->
     record = json.loads(json.dumps(asdict(hybrid.model)))
     saved = SavedJob(step=4, model=record, loss="softmax", optimizer="adamw", data_state={})
     refuse_changes(saved, data_state={}, job=hybrid)
+
+
+def test_more_steps_are_a_decision_of_their_own_and_fewer_are_another_run() -> None:
+    job = with_classes(digits_smoke())
+    saved = SavedJob(step=4, model=asdict(job.model), loss="softmax", optimizer="adamw", data_state={}, job=asdict(job))
+    longer, shorter = replace(job, steps=job.steps + 1), replace(job, steps=job.steps - 1)
+    with pytest.raises(UserError, match=rf"steps: before {job.steps}, now {job.steps + 1}\n.*add --extend"):
+        refuse_changes(saved, data_state={}, job=longer)
+    refuse_changes(saved, data_state={}, job=longer, extend=True)
+    for extend in (False, True):
+        with pytest.raises(UserError, match=rf"now {job.steps - 1}\n.*or another --run-dir$"):
+            refuse_changes(saved, data_state={}, job=shorter, extend=extend)
+    other = replace(longer, clip_norm=9.0)
+    with pytest.raises(UserError, match=r"\n  clip_norm: before 1\.0, now 9\.0\n"):
+        refuse_changes(saved, data_state={}, job=other, extend=True)

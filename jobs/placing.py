@@ -1,0 +1,57 @@
+"""Where weights go: what another command has written there is replaced when that is asked for, and never deleted."""
+
+import filecmp
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from shards.errors import UserError
+
+_MOST_NAMES = 3
+_PART = ".part"  # of a write that was cut off
+
+
+def write_to(out: Path, write: Callable[[Path], None], *, overwrite: bool) -> None:
+    """`write(out)`, a file or a folder. Other content there than the same command has written, or a part of it, is
+    refused with a UserError; with `overwrite` the files of the same names are replaced."""
+    if overwrite or not _has_content(out):
+        write(out)
+        return
+    parent = out.parent if os.access(out.parent, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=parent, prefix=f".{out.name}-") as folder:
+        again = Path(folder) / out.name
+        write(again)
+        others = list(_others(out, again))
+        if not others and _files(again) == _files(out):
+            return
+    if others:
+        more = f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
+        raise UserError(
+            f"--out is {str(out)!r}, which has other content: {', '.join(others[:_MOST_NAMES])}{more}; give another "
+            "--out, or --overwrite, which replaces files of the same names and leaves the others as they are"
+        )
+    write(out)
+
+
+def _has_content(out: Path) -> bool:
+    return any(out.iterdir()) if out.is_dir() else out.exists()
+
+
+def _others(out: Path, again: Path) -> Iterator[str]:
+    """Files in `out` that the command would not have written, or not like this."""
+    if not (out.is_dir() and again.is_dir()):
+        if out.is_dir() or again.is_dir() or not filecmp.cmp(out, again, shallow=False):
+            yield f"{out.name} ({'a folder' if out.is_dir() else 'a file'})"
+        return
+    for name in sorted(_files(out)):
+        if not name.endswith(_PART):
+            same = (again / name).is_file() and filecmp.cmp(out / name, again / name, shallow=False)
+            if not same:
+                yield name
+
+
+def _files(folder: Path) -> set[str]:
+    if not folder.is_dir():
+        return {folder.name}
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}

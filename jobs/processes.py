@@ -1,0 +1,145 @@
+"""`--processes N`: a command as N ranks on this machine, and their parent, which hands signals on to them."""
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from jobs import exit_codes
+from jobs.launch import Ranks, log_of, start_ranks
+from shards.errors import UserError
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_SECOND_INTERRUPT_SECONDS = 2.0  # in which ranks end by themselves
+_TAIL_LINES, _MOST_TAILS = 20, 2
+
+
+def must_start(processes: int, environ: Mapping[str, str]) -> bool:
+    """Whether this process is to start the ranks, or is the only one or one of them. UserError where somebody else has
+    started another number."""
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        starter, size = "torchrun", environ["WORLD_SIZE"]
+    elif "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        starter, size = "srun", environ["SLURM_STEP_NUM_TASKS"]
+    else:
+        return processes > 1
+    if processes > 1 and size != str(processes):
+        raise UserError(
+            f"--processes is {processes}, but {starter} has started {size} ranks, of which this is one; leave out "
+            f"--processes, or start patchline without {starter}"
+        )
+    return False
+
+
+def run_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], run_dir: str) -> int:
+    """`patchline WORDS` on so many ranks, to its end. The exit code is the run's."""
+    with _log_dir(run_dir) as log_dir, _heard() as heard:
+        sizes = [_size(log_of(log_dir, rank)) for rank in range(num_ranks)]
+        ranks = start_ranks(words, num_ranks=num_ranks, environ=environ, log_dir=log_dir)
+        code = ranks.wait(each_time=_PassingOn(ranks, heard).pass_on)
+        for line in _last_words(ranks, log_dir, sizes):
+            sys.stderr.write(line + "\n")
+    if code == exit_codes.USER_MISTAKE and run_dir:
+        _leave_nothing(Path(run_dir))
+    return code if code >= 0 else 128 - code
+
+
+class _PassingOn:
+    """Hands the signals that come on to the ranks."""
+
+    def __init__(self, ranks: Ranks, heard: deque[int]) -> None:
+        self._ranks, self._heard = ranks, heard
+        self._num_interrupts, self._kill_at = 0, float("inf")
+
+    def pass_on(self) -> None:
+        """What has come since the last time. Ranks that outlive the second Ctrl-C are killed."""
+        while self._heard:
+            number = self._heard.popleft()
+            self._num_interrupts += number == signal.SIGINT
+            if number == signal.SIGINT and self._num_interrupts == 2:
+                self._kill_at = time.monotonic() + _SECOND_INTERRUPT_SECONDS
+            self._ranks.signal(number)
+        if time.monotonic() > self._kill_at:
+            self._ranks.kill()
+
+
+@contextmanager
+def _heard() -> Iterator[deque[int]]:
+    """The signals that come while this is open."""
+    heard: deque[int] = deque()
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        heard.append(number)
+
+    before = {number: signal.getsignal(number) for number in _PASSED_ON}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, hear)
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _log_dir(run_dir: str) -> Iterator[Path]:
+    """RUN/logs, or a temporary folder for a command without a run directory."""
+    if not run_dir:
+        with tempfile.TemporaryDirectory(prefix="patchline-") as folder:
+            yield Path(folder)
+        return
+    run = Path(run_dir)
+    try:
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (run / "logs").mkdir(exist_ok=True)
+    except OSError as error:
+        message = f"cannot make {run}: {error.strerror}; give --run-dir a folder that this user may write to"
+        raise UserError(message) from error
+    yield run / "logs"
+
+
+def _leave_nothing(run: Path) -> None:
+    """A command that was refused before it was a run leaves no logs, nor a folder that it made for them."""
+    if not (run / "job.yaml").exists():
+        shutil.rmtree(run / "logs")
+        if not any(run.iterdir()):
+            run.rmdir()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _last_words(ranks: Ranks, log_dir: Path, sizes: list[int]) -> Iterator[str]:
+    """What the ranks wrote last that failed first. Rank 0's words are on the terminal, and a mistake is the same for
+    all."""
+    codes = [process.returncode for process in ranks.processes]
+    for rank in ranks.failed[:_MOST_TAILS]:
+        if rank == 0 or codes[rank] in (
+            exit_codes.CONTINUE,
+            exit_codes.INTERRUPTED,
+            codes[0] and exit_codes.USER_MISTAKE,
+        ):
+            continue
+        path = log_of(log_dir, rank)
+        with path.open("rb") as log:
+            log.seek(sizes[rank])
+            lines = log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+        how = f"was killed by {signal.Signals(-codes[rank]).name}" if codes[rank] < 0 else f"ended with {codes[rank]}"
+        yield f"rank {rank} {how}" + (f"; the last lines of {path}:" if lines else "; it wrote nothing")
+        yield from (f"  {line}" for line in lines)
+
+
+def tell_torchrun(path: Path) -> None:
+    """What torchrun shows for a rank that has stopped to be continued, which it takes for a failure."""
+    says = "no failure: stopped with a committed checkpoint (exit code 75); run the same command to continue"
+    content = {"message": says, "extraInfo": {"timestamp": str(int(time.time()))}}
+    path.write_text(json.dumps({"message": content}))

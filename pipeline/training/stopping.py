@@ -1,0 +1,188 @@
+"""Ends the process where a stop cannot wait until the end of a step, whatever the main thread is doing.
+
+Signals (signals.py) ask, and the loop answers at the end of the step. A thread watches that it does. It hears signals
+even while the main thread is in a collective or a compilation, because Python writes to the wakeup descriptor in the
+handler itself. After INT, TERM or HUP:
+
+    before the first step              ends at once: there is nothing to lose
+    in a step                          10 s to reach its end, or two steps where steps take longer
+    waiting for data, or evaluating    after 5 s a rank that is alone stops waiting, and saves; with others, as a step
+    while something is written         waits until it is whole
+    at the second INT                  ends at once
+
+USR1 and USR2 are warnings in good time, and have no deadline.
+"""
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from types import FrameType, TracebackType
+from typing import Self
+
+# As in jobs/exit_codes.py, which lies above this room.
+CONTINUE, NOTHING_SAVED, INTERRUPTED = 75, 74, 130
+DEADLINE_SECONDS = 10.0
+WAIT_SECONDS = 5.0  # then a wait for data is given up, so that there is time left to save
+_POLL_SECONDS = 0.1
+_DEMANDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+_LEAVE = b"\0"
+
+
+class WaitGivenUpError(Exception):
+    """The stop came first: what was waited for is not needed any more."""
+
+
+class _Phase(Enum):
+    STARTING, STEP, WRITING = "starting", "step", "writing"
+
+
+class Stopping:
+    """Context manager of a run's main thread. In any other thread it watches nothing, as Python allows no handlers."""
+
+    def __init__(self, *, rank: int = 0, num_ranks: int = 1) -> None:
+        self.rank, self._is_alone = rank, num_ranks == 1
+        self.saved_step: int | None = None
+        self._phase, self._doing, self._can_give_up = _Phase.STARTING, "", False
+        self._reached = self._asked_at = 0.0
+        self._num_steps, self._longest_seconds, self._num_interrupts = 0, 0.0, 0
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._main = threading.get_ident()
+            self._ear, self._mouth = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._before = signal.set_wakeup_fd(self._mouth, warn_on_full_buffer=False)
+            self._alarm_before = signal.signal(signal.SIGALRM, self._give_up)
+            self._thread = threading.Thread(target=self._watch, name="stopping", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread:
+            signal.set_wakeup_fd(self._before)
+            os.write(self._mouth, _LEAVE)
+            self._thread.join()
+            signal.signal(signal.SIGALRM, self._alarm_before)
+            os.close(self._ear)
+            os.close(self._mouth)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether INT, TERM or HUP has come."""
+        return self._asked_at > 0
+
+    @property
+    def exit_code(self) -> int:
+        """Of a run that ends now: 75 where a checkpoint is committed, else 130 after Ctrl-C and 74."""
+        if self.saved_step is not None:
+            return CONTINUE
+        return INTERRUPTED if self._num_interrupts else NOTHING_SAVED
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of this step is committed."""
+        self.saved_step = step
+
+    def step_begins(self) -> None:
+        """A step, the first or the next: from now on there is something to wait for."""
+        now = time.monotonic()
+        if self._num_steps > 1:  # the first compiles
+            self._longest_seconds = max(self._longest_seconds, now - self._reached)
+        self._num_steps += 1
+        self._phase, self._reached = _Phase.STEP, now
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A checkpoint is written inside: it has the time that it needs."""
+        self._phase = _Phase.WRITING
+        yield
+        self._phase, self._reached = _Phase.STEP, time.monotonic()
+
+    def finishing(self) -> None:
+        """The last step is behind: what is still to be written has the time that it needs."""
+        self._phase = _Phase.WRITING
+
+    @contextmanager
+    def giving_up(self, doing: str) -> Iterator[None]:
+        """What is done inside is worth less than an answer: WaitGivenUpError comes out of it, 5 s after the signal.
+
+        With several ranks it does not: the others are in a collective, and would take this one's save for its part.
+        """
+        self._doing, self._can_give_up = doing, self._is_alone
+        try:
+            yield
+        finally:
+            self._doing, self._can_give_up = "", False
+
+    def standing(self) -> str:
+        """What is saved, and what the same command does."""
+        if self.saved_step is None:
+            return "nothing was saved yet, and the same command starts again"
+        return f"saved is step {self.saved_step}; run the same command to continue"
+
+    def _give_up(self, _number: int, _frame: FrameType | None) -> None:
+        if self._can_give_up:
+            self._can_give_up = False
+            raise WaitGivenUpError(self._doing)
+
+    def _watch(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._ear], [], [], _POLL_SECONDS if self.is_asked else None)
+            heard = os.read(self._ear, 1024) if ready else b""
+            if _LEAVE in heard:
+                return
+            for number in heard:
+                self._hear(number)
+            if self.is_asked:
+                self._check(time.monotonic())
+
+    def _hear(self, number: int) -> None:
+        if number == signal.SIGINT:
+            self._num_interrupts += 1
+            if self._num_interrupts > 1:
+                self._end(INTERRUPTED, f"ended at once; {self.standing()}")
+        if number in _DEMANDS and not self.is_asked:
+            self._asked_at = time.monotonic()
+        elif number not in _WARNINGS:
+            return
+        if self.rank == 0 and self._phase is not _Phase.STARTING:
+            what = "this step is finished and saved" if self._phase is _Phase.STEP else "what is written is finished"
+            more = " (Ctrl-C again ends at once)" if number == signal.SIGINT else f" ({signal.Signals(number).name})"
+            say(f"stopping: {what}{more}")
+
+    def _check(self, now: float) -> None:
+        """Ends the process where what it does has no time left."""
+        if self._phase is _Phase.STARTING:
+            self._end(self.exit_code, f"stopped before the first step; {self.standing()}")
+        waited = now - max(self._asked_at, self._reached)
+        if self._phase is _Phase.STEP and self._can_give_up and waited > WAIT_SECONDS:
+            signal.pthread_kill(self._main, signal.SIGALRM)
+        limit = max(DEADLINE_SECONDS, 2 * self._longest_seconds)
+        if self._phase is _Phase.STEP and waited > limit:
+            doing = f", {self._doing}" if self._doing else ""
+            self._end(self.exit_code, f"the step under way did not end within {limit:.0f} s{doing}; {self.standing()}")
+
+    def _end(self, code: int, message: str) -> None:
+        if self.rank == 0 or self._phase is _Phase.STEP:
+            say(message if self.rank == 0 else f"rank {self.rank}: {message}")
+        end_now(code)
+
+
+def say(message: str) -> None:
+    """A line on standard error, past every lock and every live line of a terminal."""
+    clear = "\r\x1b[K" if os.isatty(2) else ""
+    os.write(2, f"{clear}{time.strftime('%H:%M:%S')} {message}\n".encode())
+
+
+def end_now(code: int) -> None:
+    """Ends the process without another line of Python; a terminal gets its cursor back."""
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h")
+    os._exit(code)

@@ -1,0 +1,77 @@
+"""What Ctrl-C and TERM do to commands that do not train."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import exit_codes
+from jobs.interrupts import Interrupted, Interrupts, exit_code_of
+from tests.rigs.datasets import packed_folders
+from tests.rigs.interrupting import behind_a_proxy, started
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize(
+    ("loaded", "said"),
+    [
+        pytest.param("", "interrupted", id="while it loads"),
+        pytest.param("interrupts.works(); interrupts._was_asked = True;", "ended at once", id="the second"),
+    ],
+)
+def test_it_ends_at_once(name: str, code: int, loaded: str, said: str) -> None:
+    """What is not Python's to unwind: an import, or what has not ended at the first signal."""
+    program = (
+        "import os, signal\n"
+        "from jobs.interrupts import Interrupts\n"
+        f"with Interrupts() as interrupts: {loaded} os.kill(os.getpid(), signal.{name})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=CHECKOUT)
+    assert done.returncode == code
+    (line,) = done.stderr.splitlines()
+    assert line[9:] == said  # behind the time of day
+
+
+def test_while_it_works_it_is_raised() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupts() as interrupts:
+        interrupts.works()
+        with pytest.raises(KeyboardInterrupt) as raised:
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert exit_code_of(raised.value) == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert [exit_code_of(KeyboardInterrupt()), exit_code_of(Interrupted(signal.SIGINT))] == [130, 130]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_packing_keeps_what_is_whole_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    words = ("pack", "digits", "--out", str(tmp_path / "out"), "--samples-per-shard", "10", "--workers", "2")
+    with started(tmp_path / "said", *words) as command:
+        command.wait_until(lambda: any((tmp_path / "out" / "index").glob("*.parquet")))
+        command.signal(number)
+        assert command.end(seconds=20) == exit_codes.CONTINUE
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "index").glob("*.parquet")}
+    assert f"stopped; what is packed so far stays in {tmp_path / 'out'}; run the same command to" in command.said
+    assert "Traceback" not in command.said
+    with started(tmp_path / "again", *words) as command:
+        assert command.end() == exit_codes.DONE
+    assert kept
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_what_saves_nothing_says_so(tmp_path: Path, s3_bucket: str) -> None:
+    """While a read stands still."""
+    dataset = packed_folders(tmp_path)
+    with behind_a_proxy(str(dataset), s3_bucket) as (url, proxy):
+        proxy.rates = {"silence": 1.0}
+        with started(tmp_path / "said", "verify", url, environ={"AWS_ENDPOINT_URL": proxy.endpoint}) as command:
+            command.wait_until(proxy.stalling.is_set)
+            command.signal(signal.SIGINT)
+            assert command.end(seconds=15) == exit_codes.INTERRUPTED
+    assert command.said == "interrupted; the same command starts again\n"

@@ -1,0 +1,138 @@
+"""`--processes N` with real ranks: signals are handed on, the ranks end with their parent, and no message is lost."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs import exit_codes
+from jobs.launch import Ranks
+from jobs.processes import _last_words, _log_dir, must_start, tell_torchrun
+from shards.errors import UserError
+from tests.jobs.test_launch import ranks_of
+from tests.rigs.interrupting import started
+from tests.rigs.training import losses, pretrain_words
+
+LONG = ("--steps", "40000", "--checkpoint.every-steps", "10000", "--engine.precision", "fp32", "--processes", "2")
+
+
+@pytest.mark.parametrize(
+    ("processes", "environ", "starts"),
+    [
+        (1, {}, False),
+        (2, {}, True),
+        (2, {"RANK": "0", "WORLD_SIZE": "2"}, False),
+        (1, {"RANK": "0", "WORLD_SIZE": "2"}, False),
+        (2, {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, False),
+        (2, {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, True),
+        (2, {"SLURM_JOB_ID": "7"}, True),
+    ],
+)
+def test_who_starts_the_ranks(processes: int, environ: dict[str, str], starts: bool) -> None:
+    assert must_start(processes, environ) is starts
+
+
+@pytest.mark.parametrize(
+    ("environ", "starter"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "4"}, "torchrun has started 4 ranks"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "torchrun has started 1 ranks"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "srun has started 4 ranks"),
+    ],
+)
+def test_another_number_than_is_there_is_refused(environ: dict[str, str], starter: str) -> None:
+    with pytest.raises(UserError, match=f"--processes is 2, but {starter}"):
+        must_start(2, environ)
+
+
+def steps_of(run_dir: Path) -> int:
+    path = run_dir / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def ranks_in(run_dir: Path) -> list[int]:
+    """Ids of the ranks that train there."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:  # it has ended
+            continue
+        if b"jobs.cli" in words and str(run_dir).encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.slow
+def test_an_interrupt_saves_on_all_ranks_and_a_killed_parent_ends_them(digits_url: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    words = pretrain_words(digits_url, run_dir, *LONG)
+    with started(tmp_path / "said", *words) as command:
+        command.wait_until(lambda: steps_of(run_dir) > 1)
+        assert len(ranks_in(run_dir)) == 2
+        command.signal(signal.SIGINT)
+        assert command.end(seconds=30) == exit_codes.CONTINUE
+    assert f"saved at step {max(losses(run_dir))}; run the same command to continue" in command.said
+    assert command.said.count("stopping: ") == 1
+    assert "Traceback" not in command.said + (run_dir / "logs" / "rank-1.log").read_text()
+    assert "processes" not in (run_dir / "job.yaml").read_text()
+    assert ranks_in(run_dir) == []
+
+    with started(tmp_path / "again", *words) as command:
+        command.wait_until(lambda: "from checkpoint" in command.said)
+        assert command.process.pid
+        os.kill(command.process.pid, signal.SIGKILL)
+        pause, deadline = threading.Event(), time.monotonic() + 30
+        while ranks_in(run_dir) and time.monotonic() < deadline:
+            pause.wait(0.05)
+    assert ranks_in(run_dir) == []
+
+
+@pytest.mark.slow
+def test_a_refused_command_says_so_once_and_leaves_nothing(tmp_path: Path) -> None:
+    words = pretrain_words("/nowhere", tmp_path / "run", *LONG)
+    with started(tmp_path / "said", *words) as command:
+        assert command.end() == exit_codes.USER_MISTAKE
+    assert command.said.startswith("error: cannot open dataset /nowhere") or "/nowhere has no" in command.said
+    assert command.said.count("/nowhere has no") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_last_words_of_the_rank_that_failed_are_shown(tmp_path: Path) -> None:
+    ranks = ranks_of("", "raise SystemExit(74)")
+    assert ranks.wait() == 74
+    old = "of an earlier attempt\n"
+    lines = "".join(f"line {number}\n" for number in range(30))
+    (tmp_path / "rank-1.log").write_text(old + lines)
+    said = list(_last_words(ranks, tmp_path, [0, len(old)]))
+    assert said[0] == f"rank 1 ended with 74; the last lines of {tmp_path}/rank-1.log:"
+    assert said[1:] == [f"  line {number}" for number in range(10, 30)]
+
+
+@pytest.mark.parametrize("codes", [(2, 2), (75, 75), (130, 130), (74, 0)])
+def test_what_rank_0_has_said_is_not_said_again(tmp_path: Path, codes: tuple[int, int]) -> None:
+    ranks: Ranks = ranks_of(*(f"raise SystemExit({code})" for code in codes))
+    assert ranks.wait() == max(codes)
+    assert list(_last_words(ranks, tmp_path, [0, 0])) == []
+
+
+def test_a_command_without_a_run_directory_logs_where_nothing_stays() -> None:
+    with _log_dir("") as folder:
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
+def test_torchrun_reads_why_a_rank_stopped(tmp_path: Path) -> None:
+    """In torch's own format."""
+    tell_torchrun(tmp_path / "error.json")
+    from torch.distributed.elastic.multiprocessing.errors import (  # noqa: PLC0415 - it takes seconds
+        ChildFailedError,
+        ProcessFailure,
+    )
+
+    failure = ProcessFailure(local_rank=0, pid=os.getpid(), exitcode=75, error_file=str(tmp_path / "error.json"))
+    shown = ChildFailedError("patchline", {0: failure}).format_msg()  # type: ignore[no-untyped-call]
+    assert "traceback : no failure: stopped with a committed checkpoint (exit code 75); run the same command" in shown

@@ -1,0 +1,97 @@
+"""A command as a terminal runs it, in a process group of its own, for tests that send it real signals."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from jobs.cli import main
+from shards.store import open_store
+from tests.rigs.faulty_connection import FaultyProxy
+from tests.rigs.faulty_proxy import faulty_proxy
+from tests.rigs.forks import forks
+
+DEADLINE_SECONDS = 120.0
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command that runs, forked from the server that has loaded the project."""
+
+    process: BaseProcess
+    errors: Path
+
+    @property
+    def said(self) -> str:
+        """What it has written to standard error so far."""
+        return self.errors.read_text() if self.errors.exists() else ""
+
+    def wait_until(self, is_so: Callable[[], bool], *, seconds: float = DEADLINE_SECONDS) -> None:
+        """TimeoutError where it is not so in time, or the command has ended."""
+        pause, deadline = threading.Event(), time.monotonic() + seconds
+        while not is_so():
+            if time.monotonic() > deadline or self.process.exitcode is not None:
+                raise TimeoutError(f"it did not come to that, exit code {self.process.exitcode}: {self.said}")
+            pause.wait(_POLL_SECONDS)
+
+    def wait_until_said(self, text: str) -> None:
+        """Until it has written this."""
+        self.wait_until(lambda: text in self.said)
+
+    def signal(self, number: int) -> None:
+        """To the whole group, as a terminal does."""
+        assert self.process.pid
+        os.killpg(self.process.pid, number)
+
+    def end(self, *, seconds: float = DEADLINE_SECONDS) -> int:
+        """Its exit code. TimeoutError where it does not end in time."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            raise TimeoutError(f"it does not end: {self.said}")
+        return self.process.exitcode
+
+
+@contextmanager
+def started(errors: Path, *words: str, environ: Mapping[str, str] | None = None) -> Iterator[Command]:
+    """`patchline WORDS` while the block runs."""
+    everything = {**os.environ, **(environ or {})}
+    process = forks().Process(target=_as_terminal, args=(list(words), everything, errors))
+    process.start()
+    command = Command(process=process, errors=errors)
+    try:
+        command.wait_until(errors.exists)
+        yield command
+    finally:
+        if process.exitcode is None and process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+
+
+@contextmanager
+def behind_a_proxy(folder: str, bucket: str) -> Iterator[tuple[str, FaultyProxy]]:
+    """A copy of a dataset in a bucket, and the proxy at which a command with its endpoint finds it."""
+    url = f"s3://{bucket}/data"
+    store = open_store(url)
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            store.write(path.relative_to(folder).as_posix(), path.read_bytes())
+    with faulty_proxy(os.environ["AWS_ENDPOINT_URL"]) as proxy:
+        yield url, proxy
+
+
+def _as_terminal(words: list[str], environ: dict[str, str], errors: Path) -> None:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the server may have held it back
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    os.environ.clear()
+    os.environ.update(environ)
+    with errors.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    sys.exit(main(words))
