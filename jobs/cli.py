@@ -16,6 +16,7 @@ from jobs.recipes.smoke import SUFFIX
 from jobs.resolve import default_job
 from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE
 from shards.errors import UserError, WillNotSucceedError
+from shards.terminal import LogFormatter, columns_of, printable, wrapped
 
 log = logging.getLogger("patchline")
 
@@ -32,7 +33,9 @@ def entry() -> None:
 
 def main(argv: list[str]) -> int:
     """Runs one stage and returns its exit code; a user's mistake is a message, not a traceback."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(LogFormatter(sys.stderr, rank=_rank()))
     for noisy in ("botocore", "boto3", "urllib3", "s3transfer"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
@@ -126,9 +129,15 @@ def _usage() -> None:
 
 
 def _end(code: int, message: str) -> int:
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-    sys.stderr.write(message + "\n" if rank == "0" else f"rank {rank}: {message}\n")
+    who = f"rank {_rank()}: " if _rank() else ""
+    text, columns = who + printable(message), columns_of(sys.stderr)
+    sys.stderr.write((wrapped(text, columns) if columns else text) + "\n")
     return code
+
+
+def _rank() -> int:
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    return int(rank) if rank.isdecimal() else 0
 
 
 if __name__ == "__main__":

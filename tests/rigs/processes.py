@@ -50,7 +50,7 @@ def one_world(rank: int = 0, num_ranks: int = 1, *, port: int = 0) -> World:
 def run_ranks(function: Callable[..., Any], *arguments: object, num_ranks: int) -> list[Any]:
     """`function(world, *arguments)` in a process group of `num_ranks` processes; their results in rank order."""
     port = free_port()
-    with ProcessPoolExecutor(num_ranks, mp_context=_context()) as pool:
+    with ProcessPoolExecutor(num_ranks, mp_context=context()) as pool:
         worlds = [one_world(rank, num_ranks, port=port) for rank in range(num_ranks)]
         futures = [pool.submit(_as_rank, function, world, arguments) for world in worlds]
         return [future.result(ANSWER_SECONDS) for future in futures]
@@ -61,7 +61,7 @@ def patchline(*words: str, environ: Mapping[str, str] | None = None) -> Ended:
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder) / "output", Path(folder) / "errors"
         everything = {**os.environ, **(environ or {})}
-        process = _context().Process(target=_as_command, args=(list(words), everything, output, errors))
+        process = context().Process(target=_as_command, args=(list(words), everything, output, errors))
         process.start()
         process.join(ANSWER_SECONDS)
         if process.exitcode is None:
@@ -70,10 +70,11 @@ def patchline(*words: str, environ: Mapping[str, str] | None = None) -> Ended:
         return Ended(code=process.exitcode, output=output.read_text(), errors=errors.read_text())
 
 
-def _context() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
+def context() -> ForkServerContext:
+    """The server that processes are forked from."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(PRELOADED)
+    return found
 
 
 def _as_rank(function: Callable[..., Any], world: World, arguments: tuple[object, ...]) -> Any:
