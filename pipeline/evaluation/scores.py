@@ -35,12 +35,10 @@ def evaluate(
     labels: tuple[str, ...],
     loss: LossName,
     world: World,
-    bar: bool = True,
 ) -> Scores:
     """Scores of a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Collective over all ranks.
 
     Labels are matched by name, so a dataset may lack some of the model's classes; UserError where it has others.
-    `bar`: as Progress has it.
     """
     image_size = model_image_size(model)
     numbers = torch.from_numpy(label_map(dataset, labels))
@@ -54,7 +52,7 @@ def evaluate(
         threads=world.num_threads,
     )
     total = dataset.num_samples if world.is_first else 0
-    with Progress("evaluate", total, unit="images", bar=bar) as progress:
+    with Progress("evaluate", total, unit="images", says_end=False) as progress:
         counts = _count(model, _renumbered(batches, numbers), progress, loss=loss, world=world)
     num, right, summed = sums(counts, device=world.device)
     return Scores(num_images=int(num), accuracy=right / num, loss=summed / num)
