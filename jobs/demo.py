@@ -21,6 +21,7 @@ from jobs import exit_codes
 from jobs.launch import Ranks, start_ranks
 from pipeline.training.metrics import read_metrics
 from pipeline.world import free_port
+from shards.command_lines import command_lines
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -91,8 +92,9 @@ class _Stages:
         self.console.rule(f"[bold]{text}", align="left")
 
     def start(self, words: list[str], *, num_ranks: int = 1) -> Ranks:
-        prefix = f"torchrun --nproc-per-node {num_ranks} --no-python " if num_ranks > 1 else ""
-        self.console.print(f"$ {prefix}patchline {' '.join(words)}", style="cyan", soft_wrap=True, highlight=False)
+        torchrun = ["torchrun", "--nproc-per-node", str(num_ranks), "--no-python"] if num_ranks > 1 else []
+        lines = command_lines("$ ", [*torchrun, "patchline", *words], columns=self.console.width)
+        self.console.print(*lines, sep="\n", style="cyan", soft_wrap=True, highlight=False, markup=False)
         return start_ranks(words, num_ranks=num_ranks, environ=self.environ, log_dir=self.folder / "logs")
 
     def do(self, words: list[str], *, num_ranks: int = 1) -> None:
@@ -113,7 +115,7 @@ def _all_stages(stages: _Stages) -> Comparison:
     stages.do(["verify", _URL])
     stages.title(f"2/6 pre-train on {ranks} processes, streaming from S3: the unbroken run")
     stages.do(stages.pretrain_words("unbroken"), num_ranks=ranks)
-    stages.title("3/6 the same again, killed with SIGKILL in the middle, then continued by the same command")
+    stages.title("3/6 the same again: killed with SIGKILL, then continued by the same command")
     killed_at = _run_and_kill(stages)
     stages.do(stages.pretrain_words("pretrain"), num_ranks=ranks)
     comparison = compare(folder / "unbroken", folder / "pretrain", killed_at=killed_at)
@@ -141,7 +143,6 @@ def _run_and_kill(stages: _Stages) -> int:
         if last_step(run_dir) > stages.job.steps // 2 + _STEPS_PAST_A_CHECKPOINT:
             running.kill()
             killed_at = last_step(run_dir)
-            stages.console.show_cursor()  # the killed process can not give it back
             stages.console.print(
                 f"\nSIGKILL to all {stages.job.num_ranks} processes at step {killed_at}", style="bold red"
             )
