@@ -93,3 +93,11 @@ def test_an_error_in_the_middle_stands_below_the_last_live_line(
     (live,) = [number for number, line in enumerate(lines) if LIVE.match(line)]
     assert lines[live + 1].startswith("error: ")
     assert "step" in lines[live - 1]
+
+
+def test_an_error_cannot_move_the_cursor(screen: Screen, tmp_path: Path) -> None:
+    weights = str(tmp_path / "a\x1b[2J\rb")
+    assert (
+        patchline_on(screen, "evaluate", "resize", "--weights", weights, "--data.url", "x") == exit_codes.USER_MISTAKE
+    )
+    assert "a\\x1b[2J\\rb" in " ".join(checked(screen))
