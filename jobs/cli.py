@@ -26,6 +26,7 @@ from jobs.threads import wait_quietly
 from jobs.warmup import with_warmup
 from jobs.wishes import Given, take_wishes
 from shards.errors import UserError, WillNotSucceedError
+from shards.terminal import LogFormatter, columns_of, printable, wrapped
 
 log = logging.getLogger("patchline")
 
@@ -45,7 +46,9 @@ def entry() -> None:
 
 def main(argv: list[str]) -> int:
     """Runs one stage and returns its exit code; a user's mistake is a message, not a traceback."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(LogFormatter(sys.stderr, rank=_rank()))
     for noisy in ("botocore", "boto3", "urllib3", "s3transfer"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
@@ -126,7 +129,7 @@ def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:
 def _start(stage: str, word: str, job: Any, wishes: Given, interrupts: Interrupts) -> int:
     """Loads the stage's module, which may take seconds, and runs the job."""
     run_dir = getattr(job, "run_dir", "")  # predict writes nothing
-    if STAGES[stage].loads_torch and _rank() == "0":
+    if STAGES[stage].loads_torch and _rank() == 0:
         log.info("starting %s %s%s", stage, word, f" in {run_dir}" if run_dir else "")
     name = f"jobs.{STAGES[stage].module or stage}"
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
@@ -152,7 +155,7 @@ def _overridden(default: Any, words: list[str], command: str, *, extends: bool =
     """The job with the values of the flags; `command`: the words before them. UserError for what is wrong."""
     refuse_wrong_words(words, list(flags_of(default)), command=command)
     default, note = with_warmup(command.split()[1], default, words, extends=extends)
-    if note and _rank() == "0":
+    if note and _rank() == 0:
         log.info(note)
     return _changed(default, words, command=command) if words else default
 
@@ -207,14 +210,16 @@ def _place_first(words: list[str], *, flag: str) -> list[str]:
     return words
 
 
-def _rank() -> str:
-    return os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-
-
 def _end(code: int, message: str) -> int:
-    rank = _rank()
-    sys.stderr.write(message + "\n" if rank == "0" else f"rank {rank}: {message}\n")
+    who = f"rank {_rank()}: " if _rank() else ""
+    text, columns = who + printable(message), columns_of(sys.stderr)
+    sys.stderr.write((wrapped(text, columns) if columns else text) + "\n")
     return code
+
+
+def _rank() -> int:
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    return int(rank) if rank.isdecimal() else 0
 
 
 if __name__ == "__main__":

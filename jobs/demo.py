@@ -22,6 +22,7 @@ from jobs.launch import Ranks, start_ranks
 from jobs.model_jobs import DemoJob
 from pipeline.free_port import free_port
 from pipeline.training.metrics import read_metrics
+from shards.command_lines import command_lines
 from shards.errors import UserError
 
 __all__ = ["Comparison", "DemoJob", "compare", "last_step", "run"]
@@ -83,8 +84,9 @@ class _Stages:
         self.console.rule(f"[bold]{text}", align="left")
 
     def start(self, words: list[str], *, num_ranks: int = 1) -> Ranks:
-        shown = [*words, "--processes", str(num_ranks)] if num_ranks > 1 else words
-        self.console.print(f"$ patchline {' '.join(shown)}", style="cyan", soft_wrap=True, highlight=False)
+        shown = ["patchline", *words, *(["--processes", str(num_ranks)] if num_ranks > 1 else [])]
+        lines = command_lines("$ ", shown, columns=self.console.width)
+        self.console.print(*lines, sep="\n", style="cyan", soft_wrap=True, highlight=False, markup=False)
         return start_ranks(words, num_ranks=num_ranks, environ=self.environ, log_dir=self.folder / "logs")
 
     def do(self, words: list[str], *, num_ranks: int = 1) -> None:
@@ -105,7 +107,7 @@ def _all_stages(stages: _Stages) -> Comparison:
     stages.do(["verify", _URL])
     stages.title(f"2/6 pre-train on {ranks} processes, streaming from S3: the unbroken run")
     stages.do(stages.pretrain_words("unbroken"), num_ranks=ranks)
-    stages.title("3/6 the same again, killed with SIGKILL in the middle, then continued by the same command")
+    stages.title("3/6 the same again: killed with SIGKILL, then continued by the same command")
     killed_at = _run_and_kill(stages)
     stages.do(stages.pretrain_words("pretrain"), num_ranks=ranks)
     comparison = compare(folder / "unbroken", folder / "pretrain", killed_at=killed_at)
@@ -133,7 +135,6 @@ def _run_and_kill(stages: _Stages) -> int:
         if last_step(run_dir) > stages.job.steps // 2 + _STEPS_PAST_A_CHECKPOINT:
             running.kill()
             killed_at = last_step(run_dir)
-            stages.console.show_cursor()  # the killed process can not give it back
             stages.console.print(
                 f"\nSIGKILL to all {stages.job.num_ranks} processes at step {killed_at}", style="bold red"
             )

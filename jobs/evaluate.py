@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,11 +10,12 @@ from jobs import exit_codes
 from jobs.model_jobs import EvaluateJob
 from jobs.record import write_record
 from pipeline.data.evaluation import label_map
-from pipeline.evaluation.scores import evaluate
+from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.models.weights import filled_model, open_weights
 from pipeline.world import current_world, enter, leave
 from shards.dataset import open_dataset
 from shards.errors import UserError
+from shards.terminal import printable_name
 
 __all__ = ["EvaluateJob", "run"]
 
@@ -21,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def run(job: EvaluateJob) -> int:
-    """Evaluates and logs the scores; rank 0 writes them down."""
+    """Evaluates; rank 0 puts the scores on standard output and writes them down."""
     for flag, value in (("--weights", job.weights), ("--data.url", job.data.url)):
         if not value:
             raise UserError(f"{flag} is missing: give the {'weights folder' if 'w' in flag else 'dataset'} as {flag}")
@@ -36,15 +38,17 @@ def run(job: EvaluateJob) -> int:
     finally:
         leave()
     if world.is_first:
-        log.info(
-            "%s on %s: accuracy %.4f, loss %.4f over %d images",
-            job.weights,
-            job.data.url,
-            scores.accuracy,
-            scores.loss,
-            scores.num_images,
-        )
+        sys.stdout.write(score_text(job, scores) + "\n")
+        sys.stdout.flush()
         if job.run_dir:
             write_record(Path(job.run_dir), stage="evaluate", job=job)
             (Path(job.run_dir) / "scores.json").write_text(json.dumps(asdict(scores)) + "\n")
     return exit_codes.DONE
+
+
+def score_text(job: EvaluateJob, scores: Scores) -> str:
+    """Two lines for people, or one JSON object: the scores, the weights, the dataset."""
+    if job.json:
+        return json.dumps({**asdict(scores), "weights": job.weights, "data_url": job.data.url})
+    where = printable_name(f"{job.weights} on {job.data.url}")
+    return f"{where}\naccuracy {scores.accuracy:.4f}, loss {scores.loss:.4f}, {scores.num_images:,} images"

@@ -29,6 +29,8 @@ class EvaluateJob:
     """Where to compute; auto: the GPU where there is one, else the CPU."""
     threads: int = 0
     """Threads of each rank; 0: OMP_NUM_THREADS where it is set, else the rank's share of the cores."""
+    json: bool = False
+    """Write the scores to standard output as one JSON object, for scripts."""
 
     def __post_init__(self) -> None:
         if self.threads < 0:

@@ -1,6 +1,7 @@
 """`patchline pack`: an image collection becomes shards, in four phases that can each be continued."""
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,10 @@ from shards.packing.plan import Plan, read_plan, refuse_other_versions
 from shards.packing.planning import make_plan
 from shards.packing.scan import ScanTask, scan_slice
 from shards.packing.spec import PackSpec
+from shards.packing.summary import packed_words, refused_words
 from shards.parallel import run_tasks
 from shards.progress import Progress
+from shards.quantities import plural
 from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source
 from shards.store import MissingObjectError, Store, open_store
 
@@ -42,7 +45,7 @@ def run(job: PackJob) -> int:
 
 
 def _phases(job: PackJob) -> int:
-    store, spec = open_store(job.out), spec_of(job)
+    store, spec, began = open_store(job.out), spec_of(job), time.monotonic()
     if job.run_dir:
         write_record(Path(job.run_dir), stage="pack", job=job)
     plan = read_plan(store, spec)
@@ -55,13 +58,15 @@ def _phases(job: PackJob) -> int:
         _scan(job, spec, store)
     if job.phase in ("all", "plan"):
         plan = plan or _planned(job, spec, store)
-        refuse_quarantine(plan, max_quarantined=job.max_quarantined, url=store.url)
+        _refuse_quarantine(plan, job, store)
     if job.phase in ("all", "shards"):
         _shards(job, spec, _needed(plan, store))
     if job.phase in ("all", "merge"):
         manifest = merge(store, spec, _needed(plan, store), max_quarantined=job.max_quarantined)
         describe(store, manifest, job.about())
-        _log_done(store, manifest)
+        log.info("%s", packed_words(store, manifest, seconds=time.monotonic() - began))
+    if job.phase in ("scan", "shards"):
+        log.info("%s: phase %s, part %s is done", store.url, job.phase, job.part)
     return 0
 
 
@@ -121,13 +126,20 @@ def _hash_evaluation_sets(job: PackJob, spec: PackSpec) -> None:
 def _planned(job: PackJob, spec: PackSpec, store: Store) -> Plan:
     listing: Listing = listed(store, spec.source, scan_hash=spec.scan_hash())
     plan = make_plan(store, spec, listing, workers=job.workers)
-    counts = (plan.num_samples, len(plan.label_names), plan.num_shards)
-    log.info("plan: %d images of %d classes into %d shards", *counts)
-    left_out = (plan.num_refused, plan.num_duplicates, plan.num_relabelled, plan.num_evaluation)
-    if any(left_out):
-        message = "left out: %d refused, %d duplicates (%d of them with other labels), %d of evaluation sets"
-        log.info(message, *left_out)
+    images = f"{plural(plan.num_samples, 'image')} of {plural(len(plan.label_names), 'class')}"
+    log.info("plan: %s into %s", images, plural(plan.num_shards, "shard"))
+    if plan.num_relabelled:
+        log.info("%s with other labels than the image they copy", plural(plan.num_relabelled, "duplicate"))
     return plan
+
+
+def _refuse_quarantine(plan: Plan, job: PackJob, store: Store) -> None:
+    """Where too much of the source is refused, the first reasons are said before the error."""
+    try:
+        refuse_quarantine(plan, max_quarantined=job.max_quarantined, url=store.url)
+    except UserError:
+        log.info("%s", refused_words(store))
+        raise
 
 
 def _shards(job: PackJob, spec: PackSpec, plan: Plan) -> None:
@@ -164,9 +176,3 @@ def _complete(store: Store, plan: Plan) -> Manifest | None:
     except (MissingObjectError, ValueError):
         return None
     return manifest if manifest.plan_hash == plan.hash else None
-
-
-def _log_done(store: Store, manifest: Manifest) -> None:
-    num_bytes = sum(shard.num_bytes for shard in manifest.shards)
-    counts = (manifest.num_samples, len(manifest.shards), num_bytes / 1e6, manifest.num_quarantined)
-    log.info("%s: %d samples in %d shards, %.1f MB, %d in quarantine", store.url, *counts)

@@ -36,13 +36,12 @@ def evaluate(
     labels: tuple[str, ...],
     loss: LossName,
     world: World,
-    bar: bool = True,
     before_batch: Callable[[], None] = lambda: None,
 ) -> Scores:
     """Scores of a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Collective over all ranks.
 
     Labels are matched by name, so a dataset may lack some of the model's classes; UserError where it has others.
-    `bar`: as Progress has it. `before_batch` is called before each batch, equally often on every rank, and may raise.
+    `before_batch` is called before each batch, equally often on every rank, and may raise.
     """
     image_size = model_image_size(model)
     numbers = torch.from_numpy(label_map(dataset, labels))
@@ -56,7 +55,7 @@ def evaluate(
         threads=world.num_threads,
     )
     total = dataset.num_samples if world.is_first else 0
-    with closing(batches), Progress("evaluate", total, unit="images", bar=bar) as progress:
+    with closing(batches), Progress("evaluate", total, unit="images", says_end=False) as progress:
         counts = _count(model, _renumbered(batches, numbers, before_batch), progress, loss=loss, world=world)
     num, right, summed = sums(counts, device=world.device)
     return Scores(num_images=int(num), accuracy=right / num, loss=summed / num)

@@ -54,7 +54,6 @@ def finish(run_dir: Path, job: TrainingJob, manifest: Manifest, *, store: Store,
     waiting = run_dir / "DONE.part"
     waiting.write_text(json.dumps(marker) + "\n")
     waiting.replace(run_dir / "DONE")
-    log.info("done: %d steps, weights in %s", manifest.id.step, folder)
 
 
 def _sha256(path: Path) -> str:

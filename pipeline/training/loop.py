@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import math
-import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
@@ -17,7 +17,7 @@ from torch import nn
 from pipeline.collectives import all_agree
 from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches
 from pipeline.data.mixup import mix_images, mix_targets, mix_weights
-from pipeline.evaluation.scores import evaluate
+from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import TrainingJob
@@ -26,7 +26,7 @@ from pipeline.training.fragments import Position
 from pipeline.training.ledger import Ledger
 from pipeline.training.loss import classification_loss, targets_of
 from pipeline.training.manifest import Manifest
-from pipeline.training.metrics import Metrics
+from pipeline.training.reporter import NUM_IMAGES, Reporter
 from pipeline.training.schedule import learning_rate
 from pipeline.training.signals import Signals, Wish
 from pipeline.training.stopping import Stopping, WaitGivenUpError
@@ -34,7 +34,6 @@ from pipeline.world import World
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
 from shards.hashing import derive_key
-from shards.progress import Progress
 
 log = logging.getLogger(__name__)
 _DROPOUT = 5  # purpose of a key
@@ -52,7 +51,7 @@ class LoopEnd(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What the loop works with. `metrics` is None on all ranks but the first."""
+    """What the loop works with. `reporter` is None on all ranks but the first."""
 
     job: TrainingJob
     world: World
@@ -63,7 +62,7 @@ class Parts:
     signals: Signals
     stopping: Stopping
     ledger: Ledger
-    metrics: Metrics | None
+    reporter: Reporter | None
     held_out: Dataset | None
     labels: tuple[str, ...]
     data_state: dict[str, Any]
@@ -76,7 +75,7 @@ class Loop:
 
     def __init__(self, parts: Parts, *, resumed_from: Manifest | None) -> None:
         self.parts, self.saved = parts, resumed_from
-        self.step = resumed_from.id.step if resumed_from else 0
+        self.step = self._start = resumed_from.id.step if resumed_from else 0
         self.num_updates = resumed_from.num_updates if resumed_from else 0
         self._skipped_in_a_row = self._failed_saves = 0
         self._is_unscored = False  # an evaluation that was due was given up
@@ -87,9 +86,8 @@ class Loop:
     def run(self) -> LoopEnd:
         """All steps up to the job's last, or until the ranks agree to stop. A checkpoint is committed at either end."""
         parts, job = self.parts, self.parts.job
-        total = job.steps if parts.world.is_first else self.step
-        began, stream, began_at = time.monotonic(), parts.batches(self.step), self.step
-        with Progress("train", total, unit="steps", start=self.step, bar=parts.world.is_first) as progress:
+        stream = parts.batches(self.step)
+        with parts.reporter or nullcontext() as reporter:
             while self.step < job.steps:
                 parts.stopping.step_begins()
                 try:
@@ -97,33 +95,30 @@ class Loop:
                         batch = next(stream)
                 except WaitGivenUpError:
                     return self._stop_here()
+                if reporter and self.step == self._start:
+                    reporter.shows(*self._shown(batch))
                 with parts.ledger.time("compute"):
                     loss, wish, result = self._update(batch)
                 self.step += 1
                 self._guard(loss, result)
-                values = {
-                    "loss": loss,
-                    "grad_norm": result.grad_norm,
-                    "learning_rate": self._rate(self.step - 1),
-                }
-                values |= {f"data/{name}": value for name, value in self._traffic.items()}
-                values |= self._held_out_scores()
+                scores = self._held_out_scores()
                 wish = Wish.SAVE_AND_EXIT if self._is_unscored else wish
-                now = time.monotonic()
-                values["images_per_second"] = job.global_batch / max(now - began, 1e-9)
-                began = now
-                is_due = self.step % job.log_every_steps == 0 or self.step == job.steps or "test_loss" in values
-                if parts.metrics and is_due:
-                    parts.metrics.write(self.step, values)
-                if parts.world.is_first:
-                    progress.advance(note=f"loss {loss:.4f}")
+                if reporter:
+                    reporter.step(
+                        self.step,
+                        loss=loss,
+                        grad_norm=result.grad_norm,
+                        rate=self._rate(self.step - 1),
+                        traffic=self._traffic,
+                        scores=scores,
+                    )
                 is_due = wish > Wish.NOTHING or self.step % job.checkpoint.every_steps == 0
                 if is_due and self._skipped_in_a_row == 0:  # a model that may be lost must not replace a good one
                     self.save()
                 # Exit code 75 promises a committed checkpoint: where there is none, the next step tries again.
                 if wish == Wish.SAVE_AND_EXIT and self._is_saved() and (self.step < job.steps or self._is_unscored):
                     return LoopEnd.ASKED
-        if began_at == job.steps and not self._score_the_last():
+        if self._start == job.steps and not self._score_the_last():
             return LoopEnd.ASKED
         parts.stopping.finishing()
         if self._skipped_in_a_row:
@@ -167,6 +162,8 @@ class Loop:
             parts.signals.saved()
             if parts.world.is_first:
                 parts.ledger.append(parts.checkpoints.run_dir, step=self.step, attempt=parts.checkpoints.attempt.token)
+            if parts.reporter:
+                parts.reporter.saved(self.step)
 
     def _update(self, batch: Batch) -> tuple[float, Wish, UpdateResult]:
         """One optimiser step: (mean loss over the global batch, the ranks' highest wish, what the engine did)."""
@@ -232,12 +229,17 @@ class Loop:
             f"{last_good}; lower --schedule.learning-rate or set --clip-norm, and run the command again"
         )
 
-    def _held_out_scores(self) -> dict[str, float]:
+    def _shown(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
+        """The first images of a batch as the model gets them, augmented and mixed, their labels and all names."""
+        chosen = slice(0, min(NUM_IMAGES, self.parts.plan.micro_batch))
+        return self._inputs(batch, chosen)[0], batch.labels[chosen], self.parts.labels
+
+    def _held_out_scores(self) -> Scores | None:
         """Accuracy and loss on the held-out split where they are due at this step."""
         parts, every = self.parts, self.parts.job.evaluation.every_steps
         due = self.step == parts.job.steps or (every > 0 and self.step % every == 0)
         if parts.held_out is None or not due:
-            return {}
+            return None
         try:
             with parts.ledger.time("evaluation"), parts.stopping.giving_up("evaluating"):
                 parts.engine.train(False)
@@ -248,15 +250,14 @@ class Loop:
                     labels=parts.labels,
                     loss=parts.job.loss,
                     world=parts.world,
-                    bar=False,
                     before_batch=self._give_up_if_asked,
                 )
         except WaitGivenUpError:
             self._is_unscored = True
-            return {}
+            return None
         finally:
             parts.engine.train(True)
-        return {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
+        return scores
 
     def _give_up_if_asked(self) -> None:
         """Raises WaitGivenUpError on all ranks where one is asked to exit. Collective."""
@@ -267,8 +268,8 @@ class Loop:
     def _score_the_last(self) -> bool:
         """The scores of a run whose last step is saved, but whose last evaluation was given up. False: again."""
         scores = self._held_out_scores()
-        if scores and self.parts.metrics:
-            self.parts.metrics.amend(self.step, scores)
+        if scores and self.parts.reporter:
+            self.parts.reporter.scored_late(self.step, scores)
         return not self._is_unscored
 
 

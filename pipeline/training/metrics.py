@@ -1,26 +1,60 @@
 """metrics.jsonl (one object a line with `step` and `loss`) and TensorBoard, written by rank 0."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+METRICS_FILE = "metrics.jsonl"
+_TAGS = {"test_accuracy": "eval/accuracy", "test_loss": "eval/loss"}
+_PERF = ("images_per_second", "step_seconds", "data_wait_share")
+_COLUMNS, _GAP = 4, 2  # of the grid of images; the gap in pixels
+_FLUSH_SECONDS = 10  # what a killed process may have kept for itself
 
 
 class Metrics:
     """A run's curves. Opened at `step`, it cuts away what a lost continuation had written beyond it."""
 
     def __init__(self, run_dir: Path, *, step: int) -> None:
-        self._path = run_dir / "metrics.jsonl"
+        self._path = run_dir / METRICS_FILE
         cut_after(self._path, step=step)
+        self._first_step = step + 1
         self._file = self._path.open("a", buffering=1)
-        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
+        self._board = SummaryWriter(
+            str(run_dir / "tensorboard"), purge_step=self._first_step, flush_secs=_FLUSH_SECONDS
+        )
+        self._events = self._board._get_file_writer()  # type: ignore[no-untyped-call]
 
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def write(self, step: int, values: Mapping[str, float]) -> None:
         """One line and one point a curve. Floats are written so that they read back bit for bit."""
         self._file.write(json.dumps({"step": step, **values}) + "\n")
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
+        points = [Summary.Value(tag=tag_of(name), simple_value=value) for name, value in values.items()]
+        self._events.add_summary(Summary(value=points), step)  # one event for all of them
+
+    def show_job(self, text: str, settings: Mapping[str, str | int | float]) -> None:
+        """The job's YAML, and its settings as hyperparameters beside the last values of the curves.
+
+        Written into the run's own folder (SummaryWriter.add_hparams would make one more run), at the first step of this
+        process, so that a later start that goes back further takes it away.
+        """
+        self._board.add_text("job", f"```yaml\n{text.strip()}\n```", self._first_step)
+        shown = ("train/loss", "eval/accuracy", "eval/loss")
+        experiment, session, _ = hparams(dict(settings), dict.fromkeys(shown))  # type: ignore[no-untyped-call]
+        for summary in (experiment, session):
+            self._events.add_summary(summary, self._first_step)
+
+    def show_images(self, step: int, images_NHW3: torch.Tensor, names: Sequence[str]) -> None:
+        """Images of 0 to 255 in a grid of four columns, and their classes in a table of the same shape."""
+        self._board.add_image("data/images", grid(images_NHW3).numpy(), step, dataformats="HWC")
+        rows = [names[first : first + _COLUMNS] for first in range(0, len(names), _COLUMNS)]
+        table = ["|" + "|".join(name.replace("|", "\\|") for name in row) + "|" for row in rows]
+        table.insert(1, "|" + "---|" * _COLUMNS)
+        self._board.add_text("data/classes", "\n".join(table), step)
 
     def amend(self, step: int, values: dict[str, float]) -> None:
         """More values of a step that has its line, the last, already."""
@@ -31,12 +65,32 @@ class Metrics:
         self._file = self._path.open("a", buffering=1)
         self._file.write(json.dumps(before | values) + "\n")
         for name, value in values.items():
-            self._board.add_scalar(name, value, step)
+            self._board.add_scalar(tag_of(name), value, step)
 
     def close(self) -> None:
         """Flushes and closes both."""
         self._file.close()
         self._board.close()
+
+
+def tag_of(name: str) -> str:
+    """TensorBoard's name of a value of metrics.jsonl: in one of the groups train, eval, perf and data."""
+    if "/" in name:
+        return name
+    return _TAGS.get(name) or f"{'perf' if name in _PERF else 'train'}/{name}"
+
+
+def grid(images_NHW3: torch.Tensor) -> torch.Tensor:
+    """uint8[height, width, 3]: the images in rows of four, with white gaps."""
+    images = images_NHW3.detach().cpu().float().round().clamp(0, 255).to(torch.uint8)
+    number, height, width, _ = images.shape
+    columns = min(number, _COLUMNS)
+    rows = -(-number // columns)
+    whole = torch.full((rows * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP, 3), 255, dtype=torch.uint8)
+    for place, image in enumerate(images):
+        top, left = place // columns * (height + _GAP), place % columns * (width + _GAP)
+        whole[top : top + height, left : left + width] = image
+    return whole
 
 
 def cut_after(path: Path, *, step: int) -> None:
@@ -51,7 +105,7 @@ def cut_after(path: Path, *, step: int) -> None:
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Every complete line of a run's metrics.jsonl."""
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    lines = (run_dir / METRICS_FILE).read_text().splitlines()
     return [json.loads(line) for line in lines if _step_of(line) >= 0 and _is_complete(line)]
 
 

@@ -16,7 +16,6 @@ from pipeline.data.batches import TrainBatches
 from pipeline.data.config import Share
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, data_state, open_training_data
-from pipeline.data.transform import decoder_name
 from pipeline.models.weights import TensorByName
 from pipeline.training.batch_plan import BatchPlan, plan_batch
 from pipeline.training.checkpoint import Checkpoints, list_committed
@@ -27,7 +26,7 @@ from pipeline.training.engine import Engine
 from pipeline.training.ledger import Ledger
 from pipeline.training.loop import Loop, LoopEnd, Parts, describe
 from pipeline.training.manifest import Manifest
-from pipeline.training.metrics import Metrics
+from pipeline.training.reporter import open_reporter
 from pipeline.training.same_run import extension
 from pipeline.training.signals import Signals
 from pipeline.training.start import (
@@ -44,6 +43,7 @@ from pipeline.training.start import (
     with_precision,
 )
 from pipeline.training.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Stopping
+from pipeline.training.summary import Opening, closing_words, num_parameters
 from pipeline.world import World, enter, leave
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError, WillNotSucceedError
@@ -195,9 +195,9 @@ def _train(
         weights = None if manifest else starting_weights(job)
         engine = _start_engine(prepared, world, checkpoints, manifest, weights)
         step = manifest.id.step if manifest else 0
-        metrics = Metrics(run_dir, step=step) if world.is_first else None
-        if metrics:
-            stack.callback(metrics.close)
+        reporter = open_reporter(job, ledger, prepared.data, step=step) if world.is_first else None
+        if reporter:
+            stack.callback(reporter.metrics.close)
         batches = TrainBatches(
             prepared.data,
             replace(job.data, num_threads=job.data.num_threads or world.num_threads),
@@ -218,7 +218,7 @@ def _train(
         signals=signals,
         stopping=stopping,
         ledger=ledger,
-        metrics=metrics,
+        reporter=reporter,
         held_out=prepared.held_out,
         labels=prepared.data.label_names,
         data_state=prepared.data_state,
@@ -232,6 +232,8 @@ def _train(
             checkpoints.refuse_if_overtaken()
             if world.is_first and loop.saved:
                 finish(run_dir, job, loop.saved, store=checkpoints.store, labels=prepared.data.label_names)
+                place, seconds = run_dir / "weights", ledger.record()
+                log.info("%s", closing_words(job, steps=loop.saved.id.step, seconds=seconds, weights=place))
     except UserError as error:  # what started well is no mistake any more: storage that fails in mid-run is retried
         raise ConnectionError(f"after {loop.step} steps: {error}") from error
     if end is LoopEnd.ASKED and world.is_first:
@@ -265,14 +267,16 @@ def _start_engine(
     elif weights:
         fill_from_weights(engine, weights)
     if world.is_first:
-        origin = f"checkpoint {manifest.id.folder}" if manifest else job.initial.weights or f"scratch, seed {job.seed}"
-        ranks = f"{world.num_ranks} ranks x {world.num_threads} threads on {world.device.type}"
-        batch = f"batch {plan.global_batch} = {plan.micro_batch} x {plan.accumulation} x {plan.num_ranks} ranks"
-        engine_text = f"ZeRO-{job.engine.zero_stage}, {job.engine.precision}"
-        log.info("%s from %s: %s, %s, %s", job.run_dir, origin, ranks, engine_text, batch)
-        most = f"at most {prepared.most_read_ahead_bytes / 1e9:.2f} GB read ahead on this host"
-        num_samples = sum(dataset.num_samples for dataset in prepared.data.datasets)
-        log.info("%d samples of %s, %s, JPEGs by %s", num_samples, prepared.data.url, most, decoder_name())
+        opening = Opening(
+            job=job,
+            world=world,
+            plan=plan,
+            resumed_step=manifest.id.step if manifest else 0,
+            num_parameters=num_parameters(engine.shapes.values()),
+            num_images=sum(dataset.num_samples for dataset in prepared.data.datasets),
+            most_read_ahead_bytes=prepared.most_read_ahead_bytes,
+        )
+        log.info("%s", opening.words())
         if prepared.is_compiled:
             log.info("compiling the model's blocks: the first step takes longer, and so does the first evaluation")
     return engine

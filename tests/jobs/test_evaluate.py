@@ -42,7 +42,7 @@ def weights_that_say(folder: Path, label: int, **fields: Any) -> str:
     return str(folder)
 
 
-def test_scores_are_logged_and_written(tmp_path: Path, digits: str) -> None:
+def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: str) -> None:
     weights, run_dir = weights_that_say(tmp_path / "weights", SAID), tmp_path / "scores"
     words = ("--weights", weights, "--data.url", digits, "--run-dir", str(run_dir), "--device", "cpu")
     ended = patchline("evaluate", "resize", *words)
@@ -54,12 +54,13 @@ def test_scores_are_logged_and_written(tmp_path: Path, digits: str) -> None:
     assert scores["accuracy"] == pytest.approx(share, rel=1e-12)
     partition = math.log(9 + math.e)
     assert scores["loss"] == pytest.approx(partition - share, rel=1e-6)
-    assert f"accuracy {share:.4f}" in ended.errors
-    assert "359 images" in ended.errors
+    second = f"accuracy {share:.4f}, loss {scores['loss']:.4f}, 359 images"
+    assert ended.output == f"{weights} on {digits}\n{second}\n"
     record = read_record(run_dir / "job.yaml", stage="evaluate", kind=EvaluateJob)
     assert (record.weights, record.data.url) == (weights, digits)
-    again = patchline("evaluate", str(run_dir / "job.yaml"), "--run-dir", str(tmp_path / "again"))
+    again = patchline("evaluate", str(run_dir / "job.yaml"), "--run-dir", str(tmp_path / "again"), "--json")
     assert again.code == 0
+    assert json.loads(again.output) == scores | {"weights": weights, "data_url": digits}
     assert json.loads((tmp_path / "again" / "scores.json").read_text()) == scores
 
 

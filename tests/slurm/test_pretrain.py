@@ -112,7 +112,7 @@ def test_a_run_cut_off_half_way_equals_an_unbroken_one(
 
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), slurm_cluster.log_tail()
     assert (run_dir / "DONE").exists()
-    assert "from checkpoint step-" in output_of(slurm_cluster, run_dir).read_text()  # continued, not begun again
+    assert "continuing from step " in output_of(slurm_cluster, run_dir).read_text()  # continued, not begun again
     assert logged_steps(run_dir) == unbroken
 
 

@@ -3,12 +3,19 @@
 import json
 import math
 import struct
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginEventAccumulator
+from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from pipeline.training.metrics import Metrics, cut_after, read_metrics
+from pipeline.training.metrics import Metrics, cut_after, grid, read_metrics, tag_of
 
 
 def line(step: int) -> str:
@@ -78,21 +85,27 @@ def test_a_loss_that_is_no_number_is_read_as_such(tmp_path: Path) -> None:
     assert found["grad_norm"] == math.inf
 
 
-def test_curves_are_named_as_the_lines_and_a_continued_run_has_each_step_once(tmp_path: Path) -> None:
+def board_of(run_dir: Path) -> EventAccumulator:
+    """All that TensorBoard finds in a run, without sampling."""
+    return EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"tensors": 0, "images": 0}).Reload()
+
+
+def test_curves_are_in_groups_and_a_continued_run_has_each_step_once(tmp_path: Path) -> None:
     first = Metrics(tmp_path, step=0)
     for step in range(1, 5):
         first.write(step, {"loss": step / 4, "data/bytes": 1e9 * step})
     first.close()
     continued = Metrics(tmp_path, step=2)
-    continued.write(3, {"loss": 8.0, "data/bytes": 5.0, "data/requests": 7.0})
+    continued.write(3, {"loss": 8.0, "data/bytes": 5.0, "images_per_second": 7.0, "test_accuracy": 0.5})
     continued.close()
 
-    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    board = board_of(tmp_path)
     curves = {name: [(point.step, point.value) for point in board.Scalars(name)] for name in board.Tags()["scalars"]}
     assert curves == {
-        "loss": [(1, 0.25), (2, 0.5), (3, 8.0)],
+        "train/loss": [(1, 0.25), (2, 0.5), (3, 8.0)],
         "data/bytes": [(1, 1e9), (2, 2e9), (3, 5.0)],
-        "data/requests": [(3, 7.0)],
+        "perf/images_per_second": [(3, 7.0)],
+        "eval/accuracy": [(3, 0.5)],
     }
 
 
@@ -104,3 +117,58 @@ def test_the_last_line_gets_more_values(tmp_path: Path) -> None:
     metrics.amend(2, {"test_loss": 0.5})
     metrics.close()
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 1 / 7}, {"step": 2, "loss": 2 / 7, "test_loss": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [
+        ("loss", "train/loss"),
+        ("grad_norm", "train/grad_norm"),
+        ("learning_rate", "train/learning_rate"),
+        ("epoch", "train/epoch"),
+        ("test_accuracy", "eval/accuracy"),
+        ("test_loss", "eval/loss"),
+        ("images_per_second", "perf/images_per_second"),
+        ("step_seconds", "perf/step_seconds"),
+        ("data_wait_share", "perf/data_wait_share"),
+        ("data/hedges_per_second", "data/hedges_per_second"),
+    ],
+)
+def test_tags(name: str, tag: str) -> None:
+    assert tag_of(name) == tag
+
+
+def test_the_job_is_shown_as_text_and_as_hyperparameters_of_the_same_run(tmp_path: Path) -> None:
+    for step in (0, 0, 7):  # killed before its first checkpoint, then continued
+        metrics = Metrics(tmp_path, step=step)
+        metrics.show_job("stage: pretrain\n", {"steps": 300, "schedule.decay": "cosine"})
+        metrics.close()
+    board = PluginEventAccumulator(str(tmp_path / "tensorboard"), tensor_size_guidance={"text": 0}).Reload()
+    texts = [(text.step, text.tensor_proto.string_val[0].decode()) for text in board.Tensors("job/text_summary")]
+    assert texts == [(step, "```yaml\nstage: pretrain\n```") for step in (1, 8)]
+    session = HParamsPluginData.FromString(board.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content)
+    settings = session.session_start_info.hparams
+    assert (settings["steps"].number_value, settings["schedule.decay"].string_value) == (300.0, "cosine")
+    experiment = HParamsPluginData.FromString(board.SummaryMetadata(EXPERIMENT_TAG).plugin_data.content).experiment
+    shown = [info.name.tag for info in experiment.metric_infos]
+    assert shown == ["train/loss", "eval/accuracy", "eval/loss"]
+    assert [path for path in (tmp_path / "tensorboard").iterdir() if path.is_dir()] == []
+
+
+def test_images_are_shown_in_a_grid_with_their_classes(tmp_path: Path) -> None:
+    images = torch.arange(5, dtype=torch.float32)[:, None, None, None].expand(5, 6, 8, 3) * 60.4
+    metrics = Metrics(tmp_path, step=3)
+    metrics.show_images(4, images, ["cat", "dog", "a|b", "cat", "dog"])
+    metrics.close()
+    board = board_of(tmp_path)
+    (image,) = board.Images("data/images")
+    assert (image.step, image.width, image.height) == (4, 4 * 10 - 2, 2 * 8 - 2)
+    pixels = np.array(Image.open(BytesIO(image.encoded_image_string)))
+    assert pixels[0, [0, 8, 10, 20, 30], 0].tolist() == [0, 255, 60, 121, 181]
+    assert pixels[8, [0, 10], 0].tolist() == [242, 255]
+    (table,) = board.Tensors("data/classes/text_summary")
+    assert table.tensor_proto.string_val[0].decode() == "|cat|dog|a\\|b|cat|\n|---|---|---|---|\n|dog|"
+
+
+def test_a_grid_of_fewer_images_is_narrower() -> None:
+    assert grid(torch.full((2, 3, 3, 3), 300.0)).tolist() == torch.full((3, 8, 3), 255).tolist()

@@ -1,0 +1,149 @@
+"""What rank 0 says while it trains: the live line, a line at each event, metrics.jsonl and TensorBoard."""
+
+import logging
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from pipeline.data.training_data import TrainingData
+from pipeline.evaluation.scores import Scores
+from pipeline.training.config import TrainingJob
+from pipeline.training.ledger import Ledger
+from pipeline.training.metrics import Metrics
+from pipeline.training.pace import Pace
+from shards.progress import Ticker, as_log_line
+from shards.quantities import clock
+from shards.terminal import Fact
+
+log = logging.getLogger(__name__)
+NUM_IMAGES = 16  # of the first batch, for TensorBoard
+_RATES = ("bytes", "requests", "retries", "hedges")  # sums of the data's counts that are shown as rates too
+
+
+def open_reporter(job: TrainingJob, ledger: Ledger, data: TrainingData, *, step: int) -> "Reporter":
+    """A run's reporter from `step` on; the job's record and settings go to TensorBoard. Close its `metrics`."""
+    run_dir = Path(job.run_dir)
+    metrics = Metrics(run_dir, step=step)
+    record = run_dir / "job.yaml"
+    metrics.show_job(record.read_text() if record.exists() else "", settings_of(job))
+    epoch_samples = data.datasets[0].num_samples if len(data.datasets) == 1 else 0
+    return Reporter(job, metrics, ledger, step=step, epoch_samples=epoch_samples)
+
+
+def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
+    """What runs are compared by, under the names of the job's fields."""
+    model, optimizer, schedule = job.model, job.optimizer, job.schedule
+    size = {} if model.is_bit else {f"model.{name}": getattr(model.size, name) for name in ("patch", "depth", "width")}
+    return {
+        "data.url": job.data.url or " + ".join(url for url, _ in job.data.mix),
+        "model.name": model.name,
+        "model.image_size": model.image_size,
+        **size,
+        "model.dropout": model.dropout,
+        "initial.weights": job.initial.weights,
+        "steps": job.steps,
+        "global_batch": job.global_batch,
+        "schedule.learning_rate": schedule.learning_rate,
+        "schedule.decay": schedule.decay,
+        "schedule.warmup_steps": schedule.warmup_steps,
+        "optimizer.name": optimizer.name,
+        "optimizer.weight_decay": optimizer.weight_decay,
+        "clip_norm": job.clip_norm,
+        "label_smoothing": job.label_smoothing,
+        "data.mixup.alpha": job.data.mixup.alpha,
+        "data.randaugment.num_ops": job.data.randaugment.num_ops,
+        "engine.precision": job.engine.precision,
+        "seed": job.seed,
+    }
+
+
+class Reporter:
+    """Context manager for the loop of rank 0. `epoch_samples`: samples of an epoch, 0 where datasets are mixed."""
+
+    def __init__(self, job: TrainingJob, metrics: Metrics, ledger: Ledger, *, step: int, epoch_samples: int) -> None:
+        self.job, self.metrics, self.epoch_samples = job, metrics, epoch_samples
+        self._ticker, self._stack = Ticker(), ExitStack()
+        self._pace = Pace(ledger.seconds, step=step)
+        self._step, self._saved = step, step
+        self._loss = self._rate = 0.0
+        self._scores: Scores | None = None
+        self._traffic: tuple[float, dict[str, float]] | None = None
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self._ticker)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def shows(self, images: torch.Tensor, labels: torch.Tensor, names: tuple[str, ...]) -> None:
+        """The first images [n, height, width, 3] of 0 to 255 with labels [n, most], as the model gets them."""
+        own = [[names[label] for label in row if label >= 0] for row in labels.tolist()]
+        self.metrics.show_images(self._step + 1, images, [", ".join(names) for names in own])
+
+    def step(
+        self, step: int, *, loss: float, grad_norm: float, rate: float, traffic: dict[str, float], scores: Scores | None
+    ) -> None:
+        """One step is done, and what came of it. `rate`: the learning rate."""
+        self._pace.step(step)
+        self._step, self._loss, self._rate = step, loss, rate
+        if scores:
+            self._scores = scores
+            log.info("step %d: test accuracy %.3f, loss %.3g", step, scores.accuracy, scores.loss)
+        if step % self.job.log_every_steps == 0 or step == self.job.steps or scores:
+            values = {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate}
+            values |= {f"data/{name}": value for name, value in traffic.items()} | self._data_rates(traffic)
+            if scores:
+                values |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
+            values |= self._pace.since_line(global_batch=self.job.global_batch)
+            self.metrics.write(step, values | self._epoch())
+        self._ticker.tick(self.facts)
+
+    def scored_late(self, step: int, scores: Scores) -> None:
+        """The scores of a step that has been reported: its evaluation was given up before, and made up for now."""
+        self._scores = scores
+        log.info("step %d: test accuracy %.3f, loss %.3g", step, scores.accuracy, scores.loss)
+        self.metrics.amend(step, {"test_accuracy": scores.accuracy, "test_loss": scores.loss})
+
+    def saved(self, step: int) -> None:
+        """A checkpoint is committed: a part of the live line, a line of a log."""
+        self._saved = step
+        if not self._ticker.is_live:
+            log.info("%s, checkpoint saved", as_log_line(self.facts()[:-1]))
+
+    def facts(self) -> list[Fact]:
+        """What the live line says."""
+        job, scores = self.job, self._scores
+        count = f"step {self._step:,}/{job.steps:,}"
+        accuracy = (f"test accuracy {scores.accuracy:.3f}", f"acc {scores.accuracy:.3f}") if scores else ("", "")
+        epoch = f"{self._epoch().get('epoch', 0):.1f}" if self.epoch_samples else ""
+        images = f"{job.global_batch / max(self._pace.step_seconds(), 1e-9):,.0f}"
+        left = self._pace.seconds_left(job.steps)
+        return [
+            Fact(full=count, short=f"{self._step}/{job.steps}", weight=3),
+            Fact(full=f"loss {self._loss:.4f}", short=f"loss {self._loss:.3f}", weight=3),
+            Fact(full=accuracy[0], short=accuracy[1], weight=2),
+            Fact(full=f"learning rate {self._rate:.2g}", short=f"lr {self._rate:.2g}"),
+            Fact(full=f"epoch {epoch}" if epoch else "", short=f"epoch {epoch}" if epoch else ""),
+            Fact(full=f"{images} images/s", short=f"{images} img/s", weight=2),
+            Fact(full=f"{clock(left)} left", short=f"{clock(left)} left", weight=3),
+            Fact(full=f"saved {self._saved:,}" if self._saved else "", short="", weight=0),
+        ]
+
+    def _epoch(self) -> dict[str, float]:
+        return {"epoch": self._step * self.job.global_batch / self.epoch_samples} if self.epoch_samples else {}
+
+    def _data_rates(self, traffic: dict[str, float]) -> dict[str, float]:
+        """A second, since the line before; nothing at a process's first line."""
+        now, before = time.monotonic(), self._traffic
+        self._traffic = now, traffic
+        if before is None:
+            return {}
+        seconds = max(now - before[0], 1e-9)
+        return {f"data/{name}_per_second": (traffic[name] - before[1][name]) / seconds for name in _RATES}

@@ -1,0 +1,120 @@
+"""What a run says of itself when it starts and when it is done: a few short lines for a terminal of 80 columns."""
+
+import json
+import math
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.data.transform import crop_decoder
+from pipeline.training.batch_plan import BatchPlan
+from pipeline.training.config import TrainingJob
+from pipeline.training.metrics import METRICS_FILE
+from pipeline.world import World
+from shards.command_lines import command_lines
+from shards.quantities import duration, plural, short_count
+from shards.terminal import printable_name
+
+_COLUMNS = 80 - len("12:34:56 ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Accuracy and loss on the held-out split after `step`."""
+
+    step: int
+    accuracy: float
+    loss: float
+
+
+def scores_of(run_dir: Path) -> list[Score]:
+    """All scores in a run's metrics.jsonl, in order of the steps."""
+    path = run_dir / METRICS_FILE
+    if not path.exists():
+        return []
+    with path.open() as file:  # lines without a score, nearly all of them, are not parsed
+        found = [json.loads(line) for line in file if '"test_accuracy"' in line and line.endswith("}\n")]
+    return [Score(step=line["step"], accuracy=line["test_accuracy"], loss=line["test_loss"]) for line in found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What is said at the start of a run. `resumed_step` 0: from its initial weights or from scratch."""
+
+    job: TrainingJob
+    world: World
+    plan: BatchPlan
+    resumed_step: int
+    num_parameters: int
+    num_images: int
+    most_read_ahead_bytes: int
+
+    def words(self) -> str:
+        """Where the run lies and starts from, its model, its length and data, its machine."""
+        job = self.job
+        start = f"from {job.initial.weights}" if job.initial.weights else f"from scratch, seed {job.seed}"
+        size = f"{job.model.image_size} px, {job.model.num_classes:,} classes"
+        engine = f"{job.engine.precision}, ZeRO-{job.engine.zero_stage}"
+        lines = [
+            f"{job.run_dir}: {f'continuing from step {self.resumed_step:,}' if self.resumed_step else start}",
+            f"{job.model.name}, {short_count(self.num_parameters)} parameters, {size}; {engine}",
+            f"{plural(job.steps, 'step')} of {_batch(self.plan)}, {self._data()}",
+            f"{self._processes()}, up to {self.most_read_ahead_bytes / 1e9:.2f} GB read ahead",
+        ]
+        if crop_decoder() is None:
+            lines.append("JPEGs by simplejpeg: the faster crop decoder was not built (it needs a C compiler)")
+        return "\n".join(printable_name(line) for line in lines)
+
+    def _data(self) -> str:
+        if self.job.data.mix:
+            return f"of {len(self.job.data.mix)} mixed datasets"
+        epochs = self.job.steps * self.job.global_batch / self.num_images
+        return f"{epochs:.3g} epochs of the {self.num_images:,} in {self.job.data.url}"
+
+    def _processes(self) -> str:
+        world = self.world
+        processes = f"{plural(world.num_ranks, 'process')} on {world.device.type}"
+        threads = f" with {plural(world.num_threads, 'thread')}{' each' if world.num_ranks > 1 else ''}"
+        return processes + threads if world.device.type == "cpu" else processes
+
+
+def _batch(plan: BatchPlan) -> str:
+    whole = plural(plan.global_batch, "image")
+    if plan.num_ranks * plan.accumulation == 1:
+        return whole
+    return f"{whole} ({plan.micro_batch:,} x {plan.accumulation} x {plural(plan.num_ranks, 'process')})"
+
+
+def num_parameters(shapes: Iterable[tuple[int, ...]]) -> int:
+    """Of tensors with these shapes."""
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], weights: Path) -> str:
+    """How long the run took, its accuracy, where its weights lie, and the command to go on with.
+
+    `seconds`: a ledger's record over all starts of the run.
+    """
+    training = seconds["compute"] + seconds["data_wait"]
+    speed = f"{steps * job.global_batch / max(training, 1e-9):,.0f} images/s"
+    lines = [f"done: {plural(steps, 'step')} in {duration(seconds['total'])}, {speed} while training"]
+    scores = scores_of(Path(job.run_dir))
+    if scores:
+        last, best = scores[-1], max(scores, key=lambda score: score.accuracy)
+        lines.append(
+            f"test accuracy {last.accuracy:.3f}, loss {last.loss:.3g}; best {best.accuracy:.3f} at step {best.step:,}"
+        )
+    lines.append(f"weights: {printable_name(str(weights))}")
+    lines.append(f"curves: tensorboard --logdir {printable_name(shlex.quote(job.run_dir))}")
+    lines += command_lines("next: ", next_command(job, weights), columns=_COLUMNS)
+    return "\n".join(lines)
+
+
+def next_command(job: TrainingJob, weights: Path) -> list[str]:
+    """A run without scores is evaluated next, on the split that lies beside its data by convention."""
+    if job.evaluation.url:
+        return ["patchline", "predict", str(weights), "IMAGE"]
+    url = job.data.url.rstrip("/") + "-test" if job.data.url else "URL"
+    loss = [] if job.loss == "softmax" else ["--loss", job.loss]
+    return ["patchline", "evaluate", job.evaluation.transform.mode, "--weights", str(weights), "--data.url", url, *loss]

@@ -1,0 +1,131 @@
+"""The first and the last words of a run fit 80 columns and lead on to the next command."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.data.config import DataConfig
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.training.batch_plan import plan_batch
+from pipeline.training.config import InitialConfig, TrainingJob
+from pipeline.training.summary import (
+    Opening,
+    Score,
+    closing_words,
+    next_command,
+    num_parameters,
+    scores_of,
+)
+from tests.rigs.processes import one_world
+
+SECONDS = {"compute": 60.0, "data_wait": 4.0, "total": 90.0}
+WIDTH = 80 - len("12:34:56 ")
+
+
+def job(**fields: object) -> TrainingJob:
+    base = digits_smoke()
+    model = replace(base.model, num_classes=10)
+    return replace(base, run_dir="runs/digits", data=replace(base.data, url="data/digits"), model=model, **fields)  # type: ignore[arg-type]
+
+
+def opening(job: TrainingJob, *, num_ranks: int = 1, resumed_step: int = 0, device: str = "cpu") -> list[str]:
+    plan = plan_batch(job.global_batch, micro_batch=job.micro_batch, num_ranks=num_ranks, lanes=job.data.lanes)
+    world = replace(one_world(0, num_ranks), num_threads=2, device=torch.device(device))
+    words = Opening(
+        job=job,
+        world=world,
+        plan=plan,
+        resumed_step=resumed_step,
+        num_parameters=822_000,
+        num_images=1438,
+        most_read_ahead_bytes=10_000_000,
+    ).words()
+    return words.split("\n")
+
+
+def test_a_run_begins_with_four_short_lines() -> None:
+    lines = opening(replace(job(), engine=replace(job().engine, precision="fp32")))
+    assert lines[:4] == [
+        "runs/digits: from scratch, seed 0",
+        "vit, 822 k parameters, 32 px, 10 classes; fp32, ZeRO-1",
+        "300 steps of 128 images, 26.7 epochs of the 1,438 in data/digits",
+        "1 process on cpu with 2 threads, up to 0.01 GB read ahead",
+    ]
+    assert all(len(line) <= WIDTH for line in lines[:4])
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        pytest.param(opening(job(), resumed_step=1150)[0], "runs/digits: continuing from step 1,150", id="continued"),
+        pytest.param(
+            opening(job(initial=InitialConfig(weights="runs/a/weights")))[0],
+            "runs/digits: from runs/a/weights",
+            id="from weights",
+        ),
+        pytest.param(
+            opening(job(micro_batch=16), num_ranks=4)[2].split(",")[0],
+            "300 steps of 128 images (16 x 2 x 4 processes)",
+            id="how a batch is made up",
+        ),
+        pytest.param(opening(job(), num_ranks=2)[3].split(",")[0], "2 processes on cpu with 2 threads each", id="2"),
+        pytest.param(opening(job(), num_ranks=2, device="cuda")[3].split(",")[0], "2 processes on cuda", id="GPUs"),
+        pytest.param(
+            opening(replace(job(), run_dir="runs/\x1b[31m"))[0], "runs/\\x1b[31m: from scratch, seed 0", id="a bad name"
+        ),
+        pytest.param(
+            opening(replace(job(), data=replace(job().data, url="", mix=(("a", 1.0), ("b", 2.0)))))[2],
+            "300 steps of 128 images, of 2 mixed datasets",
+            id="a mix has no epochs",
+        ),
+    ],
+)
+def test_what_the_lines_say(line: str, text: str) -> None:
+    assert line == text
+
+
+def write_scores(run_dir: Path, *accuracies: float) -> None:
+    lines = [json.dumps({"step": 5, "loss": 1.0})]
+    for number, accuracy in enumerate(accuracies, start=1):
+        lines.append(json.dumps({"step": 10 * number, "loss": 1.0, "test_accuracy": accuracy, "test_loss": 0.5}))
+    (run_dir / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 99, "test_accuracy": 0.9']))
+
+
+def test_a_run_ends_with_its_accuracy_its_weights_and_the_next_command(tmp_path: Path) -> None:
+    write_scores(tmp_path, 0.25, 0.75, 0.5)
+    own = job(evaluation=EvaluationConfig(url="data/digits-test"))
+    words = closing_words(replace(own, run_dir=str(tmp_path)), steps=300, seconds=SECONDS, weights=tmp_path / "weights")
+    assert words.split("\n") == [
+        "done: 300 steps in 1 min 30 s, 600 images/s while training",
+        "test accuracy 0.500, loss 0.5; best 0.750 at step 20",
+        f"weights: {tmp_path}/weights",
+        f"curves: tensorboard --logdir {tmp_path}",
+        f"next: patchline predict {tmp_path}/weights IMAGE",
+    ]
+
+
+def test_a_run_without_scores_is_to_be_evaluated(tmp_path: Path) -> None:
+    words = closing_words(replace(job(), run_dir="r"), steps=1, seconds=SECONDS, weights=Path("r/weights"))
+    assert "accuracy" not in words
+    assert words.split("\n")[-2:] == [
+        "next: patchline evaluate resize --weights r/weights \\",
+        "    --data.url data/digits-test",
+    ]
+    assert next_command(job(loss="sigmoid", label_smoothing=0.0), Path("w")) == [
+        *("patchline", "evaluate", "resize", "--weights", "w", "--data.url", "data/digits-test", "--loss", "sigmoid"),
+    ]
+    assert next_command(replace(job(), data=DataConfig(mix=(("a", 1.0),))), Path("w"))[-1] == "URL"
+
+
+def test_scores_are_read_without_a_half_written_line(tmp_path: Path) -> None:
+    assert scores_of(tmp_path) == []
+    write_scores(tmp_path, 0.25)
+    assert scores_of(tmp_path) == [Score(step=10, accuracy=0.25, loss=0.5)]
+
+
+def test_parameters_are_counted() -> None:
+    assert num_parameters([(2, 3), (), (4,)]) == 11

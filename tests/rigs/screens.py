@@ -1,0 +1,104 @@
+"""What a person sees: a pseudo-terminal, and the lines that stand on its screen after what was written to it."""
+
+import logging
+import os
+import select
+import signal
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from jobs.cli import main
+from tests.rigs.forks import forks
+from tests.rigs.processes import ANSWER_SECONDS
+
+_ROWS = 50
+_QUIET_SECONDS = 0.05
+
+
+class Screen:
+    """A pseudo-terminal of so many columns. It knows text, carriage returns and new lines, which is all that may come:
+    `controls` holds any other control character."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self.lines = [""]
+        self.controls = ""
+        self.num_wrapped = 0  # lines that were too long
+        self._column = 0
+        self.outside, self.inside = os.openpty()
+        termios.tcsetwinsize(self.inside, (_ROWS, columns))
+
+    def open(self) -> TextIO:
+        """The terminal as a program gets it."""
+        return os.fdopen(os.dup(self.inside), "w", encoding="utf-8", buffering=1)
+
+    def take(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Puts standard output, standard error and the log of this process on it for the rest of a test."""
+        handler = logging.StreamHandler(self.open())
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        monkeypatch.setattr(sys, "stdout", self.open())
+        monkeypatch.setattr(sys, "stderr", handler.stream)
+        monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+
+    def type(self, text: str) -> None:
+        """What a person types."""
+        os.write(self.outside, text.encode())
+
+    def read(self, *, seconds: float = _QUIET_SECONDS) -> list[str]:
+        """The lines on the screen once nothing comes for so long, without blanks at their ends."""
+        data = b""
+        while select.select([self.outside], [], [], seconds)[0]:
+            data += os.read(self.outside, 65536)
+        for character in data.decode():
+            self._show(character)
+        return [line.rstrip() for line in self.lines]
+
+    def close(self) -> None:
+        """Closes both ends."""
+        os.close(self.outside)
+        os.close(self.inside)
+
+    def _show(self, character: str) -> None:
+        if character == "\r":
+            self._column = 0
+        elif character == "\n":
+            self.lines.append("")
+        elif character < " ":
+            self.controls += character
+        else:
+            if self._column == self.columns:
+                self.lines.append("")
+                self._column, self.num_wrapped = 0, self.num_wrapped + 1
+            line = self.lines[-1].ljust(self._column)
+            self.lines[-1] = line[: self._column] + character + line[self._column + 1 :]
+            self._column += 1
+
+
+def patchline_on(screen: Screen, *words: str, act: Callable[[Screen], None] = lambda _: None) -> int:
+    """`patchline WORDS` on that terminal until it ends; `act` is called again and again meanwhile. Its exit code."""
+    process = forks().Process(target=_as_command, args=(list(words), os.ttyname(screen.inside)))
+    process.start()
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while process.exitcode is None and time.monotonic() < deadline:
+        screen.read()
+        act(screen)
+    if process.exitcode is None:
+        process.kill()
+        raise TimeoutError(f"patchline {' '.join(words)} still runs: {screen.lines}")
+    screen.read()
+    return process.exitcode
+
+
+def _as_command(words: list[str], terminal: str) -> None:
+    os.setsid()  # the terminal that is opened next becomes this process's own, and its Ctrl-C comes here
+    with Path(terminal).open("rb+", buffering=0) as file:
+        for number in range(3):
+            os.dup2(file.fileno(), number)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+    sys.exit(main(words))
