@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 def run(job: CardJob) -> int:
     """0 once the card is written; the dataset stays as it is otherwise."""
-    if not job.url:
-        raise UserError("the dataset's URL is missing; give a folder or s3://bucket/prefix")
     if not 0 <= job.num_mosaic <= MOST_TILES:
         raise UserError(f"--num-mosaic is {job.num_mosaic}; allowed are 0 to {MOST_TILES}")
+    if not job.url:
+        raise UserError("the dataset's URL is missing; give a folder or s3://bucket/prefix")
     dataset = open_dataset(job.url)
     facts = gather_facts(dataset, num_tiles=job.num_mosaic)
     page = render(facts, use=use_of(facts))

@@ -38,16 +38,16 @@ class PackJob:
     licence: str = ""
     """Licence of the images, for the manifest and card; may be given once it is packed, too."""
     samples_per_shard: int = 1000
-    """Images a shard (a tar file)."""
+    """Images per shard (a tar file)."""
     samples_per_block: int = 64
-    """Images a block: what training reads at once; 8 to 16 MB suit most stores."""
+    """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
     seed: int = 0
-    """Number that the order of the images in the shards is derived from."""
+    """Seed for the order of the images in the shards."""
     limits: Limits = field(default_factory=Limits)
     dedup: Dedup = field(default_factory=Dedup)
     resize: Resize = field(default_factory=Resize)
     workers: int = 1
-    """Processes that work at once."""
+    """Worker processes."""
     phase: Phase = "all"
     """Part of the work to do; all does one after the other."""
     part: str = "0/1"
@@ -104,10 +104,10 @@ class IndexJob:
     licence: str = ""
     """Licence of the images, for the manifest and card; may be given once it is packed, too."""
     samples_per_block: int = 64
-    """Images a block: what training reads at once; 8 to 16 MB suit most stores."""
+    """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
     limits: Limits = field(default_factory=Limits)
     workers: int = 1
-    """Processes that work at once."""
+    """Worker processes."""
     max_quarantined: float = 0.01
     """Share of samples, 0 to 1, that may be refused before the job stops."""
     run_dir: str = ""
@@ -134,7 +134,7 @@ class VerifyJob:
     deep: bool = False
     """Decode every image as well."""
     workers: int = 1
-    """Processes that work at once."""
+    """Worker processes."""
     run_dir: str = ""
     """Folder that job.yaml is written to; empty: nowhere."""
 

@@ -66,7 +66,7 @@ class ImportJob(Change):
     model: str = ""
     """Name of the model that the file must hold, such as vit_b16; empty: any."""
     num_heads: int | None = None
-    """Attention heads a layer, where the file does not say; none: as is usual where it comes from."""
+    """Attention heads per layer, where the file does not say; none: as is usual where it comes from."""
     gelu: Gelu | None = None
     """Form of the GELU, where the file does not say; none: as is usual where it comes from."""
     layer_norm_epsilon: float | None = None
@@ -101,9 +101,9 @@ class DemoJob:
     run_dir: str = "demo-run"
     """Folder for all that the demo writes; emptied first where an earlier demo made it."""
     steps: int = 300
-    """Updates of the pre-training run."""
+    """Training steps of the pre-training run."""
     finetune_steps: int = 100
-    """Updates of the fine-tuning run."""
+    """Training steps of the fine-tuning run."""
     num_ranks: int = 2
     """Processes that train together."""
     least_accuracy: float = 0.95

@@ -44,7 +44,7 @@ class AugmentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationTransform:
-    """How an image is made as large as the model wants it, without any chance."""
+    """How an image is brought to the model's size, with nothing random."""
 
     mode: Literal["resize", "central_crop"] = "resize"
     """resize: straight to the model's size; central_crop: resize the short side, then cut out the centre."""
@@ -76,7 +76,7 @@ class RandAugmentConfig:
     """RandAugment: random operations on colours and geometry."""
 
     num_ops: int = 0
-    """Operations an image, 0 for none; big_vision's light2 and medium2 take 2."""
+    """Operations per image, 0 for none; big_vision's light2 and medium2 take 2."""
     magnitude: int = 10
     """Strength of the operations, from 0 to 20; big_vision's light2 takes 10, medium2 15."""
 
@@ -103,7 +103,7 @@ class DataConfig:
     """Several datasets instead of one: URL WEIGHT URL WEIGHT ...; the weight is its share of the samples drawn, in any
     unit."""
     lanes: int = 64
-    """Parallel sequences that the sample order is cut into; must divide the global batch; at least one a rank."""
+    """Parallel sequences that the sample order is cut into; must divide the global batch; at least one per rank."""
     window_blocks: int = 4
     """Blocks that a lane shuffles together; the shuffle reaches over lanes x window_blocks blocks of each dataset."""
     augment: AugmentConfig = AugmentConfig()
@@ -111,9 +111,9 @@ class DataConfig:
     mixup: MixupConfig = MixupConfig()
     reading: ReadConfig = ReadConfig()
     num_threads: int = 0
-    """Threads that decode, a rank; 0: the rank's share of the machine's cores."""
+    """Decoding threads per rank; 0: the rank's share of the machine's cores."""
     steps_ahead: int = 3
-    """Batches that are prepared before the step that needs them."""
+    """Batches prepared ahead of the step that needs them."""
     memory_limit_bytes: int = 16_000_000_000
     """Most bytes that all ranks of a host may read ahead; a start that could exceed it is refused."""
     max_quarantined: float = 0.001

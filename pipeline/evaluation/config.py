@@ -15,7 +15,7 @@ class EvaluationConfig:
     every_steps: int = 0
     """Steps between two evaluations during training; 0: only at the end."""
     batch_size: int = 100
-    """Images that a rank evaluates at once."""
+    """Images per batch, on each rank."""
     transform: EvaluationTransform = EvaluationTransform()
 
     def __post_init__(self) -> None:

@@ -101,11 +101,11 @@ class ModelConfig:
     depth: int | None = None
     """Transformer layers."""
     width: int | None = None
-    """Values a token (D in the paper)."""
+    """Width of a token (D in the paper)."""
     mlp_width: int | None = None
-    """Values in an MLP's hidden layer."""
+    """Width of an MLP's hidden layer."""
     num_heads: int | None = None
-    """Attention heads a layer; must divide the width."""
+    """Attention heads per layer; must divide the width."""
     resnet_units: tuple[int, ...] | None = None
     """Units in each stage of the ResNet, of a hybrid or of BiT, such as 3 4 6 3."""
     resnet_factor: int | None = None

@@ -114,7 +114,7 @@ class CheckpointConfig:
     every_steps: int = 1000
     """Steps between two checkpoints; there is always one at the end."""
     keep_newest: int = 2
-    """Newest checkpoints that are kept."""
+    """How many of the newest checkpoints are kept."""
     keep_every: int = 0
     """Steps between checkpoints that are kept for good; 0: none."""
     url: str = ""
@@ -145,11 +145,11 @@ class TrainingJob:
     model: ModelConfig = ModelConfig()
     initial: InitialConfig = InitialConfig()
     steps: int = 1000
-    """Updates of the whole run."""
+    """Training steps of the whole run."""
     global_batch: int = 4096
-    """Images an update, on all ranks together; a multiple of --data.lanes."""
+    """Images per step, over all ranks; a multiple of --data.lanes."""
     micro_batch: int = 0
-    """Images that a rank computes at once; 0: its whole share of the global batch."""
+    """Images per forward and backward pass of a rank; 0: its whole share of the global batch."""
     loss: LossName = "softmax"
     """softmax: one label an image; sigmoid: any number of labels."""
     label_smoothing: float = 0.0
@@ -165,7 +165,7 @@ class TrainingJob:
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     seed: int = 0
-    """Number that all chance is derived from."""
+    """Seed for everything random in the run."""
     device: Device = "auto"
     """Where to compute; auto: the GPU where there is one, else the CPU."""
     threads: int = 0

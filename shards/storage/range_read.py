@@ -15,7 +15,7 @@ class ReadConfig:
     """How bytes are read from a store."""
 
     connections: int = 8
-    """Reads under way at once, a rank."""
+    """Concurrent reads per rank."""
     hedge_share: float = 0.05
     """Second requests for slow reads, as a share of all requests, 0 to 1; 0: none."""
 

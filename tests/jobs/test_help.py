@@ -56,7 +56,7 @@ def test_all_flags_are_in_the_whole_page_once(stage: str) -> None:
 
 def test_values_are_shown_with_their_units() -> None:
     text = " ".join(page("pretrain", "digits_smoke", everything=True, width=120).split())
-    assert "--steps INT Updates of the whole run. [300]" in text
+    assert "--steps INT Training steps of the whole run. [300]" in text
     assert "Height and width of the model's images in pixels; a multiple of the patch. [32]" in text
     assert "--data.augment.flip Mirror half of the images, left to right. [off]" in text
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.stages import RECIPE, STAGES, recipes_of
+from tests.rigs.images import class_folders
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 HEAVY = (
@@ -68,9 +69,10 @@ def patchline(*words: str, environ: dict[str, str]) -> "subprocess.CompletedProc
 
 def test_packing_verifying_indexing_and_cards_never_load_torch(tmp_path: Path, tripwire: dict[str, str]) -> None:
     """Nor do their worker processes."""
-    out, index = str(tmp_path / "digits"), str(tmp_path / "index")
+    root, out, index = (str(tmp_path / name) for name in ("images", "packed", "index"))
+    class_folders(Path(root), images_a_class=2)
     commands = [
-        ["pack", "digits", "--out", out, "--workers", "2"],
+        ["pack", "folder", "--source.root", root, "--out", out, "--samples-per-shard", "3", "--workers", "2"],
         ["verify", out, "--deep", "--workers", "2"],
         ["card", out, "--num-mosaic", "2"],
         ["index", f"{out}/shards", "--index-url", index, "--workers", "2"],
