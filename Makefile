@@ -1,10 +1,13 @@
 # Everything here sets up what it needs, in the checkout's own .venv, with no root and nothing to install by hand
-# but Python 3.11 or 3.12. Settings of a site, for example: make setup TORCH='torch==2.13.0 ...'
+# but Python 3.11 to 3.14. Settings of a site, for example: make setup TORCH='torch==2.13.0 ...'
 
 # The Python that makes .venv: the first of these names that runs and is of a right version, unless you give one.
-IS_RIGHT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
-PYTHON ?= $(shell for name in python3 python3.12 python3.11 python; do \
+IS_RIGHT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.13 python3.14 python; do \
     if "$$name" -c '$(IS_RIGHT)' 2>/dev/null; then command -v "$$name"; break; fi; done)
+# A newer Python than .venv's, for test-shards: the first that runs, pyenv's too. Empty where there is none.
+NEWER_PYTHON ?= $(shell for name in python3.14 python3.13 "$$HOME"/.pyenv/versions/3.1[34].*/bin/python3; do \
+    if "$$name" -c 'import ensurepip, venv' 2>/dev/null; then command -v "$$name"; break; fi; done)
 # pip's arguments for torch: where an index offers a CPU build of this version, pip takes that one. A site that
 # wants another build of it (CUDA, ROCm) adds its own --index-url.
 TORCH ?= torch==2.13.0
@@ -18,11 +21,11 @@ VENV := $(CURDIR)/.venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh) .ci/run
 
-.PHONY: help setup demo test lint soak bench-env bench clean
+.PHONY: help setup demo test test-shards lint soak bench-env bench clean
 .DELETE_ON_ERROR:
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 DECODER := $(VENV)/bin/python -c 'from pipeline.data.transform import decoder_name; print(decoder_name())'
 
@@ -40,6 +43,20 @@ demo: .venv/.demo ## The whole pipeline on real handwritten digits, at most 5 mi
 
 test: .venv/.all ## All tests; those of components that are not installed are skipped with the reason
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+# What shards/ and its tests import. Tests that need a Ceph, and slow ones, are left to make test.
+SHARDS_NEEDS := numpy pyarrow pillow imagehash boto3 webdataset jinja2 rich matplotlib pydantic pyyaml scikit-learn \
+    'moto[server,s3]' simplejpeg hypothesis pytest pytest-timeout
+
+test-shards: ## The tests of shards/ on a newer Python without torch: make test-shards [NEWER_PYTHON=/path/to/python3.13]
+	@python="$(NEWER_PYTHON)"; \
+	if [ -z "$$python" ]; then \
+	  echo "make test-shards: skipped, there is no Python 3.13 or 3.14 (give one: make test-shards NEWER_PYTHON=/path/to/python3.13)"; \
+	  exit 0; fi; \
+	set -ex; \
+	"$$python" -m venv --clear .venv-shards; \
+	.venv-shards/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt $(SHARDS_NEEDS); \
+	PYTHONPATH="$(CURDIR)" PATCHLINE_REQUIRE='' .venv-shards/bin/python -m pytest -m 'not rgw and not slow' tests/shards
 
 lint: .venv/.all ## Style, types and shell scripts
 	$(VENV)/bin/ruff check .
@@ -69,8 +86,8 @@ bench: .venv/.all ## Steps, loader, order and S3 beside the peers, an hour: make
 	$(VENV)/bin/python -m benchmarks.loader --images "$(IMAGES)" --work "$(WORK)" --out benchmarks/results/loader.json
 	$(VENV)/bin/python -m benchmarks.s3 --images "$(IMAGES)" --work "$(WORK)" --out benchmarks/results/s3.json
 
-clean: ## Remove .venv, .venv-bench, caches and the demo's folder
-	rm -rf .venv .venv-bench demo-run build dist pipeline/data/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## Remove .venv, .venv-bench, .venv-shards, caches and the demo's folder
+	rm -rf .venv .venv-bench .venv-shards demo-run build dist pipeline/data/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What the optional crop decoder is made of: it is built anew when one of these changes.
@@ -79,8 +96,8 @@ NATIVE := hatch_build.py $(wildcard pipeline/data/*.c pipeline/data/*.h)
 # Stamps: each is renewed when the project's requirements change. torch goes first, so that pip settles its build
 # before anything that depends on it.
 .venv/.torch: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or 3.12 is needed, and none is on the PATH (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
-	@$(PYTHON) -c '$(IS_RIGHT)' || { echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 or 3.12 is needed (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 to 3.14 is needed, and none is on the PATH (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
+	@$(PYTHON) -c '$(IS_RIGHT)' || { echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 to 3.14 is needed (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) has no venv module (Debian: apt-get install python3-venv)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@nvidia-smi --list-gpus 2>/dev/null || echo "no NVIDIA GPU answers here: training will run on the CPU"

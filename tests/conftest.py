@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import boto3
 import pytest
@@ -16,7 +17,9 @@ from shards.store import open_store
 from tests.rigs import ceph
 from tests.rigs.forks import forks
 from tests.rigs.s3 import moto_server
-from tests.rigs.training import FinishedRuns
+
+if TYPE_CHECKING:
+    from tests.rigs.training import FinishedRuns
 
 pytest_plugins = ("tests.rigs.ends", "tests.rigs.cpu_seconds")
 
@@ -132,8 +135,10 @@ def digits_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def finished_runs(digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRuns:
+def finished_runs(digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> "FinishedRuns":
     """Finished tiny runs, each made when it is first asked for."""
+    from tests.rigs.training import FinishedRuns  # noqa: PLC0415  # tests/shards run without torch
+
     return FinishedRuns(tmp_path_factory.mktemp("finished"), digits_url)
 
 

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +57,30 @@ def run_ranks(function: Callable[..., Any], *arguments: object, num_ranks: int) 
 
 def patchline(*words: str, environ: Mapping[str, str] | None = None) -> Ended:
     """`patchline WORDS` in a process of its own, in this environment with `environ` added to it."""
+    return _ended(main, list(words), {**ONE_THREAD, **os.environ, **(environ or {})})
+
+
+def program(text: str, *words: str) -> Ended:
+    """`python -c TEXT WORDS`, likewise."""
+    return _ended(partial(_run_program, text), list(words), {**ONE_THREAD, **os.environ})
+
+
+def _ended(command: Callable[[list[str]], int], words: list[str], environ: dict[str, str]) -> Ended:
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder) / "output", Path(folder) / "errors"
-        everything = {**ONE_THREAD, **os.environ, **(environ or {})}
-        process = forks().Process(target=_as_command, args=(list(words), everything, output, errors))
+        process = forks().Process(target=_as_command, args=(command, words, environ, output, errors))
         process.start()
         process.join(ANSWER_SECONDS)
         if process.exitcode is None:
             process.kill()
-            raise TimeoutError(f"patchline {' '.join(words)} runs for {ANSWER_SECONDS:.0f} s: {errors.read_text()}")
+            raise TimeoutError(f"{' '.join(words)} runs for {ANSWER_SECONDS:.0f} s: {errors.read_text()}")
         return Ended(code=process.exitcode, output=output.read_text(), errors=errors.read_text())
+
+
+def _run_program(text: str, words: list[str]) -> int:
+    sys.argv[1:] = words
+    exec(compile(text, "<program>", "exec"), {"__name__": "__main__"})  # noqa: S102  # it stands in the test
+    return 0
 
 
 def _as_rank(function: Callable[..., Any], world: World, arguments: tuple[object, ...]) -> Any:
@@ -76,10 +91,12 @@ def _as_rank(function: Callable[..., Any], world: World, arguments: tuple[object
         leave()
 
 
-def _as_command(words: list[str], environ: dict[str, str], output: Path, errors: Path) -> None:
+def _as_command(
+    command: Callable[[list[str]], int], words: list[str], environ: dict[str, str], output: Path, errors: Path
+) -> None:
     for path, number in ((output, 1), (errors, 2)):
         with path.open("wb") as file:
             os.dup2(file.fileno(), number)
     os.environ.clear()
     os.environ.update(environ)
-    sys.exit(main(words))
+    sys.exit(command(words))

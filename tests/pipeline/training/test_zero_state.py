@@ -1,10 +1,9 @@
 """Fragments of a single rank are the whole model, for every stage; moments and the weights' average appear and can be
 overwritten."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.rigs.processes import program
 
 PROGRAM = """
 import sys, torch
@@ -101,15 +100,13 @@ leave()
     [(1, "bf16", 1), (1, "fp32", 1), (1, "bf16", 2), (2, "bf16", 1), (3, "bf16", 1), (3, "fp32", 1)],
 )
 def test_masters_and_moments_can_be_read_and_overwritten(stage: int, precision: str, accumulation: int) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(stage), precision, str(accumulation)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ended = program(PROGRAM, str(stage), precision, str(accumulation))
+    assert ended.code == 0, ended.errors
 
 
 @pytest.mark.parametrize(
     ("stage", "precision", "accumulation"), [(1, "bf16", 1), (1, "bf16", 2), (2, "fp32", 1), (3, "bf16", 1)]
 )
 def test_the_average_of_the_weights_follows_every_update(stage: int, precision: str, accumulation: int) -> None:
-    command = [sys.executable, "-c", AVERAGING, str(stage), precision, str(accumulation)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ended = program(AVERAGING, str(stage), precision, str(accumulation))
+    assert ended.code == 0, ended.errors
