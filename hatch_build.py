@@ -60,7 +60,7 @@ def build(folder: Path) -> str:
         reason = f"{error}"
     if reason:
         with suppress(OSError):
-            (folder / LIBRARY).unlink()  # of older sources, maybe; where it can not go, it is refused when it is loaded
+            (folder / LIBRARY).unlink()  # of older sources, maybe; where it cannot go, it is refused when it is loaded
     return " ".join(reason.split())
 
 

@@ -1,6 +1,6 @@
 """torchvision's Python half beside a torch of another build.
 
-Of torchvision there is no CPU build everywhere: a wheel built for CUDA, beside a CPU build of torch, can not load its
+Of torchvision there is no CPU build everywhere: a wheel built for CUDA, beside a CPU build of torch, cannot load its
 compiled operators, and then `import torchvision` fails on the first of them that its Python half looks up. timm,
 transformers' image processors and MosaicML Streaming import torchvision, and use none of these operators (they are of
 detection: non-maximum suppression, regions of interest). With their names declared, without kernels, the import goes

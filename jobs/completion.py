@@ -75,7 +75,7 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
         return _second_words(stage)
     flags = _flags(stage, before[1] if len(before) > 1 else "")
     if begun.startswith("-"):
-        wishes = [wish.flag for wish in wishes_of(stage)]
+        wishes = [wish.flag for wish in wishes_of(stage) if flags]
         return [*(name for flag in flags for name in flag.names), *wishes, "--help", "--help-all"]
     last = next((flag for flag in flags if flag.name == before[-1]), None)
     return last.choices if last else ()

@@ -73,7 +73,7 @@ def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str,
     try:
         labels = tuple(Path(job.labels_file).read_text().splitlines())
     except (OSError, ValueError) as error:
-        raise UserError(f"--labels-file {job.labels_file!r} can not be read ({error}); give one name a line") from error
+        raise UserError(f"--labels-file {job.labels_file!r} cannot be read ({error}); give one name a line") from error
     if len(labels) != config.num_classes or len(set(labels)) != len(labels):
         raise UserError(
             f"--labels-file {job.labels_file!r} has {len(labels)} names, {len(set(labels))} different ones; "

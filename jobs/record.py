@@ -43,7 +43,7 @@ def record_text(stage: str, job: Any) -> str:
 def write_record(run_dir: Path, *, stage: str, job: object) -> None:
     """Writes run_dir/job.yaml, whole or absent; the run directory is made readable by its owner alone.
 
-    UserError where the folder can not be made or written to.
+    UserError where the folder cannot be made or written to.
     """
     waiting = run_dir / "job.yaml.part"
     try:

@@ -7,7 +7,7 @@ _ACTING = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # control, direction-chang
 
 
 def plain(text: str) -> str:
-    """The text with escapes in the place of characters that would act on a terminal, or that it can not show."""
+    """The text with escapes in the place of characters that would act on a terminal, or that it cannot show."""
     return "".join(_escaped(c) if unicodedata.category(c) in _ACTING else c for c in text)
 
 

@@ -139,7 +139,7 @@ def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
 def _demanded_threads(environ: Mapping[str, str], *, num_local_ranks: int) -> int:
     """OMP_NUM_THREADS; 0 where the user has not set it.
 
-    Of several ranks a node torchrun sets it to 1 itself where it is unset. That can not be told from a user's own 1,
+    Of several ranks a node torchrun sets it to 1 itself where it is unset. That cannot be told from a user's own 1,
     which is not heard there (a warning of torchrun's says so); --threads 1 is.
     """
     text = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # the others are of nested regions

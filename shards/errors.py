@@ -15,4 +15,4 @@ class WillNotSucceedError(Exception):
 
 
 class ImageRefusedError(Exception):
-    """These bytes can not go into a shard. The message is the reason that the quarantine list shows."""
+    """These bytes cannot go into a shard. The message is the reason that the quarantine list shows."""

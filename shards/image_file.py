@@ -31,9 +31,9 @@ def read_image_file(path: Path, limits: Limits = DEFAULT_LIMITS) -> ImageFile:
         with path.open("rb") as file:
             data = file.read(limits.max_bytes + 1)
     except OSError as error:
-        raise ImageRefusedError(f"it can not be read: {error.strerror}") from error
+        raise ImageRefusedError(f"it cannot be read: {error.strerror}") from error
     except ValueError as error:  # a zero byte in the name
-        raise ImageRefusedError(f"it can not be read: {error}") from error
+        raise ImageRefusedError(f"it cannot be read: {error}") from error
     header = read_header(data, limits)
     if header.ext not in _ALLOWED:
         raise ImageRefusedError(f"it is in the format {header.ext}; allowed are JPEG, PNG and WebP: convert it")

@@ -149,7 +149,7 @@ class SampleReader:
     def read(self, positions: NDArray[np.int64]) -> RawBatch:
         """The samples at `positions`, in that order.
 
-        A sample whose bytes can not be had carries the reason as its `fault`. Raises what an unreachable store raises.
+        A sample whose bytes cannot be had carries the reason as its `fault`. Raises what an unreachable store raises.
         """
         asked = self._ask(positions)
         found = self._ask_for_singles(asked)

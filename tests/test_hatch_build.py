@@ -1,4 +1,4 @@
-"""The optional library is built where it can be; where it can not, the install goes on and says why in one line."""
+"""The optional library is built where it can be; where it cannot, the install goes on and says why in one line."""
 
 import importlib.util
 import os
@@ -54,7 +54,7 @@ def built(hook: Any, root: Path) -> Path:
     """The library, built in `root`."""
     reason = hook.build(root / hook.FOLDER)
     if reason:
-        pytest.skip(f"the crop decoder can not be built here: {reason}")
+        pytest.skip(f"the crop decoder cannot be built here: {reason}")
     library: Path = root / hook.FOLDER / LIBRARY_NAME
     return library
 

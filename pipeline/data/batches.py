@@ -247,7 +247,7 @@ class TrainBatches:
         )
 
     def _view(self, sample: RawSample, item: _Planned, view: Pixels) -> RawSample:
-        """Decodes and crops into `view`, with bytes read again once; a sample that can not be used has a `fault`."""
+        """Decodes and crops into `view`, with bytes read again once; a sample that cannot be used has a `fault`."""
         dataset, sample = item.source.dataset, verified(item.source.dataset, sample)
         for attempt in range(2):
             if sample.data is None:

@@ -40,7 +40,7 @@ def sources_digest(folder: Path) -> str:
 
 
 class CropDecoder:
-    """Raises OSError where the library can not be loaded, ValueError where it is not made of the sources beside it."""
+    """Raises OSError where the library cannot be loaded, ValueError where it is not made of the sources beside it."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))

@@ -36,7 +36,7 @@ class Quarantine:
     def replace(self, sample: RawSample, *, url: str, substitute: int, is_first: bool) -> None:
         """Records that `substitute` takes the place of `sample` of the dataset at `url`, for its `fault`.
 
-        `is_first`: it is the order's own sample, not a substitute that can not be used either, which is not counted.
+        `is_first`: it is the order's own sample, not a substitute that cannot be used either, which is not counted.
         """
         line = {
             "url": url,
@@ -53,7 +53,7 @@ class Quarantine:
                 self._listed.add((url, sample.sample_id))
             if self.num_replaced == 1 and is_first:
                 log.warning(
-                    "sample %d (%s) of %s can not be used and is replaced: %s; this one and those to come are listed "
+                    "sample %d (%s) of %s cannot be used and is replaced: %s; this one and those to come are listed "
                     "in %s",
                     sample.sample_id,
                     sample.source,

@@ -109,7 +109,7 @@ def _check_sizes(*, global_batch: int, image_size: int, rank: int, num_ranks: in
         raise UserError(f"rank is {rank}; allowed is 0 to {num_ranks - 1}, since num_ranks is {num_ranks}")
     if global_batch % num_ranks:
         raise UserError(
-            f"global_batch is {global_batch}, of which {num_ranks} ranks can not take equal parts; "
+            f"global_batch is {global_batch}, of which {num_ranks} ranks cannot take equal parts; "
             f"allowed are multiples of num_ranks, for example {global_batch + -global_batch % num_ranks}"
         )
 

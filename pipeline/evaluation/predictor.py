@@ -67,7 +67,7 @@ class Predictor:
 
         An image is the path of a JPEG, PNG or WebP file, a Pillow image, or pixels, uint8[height, width, 3] in RGB; of
         any size. What its EXIF says about its orientation is heard. Probabilities are 0 to 1: of softmax weights over
-        all classes, of sigmoid weights for each class by itself. UserError that names the image where one can not be
+        all classes, of sigmoid weights for each class by itself. UserError that names the image where one cannot be
         used, and where `top` is below 1.
         """
         if top < 1:
@@ -80,7 +80,7 @@ class Predictor:
         return predictions
 
     def view(self, image: ImageLike) -> Pixels:
-        """What the model sees of an image: uint8[image_size, image_size, 3]. UserError where it can not be used."""
+        """What the model sees of an image: uint8[image_size, image_size, 3]. UserError where it cannot be used."""
         out = np.zeros((self.config.image_size, self.config.image_size, 3), dtype=np.uint8)
         if isinstance(image, str | os.PathLike):
             try:
@@ -94,7 +94,7 @@ class Predictor:
         return out
 
     def views(self, images: Sequence[ImageLike]) -> list[Pixels | UserError]:
-        """`view` of each image, decoded in threads; the error in the place of an image that can not be used."""
+        """`view` of each image, decoded in threads; the error in the place of an image that cannot be used."""
 
         def one(image: ImageLike) -> Pixels | UserError:
             try:
@@ -158,7 +158,7 @@ def _pixels(image: Image.Image) -> Pixels:
     try:
         return np.asarray(ImageOps.exif_transpose(image).convert("RGB"), dtype=np.uint8)
     except (OSError, ValueError, SyntaxError) as error:
-        raise UserError(f"a Pillow image can not be decoded: {error}") from error
+        raise UserError(f"a Pillow image cannot be decoded: {error}") from error
 
 
 def _refuse_other_array(pixels: Pixels) -> None:

@@ -59,7 +59,7 @@ def compile_blocks(model: Model, *, backend: str = "inductor") -> None:
 
 
 def compile_fault(device: torch.device) -> str:
-    """Why torch.compile can not make kernels for this device, in a line; empty where it can.
+    """Why torch.compile cannot make kernels for this device, in a line; empty where it can.
 
     Finds out by compiling a small kernel: seconds, of which a run that compiles would need most anyway.
     """

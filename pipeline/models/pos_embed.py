@@ -29,7 +29,7 @@ def resample_position_embeddings(
     if table_ND.shape[0] != num_prefix_tokens + num_patches or min(*from_grid, *to_grid) < 1:
         raise ValueError(
             f"{table_ND.shape[0]} position embeddings do not fit {num_prefix_tokens} + {from_grid[0]} x {from_grid[1]}"
-            f", or can not be made {to_grid[0]} x {to_grid[1]}"
+            f", or cannot be made {to_grid[0]} x {to_grid[1]}"
         )
     if from_grid == to_grid:
         return table_ND.float()

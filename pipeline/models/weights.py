@@ -77,7 +77,7 @@ def write_folder(
     """`config.json`, `model.safetensors` and, where `pixels` is given, `preprocessor_config.json`.
 
     Whole or absent: what was there goes first and the tensors, which know their config.json by its hash, come last. A
-    folder that was left in between has no tensors. UserError where it can not be made.
+    folder that was left in between has no tensors. UserError where it cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def _sort_metadata(path: Path) -> None:
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(num_bytes)
         if len(text) != num_bytes:
-            raise ValueError(f"the header of {path} can not be put in order: {len(text)} bytes do not fit {num_bytes}")
+            raise ValueError(f"the header of {path} cannot be put in order: {len(text)} bytes do not fit {num_bytes}")
         file.seek(8)
         file.write(text)
 
@@ -126,7 +126,7 @@ def open_weights(path: str) -> Weights:
             with safe_open(folder / TENSORS_FILE, framework="pt") as file:
                 value: torch.Tensor = file.get_tensor(name).float()
         except _FILE_ERRORS as error:
-            raise UserError(f"{name} at {path!r} can not be read ({error}); export the weights again") from error
+            raise UserError(f"{name} at {path!r} cannot be read ({error}); export the weights again") from error
         return value
 
     try:
@@ -136,7 +136,7 @@ def open_weights(path: str) -> Weights:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             written_with = (file.metadata() or {}).get(_CONFIG_HASH)
     except (*_FILE_ERRORS, UserError) as error:
-        raise UserError(f"the weights at {path!r} can not be read ({error}); export them again") from error
+        raise UserError(f"the weights at {path!r} cannot be read ({error}); export them again") from error
     shapes = shapes_of(config)
     refuse_misfits(path, found=found, wanted=shapes)
     if written_with not in (None, hashlib.sha256(content).hexdigest()):  # None: folders from before the hash
@@ -171,7 +171,7 @@ def _folder_at(path: str) -> Path:
 
 
 def _refuse_foreign(folder: Path, path: str) -> None:
-    """UserError where config.json is timm's or Hugging Face's. Where it can not be read, its reader says why."""
+    """UserError where config.json is timm's or Hugging Face's. Where it cannot be read, its reader says why."""
     try:
         is_foreign = bool(_FOREIGN_KEYS & json.loads((folder / CONFIG_FILE).read_bytes()).keys())
     except _FILE_ERRORS:

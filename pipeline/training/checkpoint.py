@@ -58,7 +58,7 @@ class Checkpoints:
     ) -> tuple["Checkpoints", Manifest | None]:
         """Finds the newest checkpoint that stands and verifies (None: from scratch), and registers a new attempt.
 
-        `accept` raises where the job can not start from it; only after it is the attempt on record, so that a refused
+        `accept` raises where the job cannot start from it; only after it is the attempt on record, so that a refused
         command does not take a run over.
         """
         reader = cls(store, world, run_dir=run_dir)

@@ -78,7 +78,7 @@ def all_will_compile(is_compiled: bool, world: World) -> bool:
     if all_agree(is_compiled, device=world.device):
         return True
     if is_compiled:
-        log.warning("rank %d does not compile the model's blocks either, since another rank can not", world.rank)
+        log.warning("rank %d does not compile the model's blocks either, since another rank cannot", world.rank)
     return False
 
 
@@ -166,11 +166,9 @@ def refuse_changes(
     changed += changes(saved.data_state, data_state, allow_other_decoder=job.data.allow_other_decoder)
     if changed:
         hint = "; --data.allow-other-decoder accepts other versions" if any(map(is_of_decoder, changed)) else ""
-        how = "finished with other values" if is_done else "cannot be continued with other values"
-        raise UserError(
-            f"{job.run_dir} holds a run that {how}:\n{as_lines(changed)}\n"
-            f"Use the same values, or another --run-dir{hint}"
-        )
+        ended = "holds a run that finished with other values"
+        how = ended if is_done else "holds a run that cannot be continued with other values"
+        raise UserError(f"{job.run_dir} {how}:\n{as_lines(changed)}\nUse the same values, or another --run-dir{hint}")
     _refuse_other_steps(saved, job, extend=extend)
 
 

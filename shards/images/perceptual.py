@@ -40,7 +40,7 @@ def perceptual_hash(data: bytes) -> bytes | None:
     """The 32 bytes that near-duplicates of an encoded image nearly share, as it is seen upright.
 
     None for an image of nearly one colour or of nothing but one gradient: its hash would be noise, or also that of
-    many other images. Raises ImageRefusedError where the image can not be decoded, so can not be compared.
+    many other images. Raises ImageRefusedError where the image cannot be decoded, so cannot be compared.
     """
     return _hash(_small(_upright_grey(data)))
 

@@ -40,11 +40,11 @@ _Box = tuple[float, float, float, float]
 
 
 def refusal(header: ImageHeader, resize: Resize) -> str | None:
-    """Why an image with this header can not be packed under these settings; None where it can."""
+    """Why an image with this header cannot be packed under these settings; None where it can."""
     if is_untouched(header, resize):
         return None
     if header.ext not in _STORABLE and not resize.short_side and not resize.convert:
-        return f"{header.ext} can not be stored as it is; --resize.convert allows to store it as JPEG"
+        return f"{header.ext} cannot be stored as it is; --resize.convert allows to store it as JPEG"
     if header.mode in _UNKNOWN_RANGE:
         return f"{header.ext} with pixels of 32 bits (mode {header.mode}), whose range is unknown"
     if header.ext == "webp" and header.height * header.width > _MOST_WEBP_PIXELS:

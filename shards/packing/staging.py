@@ -1,4 +1,4 @@
-"""A copy of images that their source can not give one by one (Parquet), kept in the dataset's work folder.
+"""A copy of images that their source cannot give one by one (Parquet), kept in the dataset's work folder.
 
 A Parquet file has no way to a single image: a shard of 1,000 random ones would read 1,000 row groups. The scan reads
 all of them in their own order anyway, so it writes them end to end into one object a slice, and packing reads

@@ -82,7 +82,7 @@ def survey(task: SurveyTask) -> Survey:
 
 
 def reasons(table: pa.Table, spec: PackSpec, known_labels: tuple[str, ...] | None) -> pa.Array:
-    """Why each row of a scan table can not be packed; null where it can."""
+    """Why each row of a scan table cannot be packed; null where it can."""
     labels = table.column("labels").combine_chunks()
     found = [table.column("reason").combine_chunks()]
     is_empty = pc.equal(pc.list_value_length(labels), 0)

@@ -69,7 +69,7 @@ class TarWriter:
 
 
 def header(name: str, num_bytes: int) -> bytes:
-    """The header block of a file; ValueError where a plain ustar header can not say it."""
+    """The header block of a file; ValueError where a plain ustar header cannot say it."""
     encoded = name.encode()
     if len(encoded) > MOST_NAME_BYTES or not 0 <= num_bytes <= MOST_MEMBER_BYTES:
         sizes = f"name of {len(encoded)} bytes (at most {MOST_NAME_BYTES}), {num_bytes} bytes (to {MOST_MEMBER_BYTES})"

@@ -49,11 +49,11 @@ class ImageSource(Protocol):
 
     @property
     def staged(self) -> bool:
-        """Whether an image can not be read again alone; then the scan keeps a copy of each for packing."""
+        """Whether an image cannot be read again alone; then the scan keeps a copy of each for packing."""
         ...
 
     def entries(self) -> Iterator[Entry]:
-        """All of it in a fixed order, streaming; UserError where the source can not be listed."""
+        """All of it in a fixed order, streaming; UserError where the source cannot be listed."""
         ...
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:

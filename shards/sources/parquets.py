@@ -33,7 +33,7 @@ class ParquetSource:
     The image is `struct<bytes, path>`, or bytes alone; the label text, an integer, or a list of such. A row without
     bytes, a label without a name, or a damaged row group is a refused image, or as many as the group has.
 
-    A page of a Parquet file can not be read in parts: a worker has memory for two to three times the largest one. A
+    A page of a Parquet file cannot be read in parts: a worker has memory for two to three times the largest one. A
     writer that puts a gigabyte of images into one (pyarrow's does, of large images, unless told `write_batch_size=1`
     and `use_dictionary=False`) makes files that take gigabytes to read.
     """
@@ -68,7 +68,7 @@ class ParquetSource:
 
     def reader(self) -> NoReturn:
         """There is none."""
-        raise NotImplementedError("a single image can not be read from a Parquet file: the scan keeps copies")
+        raise NotImplementedError("a single image cannot be read from a Parquet file: the scan keeps copies")
 
     def known_labels(self) -> tuple[str, ...] | None:
         """The names given, or those in the files, in the order of their integers."""

@@ -172,7 +172,7 @@ class _Headers:
         begin = pieces.position - len(block)
         self._for_next = {}
         if begin == self._begin and block.startswith(_COMPRESSED):
-            return DamagedTarError("it is compressed; images can not be read by offset: decompress it first"), None
+            return DamagedTarError("it is compressed; images cannot be read by offset: decompress it first"), None
         if len(block) < BLOCK_BYTES:
             return self._no_end_mark(), None
         header = None

@@ -26,7 +26,7 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def refused_entry(name: str, reason: str) -> Entry:
-    """The entry of something that can not be read as an image, whatever is tried; reading it gives the reason."""
+    """The entry of something that cannot be read as an image, whatever is tried; reading it gives the reason."""
     return Entry(locator=REFUSED + reason, name=name)
 
 
@@ -34,7 +34,7 @@ def list_images(root: str) -> Iterator[tuple[str, int]]:
     """Paths below `root`, at any depth, whose name ends as an image's does, sorted by their bytes; S3 adds the sizes.
 
     Hidden files and folders (their name begins with a dot, as macOS's `._NAME`) are passed over. Links are followed,
-    but not to a folder that one is in. UserError where a folder can not be listed.
+    but not to a folder that one is in. UserError where a folder cannot be listed.
     """
     if not root:
         raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the images")
@@ -208,7 +208,7 @@ class _Walk:
                 if _is_folder(item):
                     yield (name + b"/",)
                 elif is_image_name(name):
-                    yield (name,)  # whatever it is: if it can not be read, it belongs into quarantine
+                    yield (name,)  # whatever it is: if it cannot be read, it belongs into quarantine
                 elif item.is_symlink() and not os.path.exists(item.path):  # noqa: PTH110
                     log.warning("the link %s leads nowhere and is passed over", _shown(item.path))
                 else:

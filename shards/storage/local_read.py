@@ -68,7 +68,7 @@ class CountedFile(io.FileIO):
     """A file open for reading, whose bytes `traffic` counts as one read when it is closed."""
 
     def __init__(self, file: Path, traffic: Traffic | None = None) -> None:
-        self._traffic: Traffic | None = None  # of a file that can not be opened, nothing is counted
+        self._traffic: Traffic | None = None  # of a file that cannot be opened, nothing is counted
         super().__init__(file)
         self._traffic, self._num_bytes, self._seconds = traffic, 0, 0.0
 

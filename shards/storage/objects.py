@@ -64,7 +64,7 @@ class Store(Protocol):
     def open_read(self, path: str) -> AbstractContextManager[BinaryIO]:
         """The object as a stream from its first byte, in bounded memory whatever its size. Raises MissingObjectError.
 
-        `read(n)` gives n bytes, fewer only at the end; it can not seek. Good as the file of `tarfile`'s mode "r|".
+        `read(n)` gives n bytes, fewer only at the end; it cannot seek. Good as the file of `tarfile`'s mode "r|".
         """
         ...
 

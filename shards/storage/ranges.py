@@ -112,7 +112,7 @@ class RangeReads:
                 self._waiting.clear()
         for read in waiting:
             if read.future.set_running_or_notify_cancel():
-                read.future.set_exception(StorageError(f"{self.store.url} can not be read: {_NO_THREAD}"))
+                read.future.set_exception(StorageError(f"{self.store.url} cannot be read: {_NO_THREAD}"))
 
     def _work(self) -> None:
         """One read after another."""

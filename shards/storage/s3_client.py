@@ -219,7 +219,7 @@ def _new_client(session: Any, *, attempts: int, read_timeout_seconds: int) -> An
         client = session.client("s3", config=config)
     except ValueError as error:
         todo = "set AWS_ENDPOINT_URL to http://HOST:PORT or https://HOST, and AWS_DEFAULT_REGION to a region's name"
-        raise UserError(f"S3 can not be used: {without_secrets(str(error))}; {todo}") from error
+        raise UserError(f"S3 cannot be used: {without_secrets(str(error))}; {todo}") from error
     if ".amazonaws.com" in client.meta.endpoint_url or (client.meta.config.s3 or {}).get("addressing_style"):
         return client
     # Few others resolve bucket.host, and those who have such a server say so in their AWS configuration.

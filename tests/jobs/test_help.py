@@ -10,6 +10,7 @@ from jobs.mistakes import refuse_wrong_words, required_flags
 from jobs.predict import arranged
 from jobs.resolve import default_job
 from jobs.stages import RECIPE, STAGES, recipes_of
+from jobs.wishes import flags_of_wishes
 
 WIDTHS = (80, 120)
 
@@ -50,7 +51,8 @@ def test_all_flags_are_in_the_whole_page_once(stage: str) -> None:
     for word in words_of(stage):
         text = page(stage, word, everything=True)
         shown = re.findall(r"^  (--[^ \n]+)", text, re.MULTILINE)
-        flags = [flag.usage.split()[0] for flag in flags_of(default_job(stage, word))]
+        every = [*flags_of(default_job(stage, word)), *flags_of_wishes(stage)]
+        flags = [flag.usage.split()[0] for flag in every]
         assert sorted(shown) == sorted(flags)
 
 

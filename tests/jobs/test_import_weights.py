@@ -55,7 +55,7 @@ def test_image_size_head_and_names_change_on_the_way(job: ImportJob, tmp_path: P
             id="another model",
         ),
         pytest.param({"new_head": True, "num_classes": 10**12}, "1000000000000 classes, more than any", id="absurd"),
-        pytest.param({"labels_file": "gone"}, "--labels-file 'gone' can not be read", id="no names"),
+        pytest.param({"labels_file": "gone"}, "--labels-file 'gone' cannot be read", id="no names"),
         pytest.param({"image_size": 18}, "--image-size is 18, not a multiple of the patch", id="impossible grid"),
     ],
 )

@@ -184,7 +184,7 @@ class SlurmCluster:
         return kept | {
             "SLURM_CONF": str(self.conf_path),
             "PATH": _search_path(),
-            "GLOO_SOCKET_IFNAME": "lo",  # the nodes' names do not resolve, so gloo can not find its own
+            "GLOO_SOCKET_IFNAME": "lo",  # the nodes' names do not resolve, so gloo cannot find its own
         }
 
     def processes(self) -> list[int]:

@@ -205,7 +205,7 @@ def test_memory_never_exceeds_the_bound(packed: Path, data: st.DataObject) -> No
 
 
 def test_the_share_of_single_reads_is_kept(packed: Path, truth: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where samples can not be read singly any more, they wait for their blocks."""
+    """Where samples cannot be read singly any more, they wait for their blocks."""
     monkeypatch.setattr("shards.read.SINGLE_READS_SHARE", 1 << 40)
     dataset, store = watched(packed)
     order = order_of(dataset)

@@ -1,4 +1,4 @@
-"""Single samples: found by id, read by offset, checked against the index; what can not be had says why."""
+"""Single samples: found by id, read by offset, checked against the index; what cannot be had says why."""
 
 import shutil
 import tarfile

@@ -48,7 +48,7 @@ def open_npz(path: Path, hints: Hints) -> Weights:
 
 
 def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: Dialect) -> None:
-    """Writes the file of one dialect; BiT's "vision_transformer" is big_transfer's. Logs what the file can not say."""
+    """Writes the file of one dialect; BiT's "vision_transformer" is big_transfer's. Logs what the file cannot say."""
     is_big_vision = dialect == "big_vision"
     if config.is_bit:
         bit_names = npz_bit.BIG_VISION if is_big_vision else npz_bit.BIG_TRANSFER
@@ -64,7 +64,7 @@ def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: 
         tensor = without_class_row(tensor) if is_big_vision and has_token and "embed.position" in layout else tensor
     lost = _flags_of_what_is_lost(config)
     if lost:
-        log.warning("%s can not say how this model computes; patchline import needs %s with it", path, " ".join(lost))
+        log.warning("%s cannot say how this model computes; patchline import needs %s with it", path, " ".join(lost))
     write_npz(path, ((prefix + name, value) for name, value in write_layout(layout, tensor)))
 
 

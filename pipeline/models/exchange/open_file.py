@@ -13,7 +13,7 @@ _PARALLEL = "module."  # what PyTorch's DataParallel puts before every name
 
 
 def open_tensor_file(path: Path) -> TensorFile:
-    """The tensors in a file, without DataParallel's prefix. UserError where there is none, or it can not be read."""
+    """The tensors in a file, without DataParallel's prefix. UserError where there is none, or it cannot be read."""
     if path.suffix not in SUFFIXES or not path.is_file():
         raise UserError(f"no weights at {str(path)!r}; allowed are files that end in {', '.join(SUFFIXES)}")
     if path.suffix == ".npz":

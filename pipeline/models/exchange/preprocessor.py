@@ -49,7 +49,7 @@ def description_of(image_size: int) -> dict[str, Any]:
 
 
 def json_object(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file. UserError where it can not be read, or holds something else."""
+    """The object in a JSON file. UserError where it cannot be read, or holds something else."""
     try:
         with readable(repr(str(path))):
             content = json.loads(path.read_text())

@@ -12,7 +12,7 @@ from shards.errors import UserError
 
 
 def open_safetensors_file(path: Path) -> TensorFile:
-    """The tensors in one file. UserError where there is none, or it can not be read."""
+    """The tensors in one file. UserError where there is none, or it cannot be read."""
     if not path.is_file():
         raise UserError(f"no weights at {str(path)!r}; fetch the file again")
 

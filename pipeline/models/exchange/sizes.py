@@ -1,4 +1,4 @@
-"""From the shapes in a file to the configuration of its model; and what a file can not say, given beside it."""
+"""From the shapes in a file to the configuration of its model; and what a file cannot say, given beside it."""
 
 import math
 import re

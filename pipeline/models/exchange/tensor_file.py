@@ -40,13 +40,13 @@ def readable(what: str, *, size: str = "") -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        raise UserError(f"{what} {size} can not be read: there is not enough memory; take a larger machine") from error
+        raise UserError(f"{what} {size} cannot be read: there is not enough memory; take a larger machine") from error
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
-        raise UserError(f"{what} can not be read ({reason}); give a file that this user may read") from error
+        raise UserError(f"{what} cannot be read ({reason}); give a file that this user may read") from error
     except FILE_ERRORS as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise UserError(f"{what} can not be read ({reason}); is it cut off? Fetch the file again") from error
+        raise UserError(f"{what} cannot be read ({reason}); is it cut off? Fetch the file again") from error
 
 
 @dataclass(frozen=True, kw_only=True)

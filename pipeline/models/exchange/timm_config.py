@@ -39,7 +39,7 @@ TANH_ARCHITECTURES = frozenset(
         "vit_giantopt_patch16_siglip_gap_384",
     }
 )
-_NO_FIELD = "no field of a model here stands for it, so weights of this architecture can not be brought in"
+_NO_FIELD = "no field of a model here stands for it, so weights of this architecture cannot be brought in"
 # Parts of timm's models that ours has not: why, by the beginning of their names.
 _FOREIGN = {
     r"pre_logits\.": "is a hidden layer before the head, which timm itself leaves out; take the weights' .npz file, "

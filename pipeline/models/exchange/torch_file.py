@@ -34,13 +34,13 @@ def open_torch_file(path: Path) -> TensorFile:
 def _refusal(path: Path, error: Exception) -> str:
     """Why torch.load refused: other objects than tensors, or a file that is not whole."""
     if isinstance(error, OSError):
-        return f"{str(path)!r} can not be read ({error.strerror}); give a file that this user may read"
+        return f"{str(path)!r} cannot be read ({error.strerror}); give a file that this user may read"
     if "nsupported" not in str(error):
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         return f"{str(path)!r} is cut off, or no file of PyTorch's ({reason}); fetch it again"
     found = re.search(r"GLOBAL ([\w.]+)", str(error))
     holds = f"it also holds a {found[1]}" if found else type(error).__name__
-    refusal = f"{str(path)!r} can not be read as tensors alone ({holds}); "
+    refusal = f"{str(path)!r} cannot be read as tensors alone ({holds}); "
     if not found or found[1] != _ARGUMENTS:
         return f"{refusal}reading more would run code from the file; save its state dict, better as safetensors"
     new = str(path.with_suffix(f".tensors{path.suffix}"))

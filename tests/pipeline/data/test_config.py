@@ -1,4 +1,4 @@
-"""Sizes that can not work are refused when they are given."""
+"""Sizes that cannot work are refused when they are given."""
 
 from dataclasses import replace
 from typing import Any

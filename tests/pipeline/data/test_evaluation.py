@@ -101,7 +101,7 @@ def test_a_sample_that_can_not_be_decoded_is_named(tmp_path: Path) -> None:
 
 def test_leaving_while_a_read_stands_still_ends_at_once(packed: Path) -> None:
     dataset, store = watched(packed)
-    dataset.sample_rows(0)  # of the first batch; the next one's index can not be had
+    dataset.sample_rows(0)  # of the first batch; the next one's index cannot be had
     store.file_gate.clear()
     share = Share(global_batch=4, rank=0, num_ranks=1)
     batches = evaluation_batches(dataset, batch_size=4, image_size=SIZE, transform=STRAIGHT, share=share, threads=2)

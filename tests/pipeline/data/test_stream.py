@@ -250,7 +250,7 @@ def test_what_is_no_position_is_refused(url: str, position: dict[str, Any], word
         pytest.param({"global_batch": 0}, r"global_batch is 0; allowed is 1 or more", id="an empty batch"),
         pytest.param(
             {"num_ranks": 5},
-            r"global_batch is 12, of which 5 ranks can not take equal parts; .*for example 15",
+            r"global_batch is 12, of which 5 ranks cannot take equal parts; .*for example 15",
             id="ranks do not divide the batch",
         ),
         pytest.param({"num_ranks": 0}, r"num_ranks is 0; allowed is 1 or more", id="no rank"),

@@ -113,7 +113,7 @@ def test_grey_and_transparent_images_are_rgb(predictor: Predictor) -> None:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        pytest.param("/nowhere.jpg", "/nowhere.jpg: it can not be read: No such file", id="no file"),
+        pytest.param("/nowhere.jpg", "/nowhere.jpg: it cannot be read: No such file", id="no file"),
         pytest.param(np.zeros((8, 8, 3)), r"an image is float64\[8, 8, 3\]; allowed are the path", id="float"),
         pytest.param(np.zeros((2, 8, 8, 3), dtype=np.uint8), "several go into a list", id="a batch"),
         pytest.param(np.zeros((0, 8, 3), dtype=np.uint8), r"an image is uint8\[0, 8, 3\]", id="empty"),

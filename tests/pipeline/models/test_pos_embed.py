@@ -109,7 +109,7 @@ def test_gradients_reach_the_table() -> None:
 
 
 def test_a_grid_without_patches_is_refused() -> None:
-    with pytest.raises(ValueError, match="can not be made 0 x 6"):
+    with pytest.raises(ValueError, match="cannot be made 0 x 6"):
         resample_position_embeddings(table((4, 4)), from_grid=(4, 4), to_grid=(0, 6))
 
 

@@ -1,4 +1,4 @@
-"""Weights folders: bit-exact round trips, fitting to another size, and messages for folders that can not be used."""
+"""Weights folders: bit-exact round trips, fitting to another size, and messages for folders that cannot be used."""
 
 import json
 from collections.abc import Callable
@@ -292,25 +292,23 @@ def cut(folder: Path, num_bytes: int) -> None:
     [
         pytest.param(lambda f: (f / "config.json").unlink(), "no weights at .*RUN/weights", id="no config.json"),
         pytest.param(lambda f: (f / "model.safetensors").unlink(), "no weights at", id="no tensors"),
-        pytest.param(lambda f: (f / "config.json").write_text('{"model": {'), "can not be read", id="broken JSON"),
-        pytest.param(lambda f: (f / "config.json").write_text("[1, 2]"), "can not be read", id="a JSON list"),
-        pytest.param(lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"), "can not be read", id="not UTF-8"),
-        pytest.param(lambda f: rewrite(f, model=None), "can not be read .'model'", id="no model in it"),
+        pytest.param(lambda f: (f / "config.json").write_text('{"model": {'), "cannot be read", id="broken JSON"),
+        pytest.param(lambda f: (f / "config.json").write_text("[1, 2]"), "cannot be read", id="a JSON list"),
+        pytest.param(lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"), "cannot be read", id="not UTF-8"),
+        pytest.param(lambda f: rewrite(f, model=None), "cannot be read .'model'", id="no model in it"),
         pytest.param(lambda f: rewrite(f, model=TINY | {"colour": 3}), "'colour'", id="a field of another version"),
-        pytest.param(
-            lambda f: rewrite(f, model=TINY | {"image_size": "16"}), "can not be read", id="text for a number"
-        ),
-        pytest.param(lambda f: rewrite(f, labels=3), "can not be read", id="labels are a number"),
+        pytest.param(lambda f: rewrite(f, model=TINY | {"image_size": "16"}), "cannot be read", id="text for a number"),
+        pytest.param(lambda f: rewrite(f, labels=3), "cannot be read", id="labels are a number"),
         pytest.param(lambda f: rewrite(f, labels=["a"]), "it has 1 labels, 1 different ones, for 3", id="too few"),
         pytest.param(lambda f: rewrite(f, labels=["a", "b", "a"]), "3 labels, 2 different ones", id="a name twice"),
         pytest.param(
             lambda f: rewrite(f, usage={"loss": "x", "transform": {}}), "usage.loss is 'x'", id="another loss"
         ),
-        pytest.param(lambda f: rewrite(f, usage=[]), "can not be read", id="usage is a list"),
+        pytest.param(lambda f: rewrite(f, usage=[]), "cannot be read", id="usage is a list"),
         pytest.param(lambda f: rewrite(f, format=2), "its format is 2, allowed is 1", id="another format"),
-        pytest.param(lambda f: cut(f, 500), "can not be read", id="tensors cut off in their header"),
-        pytest.param(lambda f: cut(f, -100), "can not be read", id="tensors cut off in their data"),
-        pytest.param(lambda f: cut(f, 0), "can not be read", id="an empty file"),
+        pytest.param(lambda f: cut(f, 500), "cannot be read", id="tensors cut off in their header"),
+        pytest.param(lambda f: cut(f, -100), "cannot be read", id="tensors cut off in their data"),
+        pytest.param(lambda f: cut(f, 0), "cannot be read", id="an empty file"),
         pytest.param(
             lambda f: rewrite(f, model=TINY | {"width": 14}),
             r"embed.class_token is \[1, 1, 12\], the model needs \[1, 1, 14\]",

@@ -1,4 +1,4 @@
-"""A job refuses what can not run, with the values."""
+"""A job refuses what cannot run, with the values."""
 
 from typing import Any
 

@@ -180,7 +180,7 @@ def header_of(ext: str, height: int, width: int, mode: str = "RGB") -> ImageHead
 @pytest.mark.parametrize(
     ("header", "resize", "reason"),
     [
-        (header_of("gif", 9, 9), Resize(), "gif can not be stored as it is; --resize.convert"),
+        (header_of("gif", 9, 9), Resize(), "gif cannot be stored as it is; --resize.convert"),
         (header_of("gif", 9, 9), CONVERT, None),
         (header_of("bmp", 9, 9), SMALL, None),
         (header_of("tif", 9, 9, "F"), SMALL, "pixels of 32 bits (mode F)"),

@@ -1,4 +1,4 @@
-"""The first look at scan files: why an image can not be packed, and what tells duplicates apart."""
+"""The first look at scan files: why an image cannot be packed, and what tells duplicates apart."""
 
 from pathlib import Path
 

@@ -295,7 +295,7 @@ def test_a_compressed_tar_is_called_so(tmp_path: Path) -> None:
         with tarfile.open(path, f"w:{mode}") as archive:  # type: ignore[call-overload]
             archive.add(__file__)
         (member,) = members_of(path.read_bytes())
-        assert outcome(member) == ("", "it is compressed; images can not be read by offset: decompress it first")
+        assert outcome(member) == ("", "it is compressed; images cannot be read by offset: decompress it first")
 
 
 @given(st.binary(max_size=3000), st.integers(0, 4000))

@@ -395,7 +395,7 @@ def test_the_interpreter_ends_while_a_generator_still_holds_the_reads(tmp_path: 
 
 @pytest.fixture
 def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The names of threads that can not be started."""
+    """The names of threads that cannot be started."""
     refused, start = set[str](), threading.Thread.start
 
     def start_some(thread: threading.Thread) -> None:

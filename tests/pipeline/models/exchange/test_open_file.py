@@ -1,4 +1,4 @@
-"""Files of tensors: shapes from the header, nothing unpickled, and messages for files that can not be read."""
+"""Files of tensors: shapes from the header, nothing unpickled, and messages for files that cannot be read."""
 
 import pickle
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
 
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file/w\.npz' can not be written: .*give another --out"):
+    with pytest.raises(UserError, match=r"file/w\.npz' cannot be written: .*give another --out"):
         write_npz(tmp_path / "file" / "w.npz", VALUES.items())
 
 
@@ -98,10 +98,10 @@ class Trap:
         pytest.param(
             "w.pth",
             lambda path: path.write_bytes(pickle.dumps({"a": Trap()})),
-            "can not be read as tensors alone",
+            "cannot be read as tensors alone",
             id="pth",
         ),
-        pytest.param("w.pt", lambda path: torch.save({"a": Trap()}, path), "can not be read as tensors alone", id="pt"),
+        pytest.param("w.pt", lambda path: torch.save({"a": Trap()}, path), "cannot be read as tensors alone", id="pt"),
         pytest.param(
             "w.pt", lambda path: torch.save([1, 2], path), "holds a list; allowed is a state dict", id="a list"
         ),
@@ -131,7 +131,7 @@ def test_values_that_are_cut_off_are_named(tmp_path: Path) -> None:
     data[2000] ^= 1
     (tmp_path / "w.npz").write_bytes(bytes(data))
     file = open_tensor_file(tmp_path / "w.npz")
-    with pytest.raises(UserError, match=r"a in .* can not be read .*CRC"):
+    with pytest.raises(UserError, match=r"a in .* cannot be read .*CRC"):
         file.read("a")
 
 

@@ -70,5 +70,5 @@ def test_a_file_cut_off_after_it_was_opened(tmp_path: Path) -> None:
     save_file({"a": torch.ones(200)}, tmp_path / "w.safetensors")
     file = open_safetensors_file(tmp_path / "w.safetensors")
     (tmp_path / "w.safetensors").write_bytes(b"abc")
-    with pytest.raises(UserError, match=r"a in .* can not be read"):
+    with pytest.raises(UserError, match=r"a in .* cannot be read"):
         file.read("a")

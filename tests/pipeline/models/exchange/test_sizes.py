@@ -1,4 +1,4 @@
-"""From shapes to configurations: every model of the paper by its name, others by fields, and what can not be."""
+"""From shapes to configurations: every model of the paper by its name, others by fields, and what cannot be."""
 
 from dataclasses import replace
 from typing import Any

@@ -15,12 +15,12 @@ VALUES = {"a/b": torch.randn(2, 3), "c": torch.randn(4), "empty": torch.zeros(0,
 
 @pytest.mark.parametrize("kind", FILE_ERRORS)
 def test_every_error_of_a_reader_becomes_a_message(kind: type[Exception]) -> None:
-    with pytest.raises(UserError, match=r"^w .*can not be read"), readable("w"):
+    with pytest.raises(UserError, match=r"^w .*cannot be read"), readable("w"):
         raise kind("broken")
 
 
 def test_a_lack_of_memory_is_said_with_the_size() -> None:
-    message = r"w \[3\] of float32 can not be read: there is not enough memory"
+    message = r"w \[3\] of float32 cannot be read: there is not enough memory"
     with pytest.raises(UserError, match=message), readable("w", size="[3] of float32"):
         raise MemoryError
 
