@@ -94,6 +94,9 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     if stage not in STAGES:
         raise unknown_stage(stage, list(COMMANDS))
     words, wishes = take_wishes(stage, words)
+    starts_ranks = must_start(wishes.processes, os.environ)
+    if starts_ranks:
+        logging.getLogger().setLevel(logging.WARNING)  # the first of them says what is to be said of the job
     asked = [word for word in words if word in HELP_WORDS]
     words = _second_word_first(STAGES[stage], words, asked=bool(asked))
     if not words or words[0].startswith("-"):
@@ -104,7 +107,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     if asked:
         return _help(stage, words[0], default, everything="--help-all" in asked)
     job = _job(stage, default, words, extends="extend" in wishes.switches)
-    if must_start(wishes.processes, os.environ):
+    if starts_ranks:
         again = [stage, *words, *(f"--{switch}" for switch in wishes.switches)]
         return run_ranks(again, num_ranks=wishes.processes, environ=os.environ, run_dir=job.run_dir)
     return _start(stage, words[0], job, wishes, interrupts)

@@ -16,7 +16,9 @@ import yaml
 from jobs.fields import Report, job_from
 from jobs.later_fields import LATER_FIELDS
 from jobs.stages import STAGES
+from jobs.warmup import scaled
 from jobs.yaml_tree import Fields, Scalar, Tree, read_tree
+from pipeline.training.config import TrainingJob
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -98,6 +100,7 @@ def read_record(path: Path, *, stage: str, kind: type[Job], recipe: Callable[[st
 def _job_in(file: JobFile, *, stage: str, kind: type[Job], base: Job | None) -> Job:
     if not isinstance(file.job, Fields):
         raise UserError(f"{file.path}, line {file.job.line}: `job:` holds no fields; it is to have every one")
+    base = _warmed_up(file.job, base)
     job, report = job_from(file.job, kind=kind, base=base, later=LATER_FIELDS if file.is_record else {})
     _refuse(file.path, report, stage=stage)
     if report.assumed:
@@ -105,6 +108,19 @@ def _job_in(file: JobFile, *, stage: str, kind: type[Job], base: Job | None) -> 
         log.info("%s was written before these fields existed, which are as they were then: %s", file.path, names)
     result: Job = job
     return result
+
+
+def _warmed_up(given: Fields, base: Job | None) -> Any:
+    """The recipe's job, its warm-up made to fit the steps that the file gives where it gives no warm-up itself."""
+    steps, schedule = given.entries.get("steps"), given.entries.get("schedule")
+    has_warmup = isinstance(schedule, Fields) and "warmup_steps" in schedule.entries
+    if not isinstance(base, TrainingJob) or has_warmup or not isinstance(steps, Scalar) or not steps.text.isdecimal():
+        return base
+    keep = f"schedule.warmup_steps: {base.schedule.warmup_steps}"
+    fitted, note = scaled(base, steps=int(steps.text), keep=keep)
+    if note:
+        log.info(note)
+    return fitted
 
 
 def _refuse(path: Path, report: Report, *, stage: str) -> None:

@@ -152,3 +152,21 @@ def test_a_choice_between_sources_is_made_by_kind(tmp_path: Path) -> None:
     assert (job.source.kind, job.workers) == ("flat", 3)
     with pytest.raises(UserError, match=r"line 2: source\.kind is flats; allowed are digits, folder, flat"):
         default_job("pack", file(tmp_path / "my.yaml", "recipe: folder\nsource: {kind: flats}\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "warmup", "note"),
+    [
+        pytest.param("steps: 30\n", 3, "warm-up scaled from 30 to 3 steps", id="a shorter run"),
+        pytest.param("steps: 3\n", 0, "warm-up scaled from 30 to 0 steps", id="shorter than the warm-up"),
+        pytest.param("steps: 30\nschedule: {warmup_steps: 7}\n", 7, "", id="its own warm-up"),
+        pytest.param("steps: 600\n", 30, "", id="a longer run"),
+    ],
+)
+def test_a_file_with_other_steps_scales_the_warmup(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, warmup: int, note: str
+) -> None:
+    caplog.set_level("INFO")
+    job = default_job("pretrain", file(tmp_path / "my.yaml", f"recipe: digits_smoke\n{text}"))
+    assert job.schedule.warmup_steps == warmup
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ([note] if note else [])
