@@ -112,9 +112,10 @@ def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], we
 
 
 def next_command(job: TrainingJob, weights: Path) -> list[str]:
-    """A run without scores is evaluated next, on the split that lies beside its data by convention."""
+    """A run without scores is evaluated next, on the split beside its data, which is called so by convention."""
     if job.evaluation.url:
         return ["patchline", "predict", str(weights), "IMAGE"]
-    url = job.data.url.rstrip("/") + "-test" if job.data.url else "URL"
+    beside = job.data.url.rstrip("/") + "-test"
+    url = beside if job.data.url and ("://" in beside or Path(beside).is_dir()) else "URL"
     loss = [] if job.loss == "softmax" else ["--loss", job.loss]
     return ["patchline", "evaluate", job.evaluation.transform.mode, "--weights", str(weights), "--data.url", url, *loss]

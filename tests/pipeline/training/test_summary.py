@@ -108,7 +108,9 @@ def test_a_run_ends_with_its_accuracy_its_weights_and_the_next_command(tmp_path:
     ]
 
 
-def test_a_run_without_scores_is_to_be_evaluated(tmp_path: Path) -> None:
+def test_a_run_without_scores_is_to_be_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "digits-test").mkdir(parents=True)
     words = closing_words(replace(job(), run_dir="r"), steps=1, seconds=SECONDS, weights=Path("r/weights"))
     assert "accuracy" not in words
     assert words.split("\n")[-2:] == [
@@ -119,6 +121,9 @@ def test_a_run_without_scores_is_to_be_evaluated(tmp_path: Path) -> None:
         *("patchline", "evaluate", "resize", "--weights", "w", "--data.url", "data/digits-test", "--loss", "sigmoid"),
     ]
     assert next_command(replace(job(), data=DataConfig(mix=(("a", 1.0),))), Path("w"))[-1] == "URL"
+    assert next_command(replace(job(), data=DataConfig(url="elsewhere")), Path("w"))[-1] == "URL", "nothing is there"
+    remote = replace(job(), data=DataConfig(url="s3://bucket/digits"))
+    assert next_command(remote, Path("w"))[-1] == "s3://bucket/digits-test", "asking would take time"
 
 
 def test_scores_are_read_without_a_half_written_line(tmp_path: Path) -> None:
