@@ -20,6 +20,7 @@ from jobs.warmup import scaled
 from jobs.yaml_tree import Fields, Scalar, Tree, read_tree
 from pipeline.training.config import TrainingJob
 from shards.errors import UserError
+from shards.terminal import printable_name
 
 log = logging.getLogger(__name__)
 Job = TypeVar("Job")
@@ -47,10 +48,10 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
 
     UserError where the folder cannot be made or written to.
     """
-    waiting = run_dir / "job.yaml.part"
+    waiting, place = run_dir / "job.yaml.part", printable_name(str(run_dir / "job.yaml"))
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        waiting.write_text(f"# patchline {stage} {run_dir / 'job.yaml'}\n{record_text(stage, job)}")
+        waiting.write_text(f"# patchline {stage} {place}\n{record_text(stage, job)}")
         waiting.replace(run_dir / "job.yaml")
     except OSError as error:
         what = f"cannot write job.yaml in {run_dir}: {error.strerror}"

@@ -34,6 +34,13 @@ def test_every_recipe_reads_back(tmp_path: Path, stage: str, name: str) -> None:
     assert path.read_text().startswith(f"# patchline {stage} {path}\n")
 
 
+def test_a_run_folder_of_any_name_has_a_record_that_reads_back(tmp_path: Path) -> None:
+    job = pretrain.digits_smoke()
+    run_dir = tmp_path / "two\nlines: [\x1b"
+    write_record(run_dir, stage="pretrain", job=job)
+    assert read_record(run_dir / "job.yaml", stage="pretrain", kind=type(job)) == job
+
+
 @pytest.mark.parametrize(
     ("folder", "why"),
     [
