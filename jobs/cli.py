@@ -2,9 +2,11 @@
 
 import errno
 import importlib
+import io
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor
@@ -17,10 +19,11 @@ from jobs import exit_codes
 from jobs.completion import ASK, candidates
 from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
-from jobs.interrupts import Interrupts, exit_code_of
+from jobs.interrupts import SHELL_ADDS, Interrupts, exit_code_of
 from jobs.mistakes import HELP_WORDS, refuse_missing, refuse_wrong_words, unknown_stage
 from jobs.processes import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
+from jobs.screen import has_no_reader
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of, types_of
 from jobs.threads import wait_quietly
 from jobs.warmup import with_warmup
@@ -36,6 +39,8 @@ def entry() -> None:
     library that aborts while its threads are taken down (seen with Arrow and torch) would make a failure of it."""
     wait_quietly(os.environ)  # before any stage loads torch
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes take no module from the current folder
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a letter that the terminal lacks is no reason to end
     code = main(sys.argv[1:])
     logging.shutdown()
     with suppress(BrokenPipeError):
@@ -69,6 +74,8 @@ def main(argv: list[str]) -> int:
         message = f"a worker process was killed ({error}); was memory short?"
         return _end(exit_codes.CRASH, f"error: {message} The same command continues; take fewer --workers")
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and has_no_reader(sys.stdout):  # `| head` has seen enough
+            return SHELL_ADDS + signal.SIGPIPE
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM):
             log.exception("the system refused; the same command continues")
             return exit_codes.CRASH

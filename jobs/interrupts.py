@@ -12,7 +12,7 @@ from typing import Self
 from pipeline.training.stopping import DEADLINE_SECONDS, end_now, say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SHELL_ADDS = 128  # to a signal's number, in the exit code of what it ended
+SHELL_ADDS = 128  # to a signal's number, in the exit code of what it ended
 
 
 class Interrupted(KeyboardInterrupt):
@@ -25,7 +25,7 @@ class Interrupted(KeyboardInterrupt):
 
 def exit_code_of(interrupt: KeyboardInterrupt) -> int:
     """130 after Ctrl-C, 143 after TERM, as shells have it."""
-    return _SHELL_ADDS + getattr(interrupt, "number", signal.SIGINT)
+    return SHELL_ADDS + getattr(interrupt, "number", signal.SIGINT)
 
 
 class Interrupts:
@@ -60,12 +60,12 @@ class Interrupts:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if not self._is_working:
             say("interrupted")
-            end_now(_SHELL_ADDS + number)
+            end_now(SHELL_ADDS + number)
         if self._was_asked:
             say("ended at once")
-            end_now(_SHELL_ADDS + number)
+            end_now(SHELL_ADDS + number)
         self._was_asked = True
-        self._late = threading.Timer(DEADLINE_SECONDS, end_now, (_SHELL_ADDS + number,))
+        self._late = threading.Timer(DEADLINE_SECONDS, end_now, (SHELL_ADDS + number,))
         self._late.daemon = True
         self._late.start()
         raise Interrupted(number)

@@ -1,6 +1,8 @@
 """Text of others on a terminal: names of files and classes, in one line that fits, without anything that acts."""
 
+import select
 import unicodedata
+from typing import TextIO
 
 WIDTH = 80
 _ACTING = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # control, direction-changing, half a character, line ends
@@ -24,6 +26,16 @@ def fitted(text: str, width: int = WIDTH) -> str:
     while cell_len(tail) > last:
         tail = tail[1:]
     return f"{set_cell_size(shown, first).rstrip()}…{tail}"
+
+
+def has_no_reader(stream: TextIO | None) -> bool:
+    """Whether the stream is a pipe whose other end is closed."""
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno() if stream else -1, 0)
+    except (OSError, ValueError):  # closed, or no file at all
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _escaped(character: str) -> str:

@@ -4,6 +4,7 @@ Commands run as processes of their own (see tests/rigs/processes.py); one test s
 """
 
 import errno
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -67,7 +68,9 @@ def assert_refused(ended: Ended, message: str) -> None:
         pytest.param(("pretrain", "digits_smoke", "--steps", "ten"), "ten", id="not a number"),
         pytest.param(("pretrain", "digits_smoke", "--steps"), "--steps", id="no value"),
         pytest.param(("pretrain", "digits_smoke", "--engine.zero-stage", "4"), "4", id="not one of the choices"),
-        pytest.param(("pretrain", "digits_smoke", "--steps", "0"), "given are 0, 1,", id="refused by the job"),
+        pytest.param(
+            ("pretrain", "digits_smoke", "--steps", "0"), "steps is 0; allowed is 1 or more", id="refused by the job"
+        ),
         pytest.param(("pretrain", "nothing.yaml"), "nothing.yaml cannot be read: No such file", id="no such record"),
         pytest.param(("evaluate", "resize"), "--weights is missing", id="evaluate without weights"),
         pytest.param(("finetune", "digits_48"), "--initial.weights is missing", id="finetune without weights"),
@@ -223,6 +226,21 @@ def test_a_reader_of_help_may_have_seen_enough() -> None:
     command = f"set -o pipefail; {sys.executable} -m jobs.cli pretrain digits_smoke --help-all | true"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=CHECKOUT)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", ["show digits_smoke", "diff digits_smoke cifar10_small", "completion bash"])
+def test_a_reader_that_has_seen_enough_ends_the_command_quietly(words: str) -> None:
+    command = f"set -o pipefail; {sys.executable} -m jobs.cli {words} | true"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=CHECKOUT)
+    assert (ended.returncode in (0, 141), ended.stderr) == (True, ""), "141: as any program that SIGPIPE ends"
+
+
+def test_a_terminal_that_lacks_a_letter_shows_its_number(tmp_path: Path) -> None:
+    (tmp_path / "caf\xe9.yaml").write_text("recipe: digits_smoke\nseed: 7\n")
+    command = [sys.executable, "-m", "jobs.cli", "diff", "digits_smoke", str(tmp_path / "caf\xe9.yaml")]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=CHECKOUT, env=environ)
+    assert (ended.returncode, "caf\\xe9.yaml" in ended.stdout) == (1, True), ended.stderr
 
 
 @pytest.mark.parametrize("words", [("--path", "gone.npz"), ("--out", "o", "--path", "gone.npz"), ("--path=gone.npz",)])

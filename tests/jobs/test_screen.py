@@ -1,9 +1,12 @@
 """Names on a terminal: nothing in them acts, and each fits its line."""
 
+import io
+import os
+
 import pytest
 from rich.cells import cell_len
 
-from jobs.screen import fitted, plain
+from jobs.screen import fitted, has_no_reader, plain
 
 
 @pytest.mark.parametrize(
@@ -32,3 +35,13 @@ def test_nothing_acts(text: str, shown: str) -> None:
 def test_the_middle_of_a_long_name_is_left_out(text: str, shown: str) -> None:
     assert fitted(text, 10) == shown
     assert cell_len(shown) <= 10
+
+
+def test_a_pipe_without_a_reader() -> None:
+    ear, mouth = os.pipe()
+    with os.fdopen(mouth, "w") as stream:
+        assert not has_no_reader(stream)
+        os.close(ear)
+        assert has_no_reader(stream)
+    assert not has_no_reader(None)
+    assert not has_no_reader(io.StringIO())
