@@ -11,6 +11,7 @@ from jobs import exit_codes
 from jobs.screen import WIDTH, fitted, plain
 from pipeline.config_values import Device
 from shards.errors import UserError
+from shards.quantities import plural
 
 if TYPE_CHECKING:
     from pipeline.evaluation.predictor import Prediction, Predictor
@@ -53,7 +54,7 @@ def run(job: PredictJob) -> int:
     predictor = load_model(job.weights, device=job.device)
     num_failed = sum(_predict(predictor, batch, job) for batch in batched(job.images))
     if num_failed:
-        log.warning("%d of %d images could not be used", num_failed, len(job.images))
+        log.warning("%d of %s could not be used", num_failed, plural(len(job.images), "image"))
     return exit_codes.FAULTS_FOUND if num_failed else exit_codes.DONE
 
 
