@@ -210,7 +210,7 @@ def main() -> None:
         subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)
         photographs(arguments.photographs, clone / "photographs")
     commit = subprocess.run(["git", "log", "-1", "--format=%h"], cwd=clone, check=True, capture_output=True, text=True)
-    kept = ("PATH", "HOME", "TERM", "LANG", "PIP_INDEX_URL", "PIP_CONFIG_FILE")
+    kept = ("PATH", "HOME", "LANG", "PIP_INDEX_URL", "PIP_CONFIG_FILE", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
     environ = {name: os.environ[name] for name in kept if name in os.environ} | {"TERM": "screen-256color"}
     with terminal(clone, environ) as screen:
         screen.shown.append(f"# A stranger's session, 80 columns wide\n\n{__doc__.split(chr(10) * 2)[0]}\n")

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobs import exit_codes
-from jobs.screen import WIDTH, fitted, plain
+from jobs.screen import WIDTH, fitted
 from pipeline.config_values import Device
 from shards.errors import UserError
 from shards.quantities import plural
+from shards.terminal import printable_name
 
 if TYPE_CHECKING:
     from pipeline.evaluation.predictor import Prediction, Predictor
@@ -83,7 +84,7 @@ def _predict(predictor: "Predictor", images: "Sequence[str]", job: PredictJob) -
     predictions = iter(predictor.ranked(predictor.logits(good), top=job.top)) if good else iter([])
     for image, view in zip(images, views, strict=True):
         if isinstance(view, UserError):
-            log.error("%s", plain(str(view)))
+            log.error("%s", printable_name(str(view)))
             if job.json:
                 _write(json.dumps({"image": image, "error": str(view)}))
             continue

@@ -3,7 +3,7 @@
 import pytest
 from rich.cells import cell_len
 
-from jobs.screen import fitted, plain
+from jobs.screen import fitted
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from jobs.screen import fitted, plain
     ],
 )
 def test_nothing_acts(text: str, shown: str) -> None:
-    assert plain(text) == shown
+    assert fitted(text) == shown
 
 
 @pytest.mark.parametrize(
