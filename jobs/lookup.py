@@ -38,5 +38,6 @@ def stages_found(word: str) -> tuple[str, ...]:
 
 
 def file_of(word: str) -> str:
-    """The word, or of a run directory its job.yaml."""
-    return str(Path(word) / "job.yaml") if Path(word).is_dir() else word
+    """The word, or of a run directory its job.yaml. Other folders are none: a dataset may be called as its recipe."""
+    record = Path(word) / "job.yaml"
+    return str(record) if word and record.is_file() else word

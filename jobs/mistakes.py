@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 from jobs.flags import Flag
 from shards.errors import UserError
@@ -9,6 +10,12 @@ from shards.errors import UserError
 HELP_WORDS = ("-h", "--help", "--help-all")
 _MOST_LISTED = 16
 _INSTEAD = {"--data.url": "--data.mix"}  # either will do
+_TAKES_FOLDER = {  # the folder that a stage is about, where one is given in the place of its recipe
+    "pack": "--source.root",
+    "pretrain": "--data.url",
+    "finetune": "--data.url",
+    "evaluate": "--weights",
+}
 
 # What other programs call them -> flags here, of which a job has one or several.
 _SYNONYMS: dict[str, tuple[str, ...]] = {
@@ -112,8 +119,10 @@ def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
     """The error for a second word that is neither a recipe nor a file."""
     near = similar(word, recipes)
     listed = ", ".join(recipes) if len(recipes) <= _MOST_LISTED else f"what 'patchline {stage}' lists"
+    taker = _TAKES_FOLDER.get(stage, "") if word and Path(word).is_dir() else ""
+    folder = f"it is a folder, which {taker} takes; " if taker else ""
     return UserError(
-        f"unknown recipe {word!r} of patchline {stage}; {_meant(near)}allowed are {listed}, a YAML file "
+        f"unknown recipe {word!r} of patchline {stage}; {_meant(near)}{folder}allowed are {listed}, a YAML file "
         "(my.yaml, RUN/job.yaml), or a function in a Python file (my_recipes.py:my_vit)"
     )
 

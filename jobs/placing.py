@@ -18,9 +18,10 @@ def write_to(out: Path, write: Callable[[Path], None], *, overwrite: bool) -> No
     if overwrite or not _has_content(out):
         write(out)
         return
-    parent = out.parent if os.access(out.parent, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=parent, prefix=f".{out.name}-") as folder:
-        again = Path(folder) / out.name
+    place = out.absolute()  # `.` has no name, and lies in itself
+    parent = place.parent if os.access(place.parent, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=parent, prefix=f".{place.name}-") as folder:
+        again = Path(folder) / place.name
         write(again)
         others = list(_others(out, again))
         if not others and _files(again) == _files(out):

@@ -180,11 +180,9 @@ class TrainingJob:
         refuse_wrong_values(self, where="")
         if self.threads < 0:
             raise UserError(f"threads is {self.threads}; allowed are 0 (each rank's share of the cores) or more")
-        if self.steps < 1 or self.clip_norm < 0 or self.log_every_steps < 1 or self.micro_batch < 0:
-            raise UserError(
-                f"allowed are steps and log_every_steps of 1 or more, clip_norm and micro_batch of 0 or more; "
-                f"given are {self.steps}, {self.log_every_steps}, {self.clip_norm} and {self.micro_batch}"
-            )
+        for name, least in (("steps", 1), ("log_every_steps", 1), ("clip_norm", 0), ("micro_batch", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}; allowed is {least} or more")
         if self.schedule.warmup_steps >= self.steps and self.schedule.decay != "constant":
             raise UserError(
                 f"schedule.warmup_steps is {self.schedule.warmup_steps}, not below the {self.steps} steps of the run; "

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -22,10 +23,11 @@ from pipeline.training.precision import choose_precision, least_of
 from pipeline.training.same_run import STEPS, other_values
 from pipeline.training.zero_state import Fragment
 from pipeline.world import World, bf16_of
-from shards.differences import as_lines, differences, flattened
+from shards.differences import Difference, as_lines, differences, flattened
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
+_WARMUP = "schedule.warmup_steps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,15 +166,16 @@ def refuse_changes(
     others = other_values(saved.job, asdict(job), is_done=is_done)
     changed += [change for change in others if change.field not in flattened(before)]
     changed += changes(saved.data_state, data_state, allow_other_decoder=job.data.allow_other_decoder)
+    _refuse_other_steps(saved, job, extend=extend, others=changed)
     if changed:
         hint = "; --data.allow-other-decoder accepts other versions" if any(map(is_of_decoder, changed)) else ""
         ended = "holds a run that finished with other values"
         how = ended if is_done else "holds a run that cannot be continued with other values"
         raise UserError(f"{job.run_dir} {how}:\n{as_lines(changed)}\nUse the same values, or another --run-dir{hint}")
-    _refuse_other_steps(saved, job, extend=extend)
 
 
-def _refuse_other_steps(saved: SavedJob, job: TrainingJob, *, extend: bool) -> None:
+def _refuse_other_steps(saved: SavedJob, job: TrainingJob, *, extend: bool, others: Sequence[Difference]) -> None:
+    """`others` are said too, but not the warm-up: it follows the steps, and --extend keeps it."""
     before = saved.job.get(STEPS, job.steps)  # older versions did not record it
     if saved.step > job.steps:
         raise UserError(
@@ -182,7 +185,9 @@ def _refuse_other_steps(saved: SavedJob, job: TrainingJob, *, extend: bool) -> N
     if job.steps == before or (job.steps > before and extend):
         return
     hint = "; to continue it with more steps, add --extend" if job.steps > before else ""
+    other_steps = Difference(field=STEPS, before=before, now=job.steps)
+    changed = [other_steps, *(other for other in others if other.field != _WARMUP)]
     raise UserError(
-        f"{job.run_dir} holds a run of another length:\n  steps: before {before}, now {job.steps}\n"
+        f"{job.run_dir} holds a run of another length:\n{as_lines(changed)}\n"
         f"The learning rate depends on it. Use the same value, or another --run-dir{hint}"
     )

@@ -24,8 +24,17 @@ def test_a_run_directory_stands_for_its_record(tmp_path: Path) -> None:
     assert file_of(str(tmp_path / "run")) == str(tmp_path / "run" / "job.yaml")
     assert stages_found(str(tmp_path / "run")) == ("pretrain",)
     assert job_of(str(tmp_path / "run"), "pretrain") == digits_smoke()
-    with pytest.raises(UserError, match=r"job\.yaml cannot be read: No such file"):
+    with pytest.raises(UserError, match=r"is neither a recipe of any stage nor a YAML file, a run directory"):
         stages_found(str(tmp_path))
+
+
+def test_a_folder_of_something_else_hides_no_recipe_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pack digits --out digits` makes one."""
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert stages_found("digits") == ("pack",)
 
 
 def test_words_of_no_stage(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Wrong words: one message each, which names the word, what is allowed, and what may have been meant."""
 
+from pathlib import Path
+
 import pytest
 
 from jobs.flags import flags_of
@@ -121,6 +123,23 @@ def test_stages_and_recipes_that_may_be_meant() -> None:
     assert "allowed are what 'patchline pretrain' lists" in str(unknown_recipe("xyzzy", "pretrain", recipes))
     assert "allowed are resize, central_crop, a YAML file" in str(
         unknown_recipe("x", "evaluate", ["resize", "central_crop"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ("pack", "it is a folder, which --source.root takes; allowed are"),
+        ("pretrain", "it is a folder, which --data.url takes; allowed are"),
+        ("finetune", "it is a folder, which --data.url takes; allowed are"),
+        ("evaluate", "it is a folder, which --weights takes; allowed are"),
+        ("plan", "; allowed are"),
+    ],
+)
+def test_a_folder_in_the_place_of_a_recipe(tmp_path: Path, stage: str, says: str) -> None:
+    recipes = list(recipes_of(stage))
+    assert f"unknown recipe '{tmp_path}' of patchline {stage}; {says.removeprefix('; ')}" in str(
+        unknown_recipe(str(tmp_path), stage, recipes)
     )
 
 

@@ -69,3 +69,11 @@ def test_a_file(tmp_path: Path) -> None:
     assert out.read_text() == "a"
     write_to(out, file_writer("b"), overwrite=True)
     assert out.read_text() == "b"
+
+
+def test_the_current_folder_is_a_folder_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "thesis").write_text("years")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"--out is '\.', which has other content: thesis;"):
+        write_to(Path(), writer(config="a"), overwrite=False)
+    assert contents(tmp_path) == {"thesis": "years"}

@@ -95,3 +95,9 @@ def test_more_steps_are_a_decision_of_their_own_and_fewer_are_another_run() -> N
     other = replace(longer, clip_norm=9.0)
     with pytest.raises(UserError, match=r"\n  clip_norm: before 1\.0, now 9\.0\n"):
         refuse_changes(saved, data_state={}, job=other, extend=True)
+    shorter_warmup = replace(longer, schedule=replace(job.schedule, warmup_steps=29))  # as a short run's is scaled
+    message = rf"\n  steps: before {job.steps}, now {job.steps + 1}\nThe learning rate .*add --extend"
+    with pytest.raises(UserError, match=message):
+        refuse_changes(saved, data_state={}, job=shorter_warmup)
+    with pytest.raises(UserError, match=rf"now {job.steps + 1}\n  clip_norm: before 1\.0, now 9\.0\n.*add --extend"):
+        refuse_changes(saved, data_state={}, job=other)
