@@ -31,13 +31,13 @@ class PredictJob:
     weights: str = ""
     """Weights folder (RUN/weights), or the run directory."""
     images: tuple[str, ...] = ()
-    """Files to predict: JPEG, PNG or WebP. They may stand behind WEIGHTS without the flag."""
+    """Files to predict: JPEG, PNG or WebP. They may follow WEIGHTS without the flag."""
     top: int = 5
-    """Classes to show for an image."""
+    """Classes to show per image."""
     json: bool = False
-    """Write one JSON object a line: the image, and the label and probability of each class."""
+    """Write one JSON object per line: the image, and the label and probability of each class."""
     device: Device = "auto"
-    """Where to compute; auto: the GPU where there is one, else the CPU."""
+    """Where to compute; auto: the GPU if there is one, else the CPU."""
 
     def __post_init__(self) -> None:
         if self.top < 1:
