@@ -67,7 +67,9 @@ def assert_refused(ended: Ended, message: str) -> None:
         pytest.param(("pretrain", "digits_smoke", "--steps", "ten"), "ten", id="not a number"),
         pytest.param(("pretrain", "digits_smoke", "--steps"), "--steps", id="no value"),
         pytest.param(("pretrain", "digits_smoke", "--engine.zero-stage", "4"), "4", id="not one of the choices"),
-        pytest.param(("pretrain", "digits_smoke", "--steps", "0"), "given are 0, 1,", id="refused by the job"),
+        pytest.param(
+            ("pretrain", "digits_smoke", "--steps", "0"), "steps is 0; allowed is 1 or more", id="refused by the job"
+        ),
         pytest.param(("pretrain", "nothing.yaml"), "nothing.yaml cannot be read: No such file", id="no such record"),
         pytest.param(("evaluate", "resize"), "--weights is missing", id="evaluate without weights"),
         pytest.param(("finetune", "digits_48"), "--initial.weights is missing", id="finetune without weights"),
