@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from docs.terminal_figure import draw
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 COLUMNS, LINES = 80, 50
 LONGEST_SECONDS = 1800.0
@@ -36,14 +38,13 @@ class Terminal:
     shown: list[str] = field(default_factory=list)
     num_prompts: int = 0
 
-    def run(self, command: str, *, while_it_runs: str = "", keys: str = "") -> str:
+    def run(self, command: str, *, while_it_runs: str = "", keys: str = "", clear: bool = True) -> str:
         """Types a command, waits for the next prompt and keeps the screen. `while_it_runs`: a pattern on which the
-        screen is kept too, and on which `keys` (such as C-c) are pressed, once."""
-        _tmux("send-keys", "-t", self.name, "-R")
-        _tmux("clear-history", "-t", self.name)
+        screen is kept too, and on which `keys` (such as C-c) are pressed, once. `clear`: the screen is empty before."""
+        if clear:
+            self.clear()
         wanted, waits = self._prompts() + 1, bool(while_it_runs)
-        _tmux("send-keys", "-t", self.name, "-l", command)
-        _tmux("send-keys", "-t", self.name, "Enter")
+        self._type(command)
         began = time.monotonic()
         while self._prompts() < wanted:
             if time.monotonic() - began > LONGEST_SECONDS:
@@ -59,10 +60,17 @@ class Terminal:
             raise RuntimeError(f"{command} ended without showing {while_it_runs!r}:\n{self.screen()}")
         return self.screen()
 
+    def clear(self) -> None:
+        """An empty screen with a prompt."""
+        wanted = self._prompts() + 1
+        self._type("clear")
+        while self._prompts() < wanted:
+            time.sleep(POLL_SECONDS)
+        _tmux("clear-history", "-t", self.name)
+
     def screen(self) -> str:
-        """What was shown since the command, scrolled lines included."""
-        text = _tmux("capture-pane", "-t", self.name, "-p", "-S", "-").rstrip()
-        return f"$ {text.removesuffix('$').rstrip()}"  # the prompt before the command was wiped with the old screen
+        """What was shown since the screen was empty, scrolled lines included."""
+        return _tmux("capture-pane", "-t", self.name, "-p", "-S", "-").rstrip().removesuffix("$").rstrip()
 
     def keep(self, when: str) -> None:
         """The screen as a block of Markdown."""
@@ -72,6 +80,10 @@ class Terminal:
         """A heading between screens."""
         sys.stderr.write(f"{text}\n")
         self.shown.append(f"## {text}\n")
+
+    def _type(self, command: str) -> None:
+        _tmux("send-keys", "-t", self.name, "-l", command)
+        _tmux("send-keys", "-t", self.name, "Enter")
 
     def _prompts(self) -> int:
         return int(_tmux("show-environment", "-g", f"prompts_{self.name}").partition("=")[2])
@@ -120,53 +132,68 @@ def photographs(source: Path, target: Path) -> None:
 def demo(screen: Terminal) -> None:
     """The first two commands of the README."""
     screen.title("The demo, in an empty clone")
-    screen.run("make demo", while_it_runs=r"step +\d+.*loss")
+    screen.run("make demo", while_it_runs=r"\n\d+/300  loss.*left")
     screen.run("source .venv/bin/activate")
 
 
 def pack(screen: Terminal) -> None:
     """A folder of photographs with broken files in it."""
     screen.title("A folder of photographs, some of them broken")
-    screen.run("patchline pack folder --source.root photographs/train --out data/photos --samples-per-shard 50")
-    screen.run(
-        "patchline pack folder --source.root photographs/train --out data/photos --samples-per-shard 50"
-        " --max-quarantined 0.05"
-    )
-    screen.run("patchline pack folder --source.root photographs/test --out data/photos-test --samples-per-shard 50")
+    packing = "patchline pack folder --source.root photographs/{0} --out data/{1} \\\n  --samples-per-shard 50"
+    screen.run(packing.format("train", "photos"))
+    screen.run(packing.format("train", "photos") + " --max-quarantined 0.05")
+    screen.run(packing.format("test", "photos-test"))
     screen.run("patchline verify data/photos --deep")
     screen.run("patchline card data/photos")
 
 
 _TRAIN = (
-    "patchline pretrain photos_smoke --data.url data/photos --evaluation.url data/photos-test"
-    " --evaluation.every-steps 40 --steps 120 --run-dir runs/photos"
+    "patchline pretrain photos_smoke --data.url data/photos --run-dir runs/photos \\\n"
+    "  --evaluation.url data/photos-test --evaluation.every-steps 40 --steps 120"
 )
 
 
 def train(screen: Terminal) -> None:
     """A mistake, a start, Ctrl-C, the same command again."""
     screen.title("A mistake first")
-    screen.run("patchline pretrain photo_smoke --data.url data/photos --run-dir runs/photos")
-    screen.run("patchline pretrain photos_smoke --data.url data/photos --run-dir runs/photos --lr 1e-3")
+    screen.run("patchline pretrain photo_smoke --data.url data/photos")
+    screen.run("patchline pretrain photos_smoke --data.url data/photos --lr 1e-3")
     screen.title("Training, Ctrl-C, and the same command again")
-    screen.run(_TRAIN, while_it_runs=r"step +(4[1-9]|[5-9]\d)\b", keys="C-c")
+    screen.run(_TRAIN, while_it_runs=r"\n(4[1-9]|[5-9]\d)/120 ", keys="C-c")
     screen.run("echo $?")
     screen.run(_TRAIN)
     screen.run(_TRAIN)
-    screen.run(f"{_TRAIN} --schedule.learning-rate 2e-3")
+    screen.run(f"{_TRAIN} \\\n  --schedule.learning-rate 2e-3")
 
 
 def after(screen: Terminal) -> None:
     """What the weights are good for."""
     screen.title("Evaluate, predict, export")
-    screen.run("patchline evaluate resize --weights runs/photos/weights --data.url data/photos-test")
-    image = "photographs/test/*/*.jpg"
-    screen.run(f"patchline predict runs/photos/weights $(ls {image} | head -n 2) README.md")
-    screen.run("patchline export runs/photos/weights --out photos-timm --format timm")
-    screen.run("patchline export runs/photos/weights --out photos-timm --format hugging_face")
+    screen.run("patchline evaluate resize --weights runs/photos --data.url data/photos-test")
+    screen.run(
+        "patchline predict runs/photos photographs/test/dog/*85936* photographs/test/bird/*532* README.md --top 3"
+    )
+    screen.run("patchline export runs/photos --out photos-timm --format timm")
+    screen.run("patchline export runs/photos --out photos-timm --format hugging_face")
 
 
-PARTS = {"demo": demo, "pack": pack, "train": train, "after": after}
+_DIGITS = (
+    "patchline pretrain digits_smoke --data.url data/digits --run-dir runs/digits \\\n"
+    "  --evaluation.url data/digits-test --evaluation.every-steps 50"
+)
+
+
+def picture(screen: Terminal) -> None:
+    """docs/terminal.svg: a run that is stopped by Ctrl-C and resumed by the same command."""
+    screen.title("The picture of the README")
+    screen.run("patchline pack digits --out data/digits")
+    screen.run("patchline pack digits --split test --out data/digits-test")
+    screen.run(_DIGITS, while_it_runs=r"\n1[2-4]\d/300 ", keys="C-c")
+    screen.run(_DIGITS, clear=False)
+    (CHECKOUT / "docs" / "terminal.svg").write_text(draw(screen.screen(), title="patchline", columns=COLUMNS))
+
+
+PARTS = {"demo": demo, "pack": pack, "train": train, "after": after, "picture": picture}
 
 
 def main() -> None:
@@ -183,7 +210,7 @@ def main() -> None:
         subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)
         photographs(arguments.photographs, clone / "photographs")
     commit = subprocess.run(["git", "log", "-1", "--format=%h"], cwd=clone, check=True, capture_output=True, text=True)
-    kept = ("PATH", "HOME", "TERM", "LANG", "PIP_INDEX_URL", "PIP_CONFIG_FILE")
+    kept = ("PATH", "HOME", "LANG", "PIP_INDEX_URL", "PIP_CONFIG_FILE", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
     environ = {name: os.environ[name] for name in kept if name in os.environ} | {"TERM": "screen-256color"}
     with terminal(clone, environ) as screen:
         screen.shown.append(f"# A stranger's session, 80 columns wide\n\n{__doc__.split(chr(10) * 2)[0]}\n")

@@ -71,8 +71,8 @@ def main(argv: list[str]) -> int:
         log.exception("this is a bug in patchline; please report it with the lines below")
         return exit_codes.OUR_BUG
     except BrokenExecutor as error:
-        message = f"a worker process was killed ({error}); was memory short?"
-        return _end(exit_codes.CRASH, f"error: {message} The same command continues; take fewer --workers")
+        message = f"a worker process was killed ({error}); did memory run out?"
+        return _end(exit_codes.CRASH, f"error: {message} The same command continues; use fewer --workers")
     except OSError as error:
         if isinstance(error, BrokenPipeError) and has_no_reader(sys.stdout):  # `| head` has seen enough
             return SHELL_ADDS + signal.SIGPIPE
@@ -177,7 +177,7 @@ def _changed(default: Any, words: list[str], *, command: str) -> Any:
         config = (tyro.conf.AvoidSubcommands,)
         return tyro.cli(type(default), default=default, args=words, config=config, console_outputs=False)
     except SystemExit as end:
-        raise UserError(f"these words could not be read: {' '.join(words)}. See {command} --help-all") from end
+        raise UserError(f"these arguments could not be parsed: {' '.join(words)}. See {command} --help-all") from end
 
 
 def _second_word_first(stage: Stage, words: list[str], *, asked: bool) -> list[str]:
@@ -191,7 +191,7 @@ def _second_word_first(stage: Stage, words: list[str], *, asked: bool) -> list[s
 
 def _no_second_word(stage: str, *, asked: bool) -> int:
     is_recipe = STAGES[stage].second == RECIPE
-    missing = "" if asked or is_recipe else f"{STAGES[stage].field.upper()} is missing, the second word\n"
+    missing = "" if asked or is_recipe else f"{STAGES[stage].field.upper()} is missing\n"
     return _show(missing + second_words(stage, _recipes(stage), columns()), asked=asked)
 
 

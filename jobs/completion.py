@@ -44,7 +44,7 @@ class CompletionJob:
     """Which shell the script is for."""
 
     shell: Literal["bash", "zsh", "fish"] = "bash"
-    """Shell that the script is for; eval what is printed, in the file that the shell reads when it starts."""
+    """Shell to print the script for; eval the output in the shell's start-up file."""
 
     def __post_init__(self) -> None:
         if self.shell not in _SCRIPTS:

@@ -32,11 +32,11 @@ class PackJob:
     split: str = "train"
     """Name of the split, such as train or test."""
     labels_file: str = ""
-    """File with one class name a line, in the order of their ids; empty: the names found, sorted."""
+    """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     description: str = ""
-    """What people should know of the dataset, for its manifest and card; may be given once it is packed, too."""
+    """Description of the dataset, for its manifest and card; can also be added after packing."""
     licence: str = ""
-    """Licence of the images, for the manifest and card; may be given once it is packed, too."""
+    """Licence of the images, for the manifest and card; can also be added after packing."""
     samples_per_shard: int = 1000
     """Images per shard (a tar file)."""
     samples_per_block: int = 64
@@ -49,7 +49,7 @@ class PackJob:
     workers: int = 1
     """Worker processes."""
     phase: Phase = "all"
-    """Part of the work to do; all does one after the other."""
+    """Phase to run; all runs one after the other."""
     part: str = "0/1"
     """Share I/N of the phases scan and shards, I from 0 to N-1: task I of a job array of N."""
     max_quarantined: float = 0.01
@@ -63,7 +63,7 @@ class PackJob:
         if not 0 <= self.max_quarantined <= 1:
             raise UserError(f"--max-quarantined is {self.max_quarantined:g}; allowed are 0 to 1")
         if self.share[1] > 1 and self.phase not in ("scan", "shards"):
-            raise UserError(f"--part {self.part} needs --phase scan or --phase shards; all else is one task")
+            raise UserError(f"--part {self.part} needs --phase scan or --phase shards; the other phases are one task")
         self.about()  # a text too long is to be said now, not once all is packed
 
     @property
@@ -88,21 +88,21 @@ class IndexJob:
     index_url: str = ""
     """Folder or s3://bucket/prefix that the index is written to; empty: beside the tars."""
     tars_file: str = ""
-    """File that names the tars, one path below the URL a line; empty: all that are found."""
+    """File that names the tars, one path below the URL per line; empty: all that are found."""
     split: str = "train"
     """Name of the split, such as train or test."""
     image_keys: tuple[str, ...] = SampleRules.image_keys
-    """Suffixes of a sample's image; the first that is there is taken."""
+    """Suffixes of a sample's image; the first one found is used."""
     label_key: str = SampleRules.label_key
     """Suffix of the member whose text is the label, an integer or a name."""
     label_field: str = ""
     """Field of the member json that is the label (a list: several labels); empty: --label-key says where it is."""
     labels_file: str = ""
-    """File with one class name a line, in the order of their ids; empty: the names found, sorted."""
+    """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     description: str = ""
-    """What people should know of the dataset, for its manifest and card; may be given once it is packed, too."""
+    """Description of the dataset, for its manifest and card; can also be added after packing."""
     licence: str = ""
-    """Licence of the images, for the manifest and card; may be given once it is packed, too."""
+    """Licence of the images, for the manifest and card; can also be added after packing."""
     samples_per_block: int = 64
     """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
     limits: Limits = field(default_factory=Limits)

@@ -200,7 +200,7 @@ def _fresh_folder(folder: Path) -> Path:
     """The work folder, emptied where an earlier demo made it; anybody else's folder is left alone."""
     if folder.exists() and any(folder.iterdir()):
         if not (folder / _MARKER).is_file():
-            raise UserError(f"{folder} is not empty and not of an earlier demo; give another --run-dir")
+            raise UserError(f"{folder} is not empty and was not made by an earlier demo; give another --run-dir")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MARKER).touch()

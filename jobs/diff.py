@@ -45,7 +45,7 @@ def _comparable(first: str, second: str) -> tuple[Any, Any]:
     kinds = dict.fromkeys(kind_of(a) for a, _ in pairs)
     if not kinds:
         stages = [f"{word} is of {' or '.join(stages_found(word))}" for word in (first, second)]
-        raise UserError(f"{', '.join(stages)}: stages with other fields; give two of one stage")
+        raise UserError(f"{', '.join(stages)}: these stages have different fields; give two jobs of one stage")
     if len(kinds) > 1:
         commands = ", or: ".join(f"patchline diff {a} {first} {second}" for a, _ in pairs)
         raise UserError(f"{first} and {second} are in several stages; run: {commands}")

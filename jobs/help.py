@@ -33,9 +33,9 @@ def overview(width: int) -> str:
         _rows([(name, stage.summary) for name, stage in COMMANDS.items()], width),
         _rows(
             [
-                ("patchline STAGE", "lists what its second word can be"),
+                ("patchline STAGE", "lists its recipes or shows its usage"),
                 ("patchline STAGE RECIPE --help", "lists the usual flags, --help-all every flag"),
-                ("patchline --version", "says which version this is"),
+                ("patchline --version", "shows the version"),
             ],
             width,
         ),

@@ -36,7 +36,7 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
     counts = (config.image_size, num_parameters(config), config.num_classes)
     log.info("%s: %s at %d px, %d parameters, %d classes", job.out, config.name, *counts)
     if weights.assumed:
-        flags = "--gelu, --layer-norm-epsilon, --num-heads and --resnet-epsilons say otherwise"
+        flags = "--gelu, --layer-norm-epsilon, --num-heads and --resnet-epsilons override this"
         log.info("%s: assumed, as the file does not say: %s (%s)", job.out, ", ".join(weights.assumed), flags)
     return exit_codes.DONE
 
@@ -55,7 +55,7 @@ def _hints(job: ImportJob) -> Hints:
 def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
     """Raises UserError where `out` is not given, is the `path` that the weights are read from, or its file's folder."""
     if not out:
-        raise UserError(f"--out is missing: give {wanted} that the weights go to")
+        raise UserError(f"--out is missing: give {wanted} for the weights")
     source, target = Path(path), Path(out).resolve()
     if target == source.resolve():
         raise UserError(f"--out is {out!r}, where the weights are read from; give another")
@@ -73,7 +73,9 @@ def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str,
     try:
         labels = tuple(Path(job.labels_file).read_text().splitlines())
     except (OSError, ValueError) as error:
-        raise UserError(f"--labels-file {job.labels_file!r} cannot be read ({error}); give one name a line") from error
+        raise UserError(
+            f"--labels-file {job.labels_file!r} cannot be read ({error}); give one name per line"
+        ) from error
     if len(labels) != config.num_classes or len(set(labels)) != len(labels):
         raise UserError(
             f"--labels-file {job.labels_file!r} has {len(labels)} names, {len(set(labels))} different ones; "

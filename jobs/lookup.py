@@ -13,7 +13,7 @@ SHOWN = tuple(name for name, stage in STAGES.items() if stage.second in (RECIPE,
 def split_stage(words: list[str]) -> tuple[str, list[str]]:
     """The stage that the words begin with (empty: none), and the words after it."""
     if words and words[0] == PLAN:
-        raise UserError("a plan has no job of its own, it is of a training recipe; leave out the word plan")
+        raise UserError("a plan has no job of its own; leave out the word plan")
     return (words[0], words[1:]) if words and words[0] in SHOWN else ("", words)
 
 

@@ -26,9 +26,9 @@ class EvaluateJob:
     run_dir: str = ""
     """Folder that scores.json and job.yaml are written to; empty: nowhere."""
     device: Device = "auto"
-    """Where to compute; auto: the GPU where there is one, else the CPU."""
+    """Where to compute; auto: the GPU if there is one, else the CPU."""
     threads: int = 0
-    """Threads of each rank; 0: OMP_NUM_THREADS where it is set, else the rank's share of the cores."""
+    """Threads of each rank; 0: OMP_NUM_THREADS if it is set, else the rank's share of the cores."""
     json: bool = False
     """Write the scores to standard output as one JSON object, for scripts."""
 
@@ -51,7 +51,7 @@ class PlanJob:
     num_classes: int = 0
     """Classes of the training split; 0: not known."""
     days: float = 7.0
-    """Days in which the run is to be done."""
+    """Days that the run may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,22 +59,22 @@ class ImportJob(Change):
     """Weights of others, and what their file does not say."""
 
     path: str = ""
-    """Weights to import: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a folder of
-    timm's or Hugging Face's, or a bare .safetensors, .bin, .pth or .pt file."""
+    """Weights to import: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a timm or
+    Hugging Face folder, or a bare .safetensors, .bin, .pth or .pt file."""
     out: str = ""
     """Weights folder to write."""
     model: str = ""
     """Name of the model that the file must hold, such as vit_b16; empty: any."""
     num_heads: int | None = None
-    """Attention heads per layer, where the file does not say; none: as is usual where it comes from."""
+    """Attention heads per layer, if the file does not say; none: what is usual for its format."""
     gelu: Gelu | None = None
-    """Form of the GELU, where the file does not say; none: as is usual where it comes from."""
+    """Form of the GELU, if the file does not say; none: what is usual for its format."""
     layer_norm_epsilon: float | None = None
-    """Epsilon of every LayerNorm, where the file does not say; none: as is usual where it comes from."""
+    """Epsilon of every LayerNorm, if the file does not say; none: what is usual for its format."""
     resnet_epsilons: ResNetEpsilons | None = None
-    """Epsilons of the ResNet's norms, where the file does not say; none: as is usual where it comes from."""
+    """Epsilons of the ResNet's norms, if the file does not say; none: what is usual for its format."""
     labels_file: str = ""
-    """File with one class name a line, in the order of their ids; empty: the names in the weights, else numbers."""
+    """File with one class name per line, in the order of their ids; empty: the names in the weights, else numbers."""
     run_dir: str = ""
     """Folder that job.yaml is written to; empty: nowhere."""
 
@@ -99,7 +99,7 @@ class DemoJob:
     """How long the demo's runs are, and on how many processes."""
 
     run_dir: str = "demo-run"
-    """Folder for all that the demo writes; emptied first where an earlier demo made it."""
+    """Folder for everything that the demo writes; emptied first if an earlier demo made it."""
     steps: int = 300
     """Training steps of the pre-training run."""
     finetune_steps: int = 100

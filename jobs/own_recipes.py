@@ -33,7 +33,7 @@ def own_job(word: str, *, kinds: tuple[type, ...], folder: Path, has_smoke: bool
     """
     match = _WORD.fullmatch(word)
     if match is None:
-        raise UserError(f"{word} is no FILE.py:FUNCTION")
+        raise UserError(f"{word} is not FILE.py:FUNCTION")
     path, name = folder / match["file"], match["name"] or ""
     recipes = _recipes(_loaded(path))
     is_small = has_smoke and name not in recipes and name.removesuffix(SUFFIX) in recipes
@@ -41,7 +41,7 @@ def own_job(word: str, *, kinds: tuple[type, ...], folder: Path, has_smoke: bool
     if recipe is None:
         there = ", ".join(f"{match['file']}:{known}" for known in recipes) or "none"
         what = f"has no function {name!r} without arguments" if name else "is a file; a recipe is a function in it"
-        raise UserError(f"{path} {what}. Those that it has: {there}")
+        raise UserError(f"{path} {what}. It has: {there}")
     job = _run(recipe, path)
     if not isinstance(job, kinds):
         allowed = " or ".join(kind.__name__ for kind in kinds)

@@ -51,7 +51,7 @@ def _phases(job: PackJob) -> int:
     plan = read_plan(store, spec)
     if plan is not None and (packed := _complete(store, plan)):
         discard_work(store)  # where the command was killed just before
-        log.info("%s is packed already: %d samples; its source was not read again", store.url, plan.num_samples)
+        log.info("%s is already packed: %d samples; its source was not read again", store.url, plan.num_samples)
         describe(store, packed, job.about())
         return 0
     if job.phase in ("all", "scan") and plan is None:

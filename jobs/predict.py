@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobs import exit_codes
-from jobs.screen import WIDTH, fitted, plain
+from jobs.screen import WIDTH, fitted
 from pipeline.config_values import Device
 from shards.errors import UserError
+from shards.quantities import plural
+from shards.terminal import printable_name
 
 if TYPE_CHECKING:
     from pipeline.evaluation.predictor import Prediction, Predictor
@@ -29,13 +31,13 @@ class PredictJob:
     weights: str = ""
     """Weights folder (RUN/weights), or the run directory."""
     images: tuple[str, ...] = ()
-    """Files to predict: JPEG, PNG or WebP. They may stand behind WEIGHTS without the flag."""
+    """Files to predict: JPEG, PNG or WebP. They may follow WEIGHTS without the flag."""
     top: int = 5
-    """Classes to show for an image."""
+    """Classes to show per image."""
     json: bool = False
-    """Write one JSON object a line: the image, and the label and probability of each class."""
+    """Write one JSON object per line: the image, and the label and probability of each class."""
     device: Device = "auto"
-    """Where to compute; auto: the GPU where there is one, else the CPU."""
+    """Where to compute; auto: the GPU if there is one, else the CPU."""
 
     def __post_init__(self) -> None:
         if self.top < 1:
@@ -53,7 +55,7 @@ def run(job: PredictJob) -> int:
     predictor = load_model(job.weights, device=job.device)
     num_failed = sum(_predict(predictor, batch, job) for batch in batched(job.images))
     if num_failed:
-        log.warning("%d of %d images could not be used", num_failed, len(job.images))
+        log.warning("%d of %s could not be used", num_failed, plural(len(job.images), "image"))
     return exit_codes.FAULTS_FOUND if num_failed else exit_codes.DONE
 
 
@@ -82,7 +84,7 @@ def _predict(predictor: "Predictor", images: "Sequence[str]", job: PredictJob) -
     predictions = iter(predictor.ranked(predictor.logits(good), top=job.top)) if good else iter([])
     for image, view in zip(images, views, strict=True):
         if isinstance(view, UserError):
-            log.error("%s", plain(str(view)))
+            log.error("%s", printable_name(str(view)))
             if job.json:
                 _write(json.dumps({"image": image, "error": str(view)}))
             continue

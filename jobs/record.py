@@ -62,12 +62,12 @@ def open_job(path: Path) -> JobFile:
     """A record or a file of one's own. UserError where it is neither."""
     tree = read_tree(path)
     if not isinstance(tree, Fields):
-        raise UserError(f"{path} holds no fields; give it a line as `recipe: digits_smoke`, and what differs from it")
+        raise UserError(f"{path} has no fields; add a line such as `recipe: digits_smoke`, and your changes")
     head = {}
     for name in ("stage", "recipe"):
         value = tree.entries.get(name)
         if value is not None and (not isinstance(value, Scalar) or value.is_nothing):
-            raise UserError(f"{path}, line {value.line}: {name} is to be a single word")
+            raise UserError(f"{path}, line {value.line}: {name} must be a single word")
         head[name] = value.text if isinstance(value, Scalar) else ""
     if head["stage"] not in ("", *STAGES):
         raise UserError(f"{path}: stage is {head['stage']!r}; allowed are {', '.join(STAGES)}")
@@ -100,13 +100,13 @@ def read_record(path: Path, *, stage: str, kind: type[Job], recipe: Callable[[st
 
 def _job_in(file: JobFile, *, stage: str, kind: type[Job], base: Job | None) -> Job:
     if not isinstance(file.job, Fields):
-        raise UserError(f"{file.path}, line {file.job.line}: `job:` holds no fields; it is to have every one")
+        raise UserError(f"{file.path}, line {file.job.line}: `job:` has no fields; it must have every one")
     base = _warmed_up(file.job, base)
     job, report = job_from(file.job, kind=kind, base=base, later=LATER_FIELDS if file.is_record else {})
     _refuse(file.path, report, stage=stage)
     if report.assumed:
         names = _listed(report.assumed)
-        log.info("%s was written before these fields existed, which are as they were then: %s", file.path, names)
+        log.info("%s was written before these fields existed; they keep their former meaning: %s", file.path, names)
     result: Job = job
     return result
 

@@ -82,7 +82,7 @@ STAGES = {
         ),
     ),
     "index": Stage(
-        summary="index WebDataset tars made by others, in place",
+        summary="index existing WebDataset tars in place",
         second=URL,
         types="dataset_jobs",
         required=("--url",),
@@ -96,14 +96,14 @@ STAGES = {
         examples=("verify data/photos", "verify s3://bucket/photos --deep --workers 8"),
     ),
     "card": Stage(
-        summary="one page that shows what is in a dataset",
+        summary="write an HTML page that shows what is in a dataset",
         second=URL,
         types="dataset_jobs",
         required=("--url",),
         examples=("card data/photos",),
     ),
     "pretrain": Stage(
-        summary="pre-train; the same command again continues the run",
+        summary="pre-train; the same command resumes the run",
         second=RECIPE,
         types="model_jobs",
         loads_torch=True,
@@ -126,7 +126,7 @@ STAGES = {
         ),
     ),
     "evaluate": Stage(
-        summary="accuracy of a run's weights on a dataset",
+        summary="measure the accuracy of a run's weights on a dataset",
         second=RECIPE,
         types="model_jobs",
         loads_torch=True,
@@ -134,13 +134,13 @@ STAGES = {
         examples=("evaluate resize --weights runs/digits/weights --data.url data/digits-test",),
     ),
     "predict": Stage(
-        summary="the most probable classes of images, by a run's weights",
+        summary="predict the classes of images with a run's weights",
         second=WEIGHTS,
         required=("--weights",),
         examples=("predict runs/digits/weights a.png b.jpg --top 3", "predict runs/digits photos/*.jpg --json"),
     ),
     "plan": Stage(
-        summary="what a recipe costs: parameters, operations, images a second",
+        summary="show what a recipe costs: parameters, operations, images/s",
         second=RECIPE,
         types="model_jobs",
         usual=(
@@ -155,7 +155,7 @@ STAGES = {
         examples=("plan vit_h14_jft --days 30", "plan runs/digits/job.yaml"),
     ),
     "import": Stage(
-        summary="weights of others (.npz, timm, Hugging Face) as a weights folder",
+        summary="import weights from .npz, timm or Hugging Face",
         second=PATH,
         module="import_weights",
         types="model_jobs",
@@ -163,7 +163,7 @@ STAGES = {
         examples=("import ViT-B_16.npz --out weights/vit_b16", "import hf_folder --out weights/hf --image-size 384"),
     ),
     "export": Stage(
-        summary="a run's weights for others: .npz, timm, Hugging Face",
+        summary="export a run's weights to .npz, timm or Hugging Face",
         second=PATH,
         module="export_weights",
         types="model_jobs",
@@ -171,13 +171,13 @@ STAGES = {
         examples=("export runs/digits/weights --out digits_hf --format hugging_face",),
     ),
     "demo": Stage(
-        summary="the whole pipeline on real images in five minutes",
+        summary="run the whole pipeline on real images in five minutes",
         second="",
         types="model_jobs",
         examples=("demo", "demo --run-dir /tmp/demo --num-ranks 1"),
     ),
     "completion": Stage(
-        summary="a script that completes words of this command in your shell",
+        summary="print a completion script for your shell",
         second="SHELL",
         required=("--shell",),
         examples=('completion bash  # eval "$(patchline completion bash)" in ~/.bashrc', "completion zsh"),
@@ -187,12 +187,12 @@ STAGES = {
 # About jobs; they read their words themselves.
 TOOLS = {
     "show": Stage(
-        summary="a recipe or file with every field, as YAML",
+        summary="print a recipe or file with every field, as YAML",
         second=f"[STAGE] {JOB}",
         examples=("show digits_smoke", "show my.yaml --schedule.learning-rate 1e-4", "show finetune cifar10"),
     ),
     "diff": Stage(
-        summary="the fields in which two recipes, files or runs differ",
+        summary="list the fields in which two recipes, files or runs differ",
         second="[STAGE] A B",
         examples=("diff vit_b16_i21k vit_b16_i21k_augreg", "diff my.yaml runs/mine"),
     ),

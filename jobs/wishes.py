@@ -22,13 +22,13 @@ WISHES = (
     Wish(
         flag="--processes",
         value="N",
-        says="Processes (ranks) to start on this machine; one a GPU, or sharing the CPUs.",
+        says="Processes (ranks) to start on this machine: one per GPU, or sharing the CPUs.",
         stages=(*_TRAINING, "evaluate"),
     ),
     Wish(
         flag="--extend",
         says="Continue a run with more --steps than it was started with; the learning rate follows the longer "
-        "schedule from there on, and may jump: the command says from what to what.",
+        "schedule from there on, and may jump: the command prints the change.",
         stages=_TRAINING,
     ),
     Wish(

@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,10 @@ PACKAGES = {"slurm": "slurm-wlm munge", "rgw": "ceph-mon ceph-mgr ceph-osd rados
 
 
 def pytest_configure() -> None:
-    """Packing's own workers may be the first to be forked."""
+    """Packing's own workers may be the first to be forked. A shell's background jobs ignore Ctrl-C, and what they start
+    inherits that; tests send it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     forks()
 
 

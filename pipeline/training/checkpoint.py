@@ -92,7 +92,7 @@ class Checkpoints:
         later = broadcast_json(later, device=self.world.device)
         if later:
             raise WillNotSucceedError(
-                f"attempt {self.attempt.token} of {self.run_dir} ends here: a later one, {later}, took the run over; "
+                f"attempt {self.attempt.token} of {self.run_dir} ends here: a later one, {later}, took over the run; "
                 "leave the run to it, or end it and start again"
             )
 
@@ -199,12 +199,12 @@ class Checkpoints:
             self._read_ahead.clear()
             faults = [f for f in gather_json(fault, device=self.world.device) if f]
             if self.world.is_first:
-                log.warning("passing over checkpoint %s: %s", folder, "; ".join(faults))
+                log.warning("skipping checkpoint %s: %s", folder, "; ".join(faults))
         where = self.store.url
         if candidates:
             raise WillNotSucceedError(
                 f"none of the {len(candidates)} checkpoints in {where} can be used (see above); nothing was changed. "
-                f"Mend them, or start anew in another --run-dir"
+                f"Repair them, or start again in another --run-dir"
             )
         if broadcast_json(bool(last_line(self.run_dir)), device=self.world.device):
             raise UserError(

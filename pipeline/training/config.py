@@ -167,7 +167,7 @@ class TrainingJob:
     seed: int = 0
     """Seed for everything random in the run."""
     device: Device = "auto"
-    """Where to compute; auto: the GPU where there is one, else the CPU."""
+    """Where to compute; auto: the GPU if there is one, else the CPU."""
     threads: int = 0
     """Threads of each rank, for computing and decoding; 0: OMP_NUM_THREADS where it is set, else the rank's share of
     the cores."""

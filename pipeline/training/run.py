@@ -111,7 +111,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     )
     stop = Path(job.run_dir) / "STOP"
     if stop.exists():
-        raise UserError(f"{stop} is there: someone wants the run to rest; delete it to continue")
+        raise UserError(f"{stop} exists and keeps the run stopped; delete it to continue")
     if job.initial.weights and not list_committed(_checkpoint_store(job)):
         starting_weights(job)
     state = data_state(data, job.data, seed=job.seed, global_batch=job.global_batch)
@@ -145,7 +145,7 @@ def train(prepared: Prepared, world: World, *, on_start: OnStart) -> Ending:
             _refuse_changes(prepared, job_of(marker), is_done=is_done)
             if is_done:
                 if world.is_first:
-                    log.info("%s is done already: %d steps", prepared.run_dir, prepared.job.steps)
+                    log.info("%s is already done: %d steps", prepared.run_dir, prepared.job.steps)
                 return Ending.DONE
         prepared = replace(prepared, is_compiled=all_will_compile(prepared.is_compiled, world))
         try:

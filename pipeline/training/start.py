@@ -71,7 +71,7 @@ def will_compile(config: EngineConfig, device: torch.device) -> bool:
     missing = f"torch.compile does not work on this {device.type}: {fault}. It needs {needed} and Python's headers"
     if config.compile == "on":
         raise UserError(f"{missing} (Debian: apt-get install g++ python3-dev); install them, or --engine.compile off")
-    log.warning("%s; the run goes on without it, slower (--engine.compile off says nothing)", missing)
+    log.warning("%s; the run continues without it, more slowly (--engine.compile off hides this)", missing)
     return False
 
 

@@ -125,7 +125,7 @@ class Stopping:
         """What is saved, and what the same command does."""
         if self.saved_step is None:
             return "nothing was saved yet, and the same command starts again"
-        return f"saved is step {self.saved_step}; run the same command to continue"
+        return f"step {self.saved_step} is saved; run the same command to continue"
 
     def _give_up(self, _number: int, _frame: FrameType | None) -> None:
         if self._can_give_up:
@@ -153,7 +153,7 @@ class Stopping:
         elif number not in _WARNINGS:
             return
         if self.rank == 0 and self._phase is not _Phase.STARTING:
-            what = "this step is finished and saved" if self._phase is _Phase.STEP else "what is written is finished"
+            what = "finishing and saving this step" if self._phase is _Phase.STEP else "finishing what is being written"
             more = " (Ctrl-C again ends at once)" if number == signal.SIGINT else f" ({signal.Signals(number).name})"
             say(f"stopping: {what}{more}")
 
@@ -167,7 +167,7 @@ class Stopping:
         limit = max(DEADLINE_SECONDS, 2 * self._longest_seconds)
         if self._phase is _Phase.STEP and waited > limit:
             doing = f", {self._doing}" if self._doing else ""
-            self._end(self.exit_code, f"the step under way did not end within {limit:.0f} s{doing}; {self.standing()}")
+            self._end(self.exit_code, f"the current step did not end within {limit:.0f} s{doing}; {self.standing()}")
 
     def _end(self, code: int, message: str) -> None:
         if self.rank == 0 or self._phase is _Phase.STEP:

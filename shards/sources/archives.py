@@ -10,6 +10,7 @@ from io import FileIO
 from typing import ClassVar, Literal, Self
 
 from shards.errors import ImageRefusedError, UserError
+from shards.quantities import plural
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
 from shards.sources.tar_members import Member, is_hidden, read_members
 from shards.storage.ahead import Hold, in_order_within
@@ -232,8 +233,8 @@ def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
     with closing(stored_pieces(store, path, first, max(first, end))) as pieces:
         yield from read_members(pieces, wanted=wanted, max_bytes=max_bytes)
     if others:
-        message = "%s: %d members are not called images and are passed over, the first of them %s"
-        log.warning(message, entry.name, len(others), printable(others[0]))
+        message = "%s: passed over %s with no image suffix, the first of them %s"
+        log.warning(message, entry.name, plural(len(others), "member"), printable(others[0]))
 
 
 def _image_entry(tar: Entry, member: Member) -> Entry:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from shards.errors import ImageRefusedError, UserError
+from shards.quantities import plural
 from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable, too_large
 from shards.storage.ahead import Hold, in_order_within, no_wait
@@ -52,7 +53,7 @@ def list_images(root: str) -> Iterator[tuple[str, int]]:
             yield os.fsdecode(path_bytes), 0
     if others:
         kinds = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(5))
-        log.info("%s: %d files are not called images and are passed over: %s", root, others.total(), kinds)
+        log.info("%s: passed over %s with no image suffix: %s", root, plural(others.total(), "file"), kinds)
 
 
 def is_image_name(name: bytes) -> bool:

@@ -107,4 +107,4 @@ def test_pages_are_as_wide_as_the_terminal_within_reason(
 def test_a_record_is_told_from_a_recipe() -> None:
     job = default_job("pretrain", "digits_smoke")
     text = pages.of_job("pretrain", "run/job.yaml", job, about="", everything=False, width=80)
-    assert "Pre-train; the same command again continues the run." in text
+    assert "Pre-train; the same command resumes the run." in text

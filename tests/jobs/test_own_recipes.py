@@ -86,16 +86,12 @@ def test_words_that_name_a_python_file(word: str, own: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        pytest.param(
-            "gone", r"has no function 'gone' without arguments. Those that it has: mine\.py:fine, mine", id="none"
-        ),
+        pytest.param("gone", r"has no function 'gone' without arguments. It has: mine\.py:fine, mine", id="none"),
         pytest.param("needs", "has no function 'needs' without arguments", id="takes arguments"),
         pytest.param("_hidden", "has no function '_hidden'", id="hidden"),
         pytest.param("replace", "has no function 'replace'", id="imported, and takes arguments"),
         pytest.param("Sizes", "has no function 'Sizes'", id="a class"),
-        pytest.param(
-            "", "is a file; a recipe is a function in it. Those that it has: mine.py:fine", id="the file alone"
-        ),
+        pytest.param("", "is a file; a recipe is a function in it. It has: mine.py:fine", id="the file alone"),
         pytest.param("other", r"mine\.py:other returned a dict; .* here a TrainingJob", id="no job"),
         pytest.param("leaves", "SystemExit: done here", id="ends the interpreter"),
     ],
@@ -129,7 +125,7 @@ def test_a_failing_function_is_shown_by_its_own_lines(folder: Path) -> None:
         pytest.param(
             "import nothing_of_this_name\n", "line 1, in <module>\n.*\nModuleNotFoundError", id="missing import"
         ),
-        pytest.param("x = 3\n", "Those that it has: none", id="nothing in it"),
+        pytest.param("x = 3\n", "It has: none", id="nothing in it"),
     ],
 )
 def test_files_that_hold_no_recipe(tmp_path: Path, text: str, message: str) -> None:

@@ -168,7 +168,7 @@ def test_a_record_from_before_a_field_existed_says_what_it_stands_for(
     with caplog.at_level(logging.INFO):
         assert read(written(tmp_path, yaml.safe_dump(record))) == pretrain.digits_smoke()
     assert caplog.messages[0].endswith(
-        "written before these fields existed, which are as they were then: model.pooling"
+        "written before these fields existed; they keep their former meaning: model.pooling"
     )
     del record["job"]["model"]["dropout"]  # which records always had
     with pytest.raises(UserError, match=r"Missing are\n  model\.dropout\n"):
@@ -180,13 +180,13 @@ def test_a_record_from_before_a_field_existed_says_what_it_stands_for(
     [
         pytest.param(b"stage: [pretrain", "is not YAML", id="not YAML"),
         pytest.param(b"\xff\xd8\xff\xe0\x00", "is not YAML", id="an image"),
-        pytest.param(b"", "holds no fields; give it a line as `recipe: digits_smoke`", id="empty"),
-        pytest.param(b"- 1\n- 2\n", "holds no fields", id="a list"),
-        pytest.param(b"stage: pretrain\njob:\n", "my.yaml, line 2: `job:` holds no fields", id="no job in it"),
+        pytest.param(b"", "has no fields; add a line such as `recipe: digits_smoke`", id="empty"),
+        pytest.param(b"- 1\n- 2\n", "has no fields", id="a list"),
+        pytest.param(b"stage: pretrain\njob:\n", "my.yaml, line 2: `job:` has no fields", id="no job in it"),
         pytest.param(b"job: {}\n", "has the entries job; allowed beside `job:` is `stage:`", id="a job of no stage"),
         pytest.param(b"stage: pretrain\njob: {}\nrecipe: x\n", "entries stage, job, recipe; allowed", id="both forms"),
-        pytest.param(b"recipe: [a, b]\n", "my.yaml, line 1: recipe is to be a single word", id="two recipes"),
-        pytest.param(b"recipe:\n", "my.yaml, line 1: recipe is to be a single word", id="no recipe"),
+        pytest.param(b"recipe: [a, b]\n", "my.yaml, line 1: recipe must be a single word", id="two recipes"),
+        pytest.param(b"recipe:\n", "my.yaml, line 1: recipe must be a single word", id="no recipe"),
         pytest.param(b"stage: pretran\njob: {}\n", "stage is 'pretran'; allowed are pack, ", id="no stage"),
         pytest.param(b"stage: finetune\njob: {}\n", "run: patchline finetune ", id="another stage"),
         pytest.param(b"stage: !!python/object/apply:os.getcwd []\njob: {}\n", "is not YAML", id="code is not run"),

@@ -6,7 +6,7 @@ import os
 import pytest
 from rich.cells import cell_len
 
-from jobs.screen import fitted, has_no_reader, plain
+from jobs.screen import fitted, has_no_reader
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from jobs.screen import fitted, has_no_reader, plain
     ],
 )
 def test_nothing_acts(text: str, shown: str) -> None:
-    assert plain(text) == shown
+    assert fitted(text) == shown
 
 
 @pytest.mark.parametrize(

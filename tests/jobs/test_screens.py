@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from tests.rigs.screens import Screen, patchline_on
+from tests.rigs.screens import Screen
+from tests.rigs.terminal_commands import patchline_on
 from tests.rigs.training import STEPS, pretrain_words
 
 pytestmark = pytest.mark.slow

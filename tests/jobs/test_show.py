@@ -37,7 +37,9 @@ def test_a_file_is_shown_with_all_that_it_leaves_out(tmp_path: Path) -> None:
     ended = patchline("show", str(tmp_path / "my.yaml"))
     assert ended.code == 0, ended.errors
     (tmp_path / "shown.yaml").write_text(ended.output)
-    assert default_job("finetune", str(tmp_path / "shown.yaml")) == replace(finetune.digits_48(), steps=70)
+    recipe = finetune.digits_48()
+    schedule = replace(recipe.schedule, warmup_steps=7)  # 70 of the recipe's 100 steps, 7 of its 10 to warm up
+    assert default_job("finetune", str(tmp_path / "shown.yaml")) == replace(recipe, steps=70, schedule=schedule)
 
 
 def test_a_stage_without_recipes_is_named() -> None:

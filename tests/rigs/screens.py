@@ -3,19 +3,11 @@
 import logging
 import os
 import select
-import signal
 import sys
 import termios
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import TextIO
 
 import pytest
-
-from jobs.cli import main
-from tests.rigs.forks import forks
-from tests.rigs.processes import ANSWER_SECONDS
 
 _ROWS = 50
 _QUIET_SECONDS = 0.05
@@ -78,27 +70,3 @@ class Screen:
             line = self.lines[-1].ljust(self._column)
             self.lines[-1] = line[: self._column] + character + line[self._column + 1 :]
             self._column += 1
-
-
-def patchline_on(screen: Screen, *words: str, act: Callable[[Screen], None] = lambda _: None) -> int:
-    """`patchline WORDS` on that terminal until it ends; `act` is called again and again meanwhile. Its exit code."""
-    process = forks().Process(target=_as_command, args=(list(words), os.ttyname(screen.inside)))
-    process.start()
-    deadline = time.monotonic() + ANSWER_SECONDS
-    while process.exitcode is None and time.monotonic() < deadline:
-        screen.read()
-        act(screen)
-    if process.exitcode is None:
-        process.kill()
-        raise TimeoutError(f"patchline {' '.join(words)} still runs: {screen.lines}")
-    screen.read()
-    return process.exitcode
-
-
-def _as_command(words: list[str], terminal: str) -> None:
-    os.setsid()  # the terminal that is opened next becomes this process's own, and its Ctrl-C comes here
-    with Path(terminal).open("rb+", buffering=0) as file:
-        for number in range(3):
-            os.dup2(file.fileno(), number)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
-    sys.exit(main(words))

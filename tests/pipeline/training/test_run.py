@@ -157,7 +157,7 @@ def test_a_torn_checkpoint_is_passed_over(
 
     assert resumed_steps(run_dir) == [0, STEPS - 4]
     assert losses(run_dir) == expected
-    assert f"passing over checkpoint step-{STEPS:08d}" in capfd.readouterr().err
+    assert f"skipping checkpoint step-{STEPS:08d}" in capfd.readouterr().err
 
 
 def test_a_change_that_would_be_another_run_is_refused(
@@ -205,7 +205,7 @@ def test_an_overtaken_process_ends_and_leaves_the_run_to_the_later_one(
     later = {"token": "0002-ffffffff", "resumed_from": None}
     (run_dir / "checkpoints" / "attempts" / "0002-ffffffff.json").write_text(json.dumps(later))
     assert zombie.wait() == 78
-    assert "a later one, 0002-ffffffff, took the run over" in capfd.readouterr().err
+    assert "a later one, 0002-ffffffff, took over the run" in capfd.readouterr().err
     assert not (run_dir / "DONE").exists()
 
 

@@ -246,4 +246,4 @@ def test_members_that_are_not_called_images_are_counted(tmp_path: Path, caplog: 
     found = images_of(ClassTarsSource(root=str(tmp_path)))
     assert [entry.name for entry, _ in found] == ["n01/a.jpg", "n01/b.jfif"]
     [line] = [record.getMessage() for record in caplog.records]
-    assert "3 members are not called images and are passed over, the first of them c" in line
+    assert "passed over 3 members with no image suffix, the first of them c" in line

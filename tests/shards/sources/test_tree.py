@@ -44,7 +44,7 @@ def test_what_is_no_image_is_counted_and_hidden_files_are_not(tmp_path: Path, ca
     put(tmp_path, b"a.jpg", b"b.txt", b"c.txt", b"noname", b"._a.jpg", b".git/x.jpg", b".jpg")
     with caplog.at_level(logging.INFO):
         assert [path for path, _ in list_images(str(tmp_path))] == ["a.jpg"]
-    assert "3 files are not called images and are passed over: 2 .txt, 1 without a suffix" in caplog.text
+    assert "passed over 3 files with no image suffix: 2 .txt, 1 without a suffix" in caplog.text
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
