@@ -1,7 +1,7 @@
 """The warm-up of a run whose length is not its recipe's: in proportion where it is shorter, `--steps 3` of 300."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,30 @@ from pipeline.training.config import TrainingJob
 _STEPS, _WARMUP, _RUN_DIR = "--{}steps", "--{}schedule.warmup-steps", "--run-dir"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Recorded:
+    """The length of a run and of its warm-up."""
+
+    steps: int
+    warmup: int
+
+
 def with_warmup(stage: str, default: Any, words: Sequence[str], *, extends: bool = False) -> tuple[Any, str]:
     """The job that a command starts from, its warm-up made to fit the words after it, and what to tell the user (empty
     where nothing changed). The words' own warm-up wins; jobs without a schedule stay as they are.
 
-    `extends`: the command continues a finished run with more steps, which keeps the warm-up that it had.
+    A run that is there keeps the warm-up that it has, where the command has its steps or `extends` it with more.
     """
     if stage == "plan":
         training, note = _scaled_by_words(default.training, words, prefix="training.")
         return (replace(default, training=training), note) if note else (default, "")
     if not isinstance(default, TrainingJob):
         return default, ""
-    return _kept(default, words) if extends else _scaled_by_words(default, words)
+    run_dir = _value(words, _RUN_DIR) or default.run_dir
+    recorded = _recorded(Path(run_dir) / "job.yaml")
+    if recorded and (extends or str(recorded.steps) == _value(words, _STEPS.format(""))):
+        return _kept(default, recorded.warmup, words, run_dir=run_dir)
+    return (default, "") if extends else _scaled_by_words(default, words)
 
 
 def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, str]:
@@ -44,24 +56,26 @@ def _scaled_by_words(recipe: TrainingJob, words: Sequence[str], *, prefix: str =
     return scaled(recipe, steps=int(steps), keep=f"{flag} {recipe.schedule.warmup_steps}")
 
 
-def _kept(recipe: TrainingJob, words: Sequence[str]) -> tuple[TrainingJob, str]:
-    """The recipe with the warm-up of the run that lies in the command's run directory."""
-    run_dir, own = _value(words, _RUN_DIR) or recipe.run_dir, recipe.schedule.warmup_steps
-    recorded = _recorded_warmup(Path(run_dir) / "job.yaml")
-    if recorded in (None, own) or recorded >= recipe.steps or _value(words, _WARMUP.format("")) is not None:
+def _kept(recipe: TrainingJob, warmup: int, words: Sequence[str], *, run_dir: str) -> tuple[TrainingJob, str]:
+    """The recipe with the warm-up of the run in the command's run directory."""
+    own = recipe.schedule.warmup_steps
+    if warmup == own or warmup >= recipe.steps or _value(words, _WARMUP.format("")) is not None:
         return recipe, ""
-    return _warmed_up(recipe, recorded), f"warm-up {recorded} steps, as the run in {run_dir} began (the recipe: {own})"
+    return _warmed_up(recipe, warmup), f"warm-up {warmup} steps, as the run in {run_dir} began (the recipe: {own})"
 
 
-def _recorded_warmup(path: Path) -> Any:
-    """The warm-up in a run's record; None where there is none to be read."""
-    import yaml  # noqa: PLC0415 - for runs that are extended alone
+def _recorded(path: Path) -> _Recorded | None:
+    """What a run's record says; None where there is none to be read."""
+    if not path.is_file():
+        return None
+    import yaml  # noqa: PLC0415 - for runs that are continued alone
 
     try:
-        warmup = yaml.safe_load(path.read_bytes())["job"]["schedule"]["warmup_steps"]
-    except (OSError, yaml.YAMLError, LookupError, TypeError):
+        job = yaml.safe_load(path.read_bytes())["job"]
+        found = _Recorded(steps=job.get("steps", 0), warmup=job["schedule"]["warmup_steps"])
+    except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError):
         return None
-    return warmup if isinstance(warmup, int) else None
+    return found if isinstance(found.steps, int) and isinstance(found.warmup, int) else None
 
 
 def _warmed_up(recipe: TrainingJob, warmup_steps: int) -> TrainingJob:

@@ -177,12 +177,10 @@ class Stopping:
 
 def say(message: str) -> None:
     """A line on standard error, past every lock and every live line of a terminal."""
-    clear = "\r\x1b[K" if os.isatty(2) else ""
+    clear = f"\r{' ' * (os.get_terminal_size(2).columns - 1)}\r" if os.isatty(2) else ""
     os.write(2, f"{clear}{time.strftime('%H:%M:%S')} {message}\n".encode())
 
 
 def end_now(code: int) -> None:
-    """Ends the process without another line of Python; a terminal gets its cursor back."""
-    if os.isatty(2):
-        os.write(2, b"\x1b[?25h")
+    """Ends the process without another line of Python."""
     os._exit(code)

@@ -76,13 +76,13 @@ def test_an_interrupt_saves_on_all_ranks_and_a_killed_parent_ends_them(digits_ur
         command.signal(signal.SIGINT)
         assert command.end(seconds=30) == exit_codes.CONTINUE
     assert f"saved at step {max(losses(run_dir))}; run the same command to continue" in command.said
-    assert command.said.count("stopping: ") == 1
+    assert command.said.count("finishing and saving this step") == 1
     assert "Traceback" not in command.said + (run_dir / "logs" / "rank-1.log").read_text()
     assert "processes" not in (run_dir / "job.yaml").read_text()
     assert ranks_in(run_dir) == []
 
     with started(tmp_path / "again", *words) as command:
-        command.wait_until(lambda: "from checkpoint" in command.said)
+        command.wait_until(lambda: "continuing from step" in command.said)
         assert command.process.pid
         os.kill(command.process.pid, signal.SIGKILL)
         pause, deadline = threading.Event(), time.monotonic() + 30

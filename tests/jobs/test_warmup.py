@@ -90,6 +90,18 @@ def test_a_run_that_is_extended_keeps_its_warmup(
     assert (by_file[0].schedule, by_file[1]) == (job.schedule, note), "and where a YAML job names the directory"
 
 
+@pytest.mark.parametrize(
+    ("recorded_steps", "warmup"),
+    [pytest.param(60, 9, id="the same length"), pytest.param(50, 6, id="another, which the run refuses")],
+)
+def test_the_same_command_keeps_the_warmup_that_its_run_has(tmp_path: Path, recorded_steps: int, warmup: int) -> None:
+    """Of a run that was extended, or that an older version began."""
+    record = f"stage: pretrain\njob: {{steps: {recorded_steps}, schedule: {{warmup_steps: 9}}}}"
+    (tmp_path / "job.yaml").write_text(record)
+    job, _ = with_warmup("pretrain", RECIPE, ["--steps", "60", "--run-dir", str(tmp_path)])
+    assert job.schedule.warmup_steps == warmup
+
+
 def test_a_short_command_warms_up_in_proportion_and_says_so(digits_url: str, tmp_path: Path) -> None:
     without = [word for pair in zip(TINY[::2], TINY[1::2], strict=True) for word in pair if "warmup" not in pair[0]]
     words = [*without, "--steps", "3", "--data.url", digits_url, "--run-dir", str(tmp_path / "run")]
