@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,12 @@ PACKAGES = {"slurm": "slurm-wlm munge", "rgw": "ceph-mon ceph-mgr ceph-osd rados
 
 
 def pytest_configure() -> None:
-    """Packing's own workers may be the first to be forked."""
+    """Packing's own workers may be the first to be forked; a CPU that stands for a lesser one keeps its kernels apart.
+
+    torch.compile's cache does not: kernels of the one crash on the other, or give NaN.
+    """
+    kernels = f"torchinductor-tests-{os.getuid()}-{os.environ.get('ATEN_CPU_CAPABILITY', 'native')}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / kernels))
     forks()
 
 
