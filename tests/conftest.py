@@ -4,6 +4,7 @@ import os
 import secrets
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +32,15 @@ PACKAGES = {"slurm": "slurm-wlm munge", "rgw": "ceph-mon ceph-mgr ceph-osd rados
 
 
 def pytest_configure() -> None:
-    """Packing's own workers may be the first to be forked. A shell's background jobs ignore Ctrl-C, and what they start
-    inherits that; tests send it."""
+    """Packing's own workers may be the first to be forked; a CPU that stands for a lesser one keeps its kernels apart,
+    since torch.compile's cache does not (kernels of the one crash on the other, or give NaN).
+
+    A shell's background jobs ignore Ctrl-C, and what they start inherits that; tests send it.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    kernels = f"torchinductor-tests-{os.getuid()}-{os.environ.get('ATEN_CPU_CAPABILITY', 'native')}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / kernels))
     forks()
 
 

@@ -13,6 +13,7 @@ from tests.rigs.kills import saving, wait_until
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run, start
 
 pytestmark = pytest.mark.slow
+BF16 = ("--engine.precision", "bf16")  # elsewhere it is what this machine computes natively
 
 
 def continue_from(source: Path, target: Path, *, step: int) -> None:
@@ -32,7 +33,7 @@ def continue_from(source: Path, target: Path, *, step: int) -> None:
         (1, 2, ()),
         (2, 2, ("--optimizer.name", "sgd", "--schedule.learning-rate", "0.03")),  # another set of moments
         (3, 1, ("--engine.precision", "fp32")),
-        (3, 2, ()),
+        (3, 2, BF16),
         (2, 2, ("--average-factor", "0.9")),  # Polyak averaging: one slot more, and the weights are the average
         (
             1,
