@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from jobs.launch import start_ranks
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.build import blocks_of
 from pipeline.training.config import EngineConfig
@@ -95,10 +96,12 @@ def test_a_run_may_compile_after_its_continuation_only(
 
 
 def test_a_missing_compiler_is_one_message_before_the_run_begins(
-    digits_url: str, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    digits_url: str, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert run(pretrain_words(digits_url, run_dir, "--engine.compile", "on"), num_ranks=1, log_dir=tmp_path) == 2
+    environ = {**os.environ, "CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "no-kernels")}
+    words = pretrain_words(digits_url, run_dir, "--engine.compile", "on")
+    # Not forked: torch reads CXX when it is loaded.
+    assert start_ranks(words, num_ranks=1, environ=environ, log_dir=tmp_path).wait() == 2
     said = capfd.readouterr().err
     assert "No working C++ compiler found" in said
     assert "apt-get install g++" in said
