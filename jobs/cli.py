@@ -51,9 +51,9 @@ def entry() -> None:
 
 def main(argv: list[str]) -> int:
     """Runs one stage and returns its exit code; a user's mistake is a message, not a traceback."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(LogFormatter(sys.stderr, rank=_rank()))
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter(sys.stderr, rank=_rank()))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])  # a program that calls this keeps its own
     for noisy in ("botocore", "boto3", "urllib3", "s3transfer"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
