@@ -31,6 +31,8 @@ def run(job: EvaluateJob) -> int:
     weights, dataset = open_weights(job.weights), open_dataset(job.data.url)
     labels = weights.labels[: weights.config.num_classes]
     label_map(dataset, labels)
+    if job.run_dir and world.is_first:
+        write_record(Path(job.run_dir), stage="evaluate", job=job)  # says now, not at the end, if it cannot be written
     enter(world)
     try:
         model = filled_model(weights).to(world.device)
@@ -38,11 +40,10 @@ def run(job: EvaluateJob) -> int:
     finally:
         leave()
     if world.is_first:
+        if job.run_dir:
+            (Path(job.run_dir) / "scores.json").write_text(json.dumps(asdict(scores)) + "\n")
         sys.stdout.write(score_text(job, scores) + "\n")
         sys.stdout.flush()
-        if job.run_dir:
-            write_record(Path(job.run_dir), stage="evaluate", job=job)
-            (Path(job.run_dir) / "scores.json").write_text(json.dumps(asdict(scores)) + "\n")
     return exit_codes.DONE
 
 

@@ -10,7 +10,7 @@ from pipeline.config_values import Device, LossName
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import Gelu, ResNetEpsilons
 from pipeline.models.exchange.config import Change, Format
-from pipeline.training.config import TrainingJob
+from pipeline.training.config import MOST_THREADS, TrainingJob
 from shards.errors import UserError
 
 
@@ -33,8 +33,10 @@ class EvaluateJob:
     """Write the scores to standard output as one JSON object, for scripts."""
 
     def __post_init__(self) -> None:
-        if self.threads < 0:
-            raise UserError(f"threads is {self.threads}; allowed are 0 (each rank's share of the cores) or more")
+        if not 0 <= self.threads <= MOST_THREADS:
+            raise UserError(
+                f"threads is {self.threads}; allowed are 0 (each rank's share of the cores) to {MOST_THREADS:,}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,6 +135,19 @@ class InitialConfig:
     """Replace the head by a zero-initialised linear one, as the paper fine-tunes; otherwise every tensor must fit."""
 
 
+# Least and most: a step times a batch is a position in the order of samples, which has 64 bits.
+_MOST_STEPS, _MOST_BATCH = 10**9, 1 << 24
+MOST_THREADS = 1024
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "steps": (1, _MOST_STEPS),
+    "log_every_steps": (1, _MOST_STEPS),
+    "global_batch": (1, _MOST_BATCH),
+    "micro_batch": (0, _MOST_BATCH),
+    "clip_norm": (0, float("inf")),
+    "threads": (0, MOST_THREADS),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
     """One training run."""
@@ -178,11 +191,12 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
-        if self.threads < 0:
-            raise UserError(f"threads is {self.threads}; allowed are 0 (each rank's share of the cores) or more")
-        for name, least in (("steps", 1), ("log_every_steps", 1), ("clip_norm", 0), ("micro_batch", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}; allowed is {least} or more")
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value < least:
+                raise UserError(f"{name} is {value}; allowed is {least} or more")
+            if value > most:
+                raise UserError(f"{name} is {value}; allowed is at most {most:,}")
         if self.schedule.warmup_steps >= self.steps and self.schedule.decay != "constant":
             raise UserError(
                 f"schedule.warmup_steps is {self.schedule.warmup_steps}, not below the {self.steps} steps of the run; "

@@ -14,7 +14,7 @@ from shards.errors import UserError
     ("fields", "message"),
     [
         pytest.param({"steps": 0}, "steps is 0; allowed is 1 or more", id="no steps"),
-        pytest.param({"threads": -1}, "threads is -1; allowed are 0", id="negative threads"),
+        pytest.param({"threads": -1}, "threads is -1; allowed is 0", id="negative threads"),
         pytest.param({"log_every_steps": 0}, "log_every_steps is 0; allowed is 1 or more", id="logging never"),
         pytest.param({"clip_norm": -1.0}, r"clip_norm is -1\.0; allowed is 0 or more", id="negative clipping"),
         pytest.param({"micro_batch": -2}, "micro_batch is -2; allowed is 0 or more", id="negative micro-batch"),
@@ -78,3 +78,16 @@ def test_the_papers_recipes_name_their_precision_and_small_ones_leave_it_to_the_
     small = {"digits_smoke": "auto", "photos_smoke": "auto", "digits_48": "auto"}
     small |= {"cifar10_small": "fp32", "cifar10_48": "fp32"}
     assert job.engine.precision == small.get(name, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"steps": 10**20}, "steps is 100000000000000000000; allowed is at most 1,000,000,000"),
+        ({"global_batch": 1 << 63}, "allowed is at most 16,777,216"),
+        ({"threads": 100_000}, "threads is 100000; allowed is at most 1,024"),
+    ],
+)
+def test_values_that_no_machine_has_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TrainingJob(**fields)
