@@ -22,7 +22,10 @@ def default_job(stage: str, word: str) -> Any:
     if stage == PLAN:
         return _plan_job(word)
     if stage in WITH_RECIPES:
-        return file_job(stage, Path(word)) if is_file(word) else recipe_job(stage, word)
+        record = Path(word) / "job.yaml"  # RUN stands for RUN/job.yaml, unless a recipe is called so
+        is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()
+        path = record if is_run else Path(word)
+        return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
     kind, second = kind_of(stage), STAGES[stage].second
     if word == second:  # help, which is of no place in particular; or there is no second word
         return kind()

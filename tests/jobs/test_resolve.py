@@ -38,6 +38,16 @@ def test_a_recipe_its_smoke_size_a_record_and_a_url(tmp_path: Path) -> None:
     assert default_job("verify", "s3://bucket/data") == VerifyJob(url="s3://bucket/data")
 
 
+def test_a_run_directory_stands_for_its_record_unless_a_recipe_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (Path("runs/a"), Path("digits_48")):
+        write_record(folder, stage="pretrain", job=replace(digits_smoke(), steps=77))
+    assert default_job("pretrain", "runs/a").steps == 77
+    assert default_job("finetune", "digits_48") == digits_48()
+
+
 def test_a_function_of_a_python_file_and_its_smoke_size(tmp_path: Path) -> None:
     own = file(tmp_path / "my_recipes.py", OWN)
     mine = replace(digits_smoke(), steps=77)
