@@ -74,7 +74,7 @@ class Terminal:
 
     def keep(self, when: str) -> None:
         """The screen as a block of Markdown."""
-        self.shown.append(f"*{when}*\n\n```\n{self.screen()}\n```\n")
+        self.shown.append(f"*{when}*\n\n```\n{without_setup(self.screen())}\n```\n")
 
     def title(self, text: str) -> None:
         """A heading between screens."""
@@ -87,6 +87,11 @@ class Terminal:
 
     def _prompts(self) -> int:
         return int(_tmux("show-environment", "-g", f"prompts_{self.name}").partition("=")[2])
+
+
+def without_setup(screen: str) -> str:
+    """The screen without what pip says while it makes the environment, which is of the machine and not ours."""
+    return re.sub(r"(?s)^(\$ make demo\n).*?^\S*bin/patchline demo\n", r"\1[pip sets up .venv]\n", screen, flags=re.M)
 
 
 @contextmanager
