@@ -165,7 +165,7 @@ def train(screen: Terminal) -> None:
     screen.run("patchline pretrain photos_smoke --data.url data/photos --lr 1e-3")
     screen.title("Training, Ctrl-C, and the same command again")
     screen.run(_TRAIN, while_it_runs=r"\n(4[1-9]|[5-9]\d)/120 ", keys="C-c")
-    screen.run("echo $?")
+    screen.run("echo $?", clear=False)
     screen.run(_TRAIN)
     screen.run(_TRAIN)
     screen.run(f"{_TRAIN} \\\n  --schedule.learning-rate 2e-3")
@@ -175,9 +175,7 @@ def after(screen: Terminal) -> None:
     """What the weights are good for."""
     screen.title("Evaluate, predict, export")
     screen.run("patchline evaluate resize --weights runs/photos --data.url data/photos-test")
-    screen.run(
-        "patchline predict runs/photos photographs/test/dog/*85936* photographs/test/bird/*532* README.md --top 3"
-    )
+    screen.run("patchline predict runs/photos photographs/test/*/*beagle* README.md --top 2")
     screen.run("patchline export runs/photos --out photos-timm --format timm")
     screen.run("patchline export runs/photos --out photos-timm --format hugging_face")
 
@@ -216,7 +214,10 @@ def main() -> None:
         photographs(arguments.photographs, clone / "photographs")
     commit = subprocess.run(["git", "log", "-1", "--format=%h"], cwd=clone, check=True, capture_output=True, text=True)
     kept = ("PATH", "HOME", "LANG", "PIP_INDEX_URL", "PIP_CONFIG_FILE", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
-    environ = {name: os.environ[name] for name in kept if name in os.environ} | {"TERM": "screen-256color"}
+    environ = {name: os.environ[name] for name in kept if name in os.environ} | {
+        "TERM": "screen-256color",
+        "VIRTUAL_ENV_DISABLE_PROMPT": "1",
+    }
     with terminal(clone, environ) as screen:
         screen.shown.append(f"# A stranger's session, 80 columns wide\n\n{__doc__.split(chr(10) * 2)[0]}\n")
         screen.shown.append(f"Commit {commit.stdout.strip()}; command: `python -m docs.session --photographs DIR`.\n")
