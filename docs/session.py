@@ -212,7 +212,6 @@ def main() -> None:
     if not clone.exists():
         subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)
         photographs(arguments.photographs, clone / "photographs")
-    commit = subprocess.run(["git", "log", "-1", "--format=%h"], cwd=clone, check=True, capture_output=True, text=True)
     kept = ("PATH", "HOME", "LANG", "PIP_INDEX_URL", "PIP_CONFIG_FILE", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
     environ = {name: os.environ[name] for name in kept if name in os.environ} | {
         "TERM": "screen-256color",
@@ -220,7 +219,7 @@ def main() -> None:
     }
     with terminal(clone, environ) as screen:
         screen.shown.append(f"# A stranger's session, 80 columns wide\n\n{__doc__.split(chr(10) * 2)[0]}\n")
-        screen.shown.append(f"Commit {commit.stdout.strip()}; command: `python -m docs.session --photographs DIR`.\n")
+        screen.shown.append("Command: `python -m docs.session --photographs DIR`.\n")
         for part in arguments.only.split(","):
             PARTS[part](screen)
     arguments.out.write_text("\n".join(screen.shown))

@@ -198,15 +198,7 @@ def _train(
         reporter = open_reporter(job, ledger, prepared.data, step=step) if world.is_first else None
         if reporter:
             stack.callback(reporter.metrics.close)
-        batches = TrainBatches(
-            prepared.data,
-            replace(job.data, num_threads=job.data.num_threads or world.num_threads),
-            seed=job.seed,
-            image_size=job.model.image_size,
-            share=Share(global_batch=job.global_batch, rank=world.rank, num_ranks=world.num_ranks),
-            quarantine=Quarantine(run_dir / "quarantine.jsonl", max_share=job.data.max_quarantined),
-            pin_memory=world.device.type == "cuda",
-        )
+        batches = _open_batches(prepared, world)
         stack.callback(batches.close)
     parts = Parts(
         job=job,
@@ -243,6 +235,20 @@ def _train(
         log.info("stopped before the first step was done; %s", stopping.standing())
         return _ENDINGS[stopping.exit_code]
     return Ending.DONE if end is LoopEnd.ALL_STEPS else Ending.STOPPED
+
+
+def _open_batches(prepared: Prepared, world: World) -> TrainBatches:
+    """This rank's stream of training batches. Close it."""
+    job = prepared.job
+    return TrainBatches(
+        prepared.data,
+        replace(job.data, num_threads=job.data.num_threads or world.num_threads),
+        seed=job.seed,
+        image_size=job.model.image_size,
+        share=Share(global_batch=job.global_batch, rank=world.rank, num_ranks=world.num_ranks),
+        quarantine=Quarantine(prepared.run_dir / "quarantine.jsonl", max_share=job.data.max_quarantined),
+        pin_memory=world.device.type == "cuda",
+    )
 
 
 def _refuse_changes(prepared: Prepared, saved: SavedJob, *, is_done: bool = False) -> None:
