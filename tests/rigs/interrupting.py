@@ -1,5 +1,6 @@
 """A command as a terminal runs it, in a process group of its own, for tests that send it real signals."""
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -59,10 +60,13 @@ class Command:
 
 
 @contextmanager
-def started(errors: Path, *words: str, environ: Mapping[str, str] | None = None) -> Iterator[Command]:
-    """`patchline WORDS` while the block runs."""
+def started(
+    errors: Path, *words: str, environ: Mapping[str, str] | None = None, is_forked: bool = True
+) -> Iterator[Command]:
+    """`patchline WORDS` while the block runs. Not forked, it reads what torch's compiler reads once, such as CXX."""
     everything = {**os.environ, **(environ or {})}
-    process = forks().Process(target=_as_terminal, args=(list(words), everything, errors))
+    context = forks() if is_forked else multiprocessing.get_context("spawn")
+    process = context.Process(target=_as_terminal, args=(list(words), everything, errors))
     process.start()
     command = Command(process=process, errors=errors)
     try:

@@ -150,7 +150,7 @@ def test_a_first_step_that_compiles_for_ever_ends_in_time(digits_url: str, run_d
     environ = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     words = pretrain_words(digits_url, run_dir, *LONG, "--engine.compile", "on")
     try:
-        with started(tmp_path / "said", *words, environ=environ) as command:
+        with started(tmp_path / "said", *words, environ=environ, is_forked=False) as command:
             command.wait_until_said("compiling the model's blocks")
             hold.touch()
             command.signal(signal.SIGTERM)
