@@ -1,0 +1,151 @@
+"""What short runs and a short stream give: their losses and batches, recorded before the code was rearranged.
+
+    python -m tests.baseline.record     losses.json and batches.json, again: only if a change of results is intended
+
+The runs are real processes on digits, in fp32, with everything on that draws or averages. The instruction set is fixed
+to make machines differ as little as possible. On the CPU that recorded them, results must be equal to the last bit.
+
+format_1/ is a run as the version before the second manifest format left it (`keep_old_run`); it cannot be recorded
+again by this version.
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from jobs.cli import main
+from jobs.launch import start_ranks
+from pipeline.data import AugmentConfig, DataConfig, RandAugmentConfig, train_batches
+from pipeline.training.metrics import read_metrics
+
+FOLDER = Path(__file__).resolve().parent
+LOSSES, BATCHES, OLD_RUN = FOLDER / "losses.json", FOLDER / "batches.json", FOLDER / "format_1"
+OLD_LOSSES = FOLDER / "format_1.json"
+STEPS, NUM_BATCHES = 10, 20
+SAME_ARITHMETIC = {
+    "OMP_NUM_THREADS": "1",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_CBWR": "COMPATIBLE",
+}
+TINY = (
+    *("--model.width", "16", "--model.depth", "1", "--model.mlp-width", "32", "--model.num-heads", "2"),
+    *("--global-batch", "16", "--data.lanes", "8", "--schedule.warmup-steps", "2", "--device", "cpu"),
+    *("--engine.precision", "fp32", "--engine.compile", "off", "--log-every-steps", "1"),
+    *(
+        "--schedule.learning-rate",
+        "0.01",
+        "--data.randaugment.num-ops",
+        "2",
+        "--data.mixup.alpha",
+        "0.2",
+        "--model.dropout",
+        "0.1",
+    ),
+)
+RUNS = {  # name -> ranks, words
+    "one rank": (1, ()),
+    "two ranks, ZeRO 2": (2, ("--engine.zero-stage", "2", "--micro-batch", "4")),
+    "of an older version": (2, ("--checkpoint.every-steps", "3", "--average-factor", "0.9")),
+}
+OLD, OLD_STEPS = "of an older version", 3
+
+
+def cpu() -> str:
+    """What equality to the last bit depends on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    flags = next(line.split() for line in lines if line.startswith("flags"))
+    simd = [name for name in ("avx2", "avx512f", "avx512_bf16") if name in flags]
+    return f"{model}, {' '.join(simd)}, torch {version('torch')}, Python {sys.version_info[0]}.{sys.version_info[1]}"
+
+
+@contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """The current folder is another one inside: no record names a folder of this machine."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def pack_digits() -> None:
+    """The dataset of everything here, at `digits` in the current folder."""
+    if main(["pack", "digits", "--out", "digits", "--samples-per-shard", "300", "--samples-per-block", "10"]) != 0:
+        raise AssertionError("the digits could not be packed")
+
+
+def folder_of(name: str) -> Path:
+    """The run directory of one of RUNS, relative to the current folder."""
+    return Path(name.replace(",", "").replace(" ", "_"))
+
+
+def trained(name: str, *more: str, steps: int = STEPS) -> Path:
+    """The run directory of one of RUNS, trained in the current folder."""
+    num_ranks, words = RUNS[name]
+    run_dir = folder_of(name)
+    command = ["pretrain", "digits_smoke", "--data.url", "digits", "--run-dir", str(run_dir), *TINY, *words]
+    command += ["--steps", str(steps), *more]
+    environ = {**os.environ, **SAME_ARITHMETIC}
+    code = start_ranks(command, num_ranks=num_ranks, environ=environ, log_dir=Path("logs")).wait()
+    if code != 0:
+        raise AssertionError(f"{' '.join(command)} ended with {code}")
+    return run_dir
+
+
+def losses_of(run_dir: Path) -> list[float]:
+    """Loss of every step, as it was written."""
+    return [float(line["loss"]) for line in read_metrics(run_dir)]
+
+
+def batches_of(url: str) -> list[dict[str, Any]]:
+    """Of a few batches, across the end of a small epoch: the samples, and checksums of their pixels and labels."""
+    config = DataConfig(
+        lanes=8, window_blocks=2, num_threads=1, augment=AugmentConfig(), randaugment=RandAugmentConfig(num_ops=2)
+    )
+    found = []
+    with train_batches(url, global_batch=128, image_size=16, seed=7, rank=1, num_ranks=2, config=config) as batches:
+        for batch in islice(batches, NUM_BATCHES):
+            pixels, labels = (zlib.crc32(tensor.numpy().tobytes()) for tensor in (batch.images, batch.labels))
+            ids = zlib.crc32(batch.sample_ids.tobytes())
+            first = batch.sample_ids[:4].tolist()
+            found.append({"step": batch.step, "first_ids": first, "ids": ids, "pixels": pixels, "labels": labels})
+    return found
+
+
+def record() -> None:
+    """Losses and batches."""
+    with tempfile.TemporaryDirectory() as folder, inside(Path(folder)):
+        pack_digits()
+        found = {name: losses_of(trained(name)) for name in RUNS if name != OLD}
+        LOSSES.write_text(json.dumps({"cpu": cpu(), "losses": found}, indent=1) + "\n")
+        BATCHES.write_text(json.dumps(batches_of("digits"), indent=1) + "\n")
+
+
+def keep_old_run(run_dir: Path) -> None:
+    """A run of twice OLD_STEPS as it was after the first half, and the losses of all of it."""
+    shutil.rmtree(OLD_RUN, ignore_errors=True)
+    OLD_RUN.mkdir()
+    OLD_LOSSES.write_text(json.dumps({"cpu": cpu(), "losses": losses_of(run_dir)}, indent=1) + "\n")
+    shutil.copytree(run_dir / "checkpoints", OLD_RUN / "checkpoints")
+    shutil.rmtree(OLD_RUN / "checkpoints" / f"step-{2 * OLD_STEPS:08d}")
+    shutil.copy(run_dir / "job.yaml", OLD_RUN)
+    for name in ("ledger.jsonl", "metrics.jsonl"):
+        lines = (run_dir / name).read_text().splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line)["step"] <= OLD_STEPS]
+        (OLD_RUN / name).write_text("".join(kept))
+
+
+if __name__ == "__main__":
+    record()
