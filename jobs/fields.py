@@ -6,7 +6,7 @@ A number may be spelt as YAML or Python spell it (`1e-3`, `16_000_000_000`); not
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jobs.field_names import known_instead
@@ -16,6 +16,7 @@ from shards.errors import UserError
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _WRONG = object()  # stands for a value with a fault until the whole file is read
 
 
@@ -25,6 +26,7 @@ class Report:
 
     root: type
     later: Mapping[str, tuple[str, ...]]
+    renamed: Mapping[str, Mapping[str, str]]
     faults: list[tuple[int, str]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
@@ -35,13 +37,21 @@ class Report:
         return _WRONG
 
 
-def job_from(tree: Fields, *, kind: type, base: Any, later: Mapping[str, tuple[str, ...]]) -> tuple[Any, Report]:
+def job_from(
+    tree: Fields,
+    *,
+    kind: type,
+    base: Any,
+    later: Mapping[str, tuple[str, ...]] = _NOTHING,
+    renamed: Mapping[str, Mapping[str, str]] = _NOTHING,
+) -> tuple[Any, Report]:
     """The job in `tree`, and the report; the job means something only where the report has neither faults nor misses.
 
     `base` (a job, or None) gives the fields that the tree does not. Without it, only `later` may be missing: by the
-    name of a class, those of its fields that came after the file was written and have their defaults.
+    name of a class, those of its fields that came after the file was written and have their defaults. Names of
+    `renamed`, again by class, are read as those of now.
     """
-    report = Report(root=kind, later=later)
+    report = Report(root=kind, later=later, renamed=renamed)
     return _group(kind, tree, base=base, name="", report=report), report
 
 
@@ -49,7 +59,7 @@ def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> A
     if not isinstance(tree, Fields):
         return report.fault(tree, f"{name} is {_spelt(tree)}; allowed is a group of fields")
     prefix = f"{name}." if name else ""
-    hints = get_type_hints(kind)
+    tree, hints = _with_todays_names(tree, report.renamed.get(kind.__name__, {})), get_type_hints(kind)
     for given, line in tree.lines.items():
         if given not in hints:
             report.faults.append((line, f"unknown field {prefix}{given}{known_instead(given, prefix, report.root)}"))
@@ -72,6 +82,13 @@ def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> A
     except UserError as error:
         report.faults.append((tree.line if name else 0, str(error)))  # the whole job is on no line in particular
         return _WRONG
+
+
+def _with_todays_names(tree: Fields, renamed: Mapping[str, str]) -> Fields:
+    entries = {renamed.get(name, name): value for name, value in tree.entries.items()}
+    return Fields(
+        entries=entries, lines={renamed.get(name, name): line for name, line in tree.lines.items()}, line=tree.line
+    )
 
 
 def _value(kind: Any, tree: Tree, *, base: Any, name: str, report: Report) -> Any:

@@ -49,7 +49,8 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "clip-grad": ("--clip-norm",),
     "grad-clip": ("--clip-norm",),
     "max-grad-norm": ("--clip-norm",),
-    "ema": ("--average-factor",),
+    "ema": ("--ema-decay",),
+    "average-factor": ("--ema-decay",),  # its name in the first versions
     "mixup": ("--data.mixup.alpha",),
     "smoothing": ("--label-smoothing",),
     "data": ("--data.url",),

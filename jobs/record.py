@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 
 from jobs.fields import Report, job_from
-from jobs.later_fields import LATER_FIELDS
+from jobs.later_fields import LATER_FIELDS, RENAMED_FIELDS
 from jobs.stages import STAGES
 from jobs.warmup import scaled
 from jobs.yaml_tree import Fields, Scalar, Tree, read_tree
@@ -102,7 +102,10 @@ def _job_in(file: JobFile, *, stage: str, kind: type[Job], base: Job | None) -> 
     if not isinstance(file.job, Fields):
         raise UserError(f"{file.path}, line {file.job.line}: `job:` has no fields; it must have every one")
     base = _warmed_up(file.job, base)
-    job, report = job_from(file.job, kind=kind, base=base, later=LATER_FIELDS if file.is_record else {})
+    if file.is_record:
+        job, report = job_from(file.job, kind=kind, base=base, later=LATER_FIELDS, renamed=RENAMED_FIELDS)
+    else:
+        job, report = job_from(file.job, kind=kind, base=base)
     _refuse(file.path, report, stage=stage)
     if report.assumed:
         names = _listed(report.assumed)

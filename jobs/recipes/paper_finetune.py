@@ -129,7 +129,7 @@ def _finetune(
 def _high_resolution(name: str, *, image_size: int, short_side: int) -> TrainingJob:
     return replace(
         _finetune(name, steps=20_000, learning_rate=0.03, image_size=image_size),
-        average_factor=_POLYAK,
+        ema_decay=_POLYAK,
         evaluation=EvaluationConfig(transform=EvaluationTransform(mode="central_crop", short_side=short_side)),
     )
 

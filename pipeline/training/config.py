@@ -171,9 +171,9 @@ class TrainingJob:
     """Largest norm of the gradient, 0 for no clipping (the paper clips at 1 on ImageNet-1k and in fine-tuning only)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    average_factor: float = 0.0
-    """Polyak averaging of the weights that the run leaves, 0 for none (0.9999 in the paper's ImageNet results, section
-    4.1); scores during training are of the weights that it trains."""
+    ema_decay: float = 0.0
+    """Decay of the exponential moving average (EMA, Polyak averaging) of the weights that the run leaves, 0 for none
+    (0.9999 in the paper's ImageNet results, section 4.1); scores during training are of the weights that it trains."""
     engine: EngineConfig = EngineConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -202,9 +202,9 @@ class TrainingJob:
                 f"schedule.warmup_steps is {self.schedule.warmup_steps}, not below the {self.steps} steps of the run; "
                 "lower --schedule.warmup-steps or raise --steps"
             )
-        if not (0 <= self.label_smoothing < 1 and 0 <= self.average_factor < 1):
+        if not (0 <= self.label_smoothing < 1 and 0 <= self.ema_decay < 1):
             raise UserError(
-                f"label_smoothing is {self.label_smoothing} and average_factor {self.average_factor}; "
+                f"label_smoothing is {self.label_smoothing} and ema_decay {self.ema_decay}; "
                 "allowed are 0 (off) to below 1"
             )
         if self.label_smoothing and self.loss != "softmax":

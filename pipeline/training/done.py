@@ -40,7 +40,7 @@ def job_of(marker: dict[str, Any]) -> SavedJob:
 def finish(run_dir: Path, job: TrainingJob, manifest: Manifest, *, store: Store, labels: tuple[str, ...]) -> None:
     """Weights out of the final checkpoint (any ZeRO stage), averaged ones where the job asks, then the DONE marker."""
     folder = run_dir / "weights"
-    slot = AVERAGE if job.average_factor else MASTER
+    slot = AVERAGE if job.ema_decay else MASTER
     save_weights(
         folder,
         config=job.model,

@@ -72,7 +72,7 @@ class Engine:
         plan: BatchPlan,
         optimizer: OptimizerConfig,
         clip_norm: float,
-        average_factor: float = 0.0,
+        ema_decay: float = 0.0,
     ) -> None:
         # Not at the top: importing it chooses an accelerator from the environment, which `world.enter` prepares.
         import deepspeed  # noqa: PLC0415
@@ -97,8 +97,8 @@ class Engine:
             dist_init_required=False,
         )
         self._zero = self._deepspeed.optimizer
-        self._average_factor = average_factor
-        masters = flat_partitions(self._zero) if average_factor else []
+        self._ema_decay = ema_decay
+        masters = flat_partitions(self._zero) if ema_decay else []
         self._averages = {master: master.detach().clone() for master in masters}
 
     @property
@@ -127,7 +127,7 @@ class Engine:
         skipped = bool(self._zero.overflow)  # DeepSpeed counts a skipped step as done and says nothing
         if not skipped:
             for master, average in self._averages.items():
-                update_average(average, master.detach(), factor=self._average_factor)
+                update_average(average, master.detach(), decay=self._ema_decay)
         norm = self._deepspeed.get_global_grad_norm()
         return UpdateResult(grad_norm=float("nan") if norm is None else float(norm), skipped=skipped)
 

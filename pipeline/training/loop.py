@@ -280,7 +280,7 @@ def describe(job: TrainingJob, world: World, *, is_compiled: bool) -> dict[str, 
     engine = {"zero_stage": job.engine.zero_stage, "precision": job.engine.precision, "micro_batch": job.micro_batch}
     engine |= {"is_compiled": is_compiled, "activation_checkpointing": job.engine.activation_checkpointing}
     kept: dict[str, Any] = {"model": asdict(job.model), "loss": job.loss, "optimizer": job.optimizer.name}
-    kept |= {"average_factor": job.average_factor, "job": asdict(job)}
+    kept |= {"ema_decay": job.ema_decay, "job": asdict(job)}
     return kept | {"topology": topology, "engine": engine, "job_sha256": fingerprint(job)}
 
 

@@ -48,6 +48,6 @@ def is_decayed(name: str, config: OptimizerConfig) -> bool:
     return config.decay == "all" or is_kernel
 
 
-def update_average(average: torch.Tensor, weights: torch.Tensor, *, factor: float) -> None:
-    """Polyak averaging, in place: average = factor x average + (1 - factor) x weights (section 4.1: 0.9999)."""
-    average.lerp_(weights, 1.0 - factor)
+def update_average(average: torch.Tensor, weights: torch.Tensor, *, decay: float) -> None:
+    """Polyak averaging, in place: average = decay x average + (1 - decay) x weights (section 4.1: 0.9999)."""
+    average.lerp_(weights, 1.0 - decay)

@@ -266,7 +266,7 @@ def _start_engine(
         plan=plan,
         optimizer=scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate),
         clip_norm=job.clip_norm,
-        average_factor=job.average_factor,
+        ema_decay=job.ema_decay,
     )
     if manifest:
         fill_from_checkpoint(engine, checkpoints, manifest)

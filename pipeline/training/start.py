@@ -39,7 +39,7 @@ class SavedJob:
     loss: str
     optimizer: str
     data_state: dict[str, Any]
-    average_factor: float = 0.0  # older versions did not average
+    ema_decay: float = 0.0  # older versions did not average
     precision: str = ""  # what engine.precision came to; empty in the DONE marker of an older version
     job: dict[str, Any] = field(default_factory=dict)  # all of it, resolved; older versions did not record it
 
@@ -53,7 +53,7 @@ def saved_job(manifest: Manifest) -> SavedJob:
         loss=record["loss"],
         optimizer=record["optimizer"],
         data_state=manifest.data_state,
-        average_factor=record.get("average_factor", 0.0),
+        ema_decay=record.get("ema_decay", record.get("average_factor", 0.0)),  # its name in older versions
         precision=record.get("engine", {}).get("precision", ""),
         job=record.get("job", {}),
     )
@@ -154,13 +154,13 @@ def refuse_changes(
         "model": asdict(ModelConfig(**saved.model)),  # fields that an older version had not are at their defaults
         "loss": saved.loss,
         "optimizer": {"name": saved.optimizer},
-        "average_factor": saved.average_factor,
+        "ema_decay": saved.ema_decay,
     }
     now = {
         "model": asdict(job.model),
         "loss": job.loss,
         "optimizer": {"name": job.optimizer.name},
-        "average_factor": job.average_factor,
+        "ema_decay": job.ema_decay,
     }
     changed = differences(before, now)
     others = other_values(saved.job, asdict(job), is_done=is_done)

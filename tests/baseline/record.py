@@ -55,7 +55,7 @@ TINY = (
 RUNS = {  # name -> ranks, words
     "one rank": (1, ()),
     "two ranks, ZeRO 2": (2, ("--engine.zero-stage", "2", "--micro-batch", "4")),
-    "of an older version": (2, ("--checkpoint.every-steps", "3", "--average-factor", "0.9")),
+    "of an older version": (2, ("--checkpoint.every-steps", "3", "--ema-decay", "0.9")),
 }
 OLD, OLD_STEPS = "of an older version", 3
 

@@ -82,7 +82,7 @@ def test_other_values_are_refused(fields: dict[str, Any], message: str) -> None:
         (OptimizerConfig(), {"head_decay": math.nan}, "optimizer.head_decay is nan"),
         (TrainingJob(), {"clip_norm": math.nan}, "^clip_norm is nan"),
         (TrainingJob(), {"label_smoothing": math.nan}, "label_smoothing is nan"),
-        (TrainingJob(), {"average_factor": math.inf}, "average_factor is inf"),
+        (TrainingJob(), {"ema_decay": math.inf}, "ema_decay is inf"),
         (TrainingJob(), {"steps": 1e3}, "^steps is 1000.0; allowed is a whole number"),
     ],
 )

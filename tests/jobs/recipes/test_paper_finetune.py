@@ -28,7 +28,7 @@ def test_a_row_of_table_4(
     assert (job.optimizer.name, job.optimizer.momentum, job.optimizer.weight_decay) == ("sgd", 0.9, 0.0)
     assert (job.schedule.decay, job.schedule.warmup_steps, job.schedule.final_learning_rate) == ("cosine", warmup, 0.0)
     assert job.schedule.learning_rate in rates
-    assert (job.clip_norm, job.loss, job.label_smoothing, job.average_factor) == (1.0, "softmax", 0.0, average)
+    assert (job.clip_norm, job.loss, job.label_smoothing, job.ema_decay) == (1.0, "softmax", 0.0, average)
     assert (job.initial.new_head, job.model.representation, job.model.head_bias) == (True, False, 0.0)
 
 

@@ -47,7 +47,7 @@ SIZES = {"name", "image_size", "patch", "depth", "width", "mlp_width", "num_head
 def test_a_smoke_size_is_the_same_run_but_for_sizes(name: str) -> None:
     full = RECIPES[name]()
     tiny = smoke(full)
-    kept = ("loss", "label_smoothing", "clip_norm", "optimizer", "average_factor", "initial", "seed")
+    kept = ("loss", "label_smoothing", "clip_norm", "optimizer", "ema_decay", "initial", "seed")
     assert [getattr(tiny, field) for field in kept] == [getattr(full, field) for field in kept]
     assert tiny.engine == replace(full.engine, precision="auto")
     assert tiny.data == replace(full.data, lanes=8, window_blocks=2)

@@ -26,8 +26,8 @@ from shards.errors import UserError
         pytest.param(
             {"label_smoothing": 1.0}, "label_smoothing is 1.0 .* allowed are 0", id="nothing of the label left"
         ),
-        pytest.param({"average_factor": 1.0}, "average_factor 1.0; allowed are 0", id="an average that never moves"),
-        pytest.param({"average_factor": -0.1}, "average_factor -0.1", id="a negative factor"),
+        pytest.param({"ema_decay": 1.0}, "ema_decay 1.0; allowed are 0", id="an average that never moves"),
+        pytest.param({"ema_decay": -0.1}, "ema_decay -0.1", id="a negative factor"),
         pytest.param(
             {"label_smoothing": 0.1, "loss": "sigmoid"},
             "label_smoothing is 0.1 with loss 'sigmoid'; .* take --loss softmax",

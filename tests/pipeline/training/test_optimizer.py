@@ -170,7 +170,7 @@ def test_the_average_is_a_geometric_sum() -> None:
     weights = [torch.randn(5, generator=torch.Generator().manual_seed(k)) for k in range(8)]
     average = weights[0].clone()
     for current in weights[1:]:
-        update_average(average, current, factor=0.9)
+        update_average(average, current, decay=0.9)
     shares = [0.9**7, *(0.1 * 0.9 ** (7 - k) for k in range(1, 8))]
     assert sum(shares) == pytest.approx(1.0)
     expected = sum(share * one for share, one in zip(shares, weights, strict=True))

@@ -34,7 +34,7 @@ def continue_from(source: Path, target: Path, *, step: int) -> None:
         (2, 2, ("--optimizer.name", "sgd", "--schedule.learning-rate", "0.03")),  # another set of moments
         (3, 1, ("--engine.precision", "fp32")),
         (3, 2, BF16),
-        (2, 2, ("--average-factor", "0.9")),  # Polyak averaging: one slot more, and the weights are the average
+        (2, 2, ("--ema-decay", "0.9")),  # Polyak averaging: one slot more, and the weights are the average
         (
             1,
             2,

@@ -57,7 +57,7 @@ def test_what_would_be_another_run_is_refused_by_name() -> None:
         (state, replace(job, model=replace(job.model, depth=5)), r"model\.depth: before 4, now 5"),
         (state, replace(job, loss="sigmoid"), "loss: before softmax, now sigmoid"),
         (state, replace(job, optimizer=OptimizerConfig(name="sgd")), r"optimizer\.name: before adamw, now sgd"),
-        (state, replace(job, average_factor=0.9), r"average_factor: before 0\.0, now 0\.9"),
+        (state, replace(job, ema_decay=0.9), r"ema_decay: before 0\.0, now 0\.9"),
         ({**state, "decoder": {"simplejpeg": "2.0"}}, job, "--data.allow-other-decoder"),
         (state, replace(job, steps=3, schedule=ScheduleConfig()), "has 4 steps already, --steps is 3"),
     ]

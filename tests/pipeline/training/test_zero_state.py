@@ -59,7 +59,7 @@ enter(current_world("cpu"))
 plan = plan_batch(8, micro_batch=8 // accumulation, num_ranks=1, lanes=1)
 engine = Engine(
     ViT(config), config=EngineConfig(zero_stage=stage, precision=precision), plan=plan,
-    optimizer=OptimizerConfig(), clip_norm=0.0, average_factor=0.75,
+    optimizer=OptimizerConfig(), clip_norm=0.0, ema_decay=0.75,
 )
 values = {name: initial_tensor(name, shape, seed=5) for name, shape in shapes_of(config).items()}
 
