@@ -23,11 +23,11 @@ from jobs.interrupts import SHELL_ADDS, Interrupts, exit_code_of
 from jobs.mistakes import HELP_WORDS, refuse_missing, refuse_wrong_words, unknown_stage
 from jobs.processes import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
+from jobs.run_flags import RunOptions, take_run_flags
 from jobs.screen import has_no_reader
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of, types_of
 from jobs.threads import wait_quietly
 from jobs.warmup import with_warmup
-from jobs.wishes import Given, take_wishes
 from shards.errors import UserError, WillNotSucceedError
 from shards.terminal import LogFormatter, columns_of, printable, wrapped
 
@@ -100,8 +100,8 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         return _tool(stage, words)
     if stage not in STAGES:
         raise unknown_stage(stage, list(COMMANDS))
-    words, wishes = take_wishes(stage, words)
-    starts_ranks = must_start(wishes.processes, os.environ)
+    words, options = take_run_flags(stage, words)
+    starts_ranks = must_start(options.processes, os.environ)
     if starts_ranks:
         logging.getLogger().setLevel(logging.WARNING)  # the first of them says what is to be said of the job
     asked = [word for word in words if word in HELP_WORDS]
@@ -113,11 +113,11 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     default = default_job(stage, words[0])
     if asked:
         return _help(stage, words[0], default, everything="--help-all" in asked)
-    job = _job(stage, default, words, extends="extend" in wishes.switches)
+    job = _job(stage, default, words, extends="extend" in options.switches)
     if starts_ranks:
-        again = [stage, *words, *(f"--{switch}" for switch in wishes.switches)]
-        return run_ranks(again, num_ranks=wishes.processes, environ=os.environ, run_dir=job.run_dir)
-    return _start(stage, words[0], job, wishes, interrupts)
+        again = [stage, *words, *(f"--{switch}" for switch in options.switches)]
+        return run_ranks(again, num_ranks=options.processes, environ=os.environ, run_dir=job.run_dir)
+    return _start(stage, words[0], job, options, interrupts)
 
 
 def _tool(name: str, words: list[str]) -> int:
@@ -136,7 +136,7 @@ def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:
     return _show(of_job(stage, word, job, about=about or "", everything=everything, width=columns()), asked=True)
 
 
-def _start(stage: str, word: str, job: Any, wishes: Given, interrupts: Interrupts) -> int:
+def _start(stage: str, word: str, job: Any, options: RunOptions, interrupts: Interrupts) -> int:
     """Loads the stage's module, which may take seconds, and runs the job."""
     run_dir = getattr(job, "run_dir", "")  # predict writes nothing
     if STAGES[stage].loads_torch and _rank() == 0:
@@ -147,7 +147,7 @@ def _start(stage: str, word: str, job: Any, wishes: Given, interrupts: Interrupt
     interrupts.works()
     if stage == "demo":  # its stages are processes of their own, in this environment
         return int(module.run(job, environ=dict(os.environ)))
-    code = int(module.run(job, **dict.fromkeys(wishes.switches, True)))
+    code = int(module.run(job, **dict.fromkeys(options.switches, True)))
     if code == exit_codes.CONTINUE and "TORCHELASTIC_ERROR_FILE" in os.environ:
         tell_torchrun(Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
     return code

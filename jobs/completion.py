@@ -8,8 +8,8 @@ from typing import Literal
 from jobs import exit_codes
 from jobs.flags import Flag, flags_of
 from jobs.resolve import WITH_RECIPES, default_job
+from jobs.run_flags import run_flags_of
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, recipes_of
-from jobs.wishes import wishes_of
 from shards.errors import UserError
 
 ASK = "__complete"  # the first word of the question
@@ -75,8 +75,8 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
         return _second_words(stage)
     flags = _flags(stage, before[1] if len(before) > 1 else "")
     if begun.startswith("-"):
-        wishes = [wish.flag for wish in wishes_of(stage) if flags]
-        return [*(name for flag in flags for name in flag.names), *wishes, "--help", "--help-all"]
+        options = [flag.name for flag in run_flags_of(stage) if flags]
+        return [*(name for flag in flags for name in flag.names), *options, "--help", "--help-all"]
     last = next((flag for flag in flags if flag.name == before[-1]), None)
     return last.choices if last else ()
 

@@ -8,7 +8,7 @@ from jobs.import_weights import refuse_misplaced
 from jobs.model_jobs import ExportJob
 from jobs.placing import write_to
 from jobs.record import write_record
-from pipeline.models.exchange.convert import changed, save_as
+from pipeline.models.conversion.convert import changed, save_as
 from pipeline.models.weights import open_weights
 
 __all__ = ["ExportJob", "run"]

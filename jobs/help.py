@@ -9,8 +9,8 @@ from typing import Any
 from jobs.flags import Flag, default_text, flags_of
 from jobs.mistakes import required_flags
 from jobs.recipes.smoke import SUFFIX
+from jobs.run_flags import run_flags_of, shown_run_flags
 from jobs.stages import COMMANDS, RECIPE, STAGES, WITH_SMOKE
-from jobs.wishes import flags_of_wishes, wishes_of
 
 _PIPE_COLUMNS = 100
 _LEAST_COLUMNS, _MOST_COLUMNS = 60, 140  # longer lines are hard to read
@@ -72,10 +72,10 @@ def of_job(name: str, word: str, job: Any, *, about: str, everything: bool, widt
 
     `about`: the recipe's docstring; `everything`: all flags, by group, not only the usual ones.
     """
-    stage, flags = STAGES[name], [*flags_of(job), *flags_of_wishes(name)]
+    stage, flags = STAGES[name], [*flags_of(job), *shown_run_flags(name)]
     required = required_flags(flags, stage.required)
     others = [flag for flag in flags if flag not in required]
-    usual_names = (*stage.usual, *(wish.flag for wish in wishes_of(name)))
+    usual_names = (*stage.usual, *(flag.name for flag in run_flags_of(name)))
     usual = [flag for flag_name in usual_names for flag in others if flag.name == flag_name]
     groups = _by_group(others) if everything or not stage.usual else {"usual": usual}
     if required:

@@ -8,8 +8,8 @@ from jobs.model_jobs import ImportJob
 from jobs.placing import write_to
 from jobs.record import write_record
 from pipeline.models.config import ModelConfig
-from pipeline.models.exchange.convert import changed, open_any
-from pipeline.models.exchange.sizes import Hints
+from pipeline.models.conversion.convert import changed, open_any
+from pipeline.models.conversion.sizes import Hints
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights import Weights, save_weights
 from shards.errors import UserError

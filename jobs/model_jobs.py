@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pipeline.config_values import Device, LossName
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import Gelu, ResNetEpsilons
-from pipeline.models.exchange.config import Change, Format
+from pipeline.models.conversion.config import Change, Format
 from pipeline.training.config import MOST_THREADS, TrainingJob
 from shards.errors import UserError
 

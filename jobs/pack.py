@@ -16,12 +16,12 @@ from shards.packing.about import describe
 from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
 from shards.packing.merge import discard_work, merge, refuse_quarantine
-from shards.packing.pack import ShardTask, pack_shard, samples_of_shard
 from shards.packing.plan import Plan, read_plan, refuse_other_versions
 from shards.packing.planning import make_plan
 from shards.packing.scan import ScanTask, scan_slice
 from shards.packing.spec import PackSpec
 from shards.packing.summary import packed_words, refused_words
+from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
 from shards.parallel import run_tasks
 from shards.progress import Progress
 from shards.quantities import plural

@@ -105,7 +105,7 @@ def _random_resized_crop(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class ResizeWindow:
     """What becomes of a crop: it is resized to height x width, of which the output shows a part from (top, left) on."""
 
     height: int
@@ -116,18 +116,18 @@ class Window:
     is_antialiased: bool = False
 
 
-def evaluation_window(height: int, width: int, transform: EvaluationTransform, *, size: int) -> Window:
+def evaluation_window(height: int, width: int, transform: EvaluationTransform, *, size: int) -> ResizeWindow:
     """The window of the evaluation transform on a whole image of height x width pixels."""
     if transform.mode == "resize":
-        return Window(height=size, width=size, is_antialiased=transform.antialias)
+        return ResizeWindow(height=size, width=size, is_antialiased=transform.antialias)
     short = max(size, transform.short_side or round(size * 256 / 224))
     scale = short / min(height, width)
     height, width = max(size, round(height * scale)), max(size, round(width * scale))
     top, left = (height - size) // 2, (width - size) // 2
-    return Window(height=height, width=width, top=top, left=left, is_antialiased=transform.antialias)
+    return ResizeWindow(height=height, width=width, top=top, left=left, is_antialiased=transform.antialias)
 
 
-def show(pixels: Pixels, window: Window, *, out: Pixels) -> None:
+def show(pixels: Pixels, window: ResizeWindow, *, out: Pixels) -> None:
     """Resizes, cuts and mirrors the pixels of a crop into `out`, uint8[height, width, 3]."""
     resized = _resize_antialiased(pixels, window) if window.is_antialiased else _resize_plain(pixels, window)
     shown = resized[window.top : window.top + out.shape[0], window.left : window.left + out.shape[1]]
@@ -137,7 +137,7 @@ def show(pixels: Pixels, window: Window, *, out: Pixels) -> None:
         out[...] = shown
 
 
-def _resize_plain(pixels: Pixels, window: Window) -> Pixels:
+def _resize_plain(pixels: Pixels, window: ResizeWindow) -> Pixels:
     if pixels.shape[:2] == (window.height, window.width):
         return pixels
     cv2.setNumThreads(1)  # parallelism is over images
@@ -145,7 +145,7 @@ def _resize_plain(pixels: Pixels, window: Window) -> Pixels:
     return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
 
 
-def _resize_antialiased(pixels: Pixels, window: Window) -> Pixels:
+def _resize_antialiased(pixels: Pixels, window: ResizeWindow) -> Pixels:
     # One direction at a time: Pillow 13 chooses which comes first, and rounds in between.
     image = Image.fromarray(np.ascontiguousarray(pixels))
     broad = image.resize((window.width, image.height), Image.Resampling.BILINEAR)

@@ -17,7 +17,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from pipeline.data.augment import Crop, Window, draw_crop, evaluation_window, show
+from pipeline.data.augment import Crop, ResizeWindow, draw_crop, evaluation_window, show
 from pipeline.data.config import AugmentConfig, EvaluationTransform
 from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, turn_of, turned
@@ -47,7 +47,7 @@ def train_view(
     """The crop that the sample's draws choose, into `out`, uint8[size, size, 3]. Raises DecodeError."""
     size, (height, width) = out.shape[0], _upright_size(sample)
     crop = draw_crop(height, width, draws, config=config)
-    window = Window(height=size, width=size, is_mirrored=crop.flip, is_antialiased=config.antialias)
+    window = ResizeWindow(height=size, width=size, is_mirrored=crop.flip, is_antialiased=config.antialias)
     may_scale = config.scaled_decode and sample.data is not None and is_jpeg(sample.data)
     denominator = largest_denominator(crop, height=size, width=size) if may_scale else 1
     _fill(sample, crop, window, denominator, out=out, use_library=use_library)
@@ -100,7 +100,9 @@ def _upright_size(sample: Encoded) -> tuple[int, int]:
     return (sample.width, sample.height) if is_exchanged else (sample.height, sample.width)
 
 
-def _fill(sample: Encoded, crop: Crop, window: Window, denominator: int, *, out: Pixels, use_library: bool) -> None:
+def _fill(
+    sample: Encoded, crop: Crop, window: ResizeWindow, denominator: int, *, out: Pixels, use_library: bool
+) -> None:
     turn, data = turn_of(sample.orientation), sample.data
     if data is None:
         raise DecodeError("there are no bytes to decode")
@@ -125,7 +127,9 @@ def _gives_the_right_pixels(decoder: CropDecoder) -> bool:
     for data, denominator, orientation in product((*usual, progressive), (1, 2), (1, 8)):
         size = 224 if data is progressive and denominator == 1 else 16  # wide enough once for every loop over a row
         is_antialiased = (denominator == 2) != (orientation == 8)  # each of the four pairs comes up
-        window = Window(height=size + 4, width=size + 3, top=2, left=1, is_mirrored=True, is_antialiased=is_antialiased)
+        window = ResizeWindow(
+            height=size + 4, width=size + 3, top=2, left=1, is_mirrored=True, is_antialiased=is_antialiased
+        )
         plan = plan_view(_TRIAL_SIZE, turn_of(orientation), crop, window, denominator=denominator)
         views = np.zeros((2, size, size, 3), dtype=np.uint8)
         _fill_from_all(data, plan, out=views[0])

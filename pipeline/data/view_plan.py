@@ -7,7 +7,7 @@ decoded image, halves up, in the image as stored.
 
 from dataclasses import dataclass
 
-from pipeline.data.augment import Crop, Window
+from pipeline.data.augment import Crop, ResizeWindow
 from pipeline.data.decode import Turn, scaled_size
 
 _DENOMINATORS = (8, 4, 2)
@@ -34,10 +34,10 @@ class ViewPlan:
     denominator: int
     box: Box
     turn: Turn
-    window: Window
+    window: ResizeWindow
 
 
-def plan_view(size: tuple[int, int], turn: Turn, crop: Crop, window: Window, *, denominator: int) -> ViewPlan:
+def plan_view(size: tuple[int, int], turn: Turn, crop: Crop, window: ResizeWindow, *, denominator: int) -> ViewPlan:
     """The plan for a crop of the upright image; `size` is (height, width) as stored."""
     box = _scaled(_stored_box(crop, turn, size), size, denominator)
     return ViewPlan(

@@ -1,6 +1,6 @@
 """Our own weights folder, `model.safetensors` and `config.json`, and fitting weights to a model of another size.
 
-Files of others are read and written in exchange/. Nothing is unpickled anywhere.
+Files of others are read and written in conversion/. Nothing is unpickled anywhere.
 """
 
 import hashlib

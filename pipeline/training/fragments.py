@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipeline.training.manifest import FORMAT, CheckpointId, FileRecord, LogicalTensor, Manifest, Place
+from pipeline.training.manifest import FORMAT, CheckpointId, FileRecord, FragmentLocation, LogicalTensor, Manifest
 from pipeline.training.zero_state import MASTER, Fragment
 
 FLOAT_BYTES = 4
@@ -80,10 +80,10 @@ def assemble_manifest(
     record: dict[str, Any],
 ) -> Manifest:
     """The manifest of a checkpoint from every rank's report: {file, sha256, num_bytes, pieces}."""
-    slots: dict[str, dict[str, list[Place]]] = {name: {} for name in shapes}
+    slots: dict[str, dict[str, list[FragmentLocation]]] = {name: {} for name in shapes}
     for report in reports:
         for name, slot, offset, start, length in report["pieces"]:
-            found = Place(file=report["file"], offset=offset, start=start, length=length)
+            found = FragmentLocation(file=report["file"], offset=offset, start=start, length=length)
             slots[name].setdefault(slot, []).append(found)
     moments = sorted({slot for places in slots.values() for slot in places} - {MASTER})
     tensors = {}

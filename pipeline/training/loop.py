@@ -28,7 +28,7 @@ from pipeline.training.loss import classification_loss, targets_of
 from pipeline.training.manifest import Manifest
 from pipeline.training.reporter import NUM_IMAGES, Reporter
 from pipeline.training.schedule import learning_rate
-from pipeline.training.signals import Signals, Wish
+from pipeline.training.signals import Signals, StopRequest
 from pipeline.training.stopping import Stopping, WaitGivenUpError
 from pipeline.world import World
 from shards.dataset import Dataset
@@ -98,11 +98,11 @@ class Loop:
                 if reporter and self.step == self._start:
                     reporter.shows(*self._shown(batch))
                 with parts.ledger.time("compute"):
-                    loss, wish, result = self._update(batch)
+                    loss, request, result = self._update(batch)
                 self.step += 1
                 self._guard(loss, result)
                 scores = self._held_out_scores()
-                wish = Wish.SAVE_AND_EXIT if self._is_unscored else wish
+                request = StopRequest.SAVE_AND_EXIT if self._is_unscored else request
                 if reporter:
                     reporter.step(
                         self.step,
@@ -112,11 +112,15 @@ class Loop:
                         traffic=self._traffic,
                         scores=scores,
                     )
-                is_due = wish > Wish.NOTHING or self.step % job.checkpoint.every_steps == 0
+                is_due = request > StopRequest.NOTHING or self.step % job.checkpoint.every_steps == 0
                 if is_due and self._skipped_in_a_row == 0:  # a model that may be lost must not replace a good one
                     self.save()
                 # Exit code 75 promises a committed checkpoint: where there is none, the next step tries again.
-                if wish == Wish.SAVE_AND_EXIT and self._is_saved() and (self.step < job.steps or self._is_unscored):
+                if (
+                    request == StopRequest.SAVE_AND_EXIT
+                    and self._is_saved()
+                    and (self.step < job.steps or self._is_unscored)
+                ):
                     return LoopEnd.ASKED
         if self._start == job.steps and not self._score_the_last():
             return LoopEnd.ASKED
@@ -165,32 +169,32 @@ class Loop:
             if parts.reporter:
                 parts.reporter.saved(self.step)
 
-    def _update(self, batch: Batch) -> tuple[float, Wish, UpdateResult]:
-        """One optimiser step: (mean loss over the global batch, the ranks' highest wish, what the engine did)."""
+    def _update(self, batch: Batch) -> tuple[float, StopRequest, UpdateResult]:
+        """One optimiser step: (mean loss over the global batch, the ranks' highest request, what the engine did)."""
         parts, plan = self.parts, self.parts.plan
         losses = []
         for micro in range(plan.accumulation):
             chosen = slice(micro * plan.micro_batch, (micro + 1) * plan.micro_batch)
-            images, answers = self._inputs(batch, chosen)
+            images, targets = self._inputs(batch, chosen)
             torch.manual_seed(derive_key(parts.job.seed, self.step, micro, parts.world.rank, _DROPOUT) >> 1)
 
-            def loss_of(model: nn.Module, x: torch.Tensor = images, y: torch.Tensor = answers) -> torch.Tensor:
+            def loss_of(model: nn.Module, x: torch.Tensor = images, y: torch.Tensor = targets) -> torch.Tensor:
                 return classification_loss(model(x), y, name=parts.job.loss, smoothing=parts.job.label_smoothing)
 
             losses.append(parts.engine.accumulate(loss_of))
-        # One reduction carries the loss, the ranks' wishes and what they read; the update's own synchronisation waits
+        # One reduction carries the loss, the ranks' requests and what they read; the update's own synchronisation waits
         # for it.
-        wishes = [float(parts.signals.wish() == wish) for wish in Wish]
+        requests = [float(parts.signals.request() == request) for request in StopRequest]
         counts = parts.batches.counts()
-        own = [0.0, *wishes, *(counts[name] for name in COUNT_NAMES)]
+        own = [0.0, *requests, *(counts[name] for name in COUNT_NAMES)]
         summary = torch.tensor(own, dtype=torch.float64).to(parts.world.device, non_blocking=True)
         summary[0] = torch.stack(losses).mean()
         dist.all_reduce(summary)
         result = parts.engine.update(learning_rate=self._rate(self.step))
         loss_sum, *sums = summary.tolist()
-        wish = max(wish for wish in Wish if sums[wish] > 0)
-        self._traffic = dict(zip(COUNT_NAMES, sums[len(Wish) :], strict=True))
-        return loss_sum / parts.world.num_ranks, wish, result
+        request = max(request for request in StopRequest if sums[request] > 0)
+        self._traffic = dict(zip(COUNT_NAMES, sums[len(StopRequest) :], strict=True))
+        return loss_sum / parts.world.num_ranks, request, result
 
     def _inputs(self, batch: Batch, chosen: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """A micro-batch on the device: uint8 images with their labels, or what mixup makes of both."""
@@ -261,7 +265,7 @@ class Loop:
 
     def _give_up_if_asked(self) -> None:
         """Raises WaitGivenUpError on all ranks where one is asked to exit. Collective."""
-        is_asked = self.parts.signals.wish() == Wish.SAVE_AND_EXIT
+        is_asked = self.parts.signals.request() == StopRequest.SAVE_AND_EXIT
         if not all_agree(not is_asked, device=self.parts.world.device):
             raise WaitGivenUpError("evaluating")
 

@@ -8,23 +8,25 @@ from pipeline.config_values import LossName
 
 
 def classification_loss(
-    logits_BK: torch.Tensor, answers: torch.Tensor, *, name: LossName, smoothing: float = 0.0
+    logits_BK: torch.Tensor, targets: torch.Tensor, *, name: LossName, smoothing: float = 0.0
 ) -> torch.Tensor:
-    """Mean over the batch; `answers` are labels, int64[B, L], or targets, float32[B, K]. `softmax`: cross-entropy, with
-    labels of the first one; an image without any adds 0. `sigmoid`: cross-entropy summed over classes (as big_vision's
-    sigmoid_xent for JFT and ImageNet-21k; the mean over classes would be another run). `smoothing`, of softmax only:
-    this share of each target is spread evenly over all classes (Szegedy et al., 2016)."""
+    """Mean loss over the batch. `targets`: labels, int64[B, L], padded with -1, or probabilities, float32[B, K].
+
+    `softmax`: cross-entropy with the first label; an image without labels adds 0. `sigmoid`: cross-entropy summed over
+    classes (as big_vision's sigmoid_xent for JFT and ImageNet-21k; averaging would change the learning rate's meaning).
+    `smoothing`, softmax only: this share of each target is spread evenly over all classes (Szegedy et al., 2016).
+    """
     if smoothing and name != "softmax":
         raise ValueError(f"label smoothing of {smoothing} has no meaning for the {name} loss")
     logits_BK = logits_BK.float()
-    if answers.is_floating_point():
-        return _soft_loss(logits_BK, answers.float(), name=name, smoothing=smoothing)
+    if targets.is_floating_point():
+        return _soft_loss(logits_BK, targets.float(), name=name, smoothing=smoothing)
     if name == "softmax":
-        loss = F.cross_entropy(logits_BK, answers[:, 0], ignore_index=-1, reduction="sum", label_smoothing=smoothing)
+        loss = F.cross_entropy(logits_BK, targets[:, 0], ignore_index=-1, reduction="sum", label_smoothing=smoothing)
         return loss / logits_BK.shape[0]
     # softplus(-x) where the label is there and softplus(x) where it is not: PyTorch's own binary cross-entropy rounds
     # 1 + exp(x) and is 0.08 % off at logits of -10, where 20,000 classes start.
-    signs_BK = 1.0 - 2.0 * multi_hot(answers, logits_BK.shape[1])
+    signs_BK = 1.0 - 2.0 * multi_hot(targets, logits_BK.shape[1])
     return F.softplus(signs_BK * logits_BK).sum() / logits_BK.shape[0]
 
 

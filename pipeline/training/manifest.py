@@ -19,7 +19,7 @@ ATTEMPTS = "attempts"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class FragmentLocation:
     """Elements `start` .. `start + length - 1` of a flattened tensor, at byte `offset` of `file`, float32."""
 
     file: str
@@ -34,7 +34,7 @@ class LogicalTensor:
 
     shape: tuple[int, ...]
     dtype: str
-    slots: dict[str, tuple[Place, ...]]
+    slots: dict[str, tuple[FragmentLocation, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,9 @@ def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt])
     return sorted(standing, key=lambda c: (c.step, c.attempt), reverse=True)
 
 
-def overlapping(places: tuple[Place, ...], *, start: int, length: int) -> list[tuple[Place, int, int]]:
+def overlapping(
+    places: tuple[FragmentLocation, ...], *, start: int, length: int
+) -> list[tuple[FragmentLocation, int, int]]:
     """The places that hold elements of [start, start + length): (place, first element, number of elements) each."""
     end = start + length
     found = []

@@ -14,7 +14,7 @@ from pipeline.evaluation.scores import Scores
 from pipeline.training.config import TrainingJob
 from pipeline.training.ledger import Ledger
 from pipeline.training.metrics import Metrics
-from pipeline.training.pace import Pace
+from pipeline.training.throughput import Throughput
 from shards.progress import Ticker, as_log_line
 from shards.quantities import clock
 from shards.terminal import Fact
@@ -67,7 +67,7 @@ class Reporter:
     def __init__(self, job: TrainingJob, metrics: Metrics, ledger: Ledger, *, step: int, epoch_samples: int) -> None:
         self.job, self.metrics, self.epoch_samples = job, metrics, epoch_samples
         self._ticker, self._stack = Ticker(), ExitStack()
-        self._pace = Pace(ledger.seconds, step=step)
+        self._throughput = Throughput(ledger.seconds, step=step)
         self._step, self._saved = step, step
         self._loss = self._rate = 0.0
         self._scores: Scores | None = None
@@ -91,7 +91,7 @@ class Reporter:
         self, step: int, *, loss: float, grad_norm: float, rate: float, traffic: dict[str, float], scores: Scores | None
     ) -> None:
         """One step is done, and what came of it. `rate`: the learning rate."""
-        self._pace.step(step)
+        self._throughput.step(step)
         self._step, self._loss, self._rate = step, loss, rate
         if scores:
             self._scores = scores
@@ -101,7 +101,7 @@ class Reporter:
             values |= {f"data/{name}": value for name, value in traffic.items()} | self._data_rates(traffic)
             if scores:
                 values |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
-            values |= self._pace.since_line(global_batch=self.job.global_batch)
+            values |= self._throughput.since_line(global_batch=self.job.global_batch)
             self.metrics.write(step, values | self._epoch())
         self._ticker.tick(self.facts)
 
@@ -123,8 +123,8 @@ class Reporter:
         count = f"step {self._step:,}/{job.steps:,}"
         accuracy = (f"test accuracy {scores.accuracy:.3f}", f"acc {scores.accuracy:.3f}") if scores else ("", "")
         epoch = f"{self._epoch().get('epoch', 0):.1f}" if self.epoch_samples else ""
-        images = f"{job.global_batch / max(self._pace.step_seconds(), 1e-9):,.0f}"
-        left = self._pace.seconds_left(job.steps)
+        images = f"{job.global_batch / max(self._throughput.step_seconds(), 1e-9):,.0f}"
+        left = self._throughput.seconds_left(job.steps)
         return [
             Fact(full=count, short=f"{self._step}/{job.steps}", weight=3),
             Fact(full=f"loss {self._loss:.4f}", short=f"loss {self._loss:.3f}", weight=3),

@@ -14,8 +14,8 @@ from typing import Self
 _EXIT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Wish(IntEnum):
-    """What a rank is asked for; the ranks do the highest wish of all."""
+class StopRequest(IntEnum):
+    """What a rank is asked to do; all ranks act on the highest request of any."""
 
     NOTHING = 0
     SAVE = 1
@@ -48,13 +48,13 @@ class Signals:
             after = signal.SIG_IGN if self._is_over else handler
             signal.signal(number, after)  # type: ignore[arg-type]  # what signal.signal gave back
 
-    def wish(self) -> Wish:
-        """This rank's wish now."""
+    def request(self) -> StopRequest:
+        """What this rank is asked to do now."""
         if self._asked.is_set():
-            return Wish.SAVE_AND_EXIT
+            return StopRequest.SAVE_AND_EXIT
         if self._watch_markers and self._stop.exists():
-            return Wish.SAVE_AND_EXIT
-        return Wish.SAVE if self._watch_markers and self._save.exists() else Wish.NOTHING
+            return StopRequest.SAVE_AND_EXIT
+        return StopRequest.SAVE if self._watch_markers and self._save.exists() else StopRequest.NOTHING
 
     def over(self) -> None:
         """All is committed and all ranks know: from now on, and after the context, the signals are ignored."""

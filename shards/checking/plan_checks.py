@@ -6,7 +6,7 @@ from shards.images.config import Resize
 from shards.images.exif import UPRIGHT
 from shards.images.resize import is_untouched
 from shards.index import ShardCommit, ShardRows
-from shards.packing.pack import PlannedSample
+from shards.packing.write_shard import PlannedSample
 
 Weights = Sequence[Sequence[float] | None]
 

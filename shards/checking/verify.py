@@ -28,8 +28,8 @@ from shards.manifest import (
     index_path,
     sha256_hex,
 )
-from shards.packing.pack import planned_samples
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
+from shards.packing.write_shard import planned_samples
 from shards.parallel import run_tasks
 from shards.progress import Progress
 from shards.store import MissingObjectError, Store

@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError, Future
 
 from shards.errors import StorageError
 from shards.storage.daemons import Daemons, join
-from shards.storage.hedging import LEAST_SECONDS, Pace
+from shards.storage.latency import LEAST_SECONDS, LatencyTracker
 from shards.storage.objects import Store
 from shards.storage.range_read import Half, Read, ReadConfig, Stoppable
 from shards.storage.retries import ReadStoppedError
@@ -38,7 +38,7 @@ class RangeReads:
 
     def __init__(self, store: Store, config: ReadConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.store, self.config = store, config
-        self._clock, self._pace = clock, Pace()
+        self._clock, self._latency = clock, LatencyTracker()
         self._fresh = store.fresh()
         self._hedges = config.hedge_share > 0 and self._fresh is not store  # a folder is as slow the second time
         self._num_begun, self._num_hedges = 0, 0
@@ -143,7 +143,7 @@ class RangeReads:
                 self._under_way.add(read)
                 self._num_begun += 1
                 if self._hedges:
-                    read.hedge_at = read.began + self._pace.slow_after(read.end - read.first)
+                    read.hedge_at = read.began + self._latency.slow_after(read.end - read.first)
                     if read.hedge_at < self._watch_until:
                         self._watch_changed.notify()
                 return read, half
@@ -166,7 +166,7 @@ class RangeReads:
             if is_ours := self._is_decided_by(read, error):
                 self._over(read)
                 if error is None:
-                    self._pace.add(len(data), seconds)
+                    self._latency.add(len(data), seconds)
             self._grow(error)
         self._count(half, data, error, is_ours=is_ours)
         if is_ours and error is None:

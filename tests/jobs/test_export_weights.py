@@ -11,7 +11,7 @@ from jobs.import_weights import ImportJob
 from jobs.import_weights import run as run_import
 from jobs.record import read_record
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.exchange.config import Format
+from pipeline.models.conversion.config import Format
 from pipeline.models.weights import open_weights, save_weights
 from shards.errors import UserError
 

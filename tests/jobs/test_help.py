@@ -9,8 +9,8 @@ from jobs.flags import flags_of
 from jobs.mistakes import refuse_wrong_words, required_flags
 from jobs.predict import arranged
 from jobs.resolve import default_job
+from jobs.run_flags import shown_run_flags
 from jobs.stages import RECIPE, STAGES, recipes_of
-from jobs.wishes import flags_of_wishes
 
 WIDTHS = (80, 120)
 
@@ -51,7 +51,7 @@ def test_all_flags_are_in_the_whole_page_once(stage: str) -> None:
     for word in words_of(stage):
         text = page(stage, word, everything=True)
         shown = re.findall(r"^  (--[^ \n]+)", text, re.MULTILINE)
-        every = [*flags_of(default_job(stage, word)), *flags_of_wishes(stage)]
+        every = [*flags_of(default_job(stage, word)), *shown_run_flags(stage)]
         flags = [flag.usage.split()[0] for flag in every]
         assert sorted(shown) == sorted(flags)
 

@@ -10,7 +10,7 @@ import torch
 from jobs.import_weights import ImportJob, run
 from jobs.record import read_record
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.exchange.npz import save_npz
+from pipeline.models.conversion.npz import save_npz
 from pipeline.models.weights import filled_model, open_weights
 from shards.errors import UserError
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.data import transform
-from pipeline.data.augment import Crop, Window
+from pipeline.data.augment import Crop, ResizeWindow
 from pipeline.data.crop_decoder import LIBRARY_NAME, SOURCES, CropDecoder
 from pipeline.data.decode import Pixels, turn_of
 from pipeline.data.transform import checked_decoder, crop_decoder
@@ -22,7 +22,7 @@ PLAN = plan_view(
     (HEIGHT, WIDTH),
     turn_of(1),
     Crop(top=7, left=9, height=30, width=40, flip=False),
-    Window(height=16, width=16),
+    ResizeWindow(height=16, width=16),
     denominator=1,
 )
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.augment import Crop, Window
+from pipeline.data.augment import Crop, ResizeWindow
 from pipeline.data.decode import scaled_size, turn_of, turned
 from pipeline.data.view_plan import Box, largest_denominator, plan_view
 from shards.images.exif import ORIENTATIONS
 
-WINDOW = Window(height=8, width=8)
+WINDOW = ResizeWindow(height=8, width=8)
 
 
 @given(data=st.data(), orientation=st.sampled_from(ORIENTATIONS), height=st.integers(1, 30), width=st.integers(1, 30))

@@ -1,6 +1,6 @@
 """The tensors of our models under timm's and transformers' names.
 
-Written down once more, apart from pipeline/models/exchange/, which imports and exports files: one mistake cannot hide
+Written down once more, apart from pipeline/models/conversion/, which imports and exports files: one mistake cannot hide
 in both.
 """
 

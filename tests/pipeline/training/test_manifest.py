@@ -9,9 +9,9 @@ from pipeline.training.manifest import (
     Attempt,
     CheckpointId,
     FileRecord,
+    FragmentLocation,
     LogicalTensor,
     Manifest,
-    Place,
     attempt_from_json,
     attempt_to_json,
     id_from_path,
@@ -29,7 +29,7 @@ MANIFEST = Manifest(
         "head.weight": LogicalTensor(
             shape=(3, 4),
             dtype="float32",
-            slots={"master": (Place(file="rank-00000.safetensors", offset=136, start=0, length=12),)},
+            slots={"master": (FragmentLocation(file="rank-00000.safetensors", offset=136, start=0, length=12),)},
         )
     },
     files={"rank-00000.safetensors": FileRecord(sha256="ab" * 32, num_bytes=184)},
@@ -163,7 +163,7 @@ def test_overlapping_covers_exactly_what_is_asked(data: st.DataObject) -> None:
     total = sum(lengths)
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     places = tuple(
-        Place(file=f"rank-{i}", offset=8 * i, start=start, length=length)
+        FragmentLocation(file=f"rank-{i}", offset=8 * i, start=start, length=length)
         for i, (start, length) in enumerate(zip(starts, lengths, strict=True))
     )
     start = data.draw(st.integers(0, total - 1))
@@ -178,5 +178,8 @@ def test_overlapping_covers_exactly_what_is_asked(data: st.DataObject) -> None:
 
 
 def test_a_gap_is_left_out() -> None:
-    places = (Place(file="x", offset=0, start=0, length=3), Place(file="y", offset=0, start=5, length=3))
+    places = (
+        FragmentLocation(file="x", offset=0, start=0, length=3),
+        FragmentLocation(file="y", offset=0, start=5, length=3),
+    )
     assert [(low, count) for _, low, count in overlapping(places, start=1, length=6)] == [(1, 2), (5, 2)]

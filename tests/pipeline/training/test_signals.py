@@ -1,4 +1,4 @@
-"""Real signals and marker files become wishes, and the process is left as it was."""
+"""Real signals and marker files become requests, and the process is left as it was."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training.signals import Signals, Wish
+from pipeline.training.signals import Signals, StopRequest
 
 ALL = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -15,11 +15,11 @@ ALL = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIG
 @pytest.mark.parametrize("number", ALL)
 def test_a_signal_asks_for_save_and_exit(tmp_path: Path, number: signal.Signals) -> None:
     with Signals(tmp_path, watch_markers=False) as signals:
-        assert signals.wish() == Wish.NOTHING
+        assert signals.request() == StopRequest.NOTHING
         os.kill(os.getpid(), number)
-        assert signals.wish() == Wish.SAVE_AND_EXIT
+        assert signals.request() == StopRequest.SAVE_AND_EXIT
         signals.saved()
-        assert signals.wish() == Wish.SAVE_AND_EXIT, "a save does not take the exit back"
+        assert signals.request() == StopRequest.SAVE_AND_EXIT, "a save does not take the exit back"
 
 
 def test_the_handlers_from_before_are_restored(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
     try:
         with Signals(tmp_path, watch_markers=False) as signals:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert signals.wish() == Wish.NOTHING
+            assert signals.request() == StopRequest.NOTHING
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -50,43 +50,43 @@ def test_handlers_are_restored_after_an_error_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("markers", "watch", "expected"),
     [
-        pytest.param((), True, Wish.NOTHING, id="no marker"),
-        pytest.param(("SAVE",), True, Wish.SAVE, id="SAVE"),
-        pytest.param(("STOP",), True, Wish.SAVE_AND_EXIT, id="STOP"),
-        pytest.param(("SAVE", "STOP"), True, Wish.SAVE_AND_EXIT, id="the higher wish of both"),
-        pytest.param(("SAVE", "STOP"), False, Wish.NOTHING, id="only rank 0 looks at the file system"),
+        pytest.param((), True, StopRequest.NOTHING, id="no marker"),
+        pytest.param(("SAVE",), True, StopRequest.SAVE, id="SAVE"),
+        pytest.param(("STOP",), True, StopRequest.SAVE_AND_EXIT, id="STOP"),
+        pytest.param(("SAVE", "STOP"), True, StopRequest.SAVE_AND_EXIT, id="the higher request of both"),
+        pytest.param(("SAVE", "STOP"), False, StopRequest.NOTHING, id="only rank 0 looks at the file system"),
     ],
 )
-def test_markers(tmp_path: Path, markers: tuple[str, ...], watch: bool, expected: Wish) -> None:
+def test_markers(tmp_path: Path, markers: tuple[str, ...], watch: bool, expected: StopRequest) -> None:
     with Signals(tmp_path, watch_markers=watch) as signals:
         for name in markers:
             (tmp_path / name).touch()
-        assert signals.wish() == expected
+        assert signals.request() == expected
 
 
 def test_a_save_fulfils_the_save_marker_alone(tmp_path: Path) -> None:
     with Signals(tmp_path, watch_markers=True) as signals:
         (tmp_path / "SAVE").touch()
         signals.saved()
-        assert signals.wish() == Wish.NOTHING
+        assert signals.request() == StopRequest.NOTHING
         assert not (tmp_path / "SAVE").exists()
         (tmp_path / "STOP").touch()
         signals.saved()
-        assert signals.wish() == Wish.SAVE_AND_EXIT
+        assert signals.request() == StopRequest.SAVE_AND_EXIT
         signals.saved()  # with no SAVE there it is no error
 
 
 def test_outside_the_main_thread_the_markers_still_work(tmp_path: Path) -> None:
     """Python lets only the main thread set handlers."""
-    before, wishes = signal.getsignal(signal.SIGUSR2), []
+    before, requests = signal.getsignal(signal.SIGUSR2), []
     (tmp_path / "STOP").touch()
 
     def watch() -> None:
         with Signals(tmp_path, watch_markers=True) as signals:
-            wishes.append(signals.wish())
+            requests.append(signals.request())
 
     thread = threading.Thread(target=watch)
     thread.start()
     thread.join()
-    assert wishes == [Wish.SAVE_AND_EXIT]
+    assert requests == [StopRequest.SAVE_AND_EXIT]
     assert signal.getsignal(signal.SIGUSR2) == before

@@ -12,7 +12,7 @@ from shards.dataset import Dataset, open_dataset
 from shards.images.config import Resize
 from shards.index import LeftOut, read_commit
 from shards.manifest import index_path
-from shards.packing.pack import planned_samples
+from shards.packing.write_shard import planned_samples
 from tests.rigs.datasets import packed_folders
 
 AS_IT_IS = Resize()

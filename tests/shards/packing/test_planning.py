@@ -15,11 +15,11 @@ from shards.index import read_table
 from shards.packing.config import Dedup
 from shards.packing.deal import shards_per_file
 from shards.packing.listing import listed
-from shards.packing.pack import PlannedSample, planned_samples
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.planning import known_labels, make_plan, permutation, sorted_labels
 from shards.packing.scan import scan_path
 from shards.packing.spec import PackSpec
+from shards.packing.write_shard import PlannedSample, planned_samples
 from shards.sources.kinds import FolderSource, ParquetSource
 from shards.store import Store, open_store
 from tests.rigs.images import class_folders, image_bytes

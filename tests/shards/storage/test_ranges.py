@@ -76,8 +76,8 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 @pytest.fixture
 def quick_hedges(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read is slow after 50 ms."""
-    monkeypatch.setattr("shards.storage.hedging.FIRST_SECONDS", 0.05)
-    monkeypatch.setattr("shards.storage.hedging.LEAST_SECONDS", 0.05)
+    monkeypatch.setattr("shards.storage.latency.FIRST_SECONDS", 0.05)
+    monkeypatch.setattr("shards.storage.latency.LEAST_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -256,8 +256,8 @@ def test_one_half_that_fails_does_not_fail_the_read(reads_of: Reads, quick_hedge
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.5])
 def test_hedges_are_no_more_than_their_share(reads_of: Reads, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """Where all reads are slow, second requests would only double the load."""
-    monkeypatch.setattr("shards.storage.hedging.FIRST_SECONDS", 0.0)
-    monkeypatch.setattr("shards.storage.hedging.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("shards.storage.latency.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("shards.storage.latency.LEAST_SECONDS", 0.0)
     monkeypatch.setattr("shards.storage.ranges.LEAST_SECONDS", 0.001)
 
     def slow(stop: threading.Event, first: int) -> bytes:

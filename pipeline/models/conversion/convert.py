@@ -1,0 +1,212 @@
+"""Weights from any file that is read here to any that is written, at another image size or with another head."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from pipeline.models.build import shapes_of
+from pipeline.models.config import ModelConfig
+from pipeline.models.conversion import plain, timm
+from pipeline.models.conversion.config import Change, Format
+from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
+from pipeline.models.conversion.layout import refuse_not_finite
+from pipeline.models.conversion.npz import open_npz, save_npz
+from pipeline.models.conversion.open_file import SUFFIXES, open_tensor_file
+from pipeline.models.conversion.preprocessor import json_object, refuse_other_pixels
+from pipeline.models.conversion.safetensors_file import open_sharded
+from pipeline.models.conversion.sizes import Hints, refuse_absurd
+from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.usage import Usage
+from pipeline.models.weights import (
+    AXES,
+    CONFIG_FILE,
+    HEAD,
+    POSITION,
+    TENSORS_FILE,
+    TensorByName,
+    Weights,
+    fit_weights,
+    open_weights,
+    save_weights,
+)
+from shards.errors import UserError
+
+_INDEX_FILE = f"{TENSORS_FILE}.index.json"
+_DEFAULT_USAGE = Usage()
+_TENSOR_FILES = (TENSORS_FILE, _INDEX_FILE, "pytorch_model.bin")
+
+
+def open_any(path: str, hints: Hints) -> Weights:
+    """The weights at `path`: an .npz file, a folder of ours, timm's or Hugging Face's, or a bare file of tensors.
+
+    What it is follows from its name, its config.json and the names of its tensors. UserError where it is none of them.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return _open_folder(place, hints)
+    if place.suffix == ".npz" and place.is_file():
+        return open_npz(place, hints)
+    if place.suffix not in SUFFIXES or not place.is_file():
+        raise UserError(
+            f"no weights at {path!r}; allowed are a file that ends in {', '.join(SUFFIXES)}, or a folder with "
+            "config.json and model.safetensors"
+        )
+    return _open_bare(open_tensor_file(place), hints)
+
+
+def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName]:
+    """The model after the change, and its tensors. UserError listing what does not fit."""
+    config = weights.config
+    _refuse_impossible(config, change)
+    num_classes = config.num_classes if change.num_classes is None else change.num_classes
+    if not num_classes:
+        hidden = (
+            " (its hidden layer, a pooler in Hugging Face's words, is dropped then)" if config.representation else ""
+        )
+        raise UserError(
+            f"{weights.where!r} has no head ({HEAD[0]} is not there); give --new-head --num-classes K for one of zeros"
+            f"{hidden}"
+        )
+    target = replace(
+        config,
+        image_size=config.image_size if change.image_size is None else change.image_size,
+        num_classes=num_classes,
+        representation=config.representation and not change.new_head,
+    )
+    refuse_absurd(target, where=weights.where)
+    shapes = shapes_of(target)
+    if not change.new_head and any(weights.shapes.get(name) != shapes[name] for name in HEAD):
+        there = [f"{name} is {list(weights.shapes.get(name, ()))}, {list(shapes[name])} is asked for" for name in HEAD]
+        raise UserError(
+            f"the head in {weights.where!r} does not fit: {'; '.join(there)}; give --new-head to drop it for one of "
+            "zeros, or leave out --num-classes"
+        )
+    tensor = fit_weights(
+        weights,
+        target,
+        initial=lambda name: torch.zeros(shapes[name]),
+        new_head=change.new_head,
+        mode=change.resample,
+    )
+    return target, tensor
+
+
+def save_as(
+    written: Format,
+    out: Path,
+    *,
+    config: ModelConfig,
+    labels: tuple[str, ...],
+    tensor: TensorByName,
+    usage: Usage = _DEFAULT_USAGE,
+) -> None:
+    """Writes a file (.npz) or a folder, whole or absent. The head's constant is folded into its bias.
+
+    Position embeddings of another kind than 1-D learned become a table of their sums outside our own format, which
+    alone keeps `usage`.
+    """
+    if written == "patchline":
+        named = labels or tuple(str(number) for number in range(config.num_classes))
+        save_weights(out, config=config, labels=named, tensor=tensor, usage=usage)
+        return
+    config, tensor = _with_folded_bias(*_with_position_table(config, tensor))
+    if written == "timm":
+        timm.save_timm(out, config=config, labels=labels, tensor=tensor)
+    elif written == "hugging_face":
+        save_hugging_face(out, config=config, labels=labels, tensor=tensor)
+    else:
+        if out.suffix != ".npz":
+            raise UserError(f"--out is {str(out)!r}; the format {written} is a file that ends in .npz")
+        save_npz(out, config=config, tensor=tensor, dialect=written)
+
+
+def _refuse_impossible(config: ModelConfig, change: Change) -> None:
+    """Values of flags that no model can have, in the words of the flags."""
+    if change.num_classes is not None and change.num_classes < 1:
+        raise UserError(f"--num-classes is {change.num_classes}; allowed is 1 or more: the classes of the head")
+    size, stride = change.image_size, 1 if config.is_bit else config.stride
+    if size is not None and size < stride:
+        raise UserError(f"--image-size is {size}; allowed are multiples of {stride} (px), from {stride} on")
+    if size is not None and size % stride:
+        lower = size // stride * stride
+        raise UserError(
+            f"--image-size is {size}, not a multiple of the patch ({stride} px); take {lower} or {lower + stride}"
+        )
+
+
+def _open_tensors(path: Path) -> TensorFile:
+    return open_sharded(path) if path.name == _INDEX_FILE else open_tensor_file(path)
+
+
+def _open_folder(folder: Path, hints: Hints) -> Weights:
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserError(
+            f"no {CONFIG_FILE} in {str(folder)!r}; give a folder of ours, timm's or Hugging Face's, or a file"
+        )
+    description = json_object(folder / CONFIG_FILE)
+    if "model" in description and "format" in description:
+        return _open_ours(str(folder), hints)
+    tensors = next((folder / name for name in _TENSOR_FILES if (folder / name).is_file()), None)
+    if tensors is None:
+        raise UserError(f"no tensors in {str(folder)!r}; allowed are {', '.join(_TENSOR_FILES)}")
+    if description.get("model_type") == "vit":
+        refuse_other_pixels(folder)
+        return open_hugging_face(_open_tensors(tensors), description, hints)
+    if "architecture" in description:
+        return timm.open_timm(_open_tensors(tensors), description, hints)
+    kind = description.get("model_type", "nothing")
+    raise UserError(
+        f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed is 'vit', timm's (with an "
+        "architecture) or our own"
+    )
+
+
+def _open_ours(folder: str, hints: Hints) -> Weights:
+    weights = open_weights(folder)
+    if hints != Hints(model=hints.model):
+        raise UserError(f"{folder!r} is a weights folder of ours, whose config.json says all; leave out {hints}")
+    if hints.model and weights.config.name != hints.model:
+        raise UserError(f"--model is {hints.model!r}, the weights in {folder!r} are of {weights.config.name!r}")
+    return replace(weights, tensor=lambda name: refuse_not_finite(weights.tensor(name), f"{name} in {weights.where!r}"))
+
+
+def _open_bare(file: TensorFile, hints: Hints) -> Weights:
+    if any(name in file.shapes for name in plain.MARKS):
+        return plain.open_plain(file, hints)
+    if any(name in file.shapes for name in timm.MARKS):
+        return timm.open_timm(file, {}, hints)
+    if any("embeddings.patch_embeddings" in name for name in file.shapes):
+        raise UserError(
+            f"{file.where!r} has Hugging Face's tensors; their config.json says the rest: give the folder of both"
+        )
+    some = ", ".join(sorted(file.shapes)[:5])
+    raise UserError(
+        f"the tensors in {file.where!r} are of no model known here ({some}, ...); allowed are ViT, hybrid and BiT in "
+        "our names or timm's"
+    )
+
+
+def _with_folded_bias(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
+    constant = config.head_bias
+    return replace(config, head_bias=0.0), lambda name: tensor(name) + constant if name == HEAD[1] else tensor(name)
+
+
+def _with_position_table(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
+    """The same model with 1-D learned position embeddings, which all others have."""
+    if config.is_bit or config.position == "learned_1d":
+        return config, tensor
+    is_2d = config.position == "learned_2d"
+    (height, width), num_prefix, d = config.grid, config.num_prefix_tokens, config.size.width
+
+    def table(name: str) -> torch.Tensor:
+        if name != POSITION:
+            return tensor(name)
+        table_ND = torch.zeros(num_prefix + height * width, d)
+        if is_2d:
+            x_WD, y_HD = (tensor(axis) for axis in AXES)
+            both_HWD = torch.cat([x_WD[None].expand(height, -1, -1), y_HD[:, None].expand(-1, width, -1)], dim=-1)
+            table_ND[num_prefix:] = both_HWD.flatten(0, 1)
+        return table_ND[None]
+
+    return replace(config, position="learned_1d"), table

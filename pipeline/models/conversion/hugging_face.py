@@ -1,0 +1,233 @@
+"""Hugging Face's ViT: a folder with `config.json` and `model.safetensors`, as ViTForImageClassification reads it.
+
+Sources: transformers' configuration_vit.py and modeling_vit.py. Its own defaults are exact GELU and an epsilon of
+1e-12; `config.json` says the paper's (gelu_pytorch_tanh, 1e-6). Names are those of all published files, which
+transformers 5 still reads; its own newer ones are read here too. Shape letters: D width.
+"""
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.models.config import Gelu, ModelConfig
+from pipeline.models.conversion.declared import Pair, grid_of, pair_of
+from pipeline.models.conversion.layout import (
+    Layout,
+    TensorMapping,
+    as_is,
+    patch_convolution,
+    positions,
+    read_layout,
+    write_layout,
+)
+from pipeline.models.conversion.preprocessor import description_of
+from pipeline.models.conversion.sizes import (
+    Hints,
+    TransformerShapes,
+    Usual,
+    assumed,
+    count,
+    shapes_in_file,
+    transformer_config,
+)
+from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.labels import unique_labels
+from pipeline.models.weights import TensorByName, Weights, write_folder
+from shards.errors import UserError
+
+log = logging.getLogger(__name__)
+_GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
+_PATCH = "vit.embeddings.patch_embeddings.projection.weight"
+_POSITION = "vit.embeddings.position_embeddings"
+_LAYER = {
+    "norm1": "layernorm_before",
+    "attention.out": "attention.output.dense",
+    "norm2": "layernorm_after",
+    "mlp.dense1": "intermediate.dense",
+    "mlp.dense2": "output.dense",
+}
+# transformers 5's own names -> those of the published files.
+_NEWER = (
+    (r"^vit\.layers\.", "vit.encoder.layer."),
+    (r"\.attention\.q_proj\.", ".attention.attention.query."),
+    (r"\.attention\.k_proj\.", ".attention.attention.key."),
+    (r"\.attention\.v_proj\.", ".attention.attention.value."),
+    (r"\.attention\.o_proj\.", ".attention.output.dense."),
+    (r"\.mlp\.fc1\.", ".intermediate.dense."),
+    (r"\.mlp\.fc2\.", ".output.dense."),
+)
+
+
+def open_hugging_face(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
+    """The weights of a ViTForImageClassification or ViTModel. UserError naming what does not fit, and why.
+
+    A pooler is the hidden tanh layer where there is no classifier; beside one, transformers does not use it.
+    """
+    file = _without_idle_pooler(file.renamed({_published(name): name for name in file.shapes}))
+    config = _config(file, description, hints)
+    shapes = shapes_in_file(config)
+    advice = f"config.json and the tensors must be of one ViT. {hints.advice()}"
+    tensor = read_layout(file, layout(config, class_row=True), shapes, advice=advice)
+    labels = _labels(description.get("id2label"), config.num_classes, file.where)
+    said = assumed(config, said=("gelu", "layer_norm_epsilon", "num_heads"), hints=hints)
+    return Weights(where=file.where, config=config, labels=labels, shapes=shapes, tensor=tensor, assumed=said)
+
+
+def save_hugging_face(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
+    """Writes the folder, with `preprocessor_config.json`. UserError for what ViTForImageClassification has not."""
+    if config.resnet:
+        raise UserError(
+            f"model.name is {config.name!r}, which has a ResNet; Hugging Face's ViT has none: export as timm or "
+            "vision_transformer"
+        )
+    if config.representation:
+        raise UserError(
+            "Hugging Face's ViTForImageClassification has no hidden layer before the head (representation); it is "
+            "never dropped silently: give --new-head for a model without it, or export as vision_transformer"
+        )
+    if config.pooling != "token":
+        raise UserError(
+            f"model.pooling is {config.pooling!r}; Hugging Face's ViT classifies from its class token: export as timm"
+        )
+    tensors = dict(write_layout(layout(config, class_row=True), tensor))
+    pixels = description_of(config.image_size)
+    write_folder(folder, description=_description(config, labels), tensors=tensors, pixels=pixels)
+
+
+def layout(config: ModelConfig, *, class_row: bool) -> Layout:
+    """Where each tensor of ours is."""
+    places = {
+        "embed.patch.weight": patch_convolution(_PATCH, config.size.patch),
+        "embed.patch.bias": as_is("vit.embeddings.patch_embeddings.projection.bias"),
+        "embed.class_token": as_is("vit.embeddings.cls_token"),
+        "embed.position": positions(_POSITION, class_row=class_row, class_token=True),
+    }
+    for number in range(config.size.depth):
+        ours, theirs = f"blocks.{number}.", f"vit.encoder.layer.{number}."
+        for kind in ("weight", "bias"):
+            parts = tuple(f"{theirs}attention.attention.{part}.{kind}" for part in ("query", "key", "value"))
+            # (3 * D, ...) -> three of (D, ...)
+            places[f"{ours}attention.qkv.{kind}"] = TensorMapping(
+                names=parts, split=lambda t: tuple(t.chunk(3)), join=torch.cat
+            )
+        for here, there in _LAYER.items():
+            places |= _same(f"{ours}{here}.", f"{theirs}{there}.")
+    places |= _same("norm.", "vit.layernorm.")
+    if config.representation:
+        places |= _same("representation.", "vit.pooler.dense.")
+    return places | (_same("head.", "classifier.") if config.num_classes else {})
+
+
+def _same(ours: str, theirs: str) -> dict[str, TensorMapping]:
+    return {f"{ours}{kind}": as_is(f"{theirs}{kind}") for kind in ("weight", "bias")}
+
+
+def _published(name: str) -> str:
+    """The name in published files; a ViTModel's have no `vit.` in front."""
+    if name.startswith(("embeddings.", "encoder.", "layers.", "layernorm.", "pooler.")):
+        name = f"vit.{name}"
+    for pattern, published in _NEWER:
+        name = re.sub(pattern, published, name)
+    return name
+
+
+def _without_idle_pooler(file: TensorFile) -> TensorFile:
+    pooler = [name for name in file.shapes if name.startswith("vit.pooler.")]
+    if not pooler or "classifier.weight" not in file.shapes:
+        return file
+    log.info("%s: %s left out: with a classifier, transformers does not use it", file.where, ", ".join(pooler))
+    return file.renamed({name: name for name in file.shapes if name not in pooler})
+
+
+def _labels(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
+    """Names by id, from a table or a list; none where there is neither."""
+    names = dict(enumerate(given)) if isinstance(given, list) else given
+    if not isinstance(names, dict) or not names:
+        return ()
+    found = (names.get(str(number), names.get(number, number)) for number in range(num_classes))
+    return unique_labels(tuple(str(name) for name in found), where=where)
+
+
+def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> ModelConfig:
+    act, epsilon = str(description.get("hidden_act", "gelu")), description.get("layer_norm_eps", 1e-12)
+    if act not in _GELUS:
+        raise UserError(f"hidden_act in {file.where!r} is {act!r}; allowed are {', '.join(_GELUS)}")
+    if description.get("qkv_bias", True) is not True:
+        raise UserError(f"qkv_bias in {file.where!r} is false; the paper's attention has biases: give other weights")
+    counts = {key: description.get(key, 12) for key in ("num_hidden_layers", "num_attention_heads")}
+    are_counts = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts.values())
+    if (
+        not are_counts
+        or isinstance(epsilon, bool)
+        or not isinstance(epsilon, float | int)
+        or not 0 < epsilon < math.inf
+    ):
+        raise UserError(
+            f"config.json beside {file.where!r} has {counts}, layer_norm_eps {epsilon!r}; allowed are numbers above 0"
+        )
+    depth = count(file.shapes, r"vit\.encoder\.layer\.(\d+)\.")
+    if depth != counts["num_hidden_layers"]:
+        raise UserError(
+            f"config.json beside {file.where!r} says num_hidden_layers {counts['num_hidden_layers']}, the tensors are "
+            f"of {depth} layers (vit.encoder.layer.{depth - 1} is the last); give both files of one model"
+        )
+    width, _, patch, patch_width = file.shape(_PATCH, 4)
+    shapes = TransformerShapes(
+        patch=patch,
+        depth=depth,
+        width=width,
+        mlp_width=file.shape("vit.encoder.layer.0.intermediate.dense.weight", 2)[0],
+        num_heads=counts["num_attention_heads"],
+        num_classes=file.shape("classifier.weight", 2)[0] if "classifier.weight" in file.shapes else 0,
+        num_positions=file.shape(_POSITION, 3)[1],
+        class_token=True,
+        representation="vit.pooler.dense.weight" in file.shapes,
+        class_row=True,
+        declared=_declared_grid(description, (patch, patch_width), file.where),
+    )
+    usual = Usual(gelu=_GELUS[act], layer_norm_epsilon=float(epsilon), resnet_epsilons="paper")
+    return transformer_config(shapes, where=file.where, position_name=_POSITION, usual=usual, hints=hints)
+
+
+def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
+    """Patches down and across by config.json; None where it does not say the image's size."""
+    if "patch_size" in description:
+        declared = pair_of(description["patch_size"], key="patch_size", where=where)
+        if declared != patch:
+            raise UserError(
+                f"config.json beside {where!r} says patch_size {declared[0]} x {declared[1]}, the tensors ({_PATCH}) "
+                f"are of {patch[0]} x {patch[1]}; give both files of one model"
+            )
+    if "image_size" not in description:
+        return None
+    return grid_of(pair_of(description["image_size"], key="image_size", where=where), patch)
+
+
+def _description(config: ModelConfig, labels: tuple[str, ...]) -> dict[str, Any]:
+    size = config.size
+    are_named = len(labels) == config.num_classes
+    names = labels if are_named else tuple(f"LABEL_{number}" for number in range(config.num_classes))
+    return {
+        "architectures": ["ViTForImageClassification"],
+        "model_type": "vit",
+        "hidden_size": size.width,
+        "num_hidden_layers": size.depth,
+        "num_attention_heads": size.num_heads,
+        "intermediate_size": size.mlp_width,
+        "hidden_act": {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}[config.gelu],
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": 0.0,
+        "image_size": config.image_size,
+        "patch_size": size.patch,
+        "num_channels": 3,
+        "qkv_bias": True,
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+        "torch_dtype": "float32",
+    }

@@ -1,0 +1,209 @@
+"""Vision Transformers and hybrids in published .npz files: vision_transformer's names and big_vision's.
+
+Sources: vit_jax/models_vit.py, models_resnet.py and checkpoint.py; big_vision/models/vit.py (fix_old_checkpoints).
+big_vision adds position embeddings before the class token: its table has no row for it. Shape letters: D width,
+h heads, d width of a head, P patch, C channels.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from pipeline.models.config import ModelConfig
+from pipeline.models.conversion import npz_sincos
+from pipeline.models.conversion.layout import (
+    Layout,
+    TensorMapping,
+    as_is,
+    changed,
+    convolution,
+    positions,
+    transposed,
+)
+from pipeline.models.conversion.sizes import (
+    Hints,
+    TransformerShapes,
+    Usual,
+    count,
+    resnet_of,
+    side_of,
+    transformer_config,
+    units_of,
+)
+from pipeline.models.conversion.tensor_file import TensorFile
+from shards.errors import UserError
+
+USUAL = Usual(gelu="tanh", layer_norm_epsilon=1e-6, resnet_epsilons="paper")
+_POSITIONS = ("pos_embedding", "Transformer/pos_embedding", "Transformer/posembed_input/pos_embedding")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpzNames:
+    """What differs from one dialect to the other. `class_row`: the position table has a row for the class token."""
+
+    prefix: str
+    attention: str
+    second_norm: str
+    mlp: str
+    position: str
+    class_row: bool
+
+
+VISION_TRANSFORMER = NpzNames(
+    prefix="",
+    attention="MultiHeadDotProductAttention_1",
+    second_norm="LayerNorm_2",
+    mlp="MlpBlock_3",
+    position="Transformer/posembed_input/pos_embedding",
+    class_row=True,
+)
+BIG_VISION = NpzNames(
+    prefix="params/",
+    attention="MultiHeadDotProductAttention_0",
+    second_norm="LayerNorm_1",
+    mlp="MlpBlock_0",
+    position="pos_embedding",
+    class_row=False,
+)
+
+
+def with_positions(file: TensorFile) -> tuple[TensorFile, tuple[str, ...]]:
+    """The file with a position table, and what of it is assumed: big_vision leaves out the one that it computes.
+
+    UserError where it has none and is of the other dialect, whose models all learn theirs.
+    """
+    if any(name in file.shapes for name in _POSITIONS):
+        return file, ()
+    if _is_old(file) or "conv_root/kernel" in file.shapes:
+        raise UserError(
+            f"{file.where!r} has no position embeddings ({_POSITIONS[-1]}), which every model of vision_transformer "
+            "has; allowed without are big_vision's, which computes them: fetch the file again"
+        )
+    file = npz_sincos.with_table(file)
+    _, num_positions, _ = file.shape(npz_sincos.TABLE, 3)
+    side = math.isqrt(num_positions)
+    return file, (f"position embeddings sincos2d of {side} x {side} patches",)
+
+
+def _is_old(file: TensorFile) -> bool:
+    return any("/MlpBlock_3/" in name for name in file.shapes)
+
+
+def names_in(file: TensorFile) -> NpzNames:
+    """The dialect of a file whose prefix is taken off and whose layers are apart."""
+    numbers = VISION_TRANSFORMER if _is_old(file) else BIG_VISION
+    position = next((name for name in _POSITIONS if name in file.shapes), _POSITIONS[-1])
+    class_row = False
+    if position in file.shapes:
+        _, num_positions, _ = file.shape(position, 3)
+        _, class_row = side_of(num_positions, class_token="cls" in file.shapes, where=file.where, name=position)
+    return NpzNames(
+        prefix="",
+        attention=numbers.attention,
+        second_norm=numbers.second_norm,
+        mlp=numbers.mlp,
+        position=position,
+        class_row=class_row,
+    )
+
+
+def config_in(file: TensorFile, names: NpzNames, hints: Hints) -> ModelConfig:
+    """The configuration that the shapes of such a file give."""
+    patch, _, _, width = file.shape("embedding/kernel", 4)
+    block = "Transformer/encoderblock_0"
+    _, num_heads, _ = file.shape(f"{block}/{names.attention}/query/kernel", 3)
+    _, mlp_width = file.shape(f"{block}/{names.mlp}/Dense_0/kernel", 2)
+    units = units_of(file.shapes, r"block(\d+)/unit(\d+)/", first=1)
+    shapes = TransformerShapes(
+        patch=patch,
+        depth=count(file.shapes, r"Transformer/encoderblock_(\d+)/"),
+        width=width,
+        mlp_width=mlp_width,
+        num_heads=num_heads,
+        num_classes=file.shape("head/kernel", 2)[1] if "head/kernel" in file.shapes else 0,
+        num_positions=file.shape(names.position, 3)[1] if names.position in file.shapes else None,
+        class_token="cls" in file.shapes,
+        representation="pre_logits/kernel" in file.shapes,
+        resnet=resnet_of(units, root_channels=file.shape("conv_root/kernel", 4)[3]) if units else None,
+    )
+    return transformer_config(shapes, where=file.where, position_name=names.position, usual=USUAL, hints=hints)
+
+
+def layout(config: ModelConfig, names: NpzNames) -> Layout:
+    """Where each tensor of ours is."""
+    size, has_token = config.size, config.num_prefix_tokens > 0
+    places = _resnet(config) if config.resnet else {}
+    patch = size.patch
+    places["embed.patch.weight"] = changed(
+        "embedding/kernel",
+        lambda t: t.T.reshape(patch, patch, -1, t.shape[0]),  # (D, P * P * C) -> (P, P, C, D)
+        lambda t: t.flatten(0, 2).T,
+    )
+    places["embed.patch.bias"] = as_is("embedding/bias")
+    if has_token:
+        places["embed.class_token"] = as_is("cls")
+    if config.position == "learned_1d":
+        places["embed.position"] = positions(names.position, class_row=names.class_row, class_token=has_token)
+    for number in range(size.depth):
+        places |= _block(f"blocks.{number}.", f"Transformer/encoderblock_{number}/", names, size.num_heads)
+    places |= _norm("norm.", "Transformer/encoder_norm/")
+    if config.representation:
+        places |= _dense("representation.", "pre_logits/")
+    if config.num_classes:
+        places |= _dense("head.", "head/")
+    return places
+
+
+def _block(ours: str, theirs: str, names: NpzNames, num_heads: int) -> dict[str, TensorMapping]:
+    attention = f"{theirs}{names.attention}/"
+    kernels, biases = (tuple(f"{attention}{part}/{kind}" for part in _QKV) for kind in ("kernel", "bias"))
+    return {
+        **_norm(f"{ours}norm1.", f"{theirs}LayerNorm_0/"),
+        # (3 * D, D) -> three of (D, h, d)
+        f"{ours}attention.qkv.weight": TensorMapping(
+            names=kernels,
+            split=lambda t: tuple(part.T.reshape(part.shape[1], num_heads, -1) for part in t.chunk(3)),
+            join=lambda parts: torch.cat([part.flatten(1).T for part in parts]),
+        ),
+        f"{ours}attention.qkv.bias": TensorMapping(
+            names=biases,
+            split=lambda t: tuple(part.reshape(num_heads, -1) for part in t.chunk(3)),
+            join=lambda parts: torch.cat([part.flatten() for part in parts]),
+        ),
+        # (D, D) -> (h, d, D)
+        f"{ours}attention.out.weight": changed(
+            f"{attention}out/kernel",
+            lambda t: t.T.reshape(num_heads, -1, t.shape[0]),
+            lambda t: t.flatten(0, 1).T,
+        ),
+        f"{ours}attention.out.bias": as_is(f"{attention}out/bias"),
+        **_norm(f"{ours}norm2.", f"{theirs}{names.second_norm}/"),
+        **_dense(f"{ours}mlp.dense1.", f"{theirs}{names.mlp}/Dense_0/"),
+        **_dense(f"{ours}mlp.dense2.", f"{theirs}{names.mlp}/Dense_1/"),
+    }
+
+
+_QKV = ("query", "key", "value")
+_UNIT = (("conv1", "gn1", "norm1"), ("conv2", "gn2", "norm2"), ("conv3", "gn3", "norm_out"))
+
+
+def _resnet(config: ModelConfig) -> dict[str, TensorMapping]:
+    places = {"embed.resnet.conv_root.weight": convolution("conv_root/kernel")}
+    places |= _norm("embed.resnet.norm_root.", "gn_root/")
+    for stage, num_units in enumerate(config.resnet.units if config.resnet else ()):
+        for unit in range(num_units):
+            ours, theirs = f"embed.resnet.stages.{stage}.{unit}.", f"block{stage + 1}/unit{unit + 1}/"
+            projection = (("conv_proj", "gn_proj", "norm_proj"),) if unit == 0 else ()
+            for conv, their_norm, our_norm in (*_UNIT, *projection):
+                places[f"{ours}{conv}.weight"] = convolution(f"{theirs}{conv}/kernel")
+                places |= _norm(f"{ours}{our_norm}.", f"{theirs}{their_norm}/")
+    return places
+
+
+def _norm(ours: str, theirs: str) -> dict[str, TensorMapping]:
+    return {f"{ours}weight": as_is(f"{theirs}scale"), f"{ours}bias": as_is(f"{theirs}bias")}
+
+
+def _dense(ours: str, theirs: str) -> dict[str, TensorMapping]:
+    return {f"{ours}weight": transposed(f"{theirs}kernel"), f"{ours}bias": as_is(f"{theirs}bias")}

@@ -1,0 +1,62 @@
+"""The range of pixel values that a Hugging Face folder says its weights take: -1 to 1 here, as in the paper's code.
+
+Source: transformers' image_processing_vit.py; a processor's own file has the image processor's entries inside.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.models.conversion.tensor_file import readable
+from pipeline.models.weights import PIXELS_FILE
+from shards.errors import UserError
+
+_FILES = (PIXELS_FILE, "processor_config.json")
+
+
+def refuse_other_pixels(folder: Path) -> None:
+    """UserError where a file in the folder says that pixels are not scaled, or are normalised otherwise."""
+    for path in (folder / name for name in _FILES if (folder / name).is_file()):
+        content = json_object(path)
+        inner = content.get("image_processor")
+        said = inner if isinstance(inner, dict) else content
+        other = [key for key in ("do_rescale", "do_normalize") if said.get(key, True) is not True]
+        other += [key for key in ("image_mean", "image_std") if said.get(key, [0.5]) not in (0.5, [0.5], [0.5] * 3)]
+        factor = said.get("rescale_factor", 1 / 255)
+        if not isinstance(factor, float | int) or abs(factor * 255 - 1) > 1e-3:
+            other.append("rescale_factor")
+        if other:
+            raise UserError(
+                f"{str(path)!r} says {', '.join(f'{key} {said[key]}' for key in other)}; the models here take the "
+                "paper's pixels, value / 255 with mean and deviation 0.5 each: give weights trained so"
+            )
+
+
+def description_of(image_size: int) -> dict[str, Any]:
+    """What the file says for a model of ours."""
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": image_size, "width": image_size},
+        "resample": 2,  # bilinear
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+
+
+def json_object(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file. UserError where it cannot be read, or holds something else."""
+    try:
+        with readable(repr(str(path))):
+            content = json.loads(path.read_text())
+    except UserError as error:
+        if isinstance(error.__cause__, ValueError):
+            raise UserError(f"{str(path)!r} is no JSON ({error.__cause__}); fetch it again") from error
+        raise
+    if not isinstance(content, dict):
+        raise UserError(f"{str(path)!r} is no JSON object; fetch it again")
+    return content

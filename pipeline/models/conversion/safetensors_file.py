@@ -1,0 +1,50 @@
+"""Safetensors, in one piece or in several with an index (transformers' model.safetensors.index.json)."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from pipeline.models.conversion.preprocessor import json_object
+from pipeline.models.conversion.tensor_file import TensorFile, readable
+from shards.errors import UserError
+
+
+def open_safetensors_file(path: Path) -> TensorFile:
+    """The tensors in one file. UserError where there is none, or it cannot be read."""
+    if not path.is_file():
+        raise UserError(f"no weights at {str(path)!r}; fetch the file again")
+
+    def read(name: str) -> torch.Tensor:
+        with readable(f"{name} in {str(path)!r}"), safe_open(path, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name).float()
+        return tensor
+
+    with readable(f"{str(path)!r} is no safetensors file: it"), safe_open(path, framework="pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return TensorFile(where=str(path), shapes=shapes, read=read)
+
+
+def open_sharded(index: Path) -> TensorFile:
+    """The tensors of all pieces that an index names. UserError for an index that is none, and for missing pieces.
+
+    Pieces lie beside their index: a name with a folder in it is refused, whatever it is of.
+    """
+    where: Any = json_object(index).get("weight_map")
+    if not isinstance(where, dict) or not where:
+        raise UserError(f"{str(index)!r} has no weight_map (name of a tensor: name of a file); fetch it again")
+    for name, piece in where.items():
+        if not isinstance(piece, str) or Path(piece).name != piece or piece == ".." or "\\" in piece:
+            raise UserError(
+                f"{name} in {str(index)!r} is in {piece!r}; allowed are names of files beside it, without a folder"
+            )
+    pieces = {piece: open_safetensors_file(index.parent / piece) for piece in sorted(set(where.values()))}
+    for name, piece in where.items():
+        if name not in pieces[piece].shapes:
+            raise UserError(f"{name} is in no piece: {pieces[piece].where!r} has it not; fetch the folder again")
+    return TensorFile(
+        where=str(index),
+        shapes={name: pieces[piece].shapes[name] for name, piece in where.items()},
+        read=lambda name: pieces[where[name]].read(name),
+    )

@@ -1,0 +1,268 @@
+"""From the shapes in a file to the configuration of its model; and what a file cannot say, given beside it."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pipeline.models.build import shapes_of
+from pipeline.models.config import (
+    BIT_RESNETS,
+    HYBRID_RESNETS,
+    SIZES,
+    Gelu,
+    ModelConfig,
+    Position,
+    ResNetEpsilons,
+    ResNetSize,
+    Size,
+)
+from pipeline.models.conversion.declared import Pair
+from pipeline.models.flops import num_parameters
+from pipeline.models.weights import HEAD, Shapes
+from shards.errors import UserError
+
+HEADS_BY_WIDTH = {size.width: size.num_heads for size in SIZES.values()}
+ROOT_WIDTH = 64
+MOST_LAYERS, _MOST_CLASSES, _MOST_PARAMETERS = 1_000, 10_000_000, 10**11
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hints:
+    """What a file does not say, or what the user wants it to be; None: what is usual where the file comes from.
+
+    `model`: the name of the model that it must be (vit_h14); a file of another is refused.
+    """
+
+    model: str = ""
+    num_heads: int | None = None
+    gelu: Gelu | None = None
+    layer_norm_epsilon: float | None = None
+    resnet_epsilons: ResNetEpsilons | None = None
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--num-heads", self.num_heads), ("--layer-norm-epsilon", self.layer_norm_epsilon)):
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(f"{flag} is {value}; allowed are values above 0, or leave it out")
+
+    def advice(self) -> str:
+        """What to do where tensors do not fit: to take back what was said of them, where anything was."""
+        given = [f"--model {self.model}"] if self.model else []
+        given += [f"--num-heads {self.num_heads}"] if self.num_heads else []
+        return "Give the file of another model" + (f", or leave out {' and '.join(given)}" if given else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usual:
+    """What is usual where a file comes from; `said`: which of these, or num_heads, the file says itself."""
+
+    gelu: Gelu
+    layer_norm_epsilon: float
+    resnet_epsilons: ResNetEpsilons
+    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerShapes:
+    """What a file's shapes say of a ViT or a hybrid. `num_positions`: rows of the table; None: there is none.
+
+    `class_row`: whether the table has a row for the class token, and `declared`: its grid (height, width), where a
+    config.json says so; None: as the number of rows has it.
+    """
+
+    patch: int
+    depth: int
+    width: int
+    mlp_width: int
+    num_heads: int | None
+    num_classes: int
+    num_positions: int | None
+    class_token: bool
+    representation: bool = False
+    resnet: ResNetSize | None = None
+    position: Position | None = None
+    class_row: bool | None = None
+    declared: Pair | None = None
+
+    def side(self, where: str, name: str) -> tuple[int, bool]:
+        """Side of the table's grid and whether the class token has a row in it; (0, False) without a table."""
+        if self.num_positions is None:
+            return 0, False
+        return side_of(
+            self.num_positions,
+            class_token=self.class_token,
+            where=where,
+            name=name,
+            class_row=self.class_row,
+            declared=self.declared,
+        )
+
+
+def count(names: Iterable[str], pattern: str) -> int:
+    """How many different numbers the pattern's first group finds in the names."""
+    return len({int(match[1]) for name in names if (match := re.match(pattern, name))})
+
+
+def units_of(names: Iterable[str], pattern: str, *, first: int) -> tuple[int, ...]:
+    """Units of each stage, where the pattern's groups are stage and unit, and numbers begin with `first`."""
+    found = {(int(m[1]) - first, int(m[2]) - first) for name in names if (m := re.match(pattern, name))}
+    num_stages = len({stage for stage, _ in found})
+    return tuple(sum(at == stage for at, _ in found) for stage in range(num_stages))
+
+
+def resnet_of(units: tuple[int, ...], *, root_channels: int) -> ResNetSize | None:
+    """The ResNet with these units; None without any."""
+    return ResNetSize(units=units, factor=max(1, root_channels // ROOT_WIDTH)) if units else None
+
+
+def side_of(
+    num_positions: int,
+    *,
+    class_token: bool,
+    where: str,
+    name: str,
+    class_row: bool | None = None,
+    declared: Pair | None = None,
+) -> tuple[int, bool]:
+    """Side of the square grid that the position embeddings are of, and whether the class token has a row of its own.
+
+    What is declared must be there; without it, the number of rows says both. Raises UserError where the number is that
+    of no square grid, or of another one than is declared.
+    """
+    rows = (False, True) if class_token else (False,)
+    rows = rows if class_row is None else (class_row,)
+    if declared:
+        return _declared_side(num_positions, declared, rows, f"{name} in {where!r} has {num_positions} rows")
+    for has_row in rows:
+        side = math.isqrt(max(0, num_positions - has_row))
+        if side and side**2 + has_row == num_positions:
+            return side, has_row
+    allowed = " or ".join("a square and one more for the class token" if row else "a square" for row in rows)
+    raise UserError(
+        f"{name} in {where!r} has {num_positions} rows, which is the grid of no square image; allowed is {allowed}"
+    )
+
+
+def _declared_side(num_positions: int, declared: Pair, rows: tuple[bool, ...], has: str) -> tuple[int, bool]:
+    height, width = declared
+    if height != width or not height:
+        raise UserError(
+            f"{has}, config.json says a grid of {height} x {width} patches (height, width); the models here take "
+            "square images: give weights of those"
+        )
+    for has_row in rows:
+        if height * width + has_row == num_positions:
+            return height, has_row
+    wanted = [
+        f"a grid of {height} x {width} {'and' if row else 'without'} the class token, {height * width + row} rows"
+        for row in rows
+    ]
+    raise UserError(
+        f"{has}, config.json says {' or '.join(wanted)}; give both files of one model, or write the image size of the "
+        "tensors into config.json (--image-size then resamples them)"
+    )
+
+
+def transformer_config(
+    shapes: TransformerShapes, *, where: str, position_name: str, usual: Usual, hints: Hints
+) -> ModelConfig:
+    """The configuration of a ViT or a hybrid; of `hints.model` where that is given."""
+    known = SIZES.get(hints.model)
+    if hints.model and known is None:
+        raise UserError(f"--model is {hints.model!r}, the file is of a transformer; allowed are {', '.join(SIZES)}")
+    if hints.resnet_epsilons and not shapes.resnet:
+        raise UserError(f"--resnet-epsilons is given, but {where!r} has no ResNet; leave it out")
+    is_of_its_width = known is not None and known.width == shapes.width  # else its tensors are refused by their shapes
+    said = (hints.num_heads, shapes.num_heads, known.num_heads if known and is_of_its_width else None)
+    if len({number for number in said if number}) > 1:
+        raise UserError(
+            f"--num-heads, {where!r} and --model say {', '.join(str(number or 'nothing') for number in said)} heads; "
+            "leave out --num-heads and --model where the file says it"
+        )
+    num_heads = next((number for number in said if number), HEADS_BY_WIDTH.get(shapes.width, 0))
+    if not num_heads and not known:
+        raise UserError(
+            f"{where!r} does not say how many heads its attention of width {shapes.width} has; give --num-heads"
+        )
+    size = Size(
+        patch=shapes.patch, depth=shapes.depth, width=shapes.width, mlp_width=shapes.mlp_width, num_heads=num_heads
+    )
+    names = [name for name in SIZES if SIZES[name] == size and HYBRID_RESNETS.get(name) == shapes.resnet]
+    fields = {} if known or names else vars(size)
+    resnet = HYBRID_RESNETS.get(hints.model) if known else shapes.resnet
+    is_custom = not (known or names) and resnet is not None
+    stride = max(1, (resnet.stride if resnet else 1) * (known.patch if known else shapes.patch))
+    side, _ = shapes.side(where, position_name)
+    image_size = side * stride or 224 // stride * stride or stride
+    config = ModelConfig(
+        name=hints.model or (names[0] if names else "vit"),
+        image_size=image_size,
+        num_classes=shapes.num_classes,
+        **fields,
+        resnet_units=resnet.units if is_custom and resnet else None,
+        resnet_factor=resnet.factor if is_custom and resnet else None,
+        pooling="token" if shapes.class_token else "average",
+        representation=shapes.representation,
+        position=shapes.position or ("none" if shapes.num_positions is None else "learned_1d"),
+        gelu=hints.gelu or usual.gelu,
+        layer_norm_epsilon=hints.layer_norm_epsilon or usual.layer_norm_epsilon,
+        resnet_epsilons=(hints.resnet_epsilons or usual.resnet_epsilons) if resnet else "paper",
+    )
+    refuse_absurd(config, where=where)
+    return config
+
+
+def refuse_absurd(config: ModelConfig, *, where: str) -> None:
+    """UserError for sizes that no model has: even to lay one out without its values would take days."""
+    if not config.is_bit and config.size.depth > MOST_LAYERS:
+        raise UserError(f"{where!r} is of {config.size.depth} layers, more than any model; allowed are {MOST_LAYERS}")
+    if config.num_classes > _MOST_CLASSES:
+        raise UserError(
+            f"{where!r} is of {config.num_classes} classes, more than any model; allowed are {_MOST_CLASSES}"
+        )
+    number = num_parameters(config, head=config.num_classes > 0)
+    if number > _MOST_PARAMETERS:
+        raise UserError(
+            f"{where!r} is of {number} parameters, more than any model; allowed are {_MOST_PARAMETERS} "
+            f"(config.json and the shapes say {config})"
+        )
+
+
+def assumed(config: ModelConfig, *, said: tuple[str, ...], hints: Hints) -> tuple[str, ...]:
+    """What neither the file nor the user says of a model, with the value taken: "gelu exact"."""
+    names = [] if config.is_bit else ["gelu", "layer_norm_epsilon", "num_heads"]
+    names += ["resnet_epsilons"] if config.resnet else []
+    known = {*said, *(name for name in names if getattr(hints, name)), *(("num_heads",) if hints.model else ())}
+    return tuple(
+        f"{name} {config.size.num_heads if name == 'num_heads' else getattr(config, name)}"
+        for name in names
+        if name not in known
+    )
+
+
+def shapes_in_file(config: ModelConfig) -> Shapes:
+    """Names and shapes of ours that a file of this model holds: without a head where it has no classes."""
+    if config.num_classes:
+        return shapes_of(config)
+    return {name: shape for name, shape in shapes_of(replace(config, num_classes=1)).items() if name not in HEAD}
+
+
+def bit_config(resnet: ResNetSize, *, num_classes: int, where: str, usual: Usual, hints: Hints) -> ModelConfig:
+    """The configuration of a BiT ResNet; of `hints.model` where that is given."""
+    if hints.model and hints.model not in BIT_RESNETS:
+        raise UserError(
+            f"--model is {hints.model!r}, the file is of a BiT ResNet; allowed are {', '.join(BIT_RESNETS)}"
+        )
+    if hints.num_heads or hints.gelu or hints.layer_norm_epsilon:
+        raise UserError("a BiT ResNet has no heads, GELU or layer norm; leave out --num-heads, --gelu and the like")
+    names = [hints.model] if hints.model else [name for name in BIT_RESNETS if BIT_RESNETS[name] == resnet]
+    config = ModelConfig(
+        name=names[0] if names else "bit_r50x1",
+        image_size=224,
+        num_classes=num_classes,
+        resnet_units=None if names else resnet.units,
+        resnet_factor=None if names else resnet.factor,
+        resnet_epsilons=hints.resnet_epsilons or usual.resnet_epsilons,
+    )
+    refuse_absurd(config, where=where)
+    return config

@@ -1,0 +1,193 @@
+"""timm's models: a folder with `config.json` and `model.safetensors` (timm.create_model("local-dir:FOLDER")), or a
+state dict alone.
+
+Sources: timm's vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py and _hub.py. What model a file is of is
+found in timm_config.py. Shape letters: D width, O channels out, I channels in.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.models.config import ModelConfig, ResNetSize
+from pipeline.models.conversion.layout import (
+    Layout,
+    TensorMapping,
+    as_is,
+    changed,
+    patch_convolution,
+    positions,
+    read_layout,
+    write_layout,
+)
+from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
+from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.conversion.timm_config import EPSILON, GELUS, entries, model_in
+from pipeline.models.labels import unique_labels
+from pipeline.models.weights import TensorByName, Weights, write_folder
+from shards.errors import UserError
+
+log = logging.getLogger(__name__)
+MARKS = ("patch_embed.proj.weight", "stem.conv.weight")
+_RESNETS = {
+    ResNetSize(units=(3, 4, 9)): "vit_base_r50_s16_224",
+    ResNetSize(units=(3, 4, 6, 3)): "vit_large_r50_s32_224",
+}
+_BITS = {
+    ResNetSize(units=units, factor=factor): f"resnetv2_{depth}x{factor}_bit"
+    for depth, units, factors in (
+        (50, (3, 4, 6, 3), (1, 3)),
+        (101, (3, 4, 23, 3), (1, 3)),
+        (152, (3, 8, 36, 3), (2, 4)),
+    )
+    for factor in factors
+}
+
+
+def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
+    """The weights in timm's state dict. UserError naming the tensor that does not fit, and why."""
+    description = _with_published(description)
+    found = model_in(file, description, hints)
+    shapes = shapes_in_file(found.config)
+    places = layout(found.config, class_row=found.class_row)
+    tensor = read_layout(file, places, shapes, advice=hints.advice())
+    said = assumed(found.config, said=found.said, hints=hints)
+    names = description.get("label_names") or entries(description, "pretrained_cfg").get("label_names")
+    labels = tuple(str(name) for name in names) if isinstance(names, list) else ()
+    labels = unique_labels(labels, where=file.where)
+    return Weights(where=file.where, config=found.config, labels=labels, shapes=shapes, tensor=tensor, assumed=said)
+
+
+def _with_published(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    """timm's older config.json is flat: what its `pretrained_cfg` holds now is at the top, `label_names` is `labels`.
+
+    Source: `load_model_config_from_hf` in timm's _hub.py.
+    """
+    if "pretrained_cfg" in description:
+        return description
+    return {**description, "pretrained_cfg": {"label_names": description.get("labels"), **description}}
+
+
+def save_timm(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
+    """Writes the folder. UserError for what timm's models have not; logs where its arithmetic differs."""
+    if config.representation:
+        raise UserError(
+            "timm's models have no hidden layer before the head (representation); it is never dropped silently: "
+            "give --new-head for a model without it, or export as vision_transformer or big_vision"
+        )
+    if not config.is_bit and config.layer_norm_epsilon != EPSILON:
+        raise UserError(
+            f"model.layer_norm_epsilon is {config.layer_norm_epsilon}; timm's models have {EPSILON}; "
+            "export as hugging_face, whose config.json says it"
+        )
+    architecture = _architecture(config)
+    if config.resnet and config.resnet_epsilons != "timm":
+        log.warning(
+            "timm's ResNets have other epsilons than the paper's code (model.resnet_epsilons): logits differ a little"
+        )
+    description = {
+        "architecture": architecture,
+        "num_classes": config.num_classes,
+        "model_args": _arguments(config),
+        "pretrained_cfg": {
+            "num_classes": config.num_classes,
+            "input_size": [3, config.image_size, config.image_size],
+            "fixed_input_size": not config.is_bit,
+            "interpolation": "bilinear",
+            "crop_pct": 1.0,
+            "mean": [0.5, 0.5, 0.5],
+            "std": [0.5, 0.5, 0.5],
+            "first_conv": "stem.conv" if config.is_bit else "patch_embed.proj",
+            "classifier": "head.fc" if config.is_bit else "head",
+        },
+    }
+    if len(labels) == config.num_classes:
+        description["label_names"] = list(labels)
+    tensors = dict(write_layout(layout(config, class_row=True), tensor))
+    write_folder(folder, description=description, tensors=tensors)
+
+
+def layout(config: ModelConfig, *, class_row: bool) -> Layout:
+    """Where each tensor of ours is."""
+    if config.is_bit:
+        return _bit_layout(config)
+    has_token = config.num_prefix_tokens > 0
+    places: dict[str, TensorMapping] = {}
+    if config.resnet:
+        places |= _stages("embed.resnet.", "patch_embed.backbone.", config.resnet, is_bit=False)
+    places["embed.patch.weight"] = patch_convolution("patch_embed.proj.weight", config.size.patch)
+    places["embed.patch.bias"] = as_is("patch_embed.proj.bias")
+    if has_token:
+        places["embed.class_token"] = as_is("cls_token")
+    if config.position == "learned_1d":
+        places["embed.position"] = positions("pos_embed", class_row=class_row, class_token=has_token)
+    pairs = {"norm1": "norm1", "attention.qkv": "attn.qkv", "attention.out": "attn.proj", "norm2": "norm2"}
+    pairs |= {"mlp.dense1": "mlp.fc1", "mlp.dense2": "mlp.fc2"}
+    for number in range(config.size.depth):
+        for ours, theirs in pairs.items():
+            places |= _same(f"blocks.{number}.{ours}.", f"blocks.{number}.{theirs}.")
+    places |= _same("norm.", "norm.")
+    return places | (_same("head.", "head.") if config.num_classes else {})
+
+
+def _bit_layout(config: ModelConfig) -> Layout:
+    """The head is a convolution of one place there."""
+    places = _stages("", "", config.resnet, is_bit=True) if config.resnet else {}
+    places |= _same("norm.", "norm.")
+    if config.num_classes:
+        places["head.weight"] = changed("head.fc.weight", lambda t: t[:, :, None, None], lambda t: t[:, :, 0, 0])
+        places["head.bias"] = as_is("head.fc.bias")
+    return places
+
+
+def _stages(ours: str, theirs: str, resnet: ResNetSize, *, is_bit: bool) -> dict[str, TensorMapping]:
+    places = {f"{ours}conv_root.weight": as_is(f"{theirs}stem.conv.weight")}
+    if not is_bit:
+        places |= _same(f"{ours}norm_root.", f"{theirs}stem.norm.")
+    norms = ("norm1", "norm2", "norm3" if is_bit else "norm_out")
+    for stage, num_units in enumerate(resnet.units):
+        for unit in range(num_units):
+            here, there = f"{ours}stages.{stage}.{unit}.", f"{theirs}stages.{stage}.blocks.{unit}."
+            for number, norm in enumerate(norms, 1):
+                places[f"{here}conv{number}.weight"] = as_is(f"{there}conv{number}.weight")
+                places |= _same(f"{here}{norm}.", f"{there}norm{number}.")
+            if unit == 0:
+                places[f"{here}conv_proj.weight"] = as_is(f"{there}downsample.conv.weight")
+                places |= {} if is_bit else _same(f"{here}norm_proj.", f"{there}downsample.norm.")
+    return places
+
+
+def _same(ours: str, theirs: str) -> dict[str, TensorMapping]:
+    return {f"{ours}{kind}": as_is(f"{theirs}{kind}") for kind in ("weight", "bias")}
+
+
+def _architecture(config: ModelConfig) -> str:
+    """The model of timm's that the arguments below make ours of."""
+    if not config.resnet:
+        return "vit_base_patch16_224"
+    known = _BITS if config.is_bit else _RESNETS
+    if config.resnet not in known:
+        raise UserError(
+            f"timm has no model with a ResNet of {config.resnet.units} units and factor {config.resnet.factor}; "
+            f"allowed are {', '.join(f'{r.units} and {r.factor}' for r in known)}; or export as vision_transformer"
+        )
+    return known[config.resnet]
+
+
+def _arguments(config: ModelConfig) -> dict[str, Any]:
+    if config.is_bit:
+        return {}
+    size = config.size
+    ratio = size.mlp_width / size.width
+    if int(size.width * ratio) != size.mlp_width:  # timm rounds down what it multiplies
+        ratio = math.nextafter(ratio, math.inf)
+    arguments: dict[str, Any] = {"img_size": config.image_size, "embed_dim": size.width, "depth": size.depth}
+    arguments |= {"num_heads": size.num_heads, "mlp_ratio": ratio}
+    arguments["act_layer"] = {known: name for name, known in GELUS.items()}[config.gelu]
+    if not config.resnet or size.patch != 1:
+        arguments["patch_size"] = size.patch
+    if config.pooling == "average":
+        arguments |= {"global_pool": "avg", "class_token": False, "fc_norm": False}
+    return arguments

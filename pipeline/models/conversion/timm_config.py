@@ -1,0 +1,171 @@
+"""Which model a state dict of timm's is of: its shapes, what `config.json` beside it says, and what timm's code says.
+
+Sources: timm's vision_transformer.py, vision_transformer_hybrid.py and resnetv2.py. timm's defaults are exact GELU and
+its own epsilons in ResNets; a state dict does not say what it was trained with, `config.json` may.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.models.config import Gelu, ModelConfig
+from pipeline.models.conversion.declared import Pair, grid_of, pair_of
+from pipeline.models.conversion.sizes import (
+    Hints,
+    TransformerShapes,
+    Usual,
+    bit_config,
+    count,
+    resnet_of,
+    transformer_config,
+    units_of,
+)
+from pipeline.models.conversion.tensor_file import TensorFile
+from shards.errors import UserError
+
+GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh"}
+EPSILON = 1e-6
+# Entry points of timm 1.0.31's vision_transformer.py that set act_layer='gelu_tanh' in their code, where no config.json
+# shows it, and have no attention pooling.
+TANH_ARCHITECTURES = frozenset(
+    {
+        "vit_base_patch32_siglip_gap_256",
+        "vit_large_patch16_siglip_gap_512",
+        "vit_so400m_patch16_siglip_gap_256",
+        "vit_so400m_patch16_siglip_gap_384",
+        "vit_so400m_patch16_siglip_gap_512",
+        "vit_giantopt_patch16_siglip_gap_256",
+        "vit_giantopt_patch16_siglip_gap_384",
+    }
+)
+_NO_FIELD = "no field of a model here stands for it, so weights of this architecture cannot be brought in"
+# Parts of timm's models that ours has not: why, by the beginning of their names.
+_FOREIGN = {
+    r"pre_logits\.": "is a hidden layer before the head, which timm itself leaves out; take the weights' .npz file, "
+    "whose hidden layer is kept",
+    r"fc_norm\.": "is a norm after the mean over tokens; the models here have theirs before it, as the paper's code: "
+    "give weights with global_pool 'avg' and fc_norm False, or with a class token",
+    r"reg_token": f"is of registers: {_NO_FIELD}",
+    r"dist_token|head_dist\.": f"is of a distillation token: {_NO_FIELD}",
+    r"norm_pre\.": f"is a norm before the blocks: {_NO_FIELD}",
+    r"attn_pool\.": f"is of attention pooling: {_NO_FIELD}",
+    r"blocks\.\d+\.(ls\d\.|gamma_)": f"is layer scale: {_NO_FIELD}",
+    r"blocks\.\d+\.attn\.[qk]_norm\.": f"is a norm of queries or keys: {_NO_FIELD}",
+}
+_QKV = "blocks.0.attn.qkv."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A model, whether its position table has a row for the class token, and what of it config.json itself says."""
+
+    config: ModelConfig
+    class_row: bool
+    said: tuple[str, ...]
+
+
+def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Found:
+    """The model that a state dict is of. UserError naming what ours has not, before anything else."""
+    _refuse_foreign(file)
+    usual = _usual(file, description)
+    _refuse_other_settings(file, description)
+    if "stem.conv.weight" in file.shapes:
+        return Found(config=_bit_config(file, usual, hints), class_row=False, said=usual.said)
+    return _vit(file, description, usual, hints)
+
+
+def entries(description: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object of that name inside config.json; empty where there is none."""
+    found = description.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _refuse_foreign(file: TensorFile) -> None:
+    for start, reason in _FOREIGN.items():
+        for name in file.shapes:
+            if re.match(start, name):
+                raise UserError(f"{name} {list(file.shapes[name])} in {file.where!r} {reason}")
+    if f"{_QKV}weight" in file.shapes and f"{_QKV}bias" not in file.shapes:
+        raise UserError(f"{_QKV}bias is not in {file.where!r}, its attention has no biases: {_NO_FIELD}")
+
+
+def _usual(file: TensorFile, description: Mapping[str, Any]) -> Usual:
+    arguments, architecture = entries(description, "model_args"), str(description.get("architecture")).split(".")[0]
+    activation, is_known = arguments.get("act_layer"), architecture in TANH_ARCHITECTURES
+    gelu = GELUS.get(str(activation or ("gelu_tanh" if is_known else "gelu")))
+    if gelu is None:
+        raise UserError(f"act_layer in {file.where!r} is {activation!r}; allowed are {', '.join(GELUS)}")
+    said = (["gelu"] if activation or is_known else []) + (["num_heads"] if _num_heads(description) else [])
+    return Usual(gelu=gelu, layer_norm_epsilon=EPSILON, resnet_epsilons="timm", said=tuple(said))
+
+
+def _num_heads(description: Mapping[str, Any]) -> int | None:
+    number = entries(description, "model_args").get("num_heads")
+    return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
+
+
+def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> None:
+    """What timm computes otherwise with the same tensors, as far as its config.json says."""
+    pretrained, arguments = entries(description, "pretrained_cfg"), entries(description, "model_args")
+    pooled = arguments.get("global_pool") or description.get("global_pool")
+    is_vit = "stem.conv.weight" not in file.shapes
+    expected = "token" if "cls_token" in file.shapes else "avg"
+    if is_vit and pooled and pooled != expected:
+        raise UserError(
+            f"config.json beside {file.where!r} says global_pool {pooled!r}; with these tensors allowed is {expected!r}"
+        )
+    if "quickgelu" in str(description.get("architecture")):
+        raise UserError(f"{description['architecture']!r} has QuickGELU; allowed are GELU exact and tanh")
+    for key in ("mean", "std"):
+        values = pretrained.get(key) or [0.5] * 3
+        if values != [0.5] * 3:
+            raise UserError(
+                f"config.json beside {file.where!r} says pixels of {key} {values}; the models here take the "
+                "paper's, 0.5 each: give weights trained so"
+            )
+
+
+def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> Found:
+    width, _, patch, patch_width = file.shape("patch_embed.proj.weight", 4)
+    units = units_of(file.shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0)
+    root = "patch_embed.backbone.stem.conv.weight"
+    resnet = resnet_of(units, root_channels=file.shape(root, 4)[0]) if units else None
+    stride = resnet.stride if resnet else 1
+    class_token, no_row = "cls_token" in file.shapes, entries(description, "model_args").get("no_embed_class")
+    shapes = TransformerShapes(
+        patch=patch,
+        depth=count(file.shapes, r"blocks\.(\d+)\."),
+        width=width,
+        mlp_width=file.shape("blocks.0.mlp.fc1.weight", 2)[0],
+        num_heads=_num_heads(description),
+        num_classes=file.shape("head.weight", 2)[0] if "head.weight" in file.shapes else 0,
+        num_positions=file.shape("pos_embed", 3)[1] if "pos_embed" in file.shapes else None,
+        class_token=class_token,
+        resnet=resnet,
+        class_row=not no_row if class_token and isinstance(no_row, bool) else None,
+        declared=_declared_grid(description, (patch * stride, patch_width * stride), file.where),
+    )
+    config = transformer_config(shapes, where=file.where, position_name="pos_embed", usual=usual, hints=hints)
+    return Found(config=config, class_row=shapes.side(file.where, "pos_embed")[1], said=usual.said)
+
+
+def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
+    """Patches down and across by config.json, whose model_args win over what it says of the published weights."""
+    image, published = entries(description, "model_args").get("img_size"), entries(description, "pretrained_cfg")
+    if image is not None:
+        return grid_of(pair_of(image, key="img_size", where=where), patch)
+    if not isinstance(published.get("input_size"), list):
+        return None
+    return grid_of(pair_of(published["input_size"][1:], key="input_size", where=where), patch)
+
+
+def _bit_config(file: TensorFile, usual: Usual, hints: Hints) -> ModelConfig:
+    units = units_of(file.shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
+    resnet = resnet_of(units, root_channels=file.shape("stem.conv.weight", 4)[0])
+    if resnet is None:
+        raise UserError(
+            f"{file.where!r} has no stages after its stem; give the file of a BiT ResNet (resnetv2_..._bit)"
+        )
+    num_classes = file.shape("head.fc.weight", 4)[0] if "head.fc.weight" in file.shapes else 0
+    return bit_config(resnet, num_classes=num_classes, where=file.where, usual=usual, hints=hints)

@@ -1,0 +1,268 @@
+"""From any file to any other, at another image size and with another head; what is not one of them is refused."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pipeline.models import ModelConfig
+from pipeline.models.config import Mode
+from pipeline.models.conversion.config import Change, Format
+from pipeline.models.conversion.convert import changed, open_any, save_as
+from pipeline.models.conversion.sizes import Hints
+from pipeline.models.pos_embed import resample_position_embeddings
+from pipeline.models.weights import Weights, filled_model, open_weights, save_weights
+from shards.errors import UserError
+from tests.pipeline.models.conversion.random_weights import (
+    AVERAGE,
+    BIT,
+    HYBRID,
+    IMAGES,
+    REPRESENTATION,
+    VIT,
+    assert_same_logits,
+    logits,
+    random_model,
+    tensors_of,
+)
+from tests.pipeline.models.parity import difference, random_images
+from tests.pipeline.models.parity import random_model as gentle_model
+
+HEADS = Hints(num_heads=2)
+LABELS = ("a", "b", "c")
+
+
+def out(folder: Path, written: Format) -> Path:
+    return folder / ("w.npz" if written in ("vision_transformer", "big_vision") else written)
+
+
+def exported(folder: Path, config: ModelConfig, written: Format) -> Path:
+    path = out(folder, written)
+    save_as(written, path, config=config, labels=LABELS, tensor=tensors_of(random_model(config)))
+    return path
+
+
+def hints_for(written: Format) -> Hints:
+    return HEADS if written == "timm" else Hints()
+
+
+@pytest.mark.parametrize("written", get_args(Format))
+def test_every_format_comes_back_with_the_same_logits(tmp_path: Path, written: Format) -> None:
+    weights = open_any(str(exported(tmp_path, VIT, written)), hints_for(written))
+    assert weights.config == VIT
+    assert_same_logits(weights, random_model(VIT))
+    assert [path.name for path in tmp_path.rglob("*.part")] == []
+
+
+@pytest.mark.parametrize("written", [f for f in get_args(Format) if f != "patchline"])
+@pytest.mark.parametrize("position", ["learned_2d", "none"])
+def test_other_positions_become_a_table_of_their_sums(tmp_path: Path, written: Format, position: str) -> None:
+    config = replace(VIT, position=position)  # type: ignore[arg-type]
+    weights = open_any(str(exported(tmp_path, config, written)), hints_for(written))
+    assert weights.config == VIT
+    difference = (logits(filled_model(weights)) - logits(random_model(config))).abs().max()
+    assert float(difference) < 2e-5
+
+
+@pytest.mark.parametrize("written", get_args(Format))
+def test_the_heads_constant_is_folded_into_its_bias(tmp_path: Path, written: Format) -> None:
+    weights = open_any(str(exported(tmp_path, replace(VIT, head_bias=-10.0), written)), hints_for(written))
+    assert torch.equal(weights.tensor("head.bias"), random_model(VIT).head.bias - 10.0)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_bare_files_and_folders_with_torch_files(tmp_path: Path, kind: str) -> None:
+    state = random_model(VIT).state_dict()
+    if kind == "file":
+        save_file(state, tmp_path / "w.safetensors")
+        weights = open_any(str(tmp_path / "w.safetensors"), HEADS)
+    else:
+        folder = exported(tmp_path, VIT, "timm")
+        tensors = open_any(str(folder), HEADS)
+        assert tensors.where.endswith("model.safetensors")
+        weights = open_any(str(folder / "model.safetensors"), Hints(num_heads=2, gelu="tanh"))
+    assert_same_logits(weights, random_model(VIT))
+
+
+def weights_of(config: ModelConfig, folder: Path) -> Weights:
+    save_weights(folder / "w", config=config, labels=LABELS, tensor=tensors_of(random_model(config)))
+    return open_weights(str(folder / "w"))
+
+
+@pytest.mark.parametrize("mode", ["paper", "bicubic", "timm"])
+def test_another_image_size_resamples_by_mode(tmp_path: Path, mode: Mode) -> None:
+    weights = weights_of(VIT, tmp_path)
+    config, tensor = changed(weights, Change(image_size=24, resample=mode))
+    expected = resample_position_embeddings(
+        weights.tensor("embed.position")[0], from_grid=(4, 4), to_grid=(6, 6), mode=mode
+    )
+    assert (config.image_size, tuple(tensor("embed.position").shape)) == (24, (1, 37, 12))
+    assert torch.equal(tensor("embed.position")[0], expected)
+    save_as("vision_transformer", tmp_path / "w.npz", config=config, labels=(), tensor=tensor)
+    assert open_any(str(tmp_path / "w.npz"), Hints()).config.image_size == 24
+
+
+@pytest.mark.parametrize("config", [VIT, AVERAGE, REPRESENTATION, HYBRID, BIT])
+def test_a_new_head_is_zero_and_the_hidden_layer_goes_with_the_old(tmp_path: Path, config: ModelConfig) -> None:
+    target, tensor = changed(weights_of(config, tmp_path), Change(new_head=True, num_classes=7))
+    assert (target.num_classes, target.representation) == (7, False)
+    assert not tensor("head.weight").any()
+    assert tensor("head.weight").shape[0] == 7
+
+
+def test_a_head_that_does_not_fit_is_dropped_only_when_asked(tmp_path: Path) -> None:
+    weights = weights_of(VIT, tmp_path)
+    with pytest.raises(UserError, match=r"head.weight is \[3, 12\], \[7, 12\] is asked for; .* give --new-head"):
+        changed(weights, Change(num_classes=7))
+    assert changed(weights, Change(num_classes=3))[0] == VIT
+
+
+def test_without_a_head_one_must_be_asked_for(tmp_path: Path) -> None:
+    state = {name: value for name, value in random_model(VIT).state_dict().items() if "head" not in name}
+    save_file(state, tmp_path / "w.safetensors")
+    weights = open_any(str(tmp_path / "w.safetensors"), HEADS)
+    with pytest.raises(UserError, match=r"has no head .head.weight is not there.; give --new-head --num-classes K"):
+        changed(weights, Change())
+    with pytest.raises(UserError, match=r"head.weight is \[\], \[5, 12\] is asked for"):
+        changed(weights, Change(num_classes=5))
+    assert changed(weights, Change(new_head=True, num_classes=5))[0] == replace(VIT, num_classes=5)
+
+
+def config_json(folder: Path, content: object) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(lambda _: None, "no weights at .*; allowed are a file that ends in .npz", id="nothing"),
+        pytest.param(lambda p: p.write_text("x"), "allowed are a file that ends in", id="no such kind"),
+        pytest.param(lambda p: p.mkdir(), "no config.json in", id="an empty folder"),
+        pytest.param(lambda p: config_json(p, "{"), "is no JSON", id="broken JSON"),
+        pytest.param(lambda p: config_json(p, [1]), "is no JSON object", id="a list"),
+        pytest.param(lambda p: config_json(p, {"model_type": "vit"}), "no tensors in", id="no tensors"),
+        pytest.param(lambda p: config_json(p, {"model": {}, "format": 1}), "no weights at", id="ours without tensors"),
+    ],
+)
+def test_what_is_no_weights_is_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
+    make(tmp_path / "w")
+    with pytest.raises(UserError, match=message):
+        open_any(str(tmp_path / "w"), Hints())
+
+
+def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
+    config_json(tmp_path / "w", {"model_type": "beit"})
+    save_file({"a": torch.zeros(1)}, tmp_path / "w" / "model.safetensors")
+    with pytest.raises(UserError, match="has the model_type 'beit'; allowed is 'vit', timm's"):
+        open_any(str(tmp_path / "w"), Hints())
+    with pytest.raises(UserError, match=r"are of no model known here .a, \.\.\."):
+        open_any(str(tmp_path / "w" / "model.safetensors"), Hints())
+
+
+def test_hugging_faces_tensors_need_their_config(tmp_path: Path) -> None:
+    folder = exported(tmp_path, VIT, "hugging_face")
+    with pytest.raises(
+        UserError, match=r"has Hugging Face's tensors; their config\.json says the rest: give the folder"
+    ):
+        open_any(str(folder / "model.safetensors"), Hints())
+
+
+def test_other_pixels_are_refused(tmp_path: Path) -> None:
+    folder = exported(tmp_path, VIT, "hugging_face")
+    assert open_any(str(folder), Hints()).labels == LABELS
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.485, 0.456, 0.406]}))
+    with pytest.raises(UserError, match=r"says image_mean .0.485, .* the models here take the paper's"):
+        open_any(str(folder), Hints())
+
+
+def test_a_resampled_export_is_what_transformers_resamples(transformers: ModuleType, tmp_path: Path) -> None:
+    """Its own way for images of another size, on the export that is not resampled."""
+    folder, images_BHW3 = exported(tmp_path, VIT, "hugging_face"), IMAGES[:, :24, :24]
+    other = transformers.ViTForImageClassification.from_pretrained(folder).eval()
+    config, tensor = changed(open_any(str(folder), Hints()), Change(image_size=24, resample="bicubic"))
+    save_as("hugging_face", tmp_path / "24", config=config, labels=LABELS, tensor=tensor)
+    at_24 = transformers.ViTForImageClassification.from_pretrained(tmp_path / "24").eval()
+    ours = filled_model(open_any(str(tmp_path / "24"), Hints()))
+    assert difference(ours, lambda x: other(x, interpolate_pos_encoding=True).logits, images_BHW3) < 2e-5
+    assert difference(ours, lambda x: at_24(x).logits, images_BHW3) < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("written", ["hugging_face", "timm", "vision_transformer", "big_vision"])
+def test_a_whole_b16_goes_out_and_comes_back(
+    timm: ModuleType, transformers: ModuleType, tmp_path: Path, written: Format
+) -> None:
+    """The paper's own size, by its name, in the other library and in ours again."""
+    model, path = gentle_model(ModelConfig(name="vit_b16", num_classes=50)), out(tmp_path, written)
+    save_as(written, path, config=model.config, labels=(), tensor=tensors_of(model))
+    images = random_images(224, 224)
+    weights = open_any(str(path), Hints(model="vit_b16"))
+    assert weights.config == model.config
+    assert difference(model, lambda _: filled_model(weights)(images), images) < 2e-5
+    if written == "hugging_face":
+        other = transformers.ViTForImageClassification.from_pretrained(path).eval()
+        assert difference(model, lambda x: other(x).logits, images) < 2e-5
+    elif written == "timm":
+        assert difference(model, timm.create_model(f"local-dir:{path}", pretrained=True).eval(), images) < 2e-5
+
+
+def test_our_own_folder_says_all(tmp_path: Path) -> None:
+    where = weights_of(VIT, tmp_path).where
+    with pytest.raises(UserError, match=r"is a weights folder of ours, whose config\.json says all"):
+        open_any(where, HEADS)
+    with pytest.raises(UserError, match=r"--model is 'vit_b16', the weights in .* are of 'vit'"):
+        open_any(where, Hints(model="vit_b16"))
+
+
+@pytest.mark.parametrize("written", ["vision_transformer", "big_vision"])
+def test_npz_files_are_called_so(tmp_path: Path, written: Format) -> None:
+    with pytest.raises(UserError, match=r"--out is .*; the format .* is a file that ends in \.npz"):
+        save_as(written, tmp_path / "w", config=VIT, labels=(), tensor=tensors_of(random_model(VIT)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(Change(new_head=True, num_classes=0), "--num-classes is 0; allowed is 1 or more", id="no class"),
+        pytest.param(Change(num_classes=-1), "--num-classes is -1; allowed is 1 or more", id="less than none"),
+        pytest.param(Change(image_size=0), "--image-size is 0; allowed are multiples of 4", id="no image"),
+        pytest.param(
+            Change(image_size=18),
+            "--image-size is 18, not a multiple of the patch .4 px.; take 16 or 20$",
+            id="no grid",
+        ),
+        pytest.param(Change(new_head=True, num_classes=10**12), "1000000000000 classes", id="absurd"),
+    ],
+)
+def test_changes_that_can_not_be(tmp_path: Path, change: Change, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        changed(weights_of(VIT, tmp_path), change)
+
+
+def test_a_pooler_without_a_head_is_dropped_with_a_word(transformers: ModuleType, tmp_path: Path) -> None:
+    """ViTModel's: a hidden tanh layer of a head that is not there."""
+    config = transformers.ViTConfig(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20, image_size=16, patch_size=4
+    )
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"give --new-head --num-classes K .*.its hidden layer, .* is dropped then"):
+        changed(open_any(str(tmp_path), Hints()), Change())
+
+
+def test_pixels_of_a_format_that_has_them_go_with_it(tmp_path: Path) -> None:
+    folder = exported(tmp_path, VIT, "hugging_face")
+    assert (folder / "preprocessor_config.json").is_file()
+    save_as("timm", folder, config=VIT, labels=LABELS, tensor=tensors_of(random_model(VIT)))
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_our_own_format_has_a_name_for_every_class(tmp_path: Path) -> None:
+    save_as("patchline", tmp_path / "w", config=VIT, labels=(), tensor=tensors_of(random_model(VIT)))
+    assert open_weights(str(tmp_path / "w")).labels == ("0", "1", "2")

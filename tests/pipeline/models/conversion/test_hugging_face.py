@@ -1,0 +1,208 @@
+"""Hugging Face's folders: transformers itself gives our logits from them; ours come back; what is refused."""
+
+import json
+import logging
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline.models import ModelConfig
+from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
+from pipeline.models.conversion.open_file import open_tensor_file
+from pipeline.models.conversion.sizes import Hints
+from pipeline.models.weights import Weights, filled_model
+from shards.errors import UserError
+from tests.pipeline.models.conversion.random_weights import (
+    AVERAGE,
+    HYBRID,
+    REPRESENTATION,
+    TINY,
+    VIT,
+    assert_same_tensors,
+    random_model,
+    tensors_of,
+)
+from tests.pipeline.models.parity import difference, random_images
+
+LABELS = ("cat", "dog", "Füchsin")
+EXACT = ModelConfig(**TINY | {"gelu": "exact", "layer_norm_epsilon": 1e-12})
+
+
+def saved(folder: Path, config: ModelConfig = VIT, labels: tuple[str, ...] = LABELS) -> Path:
+    save_hugging_face(folder, config=config, labels=labels, tensor=tensors_of(random_model(config)))
+    return folder
+
+
+def opened(folder: Path) -> Weights:
+    description = json.loads((folder / "config.json").read_text())
+    return open_hugging_face(open_tensor_file(folder / "model.safetensors"), description, Hints())
+
+
+@pytest.mark.parametrize("config", [VIT, EXACT], ids=["as the paper's code", "as Hugging Face's own"])
+def test_from_pretrained_gives_our_logits(transformers: ModuleType, tmp_path: Path, config: ModelConfig) -> None:
+    other, said = transformers.ViTForImageClassification.from_pretrained(
+        saved(tmp_path, config), output_loading_info=True
+    )
+    assert not any(said[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert (other.config.hidden_act, other.config.layer_norm_eps) == (
+        "gelu_pytorch_tanh" if config.gelu == "tanh" else "gelu",
+        config.layer_norm_epsilon,
+    )
+    assert other.config.id2label == dict(enumerate(LABELS))
+    assert difference(random_model(config), lambda x: other.eval()(x).logits, random_images(16, 16)) < 2e-5
+
+
+def test_what_transformers_saves_comes_in(transformers: ModuleType, tmp_path: Path) -> None:
+    """Under whichever names its version writes; its defaults are exact GELU and 1e-12."""
+    config = transformers.ViTConfig(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20, image_size=16, patch_size=4
+    )
+    other = transformers.ViTForImageClassification(config).eval()
+    torch.nn.init.normal_(other.classifier.weight)
+    other.save_pretrained(tmp_path)
+    weights = opened(tmp_path)
+    assert (weights.config.gelu, weights.config.layer_norm_epsilon, weights.config.num_classes) == ("exact", 1e-12, 2)
+    assert difference(filled_model(weights), lambda x: other(x).logits, random_images(16, 16)) < 2e-5
+
+
+def test_newer_names_are_read_too(transformers: ModuleType, tmp_path: Path) -> None:
+    """As the model itself names its tensors since transformers 5."""
+    folder = saved(tmp_path)
+    other = transformers.ViTForImageClassification.from_pretrained(folder)
+    save_file({name: value.contiguous() for name, value in other.state_dict().items()}, folder / "model.safetensors")
+    assert_same_tensors(opened(folder), random_model(VIT))
+
+
+def test_a_model_without_a_head_and_with_a_pooler(transformers: ModuleType, tmp_path: Path) -> None:
+    """ViTModel, as the ImageNet-21k weights are published: its pooler is the hidden tanh layer."""
+    config = transformers.ViTConfig(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20, image_size=16, patch_size=4
+    )
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    weights = opened(tmp_path)
+    assert (weights.config.representation, weights.config.num_classes) == (True, 0)
+    assert "representation.weight" in weights.shapes
+
+
+@pytest.mark.parametrize("config", [VIT, EXACT], ids=["tanh", "exact"])
+def test_a_round_trip_changes_no_bit(tmp_path: Path, config: ModelConfig) -> None:
+    weights = opened(saved(tmp_path, config))
+    assert (weights.config, weights.labels) == (config, LABELS)
+    assert_same_tensors(weights, random_model(config))
+
+
+def test_config_and_pixels_are_written_down(tmp_path: Path) -> None:
+    description = json.loads((saved(tmp_path, labels=()) / "config.json").read_text())
+    assert description["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
+    assert (description["hidden_act"], description["layer_norm_eps"]) == ("gelu_pytorch_tanh", 1e-6)
+    pixels = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert (pixels["image_mean"], pixels["size"]) == ([0.5] * 3, {"height": 16, "width": 16})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        pytest.param(REPRESENTATION, "has no hidden layer before the head .representation.; it is never", id="hidden"),
+        pytest.param(AVERAGE, "model.pooling is 'average'; Hugging Face's ViT classifies from its class", id="average"),
+        pytest.param(HYBRID, "which has a ResNet; Hugging Face's ViT has none", id="hybrid"),
+    ],
+)
+def test_what_it_has_not_is_refused(tmp_path: Path, config: ModelConfig, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        saved(tmp_path / "out", config)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(
+            {"hidden_act": "relu"}, "hidden_act in .* is 'relu'; allowed are gelu, gelu_pytorch_tanh", id="ReLU"
+        ),
+        pytest.param({"qkv_bias": False}, "qkv_bias in .* is false", id="no biases"),
+        pytest.param({"num_hidden_layers": 3}, "says num_hidden_layers 3, the tensors are of 2 layers", id="depth"),
+        pytest.param({"num_attention_heads": "two"}, "allowed are numbers", id="no number"),
+        pytest.param({"num_attention_heads": True}, "num_attention_heads.: True.* allowed are numbers", id="a boolean"),
+        pytest.param({"num_attention_heads": 0}, "allowed are numbers", id="no heads"),
+        pytest.param({"layer_norm_eps": True}, "layer_norm_eps True; allowed are numbers", id="a boolean epsilon"),
+        pytest.param({"layer_norm_eps": float("nan")}, "layer_norm_eps nan; allowed are numbers", id="no epsilon"),
+        pytest.param(
+            {"image_size": 224},
+            r"position_embeddings in .* has 17 rows, .* a grid of 56 x 56 and the class token, 3137 rows",
+            id="another image size",
+        ),
+        pytest.param({"image_size": [8, 32]}, "a grid of 2 x 8 .* square images", id="images that are not square"),
+        pytest.param({"patch_size": 8}, "says patch_size 8 x 8, the tensors .* 4 x 4", id="another patch"),
+        pytest.param({"image_size": "16"}, "says image_size '16'; allowed are", id="text for a size"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    description = json.loads((saved(tmp_path) / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path)
+
+
+def test_a_tensor_of_another_width_is_named(tmp_path: Path) -> None:
+    name = "vit.encoder.layer.1.attention.attention.key.weight"
+    tensors = load_file(saved(tmp_path) / "model.safetensors") | {name: torch.zeros(14, 12)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=rf"{name} is \[14, 12\], the model needs \[12, 12\]"):
+        opened(tmp_path)
+
+
+def test_a_grid_that_looks_square_is_not_guessed(transformers: ModuleType, tmp_path: Path) -> None:
+    """6 x 8 patches and a class token are 49 rows, as many as 7 x 7."""
+    config = transformers.ViTConfig(
+        hidden_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=20,
+        image_size=(24, 32),
+        patch_size=4,
+    )
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"position_embeddings in .* a grid of 6 x 8 .* square images"):
+        opened(tmp_path)
+
+
+def test_a_pooler_beside_a_classifier_is_no_part_of_it(
+    transformers: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers classifies from the class token itself; old files carry a pooler all the same."""
+    folder = saved(tmp_path)
+    other = transformers.ViTForImageClassification.from_pretrained(folder).eval()
+    pooler = {"vit.pooler.dense.weight": torch.randn(12, 12), "vit.pooler.dense.bias": torch.randn(12)}
+    save_file(load_file(folder / "model.safetensors") | pooler, folder / "model.safetensors")
+    with caplog.at_level(logging.INFO):
+        weights = opened(folder)
+    assert not weights.config.representation
+    assert "vit.pooler" in caplog.text
+    assert difference(filled_model(weights), lambda x: other(x).logits, random_images(16, 16)) < 2e-5
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_names_that_come_twice_are_made_different(tmp_path: Path, kind: type) -> None:
+    description = json.loads((saved(tmp_path) / "config.json").read_text())
+    names = ["crane", "dog", "crane"]
+    description["id2label"] = names if kind is list else {str(number): name for number, name in enumerate(names)}
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    assert opened(tmp_path).labels == ("crane", "dog", "crane (2)")
+
+
+def test_nothing_is_assumed(tmp_path: Path) -> None:
+    """config.json says GELU, epsilon and heads."""
+    assert opened(saved(tmp_path)).assumed == ()
+
+
+def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
+    name = "vit.encoder.layer.1.attention.attention.key.weight"
+    tensors = load_file(saved(tmp_path) / "model.safetensors")
+    tensors[name][0, :3] = torch.tensor([float("nan"), float("inf"), 0.0])
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=rf"{name} in .* has 2 values of 144 that are not finite"):
+        opened(tmp_path).tensor("blocks.1.attention.qkv.weight")

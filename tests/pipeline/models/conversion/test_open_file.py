@@ -1,0 +1,145 @@
+"""Files of tensors: shapes from the header, nothing unpickled, and messages for files that cannot be read."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pipeline.models.conversion.npz_file import write_npz
+from pipeline.models.conversion.open_file import open_tensor_file
+from shards.errors import UserError
+
+VALUES = {"a/b": torch.randn(2, 3), "c": torch.randn(4)}
+
+
+def write_numpys(path: Path) -> None:
+    arrays: dict[str, Any] = {name: value.numpy() for name, value in VALUES.items()}
+    np.savez(path, **arrays)
+
+
+def write_wrapped(path: Path) -> None:
+    torch.save({"state_dict": VALUES, "step": 3}, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        pytest.param("w.npz", lambda path: write_npz(path, VALUES.items()), id="npz"),
+        pytest.param("n.npz", write_numpys, id="numpy's"),
+        pytest.param("w.safetensors", lambda path: save_file(VALUES, path), id="safetensors"),
+        pytest.param("w.pth", write_wrapped, id="torch, in a dict"),
+        pytest.param("w.bin", lambda path: torch.save(VALUES, path), id="torch"),
+    ],
+)
+def test_shapes_and_values(tmp_path: Path, name: str, write: Callable[[Path], object]) -> None:
+    write(tmp_path / name)
+    file = open_tensor_file(tmp_path / name)
+    assert dict(file.shapes) == {"a/b": (2, 3), "c": (4,)}
+    for key, value in VALUES.items():
+        assert torch.equal(file.read(key), value)
+
+
+def test_all_values_come_as_float32(tmp_path: Path) -> None:
+    save_file(
+        {"a": torch.ones(2, dtype=torch.bfloat16), "b": torch.ones(2, dtype=torch.float64)}, tmp_path / "w.safetensors"
+    )
+    file = open_tensor_file(tmp_path / "w.safetensors")
+    assert {file.read(name).dtype for name in "ab"} == {torch.float32}
+
+
+def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        write_npz(tmp_path / name, VALUES.items())
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "b.npz"]
+
+
+def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
+    def broken() -> object:
+        yield "a", torch.ones(3)
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError):
+        write_npz(tmp_path / "w.npz", broken())  # type: ignore[arg-type]
+    assert not (tmp_path / "w.npz").exists()
+
+
+def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/w\.npz' cannot be written: .*give another --out"):
+        write_npz(tmp_path / "file" / "w.npz", VALUES.items())
+
+
+class Trap:
+    """What unpickling would do."""
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return (Path.touch, (str(Path("trapped")),))
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        pytest.param(
+            "w.npz",
+            lambda path: np.savez(path, fine=np.ones(2), trap=np.array([Trap()], dtype=object)),
+            "trap in .* is a pickled object, not numbers: reading it would run code",
+            id="an object in an npz",
+        ),
+        pytest.param(
+            "w.npz", lambda path: path.write_bytes(pickle.dumps(Trap())), "is no .npz file", id="pickle as npz"
+        ),
+        pytest.param("w.npz", lambda path: path.write_bytes(b""), "is no .npz file, or is cut off", id="empty npz"),
+        pytest.param(
+            "w.pth",
+            lambda path: path.write_bytes(pickle.dumps({"a": Trap()})),
+            "cannot be read as tensors alone",
+            id="pth",
+        ),
+        pytest.param("w.pt", lambda path: torch.save({"a": Trap()}, path), "cannot be read as tensors alone", id="pt"),
+        pytest.param(
+            "w.pt", lambda path: torch.save([1, 2], path), "holds a list; allowed is a state dict", id="a list"
+        ),
+        pytest.param(
+            "w.safetensors", lambda path: path.write_bytes(b"abc"), "is no safetensors file", id="safetensors"
+        ),
+        pytest.param(
+            "w.onnx", lambda path: path.write_bytes(b"abc"), "allowed are files that end in .npz", id="suffix"
+        ),
+        pytest.param("gone.npz", lambda _: None, "no weights at", id="nothing there"),
+    ],
+)
+def test_files_that_can_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[Path], object], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / name)
+    with pytest.raises(UserError, match=message):
+        open_tensor_file(tmp_path / name)
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_values_that_are_cut_off_are_named(tmp_path: Path) -> None:
+    """The header is read first; a broken member is found when its tensor is."""
+    write_npz(tmp_path / "w.npz", [("a", torch.zeros(1000))])
+    data = bytearray((tmp_path / "w.npz").read_bytes())
+    data[2000] ^= 1
+    (tmp_path / "w.npz").write_bytes(bytes(data))
+    file = open_tensor_file(tmp_path / "w.npz")
+    with pytest.raises(UserError, match=r"a in .* cannot be read .*CRC"):
+        file.read("a")
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_the_prefix_of_parallel_training_is_taken_off(tmp_path: Path, suffix: str) -> None:
+    values = {f"module.{name}": value for name, value in VALUES.items()}
+    path = tmp_path / f"w.{suffix}"
+    (save_file if suffix == "safetensors" else torch.save)(values, path)
+    file = open_tensor_file(path)
+    assert dict(file.shapes) == {"a/b": (2, 3), "c": (4,)}
+    assert torch.equal(file.read("c"), VALUES["c"])

@@ -1,0 +1,196 @@
+"""From shapes to configurations: every model of the paper by its name, others by fields, and what cannot be."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeline.models.config import BIT_RESNETS, HYBRID_RESNETS, NAMES, SIZES, ModelConfig
+from pipeline.models.conversion.sizes import (
+    Hints,
+    TransformerShapes,
+    Usual,
+    bit_config,
+    count,
+    resnet_of,
+    shapes_in_file,
+    side_of,
+    transformer_config,
+    units_of,
+)
+from shards.errors import UserError
+
+USUAL = Usual(gelu="exact", layer_norm_epsilon=1e-12, resnet_epsilons="timm")
+TI = TransformerShapes(
+    patch=16,
+    depth=12,
+    width=192,
+    mlp_width=768,
+    num_heads=None,
+    num_classes=10,
+    num_positions=197,
+    class_token=True,
+)
+
+
+def config_of(shapes: TransformerShapes, hints: Hints | None = None) -> ModelConfig:
+    return transformer_config(shapes, where="w.npz", position_name="pos", usual=USUAL, hints=hints or Hints())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_has_its_name_back(name: str) -> None:
+    if name in BIT_RESNETS:
+        config = bit_config(BIT_RESNETS[name], num_classes=10, where="w.npz", usual=USUAL, hints=Hints())
+    else:
+        size, resnet = SIZES[name], HYBRID_RESNETS.get(name)
+        shapes = TransformerShapes(**vars(size), num_classes=10, num_positions=50, class_token=True, resnet=resnet)
+        config = config_of(shapes)
+        assert config.grid == (7, 7)
+        assert (config.gelu, config.layer_norm_epsilon) == ("exact", 1e-12)
+    assert (config.name, config.num_classes, config.width) == (name, 10, None)
+    assert config.resnet_epsilons == ("timm" if config.resnet else "paper")
+
+
+@pytest.mark.parametrize(
+    ("change", "hints", "expected"),
+    [
+        pytest.param({}, Hints(), {"name": "vit_ti16", "image_size": 224}, id="Ti/16: heads by its width"),
+        pytest.param({"depth": 3}, Hints(), {"name": "vit", "depth": 3, "num_heads": 3}, id="another depth"),
+        pytest.param({"num_heads": 6}, Hints(), {"name": "vit", "num_heads": 6}, id="other heads"),
+        pytest.param({}, Hints(num_heads=12), {"name": "vit", "num_heads": 12}, id="heads that were given"),
+        pytest.param(
+            {}, Hints(gelu="tanh", layer_norm_epsilon=1e-6), {"gelu": "tanh"}, id="what the file has not said"
+        ),
+        pytest.param({"num_positions": None}, Hints(), {"position": "none", "image_size": 224}, id="no positions"),
+        pytest.param({"class_token": False, "num_positions": 196}, Hints(), {"pooling": "average"}, id="average"),
+        pytest.param({"num_positions": 196}, Hints(), {"image_size": 224}, id="no row for the class token"),
+        pytest.param({"num_positions": 577}, Hints(), {"image_size": 384}, id="384 px"),
+        pytest.param(
+            {"resnet": resnet_of((1, 2), root_channels=128), "patch": 1, "num_positions": 5},
+            Hints(resnet_epsilons="paper"),
+            {"resnet_units": (1, 2), "resnet_factor": 2, "image_size": 16, "resnet_epsilons": "paper"},
+            id="a hybrid of another size",
+        ),
+        pytest.param({"depth": 3}, Hints(model="vit_b16"), {"name": "vit_b16", "depth": None}, id="what it must be"),
+    ],
+)
+def test_what_shapes_and_hints_give(change: dict[str, Any], hints: Hints, expected: dict[str, Any]) -> None:
+    config = config_of(replace(TI, **change), hints)
+    assert {field: getattr(config, field) for field in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "hints", "message"),
+    [
+        pytest.param(
+            {"width": 20}, Hints(), "'w.npz' does not say how many heads its attention of width 20", id="heads"
+        ),
+        pytest.param({}, Hints(model="bit_r50x1"), "--model is 'bit_r50x1', the file is of a transformer", id="BiT"),
+        pytest.param({"num_heads": 3}, Hints(num_heads=4), "say 4, 3, nothing heads", id="two numbers of heads"),
+        pytest.param({"num_heads": 6}, Hints(model="vit_ti16"), "say nothing, 6, 3 heads", id="not the model's heads"),
+        pytest.param({}, Hints(resnet_epsilons="timm"), "has no ResNet; leave it out", id="no ResNet"),
+        pytest.param(
+            {"num_positions": 199}, Hints(), "pos in 'w.npz' has 199 rows, which is the grid of no", id="grid"
+        ),
+        pytest.param({"class_token": False}, Hints(), "197 rows, .* allowed is a square$", id="a row too many"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(change: dict[str, Any], hints: Hints, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        config_of(replace(TI, **change), hints)
+
+
+def test_a_bit_of_another_size_and_of_another_name() -> None:
+    config = bit_config(
+        BIT_RESNETS["bit_r50x1"], num_classes=3, where="w.npz", usual=USUAL, hints=Hints(model="bit_r101x1")
+    )
+    assert (config.name, config.resnet_units) == ("bit_r101x1", None)
+    with pytest.raises(UserError, match="--model is 'vit_b16', the file is of a BiT ResNet; allowed are bit_r50x1"):
+        bit_config(BIT_RESNETS["bit_r50x1"], num_classes=3, where="w.npz", usual=USUAL, hints=Hints(model="vit_b16"))
+    with pytest.raises(UserError, match="has no heads, GELU or layer norm"):
+        bit_config(BIT_RESNETS["bit_r50x1"], num_classes=3, where="w.npz", usual=USUAL, hints=Hints(gelu="tanh"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "class_token", "expected"),
+    [
+        (197, True, (14, True)),
+        (196, True, (14, False)),
+        (196, False, (14, False)),
+        (1, True, (1, False)),
+        (2, True, (1, True)),
+    ],
+)
+def test_the_side_of_a_grid(rows: int, class_token: bool, expected: tuple[int, bool]) -> None:
+    assert side_of(rows, class_token=class_token, where="w", name="pos") == expected
+
+
+def test_counting_names() -> None:
+    names = ["block1/unit1/x", "block1/unit2/x", "block2/unit1/x", "layer_0/x", "layer_1/y", "layer_1/x"]
+    assert count(names, r"layer_(\d+)/") == 2
+    assert count(["layer_999999999/x"], r"layer_(\d+)/") == 1, "a file says its own size, not how long to count"
+    assert count(names, r"none_(\d+)/") == 0
+    assert units_of(names, r"block(\d+)/unit(\d+)/", first=1) == (2, 1)
+    assert resnet_of((), root_channels=64) is None
+
+
+@pytest.mark.parametrize(("field", "flag"), [("num_heads", "--num-heads"), ("layer_norm_epsilon", "--layer-norm-eps")])
+def test_hints_are_above_zero(field: str, flag: str) -> None:
+    with pytest.raises(UserError, match=f"{flag}.* is 0; allowed are values above 0"):
+        Hints(**{field: 0})  # type: ignore[arg-type]
+
+
+def test_a_file_without_classes_has_no_head() -> None:
+    with_head = shapes_in_file(ModelConfig(name="vit_ti16", num_classes=7))
+    assert with_head["head.weight"] == (7, 192)
+    without = shapes_in_file(ModelConfig(name="vit_ti16", num_classes=0))
+    assert set(with_head) - set(without) == {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "change", "message"),
+    [
+        pytest.param(49, {"declared": (6, 8)}, "says a grid of 6 x 8 .* square images", id="not square"),
+        pytest.param(50, {"declared": (6, 6)}, "has 50 rows, .* says a grid of 6 x 6", id="of another size"),
+        pytest.param(37, {"declared": (6, 6), "class_row": False}, "6 x 6 without the class token, 36", id="no row"),
+        pytest.param(36, {"declared": (6, 6), "class_row": True}, "6 x 6 and the class token, 37", id="a row"),
+        pytest.param(36, {"class_row": True}, "36 rows, which is the grid of no square image", id="never guessed"),
+    ],
+)
+def test_a_grid_that_is_declared_must_be_there(rows: int, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        side_of(rows, class_token=True, where="w", name="pos", **change)
+
+
+@pytest.mark.parametrize(
+    ("rows", "change", "expected"),
+    [
+        (37, {"declared": (6, 6)}, (6, True)),
+        (36, {"declared": (6, 6)}, (6, False)),
+        (37, {"class_row": True}, (6, True)),
+        (36, {"class_row": False}, (6, False)),
+        (1, {"class_row": False}, (1, False)),
+    ],
+)
+def test_a_grid_as_declared(rows: int, change: dict[str, Any], expected: tuple[int, bool]) -> None:
+    assert side_of(rows, class_token=True, where="w", name="pos", **change) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"num_classes": 10**8}, "100000000 classes", id="classes"),
+        pytest.param({"depth": 10**7}, "10000000 layers", id="layers"),
+        pytest.param({"width": 3 * 10**6, "num_heads": 3}, "parameters", id="parameters"),
+    ],
+)
+def test_absurd_sizes_are_refused_before_a_model_is_laid_out(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=rf"'w.npz' .*{message}.*more than any model"):
+        config_of(replace(TI, **change))
+
+
+def test_advice_names_what_was_given() -> None:
+    assert Hints().advice() == "Give the file of another model"
+    assert "--model vit_b16" in Hints(model="vit_b16").advice()
+    assert "--num-heads" not in Hints(model="vit_b16").advice()
+    assert "--num-heads 3" in Hints(num_heads=3).advice()

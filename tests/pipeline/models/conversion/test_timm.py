@@ -1,0 +1,211 @@
+"""timm's folders: timm itself gives our logits from them; ours come back without a changed bit; what is refused."""
+
+import json
+import logging
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline.models import ModelConfig
+from pipeline.models.conversion.open_file import open_tensor_file
+from pipeline.models.conversion.sizes import Hints
+from pipeline.models.conversion.timm import open_timm, save_timm
+from pipeline.models.weights import Weights
+from shards.errors import UserError
+from tests.pipeline.models.conversion.random_weights import (
+    AVERAGE,
+    BIT,
+    HYBRID,
+    REPRESENTATION,
+    TINY,
+    VIT,
+    assert_same_tensors,
+    random_model,
+    tensors_of,
+)
+from tests.pipeline.models.parity import difference, random_images
+from tests.pipeline.models.parity import random_model as gentle_model
+
+LABELS = ("cat", "dog", "Füchsin")
+SMALL: dict[str, Any] = {"depth": 1, "width": 24, "mlp_width": 48, "num_heads": 2, "num_classes": 3, "image_size": 64}
+
+
+def opened(folder: Path, hints: Hints | None = None) -> Weights:
+    description = json.loads((folder / "config.json").read_text())
+    return open_timm(open_tensor_file(folder / "model.safetensors"), description, hints or Hints(num_heads=2))
+
+
+def saved(folder: Path, config: ModelConfig = VIT) -> Path:
+    save_timm(folder, config=config, labels=LABELS, tensor=tensors_of(random_model(config)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(VIT, id="ViT, the paper's GELU"),
+        pytest.param(ModelConfig(**TINY | {"gelu": "exact"}), id="exact GELU"),
+        pytest.param(AVERAGE, id="average"),
+        pytest.param(ModelConfig(name="vit_ti16", depth=1, image_size=32, num_classes=3), id="Ti/16"),
+        pytest.param(ModelConfig(name="r50_vit_b16", **SMALL, resnet_epsilons="timm"), id="hybrid"),
+        pytest.param(ModelConfig(name="r50_vit_l32", **SMALL, resnet_epsilons="timm"), id="hybrid /32"),
+        pytest.param(ModelConfig(name="bit_r50x1", num_classes=3, resnet_epsilons="timm"), id="BiT"),
+    ],
+)
+def test_timm_itself_gives_our_logits(timm: ModuleType, tmp_path: Path, config: ModelConfig) -> None:
+    model = gentle_model(config)
+    if not config.is_bit:  # whose many features are loud enough
+        torch.nn.init.normal_(model.head.weight, std=0.3, generator=torch.Generator().manual_seed(3))
+    save_timm(tmp_path, config=config, labels=LABELS, tensor=tensors_of(model))
+    other = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    side = min(config.image_size, 64)
+    assert difference(model, other, random_images(side, side)) < 2e-5
+    assert list(other.pretrained_cfg["label_names"]) == list(LABELS)
+
+
+def test_our_export_is_timms_state_dict(timm: ModuleType, tmp_path: Path) -> None:
+    """All of its tensors and no other, into the model by name."""
+    model = gentle_model(ModelConfig(name="vit_s16", depth=2, num_classes=5, gelu="exact"))
+    save_timm(tmp_path, config=model.config, labels=(), tensor=tensors_of(model))
+    other = timm.create_model("vit_small_patch16_224", depth=2, num_classes=5)
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
+    assert difference(model, other.eval(), random_images(224, 224)) < 2e-5
+
+
+@pytest.mark.parametrize("config", [VIT, AVERAGE], ids=["token", "average"])
+def test_a_round_trip_changes_no_bit(tmp_path: Path, config: ModelConfig) -> None:
+    weights = opened(saved(tmp_path, config))
+    assert (weights.config, weights.labels) == (config, LABELS)
+    assert_same_tensors(weights, random_model(config))
+
+
+def test_a_state_dict_alone_is_timms_usual(tmp_path: Path) -> None:
+    """Exact GELU, unless told otherwise; torch files may hold the tensors in a dict."""
+    tensors = load_file(saved(tmp_path) / "model.safetensors")
+    torch.save({"state_dict": tensors, "epoch": 3}, tmp_path / "w.pth")
+    file = open_tensor_file(tmp_path / "w.pth")
+    assert open_timm(file, {}, Hints(num_heads=2)).config.gelu == "exact"
+    weights = open_timm(file, {}, Hints(num_heads=2, gelu="tanh"))
+    assert weights.config == VIT
+    assert_same_tensors(weights, random_model(VIT))
+
+
+def test_a_table_without_a_row_for_the_class_token(tmp_path: Path) -> None:
+    """timm's no_embed_class, as big_vision's models have it."""
+    tensors = load_file(saved(tmp_path) / "model.safetensors")
+    tensors["pos_embed"] = tensors["pos_embed"][:, 1:].clone()
+    save_file(tensors, tmp_path / "w.safetensors")
+    weights = open_timm(open_tensor_file(tmp_path / "w.safetensors"), {}, Hints(num_heads=2))
+    table = weights.tensor("embed.position")
+    assert not table[:, 0].any()
+    assert torch.equal(table[:, 1:], tensors["pos_embed"])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        pytest.param(REPRESENTATION, "timm's models have no hidden layer before the head", id="hidden layer"),
+        pytest.param(
+            ModelConfig(**TINY | {"layer_norm_epsilon": 1e-12}),
+            "model.layer_norm_epsilon is 1e-12; timm's",
+            id="epsilon",
+        ),
+        pytest.param(HYBRID, r"timm has no model with a ResNet of \(1, 2\) units and factor 1; allowed", id="hybrid"),
+        pytest.param(BIT, r"timm has no model with a ResNet of \(1, 2\) units and factor 1; allowed", id="BiT"),
+    ],
+)
+def test_what_timm_has_not_is_refused(tmp_path: Path, config: ModelConfig, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        saved(tmp_path / "out", config)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_epsilons_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        saved(tmp_path, ModelConfig(name="r50_vit_b16", **SMALL))
+    assert "timm's ResNets have other epsilons" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("pre_logits.fc.weight", "is a hidden layer before the head", id="pre_logits"),
+        pytest.param("fc_norm.weight", "is a norm after the mean over tokens", id="fc_norm"),
+        pytest.param("fc_norm.bias", "give weights with global_pool 'avg' and fc_norm False", id="what to do"),
+        pytest.param("blocks.0.ls1.gamma", "layer scale.* no field of a model here stands for", id="layer scale"),
+        pytest.param("reg_token", "registers.* no field of a model here stands for", id="registers"),
+        pytest.param("dist_token", "a distillation token.* no field of a model here", id="DeiT, distilled"),
+        pytest.param("norm_pre.weight", "a norm before the blocks.* no field", id="CLIP"),
+        pytest.param("attn_pool.q.weight", "attention pooling.* no field", id="SigLIP"),
+        pytest.param("blocks.0.attn.q_norm.weight", "a norm of queries.* no field", id="q norm"),
+        pytest.param("blocks.0.attn.rel_pos", r"\[12\] is not in the model", id="unknown"),
+    ],
+)
+def test_tensors_that_ours_has_not_are_refused_not_dropped(tmp_path: Path, name: str, message: str) -> None:
+    tensors = load_file(saved(tmp_path) / "model.safetensors") | {name: torch.zeros(12)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=rf"{name}.*{message}"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"model_args": {"act_layer": "silu"}}, "act_layer in .* is 'silu'; allowed are gelu", id="SiLU"),
+        pytest.param(
+            {"global_pool": "avg"}, "says global_pool 'avg'; with these tensors allowed is 'token'", id="pool"
+        ),
+        pytest.param({"pretrained_cfg": {"mean": [0.485, 0.456, 0.406]}}, "says pixels of mean .0.485", id="pixels"),
+        pytest.param({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "has QuickGELU", id="QuickGELU"),
+        pytest.param(
+            {"model_args": {"img_size": 32, "num_heads": 2}},
+            r"pos_embed in .* has 17 rows, .* a grid of 8 x 8 and the class token, 65 rows",
+            id="another image size",
+        ),
+        pytest.param({"model_args": {"img_size": [8, 32]}}, "a grid of 2 x 8 .* square images", id="not square"),
+        pytest.param(
+            {"model_args": {}, "pretrained_cfg": {"input_size": [3, 8, 32]}}, "a grid of 2 x 8", id="input_size"
+        ),
+        pytest.param(
+            {"model_args": {"no_embed_class": True, "img_size": 16}},
+            "has 17 rows, .* a grid of 4 x 4 without the class token, 16 rows",
+            id="no_embed_class",
+        ),
+        pytest.param(
+            {"model_args": {"no_embed_class": True}, "pretrained_cfg": {}},
+            "has 17 rows, which is the grid of no square image; allowed is a square",
+            id="no_embed_class, no size",
+        ),
+    ],
+)
+def test_another_arithmetic_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    description = json.loads((saved(tmp_path) / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path)
+
+
+def test_heads_that_no_file_says_are_asked_for(tmp_path: Path) -> None:
+    tensors = saved(tmp_path) / "model.safetensors"
+    with pytest.raises(UserError, match="does not say how many heads its attention of width 12 has; give --num-heads"):
+        open_timm(open_tensor_file(tensors), {}, Hints())
+
+
+def test_missing_biases_of_the_attention_are_no_mistake_of_the_file(tmp_path: Path) -> None:
+    tensors = load_file(saved(tmp_path) / "model.safetensors")
+    kept = {name: value for name, value in tensors.items() if not name.endswith("qkv.bias")}
+    save_file(kept, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"blocks\.0\.attn\.qkv\.bias .* no field of a model here stands for"):
+        opened(tmp_path)
+
+
+def test_registers_are_named_before_the_grid(tmp_path: Path) -> None:
+    tensors = load_file(saved(tmp_path) / "model.safetensors") | {"reg_token": torch.zeros(1, 3, 12)}
+    tensors["pos_embed"] = torch.zeros(1, 20, 12)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="reg_token"):
+        opened(tmp_path)

@@ -1,0 +1,102 @@
+"""What model a state dict of timm's is of, and what of it timm's own code or nobody says."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.models.conversion.open_file import open_tensor_file
+from pipeline.models.conversion.sizes import Hints
+from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.conversion.timm import open_timm, save_timm
+from pipeline.models.conversion.timm_config import TANH_ARCHITECTURES, model_in
+from pipeline.models.weights import Weights
+from shards.errors import UserError
+from tests.pipeline.models.conversion.random_weights import VIT, random_model, tensors_of
+
+
+def saved(folder: Path) -> Path:
+    save_timm(folder, config=VIT, labels=("a", "b", "c"), tensor=tensors_of(random_model(VIT)))
+    return folder
+
+
+def opened(folder: Path) -> Weights:
+    description = json.loads((folder / "config.json").read_text())
+    return open_timm(open_tensor_file(folder / "model.safetensors"), description, Hints(num_heads=2))
+
+
+def test_the_first_thing_said_is_what_ours_has_not() -> None:
+    """A file of which nothing else could be read."""
+    file = TensorFile(where="w", shapes={"reg_token": (1, 4, 12)}, read=lambda _: torch.zeros(1))
+    with pytest.raises(UserError, match=r"reg_token \[1, 4, 12\] in 'w' is of registers"):
+        model_in(file, {}, Hints())
+
+
+@pytest.mark.parametrize("tag", ["", ".webli"])
+@pytest.mark.parametrize("architecture", sorted(TANH_ARCHITECTURES))
+def test_architectures_whose_gelu_is_in_timms_code(tmp_path: Path, architecture: str, tag: str) -> None:
+    description = json.loads((saved(tmp_path) / "config.json").read_text())
+    description |= {"architecture": architecture + tag, "model_args": {"img_size": 16}}
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    weights = opened(tmp_path)
+    assert (weights.config.gelu, weights.assumed) == ("tanh", ("layer_norm_epsilon 1e-06",))
+
+
+def test_the_table_of_architectures_is_timms(timm: ModuleType) -> None:
+    """All of those without attention pooling that its source gives the tanh GELU."""
+    names = timm.list_models("vit_*siglip*gap*")
+    found = set()
+    for name in names:
+        model = timm.create_model(name, depth=1, embed_dim=24, num_heads=2, mlp_ratio=1, num_classes=0)
+        activation = model.blocks[0].mlp.act
+        if "tanh" in type(activation).__name__.lower() or getattr(activation, "approximate", "") == "tanh":
+            found.add(name)
+    assert found == set(TANH_ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("description", "hints", "assumed"),
+    [
+        pytest.param({}, Hints(num_heads=2), ("gelu exact", "layer_norm_epsilon 1e-06"), id="a state dict"),
+        pytest.param({}, Hints(num_heads=2, gelu="tanh", layer_norm_epsilon=1e-5), (), id="all given"),
+        pytest.param(
+            {"model_args": {"num_heads": 2, "act_layer": "gelu"}}, Hints(), ("layer_norm_epsilon 1e-06",), id="said"
+        ),
+    ],
+)
+def test_what_is_assumed_is_said(
+    tmp_path: Path, description: dict[str, Any], hints: Hints, assumed: tuple[str, ...]
+) -> None:
+    file = open_tensor_file(saved(tmp_path) / "model.safetensors")
+    assert open_timm(file, description, hints).assumed == assumed
+
+
+def flat(folder: Path, **changes: Any) -> Path:
+    """config.json as timm wrote it before 2023: no pretrained_cfg, everything at the top."""
+    content = json.loads((saved(folder) / "config.json").read_text())
+    content |= content.pop("pretrained_cfg")
+    content["labels"] = content.pop("label_names")
+    del content["model_args"]
+    (folder / "config.json").write_text(json.dumps(content | changes))
+    return folder
+
+
+def test_timms_older_flat_config_is_read(tmp_path: Path) -> None:
+    weights = opened(flat(tmp_path))
+    assert (weights.config.image_size, weights.labels) == (16, ("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"mean": [0.485, 0.456, 0.406]}, r"says pixels of mean \[0.485", id="mean"),
+        pytest.param({"std": [0.229, 0.224, 0.225]}, r"says pixels of std \[0.229", id="deviation"),
+        pytest.param({"input_size": [3, 8, 32]}, "a grid of 2 x 8", id="size"),
+    ],
+)
+def test_what_a_flat_config_says_is_checked(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        opened(flat(tmp_path, **changes))

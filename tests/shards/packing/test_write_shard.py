@@ -1,0 +1,146 @@
+"""One shard: its tar, its index, its commit."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import webdataset as wds
+
+from shards.dataset import open_dataset
+from shards.errors import UserError
+from shards.index import index_bytes, read_commit, read_table, table_bytes
+from shards.manifest import index_path, shard_path
+from shards.packing.write_shard import ShardTask, committed, pack_shard, planned_samples
+from shards.sources.kinds import FolderSource
+from shards.store import Store, open_store
+from tests.rigs.datasets import packed_folders
+from tests.rigs.images import class_folders
+from tests.rigs.packing import pack_spec, planned
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> ShardTask:
+    """The first shard (of 6 images) of a plan of 12."""
+    root = class_folders(tmp_path / "images", num_classes=2, images_a_class=6)
+    spec = pack_spec(FolderSource(root=str(root)), samples_per_shard=6)
+    store = open_store(str(tmp_path / "out"))
+    plan = planned(store, spec)
+    [(_, samples)] = [item for item in plan.files.items() if "samples" in item[0]]
+    return ShardTask(
+        url=store.url, plan_hash=plan.hash, spec=spec, shard=0, samples_sha256=samples, max_quarantined=0.0
+    )
+
+
+@pytest.fixture
+def store(task: ShardTask) -> Store:
+    return open_store(task.url)
+
+
+def test_a_shard_is_committed_by_its_index(task: ShardTask, store: Store) -> None:
+    assert committed(store, task.plan_hash, 0) is None
+    assert pack_shard(task) == 6
+    commit = committed(store, task.plan_hash, 0)
+    assert commit is not None
+    assert commit.tar_bytes == store.size(shard_path(0))
+
+
+def test_a_committed_shard_is_not_written_again(task: ShardTask, store: Store) -> None:
+    pack_shard(task)
+    tar = Path(store.url, shard_path(0))
+    before = tar.stat().st_mtime_ns
+    pack_shard(task)
+    assert tar.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("loss", ["index", "tar", "short tar", "other plan"])
+def test_anything_less_is_packed_again(task: ShardTask, store: Store, loss: str) -> None:
+    pack_shard(task)
+    tar, index = store.read(shard_path(0)), store.read(index_path(0))
+    if loss == "index":
+        store.delete(index_path(0))
+    elif loss == "tar":
+        store.delete(shard_path(0))
+    elif loss == "short tar":
+        store.write(shard_path(0), tar[:-512])
+    else:
+        store.write(index_path(0), index_bytes(0, [], replace(read_commit(index), plan_hash="0" * 64)))
+    assert committed(store, task.plan_hash, 0) is None
+    pack_shard(task)
+    assert (store.read(shard_path(0)), store.read(index_path(0))) == (tar, index)
+
+
+def test_one_lost_image_leaves_its_slot_out(task: ShardTask, store: Store, tmp_path: Path) -> None:
+    lost, *_ = samples = planned_samples(store, 0, samples_per_shard=6)
+    (tmp_path / "images" / lost.source).unlink()
+    pack_shard(task)
+    commit = read_commit(store.read(index_path(0)))
+    assert [(item.source, item.position) for item in commit.left_out] == [(lost.source, lost.position)]
+    assert f"{lost.slot:010d}.".encode() not in store.read(shard_path(0))
+    assert f"{samples[1].slot:010d}".encode() in store.read(shard_path(0))
+
+
+def test_a_changed_image_is_left_out(task: ShardTask, store: Store, tmp_path: Path) -> None:
+    changed = tmp_path / "images" / planned_samples(store, 0, samples_per_shard=6)[2].source
+    changed.write_bytes(changed.read_bytes()[:-1] + b"\0")
+    pack_shard(task)
+    (item,) = read_commit(store.read(index_path(0))).left_out
+    assert item.reason == "the image has changed since the scan"
+
+
+def test_a_source_that_went_away_empties_no_shard(task: ShardTask, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "images").rename(tmp_path / "away")
+    with pytest.raises(UserError, match="6 of 6 images of shard 0"):
+        pack_shard(task)
+    assert list(store.list("shards")) == list(store.list("index")) == []
+    (tmp_path / "away").rename(tmp_path / "images")
+    assert pack_shard(task) == 6
+
+
+def test_plain_webdataset_reads_what_the_index_points_at(tmp_path: Path) -> None:
+    dataset = open_dataset(str(packed_folders(tmp_path)))
+    seen = []
+    for shard in range(len(dataset.manifest.shards)):
+        rows, tar = dataset.shard_rows(shard), Path(dataset.url, dataset.shard_path(shard))
+        samples = list(wds.WebDataset(str(tar), shardshuffle=False))
+        assert [sample["__key__"] for sample in samples] == rows.key
+        for row, sample in enumerate(samples):
+            image = (tmp_path / "images" / rows.source[row]).read_bytes()
+            begin = int(rows.offset[row])
+            assert sample[rows.ext[row]] == image
+            assert tar.read_bytes()[begin : begin + int(rows.size[row])] == image
+            assert int(sample["cls"]) == rows.label[row] == int(rows.source[row][1])
+            facts = json.loads(sample["json"])
+            assert (facts["labels"], facts["source"]) == (rows.labels[row], rows.source[row])
+            seen.append(rows.source[row])
+    assert len(seen) == len(set(seen)) == 15
+
+
+def test_an_image_that_is_back_is_packed_after_all(task: ShardTask, store: Store, tmp_path: Path) -> None:
+    pack_shard(task)
+    whole = store.read(shard_path(0)), store.read(index_path(0))
+    store.delete(index_path(0))
+    lost = tmp_path / "images" / planned_samples(store, 0, samples_per_shard=6)[2].source
+    data = lost.read_bytes()
+    lost.unlink()
+    pack_shard(task)
+    assert len(read_commit(store.read(index_path(0))).left_out) == 1
+    lost.write_bytes(data)
+    pack_shard(task)
+    assert (store.read(shard_path(0)), store.read(index_path(0))) == whole
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_samples_that_are_not_the_plans_are_refused(task: ShardTask, store: Store, damage: str) -> None:
+    path = "plan/samples-00000.parquet"
+    if damage == "missing":
+        store.delete(path)
+    else:
+        table = read_table(store.read(path))
+        labels = pa.array([[0]] * table.num_rows, table.column("labels").type)
+        place = table.schema.get_field_index("labels")
+        store.write(path, table_bytes(table.set_column(place, "labels", labels), row_group_size=6))
+    with pytest.raises(UserError, match=rf"{path} is (missing|not as the plan says).*--phase plan"):
+        pack_shard(task)
+    assert not store.exists(index_path(0))
