@@ -238,10 +238,13 @@ def test_odd_labels_among_integers_are_refused(tmp_path: Path, caplog: pytest.Lo
     for workers in (1, 2):
         url = str(tmp_path / f"index-{workers}")
         with pytest.raises(
-            UserError, match=r"2 of 15 samples .* most often: \"label '1\.0' is no integer, others are\""
+            UserError, match=r"2 of 15 samples .* most often: \"label '1\.0' is not an integer, others are\""
         ):
             run(adoption_of(tars, index_url=url), max_quarantined=0.1)
-        assert "2 samples are refused: a label of theirs is no integer, 13 of 15 labels are" in caplog.text
+        assert (
+            "2 samples are refused: they have a label that is not an integer, but 13 of 15 labels are integers"
+            in caplog.text
+        )
         manifest = run(adoption_of(tars, index_url=url), workers=workers, max_quarantined=0.2)
         assert (manifest.num_samples, manifest.num_quarantined, len(manifest.shards)) == (13, 2, 2)
         assert verify_dataset(url, deep=True) == []
@@ -251,8 +254,8 @@ def test_odd_labels_among_integers_are_refused(tmp_path: Path, caplog: pytest.Lo
         store = open_store(url)
         rows = read_table(store.read(QUARANTINE_PATH)).to_pylist()
         assert [(row["position"], row["reason"]) for row in rows] == [
-            (3, "label '1.0' is no integer, others are"),
-            (14, "label 'cat' is no integer, others are"),
+            (3, "label '1.0' is not an integer, others are"),
+            (14, "label 'cat' is not an integer, others are"),
         ]
         written.append({path: store.read(path) for path in store.list()})
     assert written[0] == written[1]
@@ -325,7 +328,7 @@ def test_another_index_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was indexed when there were other tars"):
         run(adoption_of(url))
     store.write("manifest.json", b'{"of": "another tool"}')
-    with pytest.raises(UserError, match=r"is not one of patchline .*; give --index-url"):
+    with pytest.raises(UserError, match=r"was not written by patchline .*; give --index-url"):
         run(adoption_of(url))
 
 
@@ -361,5 +364,5 @@ def test_label_names(found: set[str], known: tuple[str, ...] | None, names: tupl
 
 
 def test_a_number_that_can_be_no_class() -> None:
-    with pytest.raises(UserError, match="the label 1440764000 is no number of a class"):
+    with pytest.raises(UserError, match="the label 1440764000 is not a class number"):
         label_names({"1440764000"}, None)

@@ -63,7 +63,7 @@ def test_a_scan_is_kept_for_the_same_listing_and_settings_only(tmp_path: Path) -
     other = pack_spec(spec.source, limits=Limits(max_pixels=10))
     assert not is_scanned(store, 0, scan_footer(other.scan_hash(), sha256))
     (root / "c0" / "new.jpg").write_bytes(image_bytes(9))
-    changed = listed(store, spec.source, scan_hash=spec.scan_hash(), anew=True)
+    changed = listed(store, spec.source, scan_hash=spec.scan_hash(), relist=True)
     assert not is_scanned(store, 0, scan_footer(spec.scan_hash(), changed.slices[0].sha256))
     scanned(store, spec)
     assert read_table(store.read(scan_path(0))).num_rows == 3
