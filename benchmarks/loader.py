@@ -126,48 +126,52 @@ def aims(rounds: list[Round]) -> list[Aim]:
         fastest = max(peers, key=lambda name: _median(rounds, name, RATE))
         found += [
             Aim(
-                what=f"CPU of the best streaming peer ({least}) to ours",
+                what=f"CPU: best streaming peer ({least}) / ours",
                 limit=2.0,
                 at_least=True,
                 found=ratios(rounds, least, OURS, CPU),
             ),
             Aim(
-                what=f"antialiased, as peers always are: CPU of {least} to ours",
+                what=f"CPU: {least} / ours, antialiased as peers always are",
                 limit=2.0,
                 at_least=True,
                 found=ratios(rounds, least, ANTIALIASED, CPU),
             ),
             Aim(
-                what=f"images/s to the best streaming peer ({fastest})",
+                what=f"images/s: ours / best streaming peer ({fastest})",
                 limit=2.0,
                 at_least=True,
                 found=ratios(rounds, OURS, fastest, RATE),
             ),
         ]
     found += [
-        Aim(what="CPU of ImageFolder to ours", limit=1.7, at_least=True, found=ratios(rounds, FOLDER, OURS, CPU)),
+        Aim(what="CPU: ImageFolder / ours", limit=1.7, at_least=True, found=ratios(rounds, FOLDER, OURS, CPU)),
         Aim(
-            what="antialiased: CPU of ImageFolder to ours",
+            what="CPU: ImageFolder / ours, antialiased",
             limit=1.7,
             at_least=True,
             found=ratios(rounds, FOLDER, ANTIALIASED, CPU),
         ),
-        Aim(what="images/s to ImageFolder", limit=1.6, at_least=True, found=ratios(rounds, OURS, FOLDER, RATE)),
+        Aim(what="images/s: ours / ImageFolder", limit=1.6, at_least=True, found=ratios(rounds, OURS, FOLDER, RATE)),
         Aim(
-            what="CPU to bare decode + crop + resize, one thread",
+            what="CPU: ours / bare decode + crop + resize, one thread",
             limit=1.15,
             found=ratios(rounds, OURS, "bare decode + crop + resize", CPU),
         ),
         Aim(
-            what="CPU to bare decode + crop + resize, two threads",
+            what="CPU: ours / bare decode + crop + resize, two threads",
             limit=1.15,
             found=ratios(rounds, OURS, "bare decode + crop + resize, 2 threads", CPU),
         ),
-        Aim(what="stretch: CPU-seconds per 1,000 images", limit=1.9, found=values(rounds, OURS, CPU)),
-        Aim(what="stretch: CPU to bare full decode", limit=1.0, found=ratios(rounds, OURS, "bare full decode", CPU)),
+        Aim(what="stretch goal: CPU-seconds per 1,000 images", limit=1.9, found=values(rounds, OURS, CPU)),
+        Aim(
+            what="stretch goal: CPU, ours / bare full decode",
+            limit=1.0,
+            found=ratios(rounds, OURS, "bare full decode", CPU),
+        ),
     ]
     for peer in (*peers, FOLDER):
-        found.append(Aim(what=f"peak memory to {peer}", limit=1.0, found=ratios(rounds, OURS, peer, MEMORY)))
+        found.append(Aim(what=f"peak memory: ours / {peer}", limit=1.0, found=ratios(rounds, OURS, peer, MEMORY)))
     return found
 
 

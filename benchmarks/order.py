@@ -68,15 +68,19 @@ def aims(rounds: list[Round]) -> list[Aim]:
         Aim(what=f"seconds to the batch, {LARGE:,} samples", limit=2.0, found=values(rounds, large, "wall_seconds")),
         Aim(what=f"peak memory, MB, {LARGE:,} samples", limit=500.0, found=megabytes),
         Aim(
-            what=f"time to MosaicML's, {MEDIUM:,} samples", limit=0.1, found=ratios(rounds, ours, peer, "wall_seconds")
+            what=f"time: ours / MosaicML, {MEDIUM:,} samples",
+            limit=0.1,
+            found=ratios(rounds, ours, peer, "wall_seconds"),
         ),
-        Aim(what=f"CPU to MosaicML's, {MEDIUM:,} samples", limit=0.1, found=ratios(rounds, ours, peer, "cpu_seconds")),
+        Aim(
+            what=f"CPU: ours / MosaicML, {MEDIUM:,} samples", limit=0.1, found=ratios(rounds, ours, peer, "cpu_seconds")
+        ),
     ]
 
 
 def table(arms: dict[str, Report]) -> str:
     """The arms as Markdown."""
-    rows = ["| | s | CPU-s | peak memory, MB | of it added, MB |", "|---|---|---|---|---|"]
+    rows = ["| | s | CPU-s | peak memory, MB | added by the task, MB |", "|---|---|---|---|---|"]
     for name, arm in arms.items():
         sizes = [[value / 1e6 for value in arm[figure]] for figure in ("peak_bytes", "added_bytes")]
         cells = [cell(arm["wall_seconds"]), cell(arm["cpu_seconds"]), *map(cell, sizes)]

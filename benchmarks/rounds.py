@@ -143,7 +143,7 @@ class Aim:
 
 def aims_table(rows: Sequence[Report]) -> str:
     """Aims beside what was found, as Markdown."""
-    lines = ["| | aim | found (quartiles) | met |", "|---|---|---|---|"]
+    lines = ["| | aim | measured (quartiles) | met |", "|---|---|---|---|"]
     for row in rows:
         met = {True: "yes", False: "**no**", None: "not measured"}[row["met"]]
         lines.append(f"| {row['what']} | {row['aim']} | {cell(row['found'])} | {met} |")

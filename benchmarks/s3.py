@@ -204,10 +204,10 @@ def traffic(rounds: list[Round]) -> dict[str, Report]:
 def aims(reading: list[Round], faults: list[Round], starts: list[Round]) -> list[Aim]:
     """What is asked of reading from S3."""
     found = [
-        Aim(what="the loader's own CPU to a folder's", limit=1.1, found=ratios(reading, GATEWAY, LOCAL, CPU)),
-        Aim(what="images/s to a folder's", limit=0.8, at_least=True, found=ratios(reading, GATEWAY, LOCAL, RATE)),
+        Aim(what="the loader's own CPU: S3 / folder", limit=1.1, found=ratios(reading, GATEWAY, LOCAL, CPU)),
+        Aim(what="images/s: S3 / folder", limit=0.8, at_least=True, found=ratios(reading, GATEWAY, LOCAL, RATE)),
         Aim(
-            what="images/s with faults to those without",
+            what="images/s: with faults / without",
             limit=0.8,
             at_least=True,
             found=ratios(faults, FAULTS, PLAIN, RATE),
@@ -218,9 +218,9 @@ def aims(reading: list[Round], faults: list[Round], starts: list[Round]) -> list
         middles = [spread(values(starts, name, FIRST))[1:2] for name in names]
         if all(middles):
             seconds = [middle[0] for middle in middles]
-            what = f"first batch from {where}: the slowest place to the fastest"
+            what = f"first batch from {where}: slowest place / fastest"
             found.append(Aim(what=what, limit=1.2, found=[max(seconds) / min(seconds)]))
-            found.append(Aim(what=f"first batch from {where}, s, the slowest place", limit=1.0, found=[max(seconds)]))
+            found.append(Aim(what=f"first batch from {where}, s, slowest place", limit=1.0, found=[max(seconds)]))
     return found
 
 
@@ -233,7 +233,7 @@ def tables(result: dict[str, Any]) -> str:
             cells = [f"{name}{', small blocks' if part == 'faults_arms' else ''}"]
             cells += [cell(arm[figure]) for figure in (CPU, RATE, FIRST)]
             rows.append(f"| {' | '.join(cells)} | {cell(arm[SERVER])}, {cell(arm[HELPER])} |")
-    rows += ["", "| first batch | s | CPU-s | imports before, s |", "|---|---|---|---|"]
+    rows += ["", "| first batch | s | CPU-s | imports before it, s |", "|---|---|---|---|"]
     for name, arm in result["starts_arms"].items():
         cells = [cell(arm[figure]) for figure in (FIRST, "first_batch_cpu_seconds", "import_wall_seconds")]
         rows.append(f"| {name} | {' | '.join(cells)} |")

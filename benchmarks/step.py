@@ -123,7 +123,7 @@ def aims(found: dict[str, Report]) -> list[Aim]:
             if peer in rates and "ours" in rates:
                 ratios = [ours / theirs for ours, theirs in zip(rates["ours"], rates[peer], strict=True)]
                 limit = 1.05 if name.endswith("compiled") else 1.0
-                rows.append(Aim(what=f"{name}: images/s to {peer}'s", limit=limit, found=ratios, at_least=True))
+                rows.append(Aim(what=f"{name}: images/s, ours / {peer}", limit=limit, found=ratios, at_least=True))
         if name == "vit_h14 at 224, compiled" and "zero1" in rates:
             rows.append(Aim(what=f"{name}: images/s under ZeRO-1", limit=450.0, found=rates["zero1"], at_least=True))
     return rows
@@ -131,7 +131,7 @@ def aims(found: dict[str, Report]) -> list[Aim]:
 
 def table(found: dict[str, Report]) -> str:
     """Every arm as Markdown; MFU is of the card's nominal peak, beside it the share of what it was seen to reach."""
-    rows = ["| | images/s | CPU-s an image | peak memory, GB | MFU | of 790 TFLOP/s |", "|---|---|---|---|---|---|"]
+    rows = ["| | images/s | CPU-s per image | peak memory, GB | MFU | of 790 TFLOP/s |", "|---|---|---|---|---|---|"]
     for name, report in found.items():
         for arm, rates in report.get("images_per_second", {}).items():
             shares = ["-", "-"]

@@ -182,7 +182,7 @@ def hugging_face_logits(transformers: ModuleType, model: Model, row: Row) -> Log
     return lambda x_B3HW: other(x_B3HW, interpolate_pos_encoding=row.mode is not None).logits
 
 
-HEADER = ("model", "there", "image", "GELU", "epsilon", "resampled as", "largest difference")
+HEADER = ("model", "library's model", "image", "GELU", "epsilon", "resampled as", "largest difference")
 
 
 def words_of(row: Row) -> tuple[str, ...]:
