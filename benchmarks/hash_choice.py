@@ -69,7 +69,7 @@ def two_hashes(data: bytes) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def largest_quiet_threshold(hashes: list[tuple[bytes, bytes]]) -> int:
+def one_in_a_million_threshold(hashes: list[tuple[bytes, bytes]]) -> int:
     """The largest threshold at which at most one in a million pairs of different images matches; -1 if there is
     none."""
     words = np.frombuffer(b"".join(hash_ for pair in hashes for hash_ in pair), np.uint64)
@@ -97,7 +97,7 @@ def main() -> None:
                 change: [float(np.percentile(distances[:, number, place], percent)) for percent in (50, 98)]
                 for place, change in enumerate(SHOWN)
             },
-            "threshold_with_one_pair_in_a_million": largest_quiet_threshold([item[number] for item in small]),
+            "threshold_with_one_pair_in_a_million": one_in_a_million_threshold([item[number] for item in small]),
         }
         for number, name in enumerate(HASHES)
     }
