@@ -1,4 +1,4 @@
-"""What tells one source from another."""
+"""The hash and versions that tell one source from another."""
 
 from typing import get_args
 
