@@ -163,7 +163,7 @@ def test_a_damaged_class_tar_does_not_end_the_others(url: str, change: str) -> N
     [
         (ClassTarsSource(), "--source.root is missing"),
         (TarOfTarsSource(), "--source.path is ''"),
-        (TarOfTarsSource(path="/nowhere/x.tar"), "is not there"),
+        (TarOfTarsSource(path="/nowhere/x.tar"), "does not exist"),
     ],
 )
 def test_mistakes_of_settings(source: ImageSource, message: str) -> None:
@@ -246,4 +246,4 @@ def test_members_that_are_not_called_images_are_counted(tmp_path: Path, caplog: 
     found = images_of(ClassTarsSource(root=str(tmp_path)))
     assert [entry.name for entry, _ in found] == ["n01/a.jpg", "n01/b.jfif"]
     [line] = [record.getMessage() for record in caplog.records]
-    assert "passed over 3 members with no image suffix, the first of them c" in line
+    assert "skipped 3 members with no image suffix, the first of them c" in line

@@ -68,7 +68,7 @@ def test_weights(value: Any, weights: tuple[float, ...]) -> None:
         (("a",), b"1e60", "the weight '1e60'"),
         (("a",), b"-1", "the weight '-1'"),
         (("a",), [None], "the weight 'None'"),
-        (("a", "a"), b"1|2", "is there twice"),
+        (("a", "a"), b"1|2", "appears twice"),
     ],
 )
 def test_weights_that_do_not_belong_to_the_labels(labels: tuple[str, ...], value: Any, message: str) -> None:

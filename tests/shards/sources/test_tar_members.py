@@ -260,7 +260,7 @@ def test_any_zeros_are_an_end_mark(num_zeros: int) -> None:
 def test_data_behind_the_end_mark_is_not_passed_over_in_silence() -> None:
     found = members_of(TWO + TWO)
     assert len(found) == 3
-    expected = f"bytes {len(TWO)} to {2 * len(TWO)} are behind its end mark and are not read, after 2 members"
+    expected = f"bytes {len(TWO)} to {2 * len(TWO)} are after its end mark and are not read, after 2 members"
     assert str(found[2].data) == f"damaged tar: {expected}"
 
 
