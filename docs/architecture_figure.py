@@ -46,7 +46,7 @@ class Route:
 
 
 ROOMS = (
-    Box(name="slurm/", left=10, top=62, width=810, height=54, lines=("puts processes", "on nodes")),
+    Box(name="slurm/", left=10, top=62, width=810, height=54, lines=("processes on nodes",)),
     Box(name="jobs/", left=10, top=128, width=810, height=116, lines=("the command line,", "stages, recipes")),
     Box(name="pipeline/", left=10, top=256, width=810, height=262, lines=("tensors", "in motion")),
     Box(name="shards/", left=10, top=530, width=810, height=186, lines=("bytes at rest,", "without torch")),
@@ -62,16 +62,16 @@ FOLDERS = (
         top=266,
         width=674,
         height=150,
-        lines=("engine, loss,", "schedule,", "signals,", "metrics"),
+        lines=("engine,", "schedule,", "signals,", "metrics"),
     ),
     Box(name="evaluation/", left=136, top=424, width=222, height=38, lines=("scores, predictions",)),
     Box(name="models/", left=136, top=470, width=106, height=38, lines=("ViT, hybrid, BiT",)),
     Box(name="conversion/", left=250, top=470, width=108, height=38, lines=("timm, .npz, ...",)),
     Box(name="data/", left=500, top=424, width=310, height=84, lines=("decode,", "augment")),
-    Box(name="packing/", left=136, top=540, width=106, height=38, lines=("new datasets",)),
-    Box(name="adoption/", left=250, top=540, width=108, height=38, lines=("others' tars",)),
-    Box(name="checking/", left=136, top=586, width=106, height=38, lines=("verify",)),
-    Box(name="card/", left=250, top=586, width=108, height=38, lines=("HTML page",)),
+    Box(name="packing/", left=250, top=586, width=108, height=38, lines=("new datasets",)),
+    Box(name="adoption/", left=136, top=586, width=106, height=38, lines=("others' tars",)),
+    Box(name="checking/", left=136, top=540, width=106, height=38, lines=("verify",)),
+    Box(name="card/", left=250, top=540, width=108, height=38, lines=("HTML page",)),
     Box(name="sources/", left=136, top=632, width=106, height=74, lines=("folders, tars,", "Parquet, lists")),
     Box(name="images/", left=250, top=632, width=108, height=74, lines=("headers, copies,", "hashes")),
     Box(

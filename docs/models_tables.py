@@ -11,7 +11,7 @@ from pipeline.models.config import NAMES
 from pipeline.models.flops import JFT_NUM_IMAGES, forward_flops, num_parameters, train_flops
 
 JFT_NUM_CLASSES = 18_291
-# The paper's Table 6: name, epochs over JFT-300M, exaFLOPs. tests/pipeline/models/test_flops.py compares ours.
+# The paper's Table 6: name, epochs over JFT-300M, exaFLOPs. tests/pipeline/models/test_flops.py holds ours to them.
 TABLE_6 = (
     ("vit_b32", 7, 55),
     ("vit_b16", 7, 224),

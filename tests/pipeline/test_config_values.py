@@ -1,4 +1,4 @@
-"""Config fields hold values of their types; otherwise the message says what is allowed."""
+"""Fields of configurations hold what their types say, or the message says what is allowed."""
 
 import math
 from dataclasses import dataclass, replace

@@ -63,8 +63,7 @@ class Command:
 def started(
     errors: Path, *words: str, environ: Mapping[str, str] | None = None, is_forked: bool = True
 ) -> Iterator[Command]:
-    """Runs `patchline WORDS` during the block. If not forked, it reads what torch's compiler reads only once, such
-    as CXX."""
+    """`patchline WORDS` while the block runs. Not forked, it reads what torch's compiler reads once, such as CXX."""
     everything = {**os.environ, **(environ or {})}
     context = forks() if is_forked else multiprocessing.get_context("spawn")
     process = context.Process(target=_as_terminal, args=(list(words), everything, errors))

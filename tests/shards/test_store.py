@@ -162,7 +162,7 @@ def test_a_block_that_fails_writes_nothing(store: Store) -> None:
 
 def test_files_go_in_whole(store: Store, tmp_path: Path) -> None:
     local = tmp_path / "file"
-    local.write_bytes(os.urandom(70 << 20))  # two parts of a multipart upload, and a few bytes
+    local.write_bytes(os.urandom(70 << 20))  # two parts of a multipart upload, and a bit
     store.write_file("big", local)
     assert store.size("big") == 70 << 20
     assert store.read_range("big", 64 << 20, 70 << 20) == local.read_bytes()[64 << 20 :]

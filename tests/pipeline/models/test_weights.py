@@ -391,7 +391,7 @@ def test_what_is_saved_can_be_opened_whatever_the_names(
 
 
 def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
-    """The library writes two metadata entries in an order that is random for each file."""
+    """The library writes two words of metadata in an order that is drawn anew for each file."""
     tensors = {"b": torch.ones(2, 3), "\u00e9": torch.zeros(1)}
     for number in range(24):
         write_folder(tmp_path / str(number), description={"format": 1}, tensors=tensors)

@@ -1,4 +1,4 @@
-"""Every check finds its own kind of fault, and none in an intact shard."""
+"""Every check finds its own kind of fault, and none in a good shard."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +23,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def unchanged(rows: ShardRows, tar: bytearray) -> ShardRows:
-    """An intact shard."""
+    """A good shard."""
     return rows
 
 
@@ -56,12 +56,12 @@ def broken_header(rows: ShardRows, tar: bytearray) -> ShardRows:
 
 
 def wrong_size(rows: ShardRows, tar: bytearray) -> ShardRows:
-    """Heights that differ from the images' own."""
+    """Heights that are not the images'."""
     return replace(rows, height=rows.height + 1)
 
 
 def not_an_image(rows: ShardRows, tar: bytearray) -> ShardRows:
-    """Zeros in place of an image."""
+    """Zeros where an image was."""
     begin, end = int(rows.offset[0]), int(rows.offset[0] + rows.size[0])
     tar[begin:end] = bytes(end - begin)
     return rows
@@ -92,7 +92,7 @@ def test_each_fault_is_found(dataset: Dataset, change: Change, found_by: set[str
     tar = bytearray(dataset.store.read(dataset.shard_path(0)))
     rows = change(dataset.shard_rows(0), tar)
     found = {name for name, check in CHECKS.items() if list(check(rows, bytes(tar)))}
-    # A flipped bit may or may not make a decoder fail.
+    # A flipped bit may or may not disturb a decoder.
     assert found - {"decode"} == found_by - {"decode"}
     assert change is flipped_pixel or found == found_by
 

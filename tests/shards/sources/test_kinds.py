@@ -1,4 +1,4 @@
-"""The hash and versions that tell one source from another."""
+"""What tells one source from another."""
 
 from typing import get_args
 
