@@ -221,6 +221,7 @@ def make_setup(root: Path, **settings: str) -> str:
     """Runs `make setup` in a checkout that has everything except, perhaps, the library."""
     for name in ("pyproject.toml", "constraints.txt", "hatch_build.py", "Makefile"):
         shutil.copy(CHECKOUT / name, root)
+    shutil.copytree(CHECKOUT / ".githooks", root / ".githooks", dirs_exist_ok=True)
     (root / "pipeline" / "data" / "transform.py").write_text(
         "from pathlib import Path\n\n\ndef decoder_name() -> str:\n"
         f"    found = (Path(__file__).parent / {LIBRARY_NAME!r}).exists()\n"
