@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config_values import LossName, refuse_wrong_values
+from pipeline.config_values import LossName
 from pipeline.evaluation_transform import EvaluationTransform
+from shards.config_values import refuse_wrong_values
+from shards.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,6 @@ class Usage:
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="usage.")
-        refuse_wrong_values(self.transform, where="usage.transform.")
 
 
 def usage_of(description: Mapping[str, Any]) -> Usage:
@@ -27,4 +28,8 @@ def usage_of(description: Mapping[str, Any]) -> Usage:
     said = description.get("usage")
     if said is None:
         return Usage()
-    return Usage(**(said | {"transform": EvaluationTransform(**said["transform"])}))
+    try:
+        transform = EvaluationTransform(**said["transform"])
+    except UserError as error:
+        raise UserError(f"usage.{error}") from error
+    return Usage(**(said | {"transform": transform}))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member, is_hidden
 
@@ -30,6 +31,7 @@ class SampleRules:
     label_field: str = ""
 
     def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
         if not self.image_keys or not all(self.image_keys):
             raise UserError(f"--image-keys is {' '.join(self.image_keys)!r}; give suffixes such as jpg png")
         if not self.label_key:
