@@ -19,7 +19,7 @@ WORK ?= runs/bench
 
 VENV := $(CURDIR)/.venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
-SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh) .ci/run
+SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh .githooks/*) .ci/run
 
 .PHONY: help setup demo test test-shards lint soak bench-env bench clean
 .DELETE_ON_ERROR:
@@ -37,6 +37,7 @@ setup: .venv/.all ## Make .venv with all that demo, test and lint need
 	  echo "The crop decoder would give the same pixels in less time. It needs a C compiler and libjpeg-turbo 2.1 or newer with"; \
 	  echo "its headers: apt-get install gcc libjpeg62-turbo-dev on Debian, or one of your own, say CPPFLAGS=-I/opt/jpeg/include"; \
 	  echo "LDFLAGS='-L/opt/jpeg/lib -Wl,-rpath,/opt/jpeg/lib'. Then run make setup again."; }
+	@.githooks/install
 
 demo: .venv/.demo ## The whole pipeline on real handwritten digits, at most 5 minutes on 2 cores
 	$(VENV)/bin/patchline demo

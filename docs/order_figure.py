@@ -21,6 +21,7 @@ BATCH, STEPS, RANKS = 6, 6, (1, 2, 3)
 WIDTH, HEIGHT = 800, 548  # as in the SVG; shown narrower, the ids are hard to read
 CELL, LEFT, RIGHT = 21.5, 20.0, 780.0
 BATCH_CELL, BATCH_LEFT = 18.4, 44.0
+BATCH_WIDTH = BATCH * BATCH_CELL + 4  # its lanes stand 4 apart
 ROWS = {"packed": 44.0, "permuted": 136.0, "shuffled": 240.0, "batch": 358.0}  # upper edges of the cells
 # Colours that the usual kinds of colour blindness tell apart: Okabe and Ito, "Color Universal Design", 2008.
 COLOURS = ("#e69f00", "#56b4e9", "#f0e442", "#2b2b2b", "#cc79a7", "#d55e00", "#0072b2", "#009e73")
@@ -79,6 +80,9 @@ def draw(shown: Example, path: Path) -> None:
         _say(axes, LEFT, ROWS[row] - 24, f"{number}  {text}")
     _draw_blocks(axes, shown)
     _draw_batches(axes, shown)
+    _draw_ranks(axes)
+    legend = "Colour: block. Number: sample. Dashed: epoch 1, with its own permutations."
+    _say(axes, BATCH_LEFT, HEIGHT - 18, legend, size=11)
     figure.savefig(path, format="svg", metadata={"Date": None, "Title": "The sample order, from shards to ranks"})
 
 
@@ -105,25 +109,31 @@ def _draw_blocks(axes: Any, shown: Example) -> None:
         _cells(axes, x + 2, ROWS["shuffled"], shown.shuffled[window], gid=f"shuffled-{window}")
 
 
+def _batch_left(step: int) -> float:
+    gap = (RIGHT - BATCH_LEFT - STEPS * BATCH_WIDTH) / (STEPS - 1)
+    return BATCH_LEFT + step * (BATCH_WIDTH + gap)
+
+
 def _draw_batches(axes: Any, shown: Example) -> None:
-    """Row 4 with what feeds it, and the ranks below."""
+    """Row 4 with what feeds it."""
     share = BATCH // LANES
-    whole = BATCH * BATCH_CELL + 4
-    gap = (RIGHT - BATCH_LEFT - STEPS * whole) / (STEPS - 1)
     top = ROWS["batch"]
     for step, (ids, epochs) in enumerate(zip(shown.batches, shown.epochs, strict=True)):
-        left = BATCH_LEFT + step * (whole + gap)
-        for lane in range(LANES):
-            x = left + lane * (share * BATCH_CELL + 4)
-            for member in range(share):
-                entry = lane * share + member
-                place = x + member * BATCH_CELL
-                is_next = epochs[entry] > 0
-                _cell(axes, (place, top), BATCH_CELL, ids[entry], gid=f"batch-{step}-{entry}", dashed=is_next)
-                if not is_next:
-                    upper = (_shuffled_left(lane, step * share + member), CELL, ROWS["shuffled"] + CELL)
-                    _band(axes, upper, (place, BATCH_CELL, top), FAINT, alpha=0.16)
-        _say(axes, left + whole / 2, top + BATCH_CELL + 13, f"batch {step}", anchor="center")
+        left = _batch_left(step)
+        for entry in range(BATCH):
+            lane, member = divmod(entry, share)
+            place = left + lane * (share * BATCH_CELL + 4) + member * BATCH_CELL
+            is_next = epochs[entry] > 0
+            _cell(axes, (place, top), BATCH_CELL, ids[entry], gid=f"batch-{step}-{entry}", dashed=is_next)
+            if not is_next:
+                upper = (_shuffled_left(lane, step * share + member), CELL, ROWS["shuffled"] + CELL)
+                _band(axes, upper, (place, BATCH_CELL, top), FAINT, alpha=0.16)
+        _say(axes, left + BATCH_WIDTH / 2, top + BATCH_CELL + 13, f"batch {step}", anchor="center")
+
+
+def _draw_ranks(axes: Any) -> None:
+    """Each rank's slice of the batches above, for several numbers of ranks."""
+    top = ROWS["batch"]
     _say(
         axes, LEFT, top + 62, "5  Ranks take equal slices of every batch: with any number of them it is the same batch."
     )
@@ -131,21 +141,13 @@ def _draw_batches(axes: Any, shown: Example) -> None:
         y = top + 80 + line * 27
         _say(axes, LEFT - 6, y + 10, f"R={num_ranks}", size=11)
         for step in range(STEPS):
-            left = BATCH_LEFT + step * (whole + gap)
             for rank in range(num_ranks):
-                x = left + rank * whole / num_ranks
-                width = whole / num_ranks - 2
+                x = _batch_left(step) + rank * BATCH_WIDTH / num_ranks
+                width = BATCH_WIDTH / num_ranks - 2
                 box = Rectangle((x + 1, y), width, 20, facecolor="#eef2f7", edgecolor=FAINT, linewidth=0.8)
                 axes.add_patch(box)
                 text = f"rank {rank}" if width > 45 else f"{rank}"
                 _say(axes, x + 1 + width / 2, y + 10, text, size=10.5, anchor="center")
-    _say(
-        axes,
-        BATCH_LEFT,
-        HEIGHT - 18,
-        "Colour: block. Number: sample. Dashed: epoch 1, with its own permutations.",
-        size=11,
-    )
 
 
 def _block(sample_id: int) -> int:
