@@ -31,6 +31,7 @@ class PackJob:
     source: (
         DigitsSource | FolderSource | FlatSource | ParquetSource | ManifestSource | ClassTarsSource | TarOfTarsSource
     ) = field(default_factory=FolderSource)
+    """Images to pack, and their labels."""
     split: str = "train"
     """Name of the split, such as train or test."""
     labels_file: str = ""
@@ -46,8 +47,11 @@ class PackJob:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed for the order of the images in the shards."""
     limits: Limits = field(default_factory=Limits)
+    """Largest images that are accepted; others are quarantined."""
     dedup: Dedup = field(default_factory=Dedup)
+    """Duplicates to leave out."""
     resize: Resize = field(default_factory=Resize)
+    """Images to store as smaller copies."""
     workers: Annotated[int, Range(1)] = 1
     """Worker processes."""
     phase: Phase = "all"
@@ -105,6 +109,7 @@ class IndexJob:
     samples_per_block: Annotated[int, Range(1)] = 64
     """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
     limits: Limits = field(default_factory=Limits)
+    """Largest images that are accepted; others are quarantined."""
     workers: Annotated[int, Range(1)] = 1
     """Worker processes."""
     max_quarantined: Annotated[float, Range(0, 1)] = 0.01

@@ -52,8 +52,8 @@ class Flag:
 
     @property
     def group(self) -> str:
-        """What stands before the first dot; empty for the job's own fields."""
-        return self.name.removeprefix("--").rpartition(".")[0].partition(".")[0]
+        """Everything before the last dot; empty for the job's own fields."""
+        return self.name.removeprefix("--").rpartition(".")[0]
 
     @property
     def usage(self) -> str:
@@ -92,6 +92,17 @@ def flags_of(job: Any, prefix: str = "--") -> Iterator[Flag]:
             )
     for value, name in inner:
         yield from flags_of(value, name)
+
+
+def groups_of(job: Any, prefix: str = "") -> dict[str, str]:
+    """The groups of flags in a job, as `Flag.group` names them, with their sentences."""
+    found: dict[str, str] = {}
+    for field in fields(job):
+        inner = getattr(job, field.name)
+        if is_dataclass(inner):
+            name = prefix + field.name.replace("_", "-")
+            found |= {name: sentences(type(job)).get(field.name, ""), **groups_of(inner, f"{name}.")}
+    return found
 
 
 def default_text(flag: Flag) -> str:

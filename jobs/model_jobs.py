@@ -22,6 +22,7 @@ class EvaluateJob:
     weights: str = ""
     """Weights folder to evaluate (RUN/weights)."""
     data: EvaluationConfig = EvaluationConfig()
+    """Dataset to evaluate on, and how its images are prepared."""
     loss: LossName = "softmax"
     """Loss that the weights were trained with: softmax (one label an image) or sigmoid (any number of labels)."""
     run_dir: str = ""
@@ -44,6 +45,7 @@ class PlanJob:
     recipe: str = ""
     """Name to show in the table's title."""
     training: TrainingJob = TrainingJob()
+    """Training job to plan."""
     dataset: str = ""
     """Name of the dataset to show in the table."""
     num_images: Annotated[int, Range(0, zero="not known")] = 0

@@ -92,9 +92,13 @@ class DataConfig:
     window_blocks: Annotated[int, Range(1)] = 4
     """Blocks that a lane shuffles together; the shuffle reaches over lanes x window_blocks blocks of each dataset."""
     augment: AugmentConfig = AugmentConfig()
+    """Random crops and flips."""
     randaugment: RandAugmentConfig = RandAugmentConfig()
+    """Random changes of colour and geometry."""
     mixup: MixupConfig = MixupConfig()
+    """Images and their targets mixed in pairs."""
     reading: ReadConfig = ReadConfig()
+    """Requests to the store."""
     num_threads: Annotated[int, Range(0, zero="the rank's share of the cores")] = 0
     """Decoding threads per rank; 0: the rank's share of the machine's cores."""
     steps_ahead: Annotated[int, Range(1)] = 3

@@ -18,6 +18,7 @@ class EvaluationConfig:
     batch_size: Annotated[int, Range(1)] = 100
     """Images per batch, on each rank."""
     transform: EvaluationTransform = EvaluationTransform()
+    """How images are brought to the model's size."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="evaluation.")

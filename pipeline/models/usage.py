@@ -12,12 +12,13 @@ from shards.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """`loss`: what the weights were trained with. The probabilities of softmax add up to 1 over all classes, those of
-    sigmoid are each class's own. `transform`: the run's own evaluation. The defaults are taken for weights that do not
-    say: those of other libraries, and folders from before this was written down."""
+    """How to read logits and prepare images. Weights that do not say, of other libraries and of older runs, get the
+    defaults."""
 
     loss: LossName = "softmax"
+    """Loss of the training: softmax probabilities add up to 1 over all classes, sigmoid ones stand alone."""
     transform: EvaluationTransform = EvaluationTransform()
+    """How the run's own evaluation prepares images."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="usage.")

@@ -141,8 +141,11 @@ class TrainingJob:
     run_dir: str = ""
     """Folder for everything the run writes; the same command continues the run that is there."""
     data: DataConfig = DataConfig()
+    """Samples to train on: their order, and how they are read and augmented."""
     model: ModelConfig = ModelConfig()
+    """Model to train."""
     initial: InitialConfig = InitialConfig()
+    """Weights to start from."""
     steps: Annotated[int, Range(1, _MOST_STEPS)] = 1000
     """Training steps of the whole run."""
     global_batch: Annotated[int, Range(1, _MOST_BATCH)] = 4096
@@ -156,13 +159,18 @@ class TrainingJob:
     clip_norm: Annotated[float, Range(0, zero="off")] = 0.0
     """Largest norm of the gradient, 0 for no clipping (the paper clips at 1 on ImageNet-1k and in fine-tuning only)."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimiser and weight decay."""
     schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate at each step."""
     ema_decay: Annotated[float, Range(0, below=1, zero="off")] = 0.0
     """Decay of the exponential moving average (EMA, Polyak averaging) of the weights that the run leaves, 0 for none
     (0.9999 in the paper's ImageNet results, section 4.1); scores during training are of the weights that it trains."""
     engine: EngineConfig = EngineConfig()
+    """ZeRO, precision and compilation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """When checkpoints are saved, where, and which are kept."""
     evaluation: EvaluationConfig = EvaluationConfig()
+    """Evaluation during training and at its end."""
     seed: int = 0
     """Seed for everything random in the run."""
     device: Device = "auto"

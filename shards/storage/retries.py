@@ -18,19 +18,20 @@ from shards.storage.fork_lock import ForkLock
 
 @dataclass(frozen=True, kw_only=True)
 class RetryConfig:
-    """How long reading goes on in trouble.
-
-    `fruitless_attempts`: in a row, before a read is given up whose bodies bring nothing, or whose storage has never
-    answered. `deadline_seconds`: how long a read may go without anything new. The budget, of retries after answers that
-    are errors, has a share of a retry more for each read, and at most the reserve, with which it begins.
-    """
+    """When requests are retried, and when a read gives up."""
 
     fruitless_attempts: Annotated[int, Range(1)] = 6
+    """Requests in a row without a new byte, or to a store that has never answered, before a read gives up."""
     backoff_seconds: Annotated[float, Range(0)] = 0.2
+    """Longest pause before the first retry; it doubles with each further one."""
     most_backoff_seconds: Annotated[float, Range(0)] = 10.0
+    """Longest pause before any retry."""
     deadline_seconds: Annotated[float, Range(0)] = 120.0
+    """Time that a read may take without a new byte."""
     budget_share: Annotated[float, Range(0)] = 0.1
+    """Retries after error responses that each read adds to the budget of its process."""
     budget_reserve: Annotated[float, Range(0)] = 200.0
+    """Retries that the budget begins with, and never exceeds."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
