@@ -28,7 +28,7 @@ def test_impossible_settings_are_refused(change: dict[str, int], message: str) -
 
 @pytest.mark.parametrize("distance", [-1, 128, 256])
 def test_impossible_distances_are_refused(distance: int) -> None:
-    with pytest.raises(UserError, match=f"--dedup.max-distance is {distance} bits"):
+    with pytest.raises(UserError, match=rf"^dedup\.max_distance is {distance}; allowed are 0 to 127$"):
         Dedup(max_distance=distance)
 
 

@@ -230,9 +230,7 @@ def test_npz_files_are_called_so(tmp_path: Path, written: Format) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param(Change(new_head=True, num_classes=0), "--num-classes is 0; allowed is 1 or more", id="no class"),
-        pytest.param(Change(num_classes=-1), "--num-classes is -1; allowed is 1 or more", id="less than none"),
-        pytest.param(Change(image_size=0), "--image-size is 0; allowed are multiples of 4", id="no image"),
+        pytest.param(Change(image_size=2), "--image-size is 2; allowed are multiples of 4", id="less than a patch"),
         pytest.param(
             Change(image_size=18),
             "--image-size is 18, not a multiple of the patch .4 px.; take 16 or 20$",
