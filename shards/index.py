@@ -227,8 +227,3 @@ def read_blocks(data: bytes) -> BlockTable:
     """The block table."""
     table = read_table(data)
     return BlockTable(**{name: table.column(name).to_numpy() for name in BLOCKS_SCHEMA.names})
-
-
-def empty_table(schema: pa.Schema) -> pa.Table:
-    """A table without rows, where concatenation needs one."""
-    return pa.Table.from_pylist([], schema=schema)

@@ -5,7 +5,7 @@ set is a packed (or adopted) dataset; the scan phase hashes it, one file a shard
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -91,14 +91,8 @@ def hash_shard(task: HashTask) -> int:
             message = f"the evaluation set {dataset.url} has changed since this command began"
             raise UserError(f"{message}; run it again")
         table = pa.Table.from_pylist(list(_records(dataset, task.shard)), schema=_SCHEMA)
-        _write(store, task, table)
+        write_hashes(store, task, table)
     return 1
-
-
-def write_hashes(store: Store, item: EvaluationSet, tables: Iterable[pa.Table], *, hash_name: str) -> None:
-    """Write hashes that are known already: a table a shard, of the first set of a packing."""
-    for task, table in zip(hash_tasks(store.url, [item], hash_name=hash_name), tables, strict=True):
-        _write(store, task, table)
 
 
 class EvaluationImages:
@@ -175,7 +169,8 @@ def _path(task: HashTask) -> str:
     return f"work/evaluation-{task.number:02d}-{task.shard:06d}.parquet"
 
 
-def _write(store: Store, task: HashTask, table: pa.Table) -> None:
+def write_hashes(store: Store, task: HashTask, table: pa.Table) -> None:
+    """Write the hashes of a shard's images, with what they were made of."""
     store.write(_path(task), table_bytes(table.replace_schema_metadata({_MADE_OF: _made_of(task)})))
 
 

@@ -49,7 +49,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def truth(packed: Path) -> list[bytes]:
     """Every image in order of sample id."""
     dataset = open_dataset(str(packed))
-    parts = [BlockPart(block=-1, first_sample_id=4 * shard, num_samples=4 if shard < 7 else 2) for shard in range(8)]
+    parts = [BlockPart(first_sample_id=4 * shard, num_samples=4 if shard < 7 else 2) for shard in range(8)]
     return [bytes(sample.data or b"") for part in parts for sample in read_part(dataset, part)]
 
 
