@@ -168,9 +168,8 @@ TABLE_6 = [
 @pytest.mark.parametrize(("name", "epochs", "paper", "all_taps", "inside"), TABLE_6)
 def test_the_papers_pre_training_costs(name: str, epochs: int, paper: int, all_taps: float, inside: float) -> None:
     for skip_padding, most in ((False, all_taps), (True, inside)):
-        exa = (
-            FORWARD_AND_BACKWARD * forward_flops(jft(name), skip_padding=skip_padding) * JFT.num_images * epochs / 1e18
-        )
+        images = JFT.num_images * epochs
+        exa = FORWARD_AND_BACKWARD * forward_flops(jft(name), skip_padding=skip_padding) * images / 1e18
         assert abs(exa / paper - 1) <= most, f"{exa:.2f} exaFLOPs, the paper has {paper}"
 
 
