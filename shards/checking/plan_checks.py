@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from shards.images.config import Resize
-from shards.images.exif import UPRIGHT
 from shards.images.resize import is_untouched
 from shards.index import ShardCommit, ShardRows
+from shards.orientation import UPRIGHT
 from shards.packing.write_shard import PlannedSample
 
 Weights = Sequence[Sequence[float] | None]
