@@ -93,9 +93,8 @@ def _rounded(numerator: int, denominator: int) -> int:
 def _scaled(data: bytes, header: ImageHeader, resize: Resize) -> Image.Image:
     """The decoded image, L or RGB, in the size of the copy, without any metadata."""
     height, width = _copy_size(header, resize)
-    if (
-        header.ext == "tif" and TURNS[header.orientation].is_exchanged
-    ):  # Pillow turns TIFF, and TIFF alone, when it is loaded
+    # Pillow turns TIFF, and TIFF alone, when it is loaded.
+    if header.ext == "tif" and TURNS[header.orientation].is_exchanged:
         height, width = width, height
     gap = (int(width * _REDUCING_GAP), int(height * _REDUCING_GAP))
     image, box = _decoded(data, _FORMATS[header.ext], gap)

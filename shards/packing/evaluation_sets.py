@@ -187,15 +187,15 @@ def _read_hashes(store: Store, task: HashTask) -> pa.Table | None:
 
 
 def _records(dataset: Dataset, shard: int) -> Iterator[dict[str, object]]:
-    rows = dataset.shard_rows(shard)
+    rows = dataset.sample_rows(shard)
     for row, (offset, size) in enumerate(zip(rows.offset.tolist(), rows.size.tolist(), strict=True)):
         image = dataset.shard_store.read_range(dataset.shard_path(shard), offset, offset + size)
         try:
             hashes = evaluation_hashes(image) or (None,) * len(VIEWS)
         except ImageRefusedError:
             hashes = (None,) * len(VIEWS)
-        sha256 = hashlib.sha256(image).digest()
-        yield {"row": row, "source": rows.source[row], "sha256": sha256, **dict(zip(VIEWS, hashes, strict=True))}
+        facts = {"row": row, "source": dataset.source_of(shard, row), "sha256": hashlib.sha256(image).digest()}
+        yield facts | dict(zip(VIEWS, hashes, strict=True))
 
 
 def _rows_of_bytes(tables: list[tuple[int, int, pa.Table]], name: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:

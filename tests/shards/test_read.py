@@ -252,7 +252,7 @@ def test_a_damaged_sample_is_named_by_the_check(packed: Path, truth: list[bytes]
     shard, row = locate_row(dataset, broken_id)
     tar = folder / dataset.shard_path(shard)
     data = bytearray(tar.read_bytes())
-    data[int(dataset.shard_rows(shard).offset[row]) + 9] ^= 1
+    data[int(dataset.sample_rows(shard).offset[row]) + 9] ^= 1
     tar.write_bytes(bytes(data))
     for batch in read_steps(dataset, order_of(dataset), range(20), batch=4):
         for sample in (verified(dataset, sample) for sample in batch.samples):
