@@ -1,15 +1,12 @@
 """The command line: `patchline STAGE RECIPE|FILE.yaml [--any.field VALUE ...]`. Errors become exit codes here."""
 
-import errno
 import importlib
 import io
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -17,18 +14,18 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.completion import ASK, candidates
+from jobs.endings import end_of
 from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
-from jobs.interrupts import SHELL_ADDS, Interrupts, exit_code_of
+from jobs.interrupts import Interrupts
 from jobs.mistakes import HELP_WORDS, refuse_missing, refuse_wrong_words, unknown_stage
 from jobs.processes import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
 from jobs.run_flags import RunOptions, take_run_flags
-from jobs.screen import has_no_reader
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of, types_of
 from jobs.threads import wait_quietly
 from jobs.warmup import with_warmup
-from shards.errors import UserError, WillNotSucceedError
+from shards.errors import UserError
 from shards.terminal import LogFormatter, columns_of, printable, wrapped
 
 log = logging.getLogger("patchline")
@@ -59,31 +56,13 @@ def main(argv: list[str]) -> int:
     try:
         with Interrupts() as interrupts:
             return _run(argv, interrupts)
-    except UserError as error:
-        if isinstance(error, ConnectionError):  # a storage that is there and does not work: no mistake of the user
-            return _end(exit_codes.CRASH, f"error: {error}; the same command continues")
-        return _end(exit_codes.USER_MISTAKE, f"error: {error}")
-    except WillNotSucceedError as error:
-        return _end(exit_codes.WILL_NOT_SUCCEED, f"error: {error}")
-    except KeyboardInterrupt as interrupt:
-        return _end(exit_code_of(interrupt), "interrupted; the same command starts again")
-    except (AssertionError, TypeError, AttributeError, LookupError):
-        log.exception("this is a bug in patchline; please report it with the lines below")
-        return exit_codes.OUR_BUG
-    except BrokenExecutor as error:
-        message = f"a worker process was killed ({error}); did memory run out?"
-        return _end(exit_codes.CRASH, f"error: {message} The same command continues; use fewer --workers")
-    except OSError as error:
-        if isinstance(error, BrokenPipeError) and has_no_reader(sys.stdout):  # `| head` has seen enough
-            return SHELL_ADDS + signal.SIGPIPE
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM):
-            log.exception("the system refused; the same command continues")
-            return exit_codes.CRASH
-        where = f" at {error.filename}" if error.filename else ""
-        return _end(exit_codes.CRASH, f"error: {error.strerror}{where}; make room, and the same command continues")
-    except Exception:
-        log.exception("ended by an unexpected error; the same command continues")
-        return exit_codes.CRASH
+    except (Exception, KeyboardInterrupt) as error:
+        end = end_of(error)
+        if end.has_traceback:
+            log.exception(end.message)
+        elif end.message:
+            _say(end.message)
+        return end.code
 
 
 def _run(argv: list[str], interrupts: Interrupts) -> int:
@@ -220,11 +199,10 @@ def _place_first(words: list[str], *, flag: str) -> list[str]:
     return words
 
 
-def _end(code: int, message: str) -> int:
+def _say(message: str) -> None:
     who = f"rank {_rank()}: " if _rank() else ""
     text, columns = who + printable(message), columns_of(sys.stderr)
     sys.stderr.write((wrapped(text, columns) if columns else text) + "\n")
-    return code
 
 
 def _rank() -> int:

@@ -3,13 +3,14 @@
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from jobs import exit_codes
 from jobs.dataset_jobs import PackJob, Phase
 from jobs.record import write_record
-from shards.errors import UserError
+from shards.errors import StorageError, UnreachableError, UserError
 from shards.images.config import PERCEPTUAL_HASH
 from shards.manifest import MANIFEST_PATH, Manifest
 from shards.packing.about import describe
@@ -56,18 +57,28 @@ def _phases(job: PackJob) -> int:
         return 0
     if job.phase in ("all", "scan") and plan is None:
         _scan(job, spec, store)
-    if job.phase in ("all", "plan"):
-        plan = plan or _planned(job, spec, store)
-        _refuse_quarantine(plan, job, store)
-    if job.phase in ("all", "shards"):
-        _shards(job, spec, _needed(plan, store))
-    if job.phase in ("all", "merge"):
-        manifest = merge(store, spec, _needed(plan, store), max_quarantined=job.max_quarantined)
-        describe(store, manifest, job.about())
-        log.info("%s", packed_words(store, manifest, seconds=time.monotonic() - began))
+    with _was_reachable():
+        if job.phase in ("all", "plan"):
+            plan = plan or _planned(job, spec, store)
+            _refuse_quarantine(plan, job, store)
+        if job.phase in ("all", "shards"):
+            _shards(job, spec, _needed(plan, store))
+        if job.phase in ("all", "merge"):
+            manifest = merge(store, spec, _needed(plan, store), max_quarantined=job.max_quarantined)
+            describe(store, manifest, job.about())
+            log.info("%s", packed_words(store, manifest, seconds=time.monotonic() - began))
     if job.phase in ("scan", "shards"):
         log.info("%s: phase %s, part %s is done", store.url, job.phase, job.part)
     return 0
+
+
+@contextmanager
+def _was_reachable() -> Iterator[None]:
+    """The scan has read all storage: if a new worker process cannot reach it, it has gone away."""
+    try:
+        yield
+    except UnreachableError as error:
+        raise StorageError(str(error)) from error
 
 
 def spec_of(job: PackJob) -> PackSpec:

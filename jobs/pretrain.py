@@ -7,7 +7,7 @@ from jobs.record import write_record
 from pipeline.training.config import TrainingJob
 from pipeline.training.run import Ending, prepare, train
 from pipeline.world import current_world
-from shards.errors import StorageError
+from shards.errors import StorageError, UnreachableError
 
 _CODES = {
     Ending.DONE: exit_codes.DONE,
@@ -24,9 +24,8 @@ def run(job: TrainingJob, *, stage: str = "pretrain", extend: bool = False) -> i
     try:
         prepared = prepare(job, world, extend=extend)
         ending = train(prepared, world, on_start=lambda job: write_record(prepared.run_dir, stage=stage, job=job))
-    except StorageError as error:
+    except UnreachableError as error:
         if not (Path(job.run_dir) / "job.yaml").exists():
             raise
-        # The address was right when the run began: a fault to try again, not a mistake.
-        raise ConnectionError(str(error)) from error
+        raise StorageError(str(error)) from error  # the address was right when the run began
     return _CODES[ending]
