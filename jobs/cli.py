@@ -22,7 +22,7 @@ from jobs.mistakes import HELP_WORDS, refuse_missing, refuse_wrong_words, unknow
 from jobs.processes import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
 from jobs.run_flags import RunOptions, take_run_flags
-from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of, types_of
+from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of
 from jobs.threads import wait_quietly
 from jobs.warmup import with_warmup
 from shards.errors import UserError
@@ -88,7 +88,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     if not words or words[0].startswith("-"):
         return _no_second_word(stage, asked=bool(asked))
     if STAGES[stage].second == WEIGHTS:
-        words = [words[0], *types_of(stage).arranged(words[1:])]
+        words = [words[0], *importlib.import_module(STAGES[stage].module).arranged(words[1:])]
     default = default_job(stage, words[0])
     if asked:
         return _help(stage, words[0], default, everything="--help-all" in asked)
@@ -105,8 +105,8 @@ def _tool(name: str, words: list[str]) -> int:
     if asked or not words:
         return _show(second_words(name, {}, columns()), asked=asked)
     if name == "show":
-        return int(importlib.import_module("jobs.show").run(words, override=_overridden))
-    return int(importlib.import_module("jobs.diff").run(words))
+        return int(importlib.import_module(TOOLS[name].module).run(words, override=_overridden))
+    return int(importlib.import_module(TOOLS[name].module).run(words))
 
 
 def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:
@@ -120,7 +120,7 @@ def _start(stage: str, word: str, job: Any, options: RunOptions, interrupts: Int
     run_dir = getattr(job, "run_dir", "")  # predict writes nothing
     if STAGES[stage].loads_torch and _rank() == 0:
         log.info("starting %s %s%s", stage, word, f" in {run_dir}" if run_dir else "")
-    name = f"jobs.{STAGES[stage].module or stage}"
+    name = STAGES[stage].module
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
     module = importlib.import_module(name)
     interrupts.works()

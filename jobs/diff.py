@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.lookup import job_of, split_stage, stages_found
-from jobs.resolve import kind_of
+from jobs.stages import job_class
 from shards.differences import differences, shown
 from shards.errors import UserError
 
@@ -40,9 +40,9 @@ def run(words: list[str]) -> int:
 
 def _comparable(first: str, second: str) -> tuple[Any, Any]:
     """The two jobs in the stages in which they have the same fields, in one stage where they can be."""
-    pairs = [(a, b) for a in stages_found(first) for b in stages_found(second) if kind_of(a) is kind_of(b)]
+    pairs = [(a, b) for a in stages_found(first) for b in stages_found(second) if job_class(a) is job_class(b)]
     pairs = [(a, b) for a, b in pairs if a == b] or pairs
-    kinds = dict.fromkeys(kind_of(a) for a, _ in pairs)
+    kinds = dict.fromkeys(job_class(a) for a, _ in pairs)
     if not kinds:
         stages = [f"{word} is of {' or '.join(stages_found(word))}" for word in (first, second)]
         raise UserError(f"{', '.join(stages)}: these stages have different fields; give two jobs of one stage")
