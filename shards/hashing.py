@@ -20,7 +20,10 @@ def mix(value: int) -> int:
 
 
 def derive_key(*parts: int) -> int:
-    """A 64-bit key from integers such as (seed, epoch, purpose); different tuples give unrelated keys."""
+    """A 64-bit key from integers such as (seed, epoch, purpose); different tuples give unrelated keys.
+
+    shards/key_purposes.py lists the purposes; derive keys through it.
+    """
     key = 0
     for part in parts:
         key = mix((key + _GOLDEN) ^ mix((part & _MASK) + _GOLDEN))

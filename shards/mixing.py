@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import UserError
-from shards.hashing import derive_key, hash_array
+from shards.hashing import hash_array
+from shards.key_purposes import ROTATIONS
 
 MIXING_VERSION = 1
 MOST_DRAWS = 65_536  # a period of this length for ten datasets is a table of 5 MB
-_ROTATIONS = 5  # purpose of a key
 
 
 def quotas(weights: Sequence[float | str], *, most: int = MOST_DRAWS) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class Mixture:
         self._drawn_P = _even_draws(self._quotas_D)
         one_hot = self._drawn_P[:, None] == np.arange(len(quotas))
         self._before_PD = np.cumsum(one_hot, axis=0, dtype=np.int64) - one_hot  # draws of each among the first k
-        key = derive_key(seed, _ROTATIONS)
+        key = ROTATIONS.key(seed)
         rotation = hash_array(np.arange(lanes, dtype=np.int64), key=key) % np.uint64(self.period)
         self._rotation_L = rotation.astype(np.int64)
 
