@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from shards.differences import Difference
 from shards.images.config import Resize
 from shards.images.exif import UPRIGHT
 from shards.images.resize import is_untouched
@@ -36,13 +37,15 @@ def check_planned(
         yield "its samples are not in the plan's order, or not once each"
     for row, place in enumerate(found):
         if place in expected:
-            yield from _differences(rows, row, weights[row], expected[place], resize)
+            key, source = place
+            for change in _changes(rows, row, weights[row], expected[place], resize):
+                yield f"sample {key} ({source}) has {change.field} {change.now}, by the plan {change.before}"
 
 
-def _differences(
+def _changes(
     rows: ShardRows, row: int, weights: Sequence[float] | None, planned: PlannedSample, resize: Resize
-) -> Iterator[str]:
-    """What the index says of a sample otherwise than the plan. A copy has its own bytes, its size follows."""
+) -> list[Difference]:
+    """The fields in which the index differs from the plan. A copy has its own bytes, and its size follows."""
     height, width = int(rows.height[row]), int(rows.width[row])
     pairs: dict[str, tuple[object, object]] = {
         "labels": (tuple(rows.labels[row] or ()), planned.labels),
@@ -62,9 +65,7 @@ def _differences(
             "sides": (tuple(sorted((height, width))), _copied_sides(planned, resize)),
             "orientation": (int(rows.orientation[row]), UPRIGHT),
         }
-    for name, (here, there) in pairs.items():
-        if here != there:
-            yield f"sample {rows.key[row]} ({rows.source[row]}) has {name} {here}, by the plan {there}"
+    return [Difference(field=name, before=there, now=here) for name, (here, there) in pairs.items() if here != there]
 
 
 def _copied_sides(planned: PlannedSample, resize: Resize) -> tuple[int, int]:
