@@ -7,6 +7,7 @@ from typing import Literal
 
 from jobs import exit_codes
 from jobs.flags import Flag, flags_of
+from jobs.lookup import SHOWN
 from jobs.resolve import WITH_RECIPES, default_job
 from jobs.run_flags import run_flags_of
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, recipes_of
@@ -68,7 +69,7 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
         return [*COMMANDS, "--help", "--version"]
     stage = before[0]
     if stage in TOOLS and not begun.startswith("-"):
-        return [name for one in WITH_RECIPES for name in recipes_of(one)]
+        return _shown_words(before[1:])
     if stage not in STAGES:
         return ()
     if len(before) == 1 and not begun.startswith("-"):
@@ -79,6 +80,14 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
         return [*(name for flag in flags for name in flag.names), *options, "--help", "--help-all"]
     last = next((flag for flag in flags if flag.name == before[-1]), None)
     return last.choices if last else ()
+
+
+def _shown_words(before: Sequence[str]) -> Iterable[str]:
+    """What show and diff take: the recipes of a stage, or first the stages and then the recipes of all."""
+    if before and before[0] in SHOWN:
+        return _second_words(before[0])
+    recipes = dict.fromkeys(name for stage in WITH_RECIPES for name in recipes_of(stage))
+    return recipes if before else [*SHOWN, *recipes]
 
 
 def _second_words(stage: str) -> Iterable[str]:

@@ -4,6 +4,7 @@ While a command loads, the first signal ends it at once. While it works, the fir
 that what is half-written is cleaned away; a second one, or 10 s, end it at once.
 """
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -68,4 +69,6 @@ class Interrupts:
         self._late = threading.Timer(DEADLINE_SECONDS, end_now, (SHELL_ADDS + number,))
         self._late.daemon = True
         self._late.start()
+        if os.isatty(2):
+            os.write(2, b"\r  \r")  # over the ^C that the terminal has echoed
         raise Interrupted(number)

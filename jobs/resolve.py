@@ -101,7 +101,8 @@ def recipe_job(stage: str, word: str, *, folder: Path = Path()) -> Any:
 def has_recipe(stage: str, word: str) -> bool:
     """Whether a recipe of a stage, or its smoke size, is called so."""
     known = recipes_of(stage)
-    return word in known or (stage in WITH_SMOKE and word.removesuffix(SUFFIX) in known)
+    base = word.removesuffix(SUFFIX)
+    return word in known or (stage in WITH_SMOKE and base in known and not base.endswith(SUFFIX))
 
 
 def _read(stage: str, path: Path, *, recipe: Callable[[str], Any] | None) -> Any:

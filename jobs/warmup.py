@@ -44,9 +44,13 @@ def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, 
     warmup = min(own, round(own * steps / recipe.steps))
     if steps < 1 or warmup == own:
         return recipe, ""
-    note = f"warm-up scaled from {own} to {warmup} steps: the run has {steps} of the recipe's {recipe.steps} steps"
+    note = f"warm-up scaled from {own} to {_steps(warmup)}: the run has {steps} of the recipe's {recipe.steps} steps"
     may_stay = own < steps or recipe.schedule.decay == "constant"
     return _warmed_up(recipe, warmup), f"{note} ({keep} keeps it)" if may_stay else note
+
+
+def _steps(number: int) -> str:
+    return f"{number} {'step' if number == 1 else 'steps'}"
 
 
 def _scaled_by_words(recipe: TrainingJob, words: Sequence[str], *, prefix: str = "") -> tuple[TrainingJob, str]:
@@ -61,7 +65,7 @@ def _kept(recipe: TrainingJob, warmup: int, words: Sequence[str], *, run_dir: st
     own = recipe.schedule.warmup_steps
     if warmup == own or warmup >= recipe.steps or _value(words, _WARMUP.format("")) is not None:
         return recipe, ""
-    return _warmed_up(recipe, warmup), f"warm-up {warmup} steps, as the run in {run_dir} began (the recipe: {own})"
+    return _warmed_up(recipe, warmup), f"warm-up {_steps(warmup)}, as the run in {run_dir} began (the recipe: {own})"
 
 
 def _recorded(path: Path) -> _Recorded | None:
