@@ -30,7 +30,16 @@ MAY_IMPORT = {
 ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
     "shards": (
         (
-            *("errors", "config_values", "hashing", "differences", "quantities", "terminal", "command_lines"),
+            *(
+                "errors",
+                "config_values",
+                "hashing",
+                "key_purposes",
+                "differences",
+                "quantities",
+                "terminal",
+                "command_lines",
+            ),
             *("progress", "parallel", "orientation"),
         ),
         ("storage", "images"),
@@ -55,7 +64,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("pack", "index", "verify", "card", "pretrain", "finetune", "import_weights", "export_weights"),
             *("evaluate", "predict", "plan", "show", "diff", "demo", "launch", "placing", "screen"),
         ),
-        ("cli", "help", "completion", "interrupts", "processes", "threads"),
+        ("cli", "endings", "help", "completion", "interrupts", "processes", "threads"),
     ),
 }
 SUB_ROOMS = {room: {path.parent.name for path in (CHECKOUT / room).glob("*/__init__.py")} for room in ROOMS}
