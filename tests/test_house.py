@@ -29,7 +29,10 @@ MAY_IMPORT = {
 # may import each other too; sub-rooms of one layer stand side by side.
 ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
     "shards": (
-        ("errors", "hashing", "differences", "quantities", "terminal", "command_lines", "progress", "parallel"),
+        (
+            *("errors", "config_values", "hashing", "differences", "quantities", "terminal", "command_lines"),
+            *("progress", "parallel"),
+        ),
         ("storage", "images"),
         ("store",),
         ("order", "mixing", "manifest", "index", "dataset", "samples", "windows", "workers", "read", "image_file"),
@@ -112,10 +115,10 @@ TESTED_ELSEWHERE = {
         f"jobs/recipes/{name}.py": "jobs/recipes/test_frozen.py"
         for name in ("pretrain", "finetune", "evaluate", "plan")
     },
+    "pipeline/config_values.py": "jobs/test_every_config.py",
     "shards/images/config.py": "shards/images/test_resize.py",
     "shards/packing/config.py": "shards/packing/test_spec.py",
     "pipeline/evaluation/config.py": "pipeline/evaluation/test_scores.py",
-    "pipeline/models/conversion/config.py": "pipeline/models/conversion/test_convert.py",
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member, is_hidden
 
@@ -19,17 +20,17 @@ _METADATA = re.compile(r"__[^/]*__($|/)")
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRules:
-    """What the members of a sample are called: the image by any of `image_keys`, the first that is there.
-
-    The label, an integer or a name, is the text of the member `label_key`, or, where `label_field` is given, that field
-    of the member `json`, which may be a list.
-    """
+    """Which members of a sample are its image and its label."""
 
     image_keys: tuple[str, ...] = ("jpg", "jpeg", "png", "webp")
+    """Suffixes of the image; the first one found is used."""
     label_key: str = "cls"
+    """Suffix of the member whose text is the label, an integer or a name."""
     label_field: str = ""
+    """Field of the member json that is the label, or a list of labels; empty: `label_key` is used."""
 
     def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
         if not self.image_keys or not all(self.image_keys):
             raise UserError(f"--image-keys is {' '.join(self.image_keys)!r}; give suffixes such as jpg png")
         if not self.label_key:

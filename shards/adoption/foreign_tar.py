@@ -7,11 +7,13 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
+from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shards.adoption.foreign_samples import Fault, Sample, SampleRules, find_samples
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import DEFAULT_LIMITS, Limits
 from shards.images.image_header import read_header
@@ -49,13 +51,12 @@ class AdoptSpec:
 
     rules: SampleRules
     split: str = "train"
-    samples_per_block: int = 64
+    samples_per_block: Annotated[int, Range(1)] = 64
     labels_file: str = ""
     limits: Limits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
-        if self.samples_per_block < 1:
-            raise UserError(f"--samples-per-block is {self.samples_per_block}; allowed are 1 and more")
+        refuse_wrong_values(self, where="")
 
     def known_labels(self) -> tuple[str, ...] | None:
         """The only allowed classes; None: any."""

@@ -24,7 +24,6 @@ from shards.storage.ahead import in_order
 from shards.storage.store_file import StoreFile
 
 CARD_PATH = "card.html"
-MOST_TILES = 96
 TOP_CLASSES = 20
 MOST_GROUPS = 500
 EXAMPLES = 3
@@ -106,7 +105,7 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
     top = np.argsort(-counts, kind="stable")[:TOP_CLASSES]
     tally = Tally(top_classes=top[counts[top] > 0], num_classes=len(counts))
     shard_samples = np.array([shard.num_samples for shard in manifest.shards], np.int64)
-    mosaic = Mosaic(shard_samples, num_tiles=min(num_tiles, MOST_TILES), num_classes=len(counts))
+    mosaic = Mosaic(shard_samples, num_tiles=num_tiles, num_classes=len(counts))
     with Progress("card", len(manifest.shards), unit="shards") as progress:
         for shard, data in enumerate(_index_files(dataset)):
             tally.add(read_table(data, columns=list(TALLY_COLUMNS)))

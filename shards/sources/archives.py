@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import ClassVar, Literal, Self
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.quantities import plural
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
@@ -36,7 +37,10 @@ class ClassTarsSource:
     staged: ClassVar[bool] = False
     kind: Literal["class_tars"] = "class_tars"
     root: str = ""
-    """Folder or s3://bucket/prefix that holds one tar of images a class."""
+    """Folder or s3://bucket/prefix that holds one tar of images per class."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
         """Every tar at any depth, sorted by name."""
@@ -69,6 +73,9 @@ class TarOfTarsSource:
     kind: Literal["tar_of_tars"] = "tar_of_tars"
     path: str = ""
     """The archive: a file or s3://bucket/key."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
         """Every inner tar, in the archive's order; only the headers of the outer one are read."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar, Literal
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.entry import Entry, ImageBytes, printable
@@ -25,7 +26,10 @@ class FolderSource:
     staged: ClassVar[bool] = False
     kind: Literal["folder"] = "folder"
     root: str = ""
-    """Folder or s3://bucket/prefix that holds one folder of images a class."""
+    """Folder or s3://bucket/prefix that holds one folder of images per class."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
         """Sorted by path."""
@@ -71,6 +75,7 @@ class FlatSource:
     """What separates several labels in the table."""
 
     def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
         try:
             groups = re.compile(self.label_pattern).groups
         except re.error as error:

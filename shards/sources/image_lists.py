@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.found_files import find_files
@@ -40,6 +41,9 @@ class ManifestSource:
     keep_copies: bool = False
     """Keep a copy of each image from the scan until it is packed, so that nothing is fetched twice: for slow servers,
     or images that change."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
 
     @property
     def staged(self) -> bool:

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Self
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import find_files, open_found
@@ -48,6 +49,9 @@ class ParquetSource:
     """Column with the label: text, an integer, or a list of such."""
     label_names: tuple[str, ...] = ()
     """Names of integer labels, in order; empty: those that Hugging Face's datasets write into the files."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
         """File by file, one entry per row group; only the files' footers are read."""

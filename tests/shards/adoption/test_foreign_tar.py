@@ -1,4 +1,4 @@
-"""One tar of others: what is found in it, what is refused, and that it is read only once."""
+"""One tar made by others: what is found, what is refused, and that it is read only once."""
 
 import hashlib
 import io
@@ -157,7 +157,7 @@ def test_a_tar_with_a_member_twice_is_lost(tmp_path: Path) -> None:
 
 
 def end_of(tar: bytes) -> int:
-    """Where the last member ends."""
+    """The end of the last member."""
     used = len(tar.rstrip(b"\0"))
     return used + -used % 512
 

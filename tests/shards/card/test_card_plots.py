@@ -1,4 +1,4 @@
-"""Every plot is well-formed, says in words what it shows, and survives extreme numbers."""
+"""Every plot is well-formed, describes itself in words, and handles extreme numbers."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A shard that is as planned has no faults; each difference is found."""
+"""A shard that matches the plan has no faults; each difference is found."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The listing: cut by number and size, frozen, the same for every task."""
+"""The listing is cut by number and size, frozen, and the same for every task."""
 
 import tarfile
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How the plan is made: every image once, in one permutation, whatever was dropped."""
+"""Making the plan: every image once, in one permutation, whatever was left out."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reasons without what is about one image."""
+"""Reasons without the details of one image."""
 
 import pyarrow as pa
 import pytest

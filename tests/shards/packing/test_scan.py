@@ -1,4 +1,4 @@
-"""The scan: what it finds, what it refuses, and that it is made once."""
+"""The scan: what it finds, what it refuses, and that it runs only once."""
 
 import hashlib
 import zlib
@@ -43,7 +43,7 @@ def test_every_entry_is_listed_with_facts_or_a_reason(tmp_path: Path) -> None:
     assert (good["crc32"], good["sha256"]) == (zlib.crc32(data), hashlib.sha256(data).digest())
     assert (good["labels"], good["phash"], good["orientation"]) == (["cat"], None, 1)
     reasons = {name: row["reason"] for name, row in rows.items()}
-    assert reasons["cat_1.jpg"] is reasons["nolabel.jpg"] is None  # that no label is known, the plan says
+    assert reasons["cat_1.jpg"] is reasons["nolabel.jpg"] is None  # the plan reports unknown labels
     assert reasons["cat_2.jpg"] == "empty file"
     assert "unreadable: No such file" in reasons["dog_4.webp"]
     assert "not a" in reasons["dog_3.png"]

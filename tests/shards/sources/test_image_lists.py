@@ -1,4 +1,4 @@
-"""Collections listed in tables: one label or several, weights, and rows that make no sense."""
+"""Collections listed in tables: one or several labels, weights, and invalid rows."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.rigs.web import web_server
 
 
 def read(source: ManifestSource) -> list[tuple[Entry, ImageBytes]]:
-    """All images, and the same again by their locators."""
+    """All images, and all of them again by locator."""
     images = list(source.images(list(source.entries()), max_bytes=1 << 20))
     again = list(source.reader().read_many([entry.locator for entry, _ in images]))
     assert [str(image) for image in again] == [str(image) for _, image in images]

@@ -1,4 +1,4 @@
-"""Rows of tables: streamed, bad ones in their places."""
+"""Rows of tables are streamed, and invalid rows are reported with their position."""
 
 import gzip
 from pathlib import Path

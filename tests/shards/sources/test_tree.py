@@ -1,4 +1,4 @@
-"""What is listed below a folder, in what order, and what reading gives."""
+"""Which files below a folder are listed, in which order, and what reading returns."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from shards.store import open_store
 
 
 def put(root: Path, *names: bytes) -> None:
-    """Files whose content is their name."""
+    """Writes files whose content is their name."""
     for name in names:
         path = root / os.fsdecode(name)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Fetching from servers that answer well, badly, late or with too much."""
+"""Fetching from servers that answer well, badly, late or with too much data."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ def test_a_body_comes_whole_and_odd_characters_are_quoted(web: WebServer) -> Non
 @pytest.mark.parametrize(
     ("status", "times"),
     [
-        (404, 1),  # asking again would not help
+        (404, 1),  # retrying would not help
         (403, 1),
         (503, 3),
         (429, 3),
