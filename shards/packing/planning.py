@@ -1,4 +1,4 @@
-"""How a plan is made from the scan: survey, duplicates, permutation, dealing. Memory: some 40 bytes an image."""
+"""Makes the plan from the scan: survey, duplicates, permutation, dealing. Takes about 40 bytes of memory per image."""
 
 import tempfile
 from bisect import bisect_left
@@ -33,7 +33,7 @@ _PERMUTATION = 0x7061636B  # "pack": keeps this permutation apart from others of
 
 @dataclass(frozen=True, kw_only=True)
 class _Surveyed:
-    """All scan files in short; file f holds the rows first_rows[f] to first_rows[f + 1] - 1."""
+    """A summary of all scan files; file f holds the rows first_rows[f] to first_rows[f + 1] - 1."""
 
     files: dict[str, str]
     first_rows: NDArray[np.int64]
@@ -45,7 +45,7 @@ class _Surveyed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Decided:
-    """Which scanned rows stay, and the labels: the only ones allowed (None: any), and all by id."""
+    """Which scanned rows stay, the only allowed labels (None: any), and all label names by id."""
 
     stays: NDArray[np.bool_]
     duplicates: Duplicates
@@ -92,12 +92,12 @@ def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -
 
 
 def known_labels(spec: PackSpec) -> tuple[str, ...] | None:
-    """The only labels allowed, in the order of their ids: of the labels file, else of the source; None: any."""
+    """The only allowed labels in the order of their ids, from the labels file or the source; None: any."""
     return read_label_names(spec.labels_file) if spec.labels_file else spec.source.known_labels()
 
 
 def sorted_labels(names: set[str]) -> tuple[str, ...]:
-    """Distinct label names in the order of their ids: by number where all are integers, else as strings."""
+    """Distinct label names in the order of their ids: by number if all are integers, else as strings."""
     if all(name.removeprefix("-").isdecimal() and name.isascii() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
@@ -179,7 +179,7 @@ def _duplicates(store: Store, spec: PackSpec, found: _Surveyed, stays: NDArray[n
 
 
 def _rows_of_scans(store: Store, first_rows: NDArray[np.int64], rows: NDArray[np.int64]) -> Iterator[pa.Table]:
-    """Some rows, rising, of all scan files; files without any are not read."""
+    """Rows of the scan files, given in rising order; files without any of them are not read."""
     edges = np.searchsorted(rows, first_rows)
     for number in np.flatnonzero(np.diff(edges)).tolist():
         table = read_table(store.read(scan_path(number)), columns=["sha256", "source", "labels", "weights"])
@@ -208,7 +208,7 @@ def _deal(
 
 
 def _deal_tasks(store: Store, spec: PackSpec, found: _Surveyed, decided: _Decided, folder: str) -> Iterator[DealTask]:
-    """A task for every SCANS_A_TASK scan files, with what is decided about their rows."""
+    """One task for every SCANS_A_TASK scan files, with the decisions about their rows."""
     num_scans = len(found.first_rows) - 1
     slots, drops = _slots(decided.stays, seed=spec.seed), _drops(found, decided.duplicates)
     merged = decided.duplicates.labels

@@ -40,7 +40,7 @@ class DigitsSource:
             yield Entry(locator=str(index), name=f"digits/{index:04d}.png", labels=(str(labels[index]),))
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Each made anew."""
+        """Makes each again."""
         images = self.reader().read_many([entry.locator for entry in entries])
         for entry, image in zip(entries, images, strict=True):
             yield entry, image if len(image) <= max_bytes else too_large(len(image), max_bytes=max_bytes)

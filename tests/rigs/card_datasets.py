@@ -1,5 +1,5 @@
-"""Datasets written file by file, for what no small packing would bring about: many classes, odd names, a full list of
-what was left out."""
+"""Datasets written file by file, for cases that no small packing produces: many classes, odd names, a full list of
+quarantined images."""
 
 import zlib
 from collections import Counter
@@ -46,7 +46,8 @@ MATCHES_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """An image as the index has it. `num_bytes` is only for one without `image`, whose bytes are not in the shard."""
+    """An image as the index lists it. `num_bytes` is only for a sample without `image`, whose bytes are not in the
+    shard."""
 
     labels: tuple[int, ...] = (0,)
     image: bytes = b""
@@ -67,7 +68,7 @@ def write_dataset(
     settings: dict[str, object] | None = None,
     num_relabelled: int = 0,
 ) -> Manifest:
-    """A dataset's files at `store`; a "shard" is its images one after the other, which is all that the card reads."""
+    """Writes a dataset's files to `store`. A "shard" is just its images joined, which is all that the card reads."""
     records, files = _write_shards(store, shards)
     files |= {
         BLOCKS_PATH: _table([{"shard": 0}] * len(records), BLOCKS_SCHEMA),

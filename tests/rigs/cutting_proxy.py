@@ -1,5 +1,5 @@
-"""A proxy before an S3 server that breaks bodies off (the fault that botocore never retries), holds uploads back in
-the middle, or changes a byte of them on the way."""
+"""A proxy in front of an S3 server that truncates bodies (a fault that botocore never retries), holds uploads back,
+or changes a byte of them on the way."""
 
 import http.client
 import threading
@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 @dataclass
 class CuttingProxy:
-    """`cuts` has the bytes to send of each coming GET's body before the connection is closed; then all pass.
+    """`cuts` has the number of body bytes to send for each coming GET before the connection is closed; later GETs pass.
 
-    `ranges` collects the Range headers of the GETs seen ("" where there was none). `parts` is how many parts of
-    multipart uploads pass; those that come then wait until the proxy ends, and set `holding`. `flips` says whether a
-    bit of every upload's body is changed.
+    `ranges` collects the Range headers of the GETs ("" if there was none). `parts` is the number of parts of multipart
+    uploads that pass; later parts wait until the proxy ends, and set `holding`. `flips`: changes one bit of every
+    upload's body.
     """
 
     upstream: str
@@ -31,7 +31,7 @@ class CuttingProxy:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hold(self, path: str) -> bool:
-        """Whether this upload waited until the end of the proxy, and must not be passed on."""
+        """Whether this upload waited until the end of the proxy, and must not be forwarded."""
         if "partNumber=" not in path:
             return False
         with self.lock:
@@ -45,7 +45,7 @@ class CuttingProxy:
 
 @contextmanager
 def cutting_proxy(upstream: str) -> Iterator[CuttingProxy]:
-    """Runs in a thread until the block ends."""
+    """Runs the proxy in a thread until the block ends."""
     proxy = CuttingProxy(upstream=upstream)
     server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: _Handler(proxy, *args))
     proxy.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
@@ -88,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._pass_on(self.rfile.read(int(self.headers.get("Content-Length", 0))))
 
     def _pass_on(self, body: bytes, *, cuts: list[int] | None = None) -> None:
-        """Send the same request upstream and pass its response on, the body cut off by the first of `cuts`."""
+        """Forwards the request and returns the answer, with its body truncated by the first of `cuts`."""
         headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
         connection = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=30)
         connection.request(self.command, self.path, body=body or None, headers=headers)
@@ -105,4 +105,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-        """Quiet."""
+        """Logs nothing."""

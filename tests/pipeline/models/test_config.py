@@ -1,4 +1,4 @@
-"""Sizes: the paper's by name, others by fields, and refusals that say what would fit."""
+"""Sizes: the paper's by name, others by fields; error messages say what would fit."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What config.json says about how weights are used."""
+"""What config.json says about the use of the weights."""
 
 from dataclasses import asdict
 
