@@ -27,7 +27,7 @@ def default_job(stage: str, word: str) -> Any:
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
     kind, second = kind_of(stage), STAGES[stage].second
-    if word == second:  # help about no URL in particular, or a stage without a second word
+    if word == second:  # help, which is of no place in particular; or there is no second word
         return kind()
     if is_file(word) and second in (URL, PATH):
         return _read(stage, Path(word), recipe=None)

@@ -1,5 +1,5 @@
-"""Learning rate as a pure function of the step, and the steps of N epochs ("An Image is Worth 16x16 Words", Table
-3 and appendix B.1; vision_transformer's create_learning_rate_schedule)."""
+"""Learning rate as a pure function of the step, and the steps of a number of epochs. Source: "An Image is Worth 16x16
+Words", Table 3 and appendix B.1; vision_transformer's create_learning_rate_schedule."""
 
 import math
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def learning_rate(step: int, *, config: ScheduleConfig, num_steps: int) -> float
 
 
 def steps_of(epochs: int, *, num_images: int, global_batch: int) -> int:
-    """Steps of `epochs` passes over the images, rounded to the nearest; a batch may span two epochs."""
+    """Steps of `epochs` passes over the images, rounded to the nearest; batches continue across the end of an epoch."""
     if epochs < 1 or num_images < 1 or global_batch < 1:
         raise ValueError(f"{epochs} epochs, {num_images} images and batches of {global_batch}: all must be 1 or more")
     return (2 * epochs * num_images + global_batch) // (2 * global_batch)
