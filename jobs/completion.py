@@ -1,4 +1,4 @@
-"""`patchline completion bash|zsh|fish`: a script for the shell, and the words that it then asks this command for."""
+"""`patchline completion bash|zsh|fish`: a script for the shell, and the words that it then requests."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from jobs.run_flags import run_flags_of
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, recipes_of
 from shards.errors import UserError
 
-ASK = "__complete"  # the first word of the question
+ASK = "__complete"  # the first word of such a request
 _BASH = f"""\
 _patchline() {{
     local IFS=$'\\n'
@@ -59,7 +59,8 @@ def run(job: CompletionJob) -> int:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """What the last of `words` (after the command's name), perhaps empty, may become; none: leave it to file names."""
+    """Completions of the last of `words` (the words after `patchline`; it may be empty). None: the shell completes
+    file names."""
     *before, begun = words or ("",)
     return [word for word in _possible(before, begun) if word.startswith(begun)]
 
@@ -99,5 +100,5 @@ def _second_words(stage: str) -> Iterable[str]:
 def _flags(stage: str, word: str) -> list[Flag]:
     try:
         return list(flags_of(default_job(stage, word or STAGES[stage].second)))
-    except UserError:  # a recipe that there is not, a file that cannot be read
+    except UserError:  # an unknown recipe, or a file that cannot be read
         return []

@@ -31,7 +31,7 @@ _TO_DO = {
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The exit code, and what is said: nothing if `message` is empty."""
+    """The exit code and the message; an empty message is not printed."""
 
     code: int
     message: str

@@ -48,7 +48,7 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
 
 
 def operations(exaflops: float) -> str:
-    """In exaFLOPs, as the paper's table has them; what would round to nothing in the unit that fits."""
+    """In exaFLOPs, as in the paper's table, or in a smaller unit if that would round to nothing."""
     for unit, in_one in (("exaFLOPs", 1.0), ("petaFLOPs", 1e3), ("teraFLOPs", 1e6)):
         if exaflops * in_one >= _LEAST_SHOWN:
             return f"{exaflops * in_one:,.{_digits(exaflops * in_one)}f} {unit}"
@@ -71,5 +71,5 @@ def _pace(cost: Cost) -> str:
 
 
 def _digits(number: float) -> int:
-    """Decimals to show: as the paper's table from 100 on, three digits or more below."""
+    """Decimals to show: none from 100 on, as in the paper's table; below, at least three digits."""
     return 0 if number >= 100 else 1 if number >= 10 else 4

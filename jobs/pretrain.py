@@ -1,4 +1,4 @@
-"""`patchline pretrain`: trains a model on a packed dataset; the same command again continues the run."""
+"""`patchline pretrain`: trains a model on a packed dataset; the same command continues the run."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ _CODES = {
 
 
 def run(job: TrainingJob, *, stage: str = "pretrain", extend: bool = False) -> int:
-    """Runs one training stage; the exit code says whether it is done or is to be continued. `extend`: it may have more
-    steps than the run that it continues."""
+    """Runs one training stage; the exit code says whether it is done or to be continued. `extend`: the job may have
+    more steps than the run that it continues."""
     world = current_world(job.device, threads=job.threads)
     try:
         prepared = prepare(job, world, extend=extend)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 RECIPE, URL, PATH = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml"
-WEIGHTS = "WEIGHTS IMAGE..."  # the second word, and what follows it without a flag
+WEIGHTS = "WEIGHTS IMAGE..."  # the second word, and the words after it without a flag
 JOB = "RECIPE|FILE|RUN"
 WITH_SMOKE = ("pretrain", "finetune")
 
@@ -29,17 +29,17 @@ class Stage:
     recipes: str = ""
     """Where RECIPES is, name -> function that returns a job, if the second word can be a recipe."""
     loads_torch: bool = False
-    """Whether `run` loads torch: the command says that it starts before the seconds this takes."""
+    """Whether `run` loads torch, which takes seconds: the command says first that it is starting."""
     required: tuple[str, ...] = ()
-    """Flags that must be given where the job has them and they are empty; of several between bars, the first it has."""
+    """Flags that must have a value, if the job has them. Of several between bars, the first that the job has."""
     usual: tuple[str, ...] = ()
-    """Flags that --help shows, the others are shown by --help-all; empty: all."""
+    """Flags that --help shows; --help-all shows the others. Empty: all."""
     examples: tuple[str, ...] = ()
     """Commands, without the first word `patchline`."""
 
     @property
     def field(self) -> str:
-        """The job's field that the second word fills, where it is no recipe: `url` of URL|FILE.yaml."""
+        """The job's field that the second word sets, if it is not a recipe: `url` of URL|FILE.yaml."""
         return self.second.replace("|", " ").partition(" ")[0].lower()
 
 
@@ -203,7 +203,7 @@ STAGES = {
     ),
 }
 
-# About jobs; they read their words themselves.
+# They show jobs instead of running them, and parse their own words.
 TOOLS = {
     "show": Stage(
         summary="print a recipe or file with every field, as YAML",

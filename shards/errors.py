@@ -2,7 +2,7 @@
 
 
 class UserError(Exception):
-    """The user's mistake. The message says what, the value, what is allowed and what to do (exit code 2)."""
+    """The user's mistake (exit code 2). The message says what is wrong, the value, what is allowed and what to do."""
 
 
 class UnreachableError(UserError):
@@ -22,4 +22,4 @@ class WillNotSucceedError(Exception):
 
 
 class ImageRefusedError(Exception):
-    """These bytes cannot go into a shard. The message is the reason that the quarantine list shows."""
+    """These bytes cannot go into a shard. The message is the reason in the quarantine list."""

@@ -1,10 +1,10 @@
-"""Which dataset each position of a mixed stream is of: exact, and a pure function of the position. Nothing to save.
+"""The dataset of each position of a mixed stream: exact, a pure function of the position, with no state to save.
 
-Every lane group draws from the datasets by itself, by one table for a period of P draws: within any P draws in a row
-dataset d comes exactly quotas[d] times, spread evenly as by stride scheduling (Waldspurger and Weihl, "Stride
+Every lane group draws from the datasets on its own, by one table for a period of P draws: in any P consecutive draws,
+dataset d comes exactly quotas[d] times, evenly spread as in stride scheduling (Waldspurger and Weihl, "Stride
 Scheduling: Deterministic Proportional-Share Resource Management", 1995). A keyed hash rotates the table for each lane
-group, so that a batch does not take all its samples of a rare dataset at once. As positions stay in their lane group, a
-rank reads its own lanes of every dataset, and every dataset's own `SampleOrder` says which sample a position is.
+group, so that a batch does not get all its samples of a rare dataset at once. Positions stay in their lane group, so a
+rank reads its own lanes of every dataset; each dataset's own `SampleOrder` gives the sample at a position.
 
 Shape letters: L lane groups, P draws a period, D datasets.
 """
@@ -25,9 +25,9 @@ MOST_DRAWS = 65_536  # a period of this length for ten datasets is a table of 5 
 
 
 def quotas(weights: Sequence[float | str], *, most: int = MOST_DRAWS) -> tuple[int, ...]:
-    """The smallest integers that are to each other exactly as the weights, as these are written: 0.7 and 0.3 give 7, 3.
+    """The smallest integers in exactly the ratio of the weights as written: 0.7 and 0.3 give 7 and 3.
 
-    UserError where a weight is not a number above 0, or where the sum, the period, would be above `most`.
+    UserError if a weight is not a number above 0, or if the sum, which is the period, would be above `most`.
     """
     shares = [_share(weight) for weight in weights]
     if not shares:

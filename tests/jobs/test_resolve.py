@@ -134,7 +134,7 @@ def test_an_unknown_word_names_what_is_allowed(stage: str, word: str, message: s
             "recipe: digits_48", "my.yaml, recipe: 'digits_48' is a recipe of patchline finetune", id="other stage"
         ),
         pytest.param("recipe: digit", "my.yaml, recipe: unknown recipe 'digit'", id="no recipe"),
-        pytest.param("recipe: gone.py:mine", r"my.yaml, recipe: .*gone\.py is no file", id="no Python file"),
+        pytest.param("recipe: gone.py:mine", r"my.yaml, recipe: .*gone\.py is not a file", id="no Python file"),
         pytest.param("stage: finetune\nrecipe: digits_48", "run: patchline finetune .*my.yaml", id="says its stage"),
     ],
 )
