@@ -1,7 +1,6 @@
 """`patchline evaluate`: accuracy of a weights folder over every sample of a dataset, each exactly once."""
 
 import json
-import logging
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +17,6 @@ from shards.errors import UserError
 from shards.terminal import printable_name
 
 __all__ = ["EvaluateJob", "run"]
-
-log = logging.getLogger(__name__)
 
 
 def run(job: EvaluateJob) -> int:

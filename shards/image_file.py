@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shards.errors import ImageRefusedError
-from shards.images.config import DEFAULT_LIMITS, Limits
+from shards.images.config import DEFAULT_LIMITS
 from shards.images.image_header import read_header
 
 _ALLOWED = ("jpg", "png", "webp")
@@ -20,7 +20,7 @@ class ImageFile:
     orientation: int
 
 
-def read_image_file(path: Path, limits: Limits = DEFAULT_LIMITS) -> ImageFile:
+def read_image_file(path: Path) -> ImageFile:
     """The JPEG, PNG or WebP file at `path`. Raises ImageRefusedError with the reason: it is not there or not to be
     read, is cut off, is of another format, or is above the limits; nothing is decoded before that is known."""
     try:
@@ -29,12 +29,12 @@ def read_image_file(path: Path, limits: Limits = DEFAULT_LIMITS) -> ImageFile:
         if path.exists() and not path.is_file():  # reading a pipe or a device could take for ever
             raise ImageRefusedError("it is no ordinary file")
         with path.open("rb") as file:
-            data = file.read(limits.max_bytes + 1)
+            data = file.read(DEFAULT_LIMITS.max_bytes + 1)
     except OSError as error:
         raise ImageRefusedError(f"it cannot be read: {error.strerror}") from error
     except ValueError as error:  # a zero byte in the name
         raise ImageRefusedError(f"it cannot be read: {error}") from error
-    header = read_header(data, limits)
+    header = read_header(data, DEFAULT_LIMITS)
     if header.ext not in _ALLOWED:
         raise ImageRefusedError(f"it is in the format {header.ext}; allowed are JPEG, PNG and WebP: convert it")
     return ImageFile(data=data, height=header.height, width=header.width, orientation=header.orientation)

@@ -24,10 +24,10 @@ MOST_DRAWS = 65_536  # a period of this length for ten datasets is a table of 5 
 _ROTATIONS = 5  # purpose of a key
 
 
-def quotas(weights: Sequence[float | str], *, most: int = MOST_DRAWS) -> tuple[int, ...]:
+def quotas(weights: Sequence[float | str]) -> tuple[int, ...]:
     """The smallest integers that are to each other exactly as the weights, as these are written: 0.7 and 0.3 give 7, 3.
 
-    UserError where a weight is not a number above 0, or where the sum, the period, would be above `most`.
+    UserError where a weight is not a number above 0, or where the sum, the period, would be above MOST_DRAWS.
     """
     shares = [_share(weight) for weight in weights]
     if not shares:
@@ -36,9 +36,9 @@ def quotas(weights: Sequence[float | str], *, most: int = MOST_DRAWS) -> tuple[i
     whole = [int(share * scale) for share in shares]
     common = gcd(*whole)
     found = tuple(number // common for number in whole)
-    if sum(found) > most:
+    if sum(found) > MOST_DRAWS:
         what = f"the weights {', '.join(str(weight) for weight in weights)} repeat only after {sum(found):,} samples"
-        raise UserError(f"{what}; allowed are {most:,}; round them, e.g. to {', '.join(_rounded(shares))}")
+        raise UserError(f"{what}; allowed are {MOST_DRAWS:,}; round them, e.g. to {', '.join(_rounded(shares))}")
     return found
 
 

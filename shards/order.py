@@ -36,7 +36,6 @@ class WindowId:
 class BlockPart:
     """Samples `first_sample_id` .. `first_sample_id + num_samples - 1`, all of one block."""
 
-    block: int
     first_sample_id: int
     num_samples: int
 
@@ -177,7 +176,7 @@ class SampleOrder:
             inside = start - (block_end - int(self.block_sizes[block]))
             count = min(block_end, end) - start
             first = int(self._block_first[block]) + inside
-            parts.append(BlockPart(block=block, first_sample_id=first, num_samples=count))
+            parts.append(BlockPart(first_sample_id=first, num_samples=count))
             start, place = start + count, place + 1
         return tuple(parts)
 

@@ -66,13 +66,13 @@ def as_log_line(facts: Sequence[Fact]) -> str:
 class Progress:
     """Counts finished units of one piece of work, e.g. `Progress("scan", 1797, unit="images")`.
 
-    Use as a context manager. `total` 0: nobody knows yet. `start` is where the count begins (a continued run).
+    Use as a context manager. `total` 0: nobody knows yet.
     `says_end` False leaves out a log's last line: for work whose result is said anyway.
     """
 
-    def __init__(self, what: str, total: int, *, unit: str, start: int = 0, says_end: bool = True) -> None:
+    def __init__(self, what: str, total: int, *, unit: str, says_end: bool = True) -> None:
         self.what, self.total, self.unit = what, total, unit
-        self.start, self.done, self.note = start, start, ""
+        self.done, self.note = 0, ""
         self._says_end = says_end
         self._began = time.monotonic()
         self._ticker = Ticker()
@@ -85,7 +85,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ticker.__exit__(kind, error, trace)
-        if kind is None and self._says_end and not self._ticker.is_live and self.done > self.start:
+        if kind is None and self._says_end and not self._ticker.is_live and self.done:
             spent = duration(time.monotonic() - self._began)
             note = f", {self.note}" if self.note else ""
             log.info("%s: %s %s in %s%s", self.what, f"{self.done:,}", self.unit, spent, note)
@@ -98,7 +98,7 @@ class Progress:
 
     def rate(self) -> float:
         """Units a second since the start of this process's work."""
-        return (self.done - self.start) / max(time.monotonic() - self._began, 1e-9)
+        return self.done / max(time.monotonic() - self._began, 1e-9)
 
     def facts(self) -> list[Fact]:
         """Count, share, rate and time left."""

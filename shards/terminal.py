@@ -50,9 +50,9 @@ def _joined(texts: Iterable[str]) -> str:
     return "  ".join(text for text in texts if text)
 
 
-def printable(text: str, *, controls: re.Pattern[str] = _CONTROLS) -> str:
+def printable(text: str) -> str:
     """The text with control characters spelled out (`\\x1b`), since they would move the cursor or worse."""
-    return controls.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def printable_name(name: str) -> str:

@@ -1,23 +1,24 @@
 """Our own weights folder, `model.safetensors` and `config.json`, and fitting weights to a model of another size.
 
-Files of others are read and written in conversion/. Nothing is unpickled anywhere.
+Files of other libraries are read and written in conversion/. Nothing is unpickled.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from pipeline.models.build import Model, shapes_of, unfilled_model
 from pipeline.models.config import Mode, ModelConfig
 from pipeline.models.labels import completed_labels
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
+from pipeline.models.safetensors_stream import head_of, parts_of
 from pipeline.models.usage import Usage, usage_of
 from shards.errors import UserError
 
@@ -37,10 +38,10 @@ _FOREIGN_KEYS = {"model_type", "architecture"}
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Weights wherever they lie: what model they are of, what its classes are called, and each tensor under our name.
+    """Weights in any file: their model, the names of its classes, and each tensor under our name.
 
-    `shapes` is of what is there: a file may have no head. `tensor` reads one, float32, on its own. `assumed`: fields of
-    the model that neither the file nor the user said, with the values taken for them.
+    `shapes` holds the tensors that exist: a file may have no head. `tensor` reads one tensor, float32. `assumed`:
+    fields of the model that neither the file nor the user gave, with the values taken.
     """
 
     where: str
@@ -57,27 +58,34 @@ def save_weights(
 ) -> None:
     """Writes a weights folder, whole or absent. The head's constant is folded into its bias.
 
-    `labels` are made one for each class, each once (labels.py): a run's dataset may have fewer than its model.
+    `labels` are made complete and unique (labels.py): a dataset may have fewer classes than the model.
     """
-    tensors = {name: tensor(name).float().contiguous() for name in shapes_of(config)}
-    tensors["head.bias"] = tensors["head.bias"] + config.head_bias
     named = completed_labels(labels, num_classes=config.num_classes, where=str(folder))
     model = asdict(config) | {"head_bias": 0.0}
     description = {"format": FORMAT, "model": model, "labels": list(named), "usage": asdict(usage)}
-    write_folder(folder, description=description, tensors=tensors)
+    shapes = shapes_of(config)
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in shapes:
+            value = tensor(name).float()
+            yield name, value + config.head_bias if name == HEAD[1] else value
+
+    write_folder(folder, description=description, shapes=shapes, tensors=tensors())
 
 
 def write_folder(
     folder: Path,
     *,
     description: Mapping[str, Any],
-    tensors: dict[str, torch.Tensor],
+    shapes: Shapes,
+    tensors: Iterable[tuple[str, torch.Tensor]],
     pixels: Mapping[str, Any] | None = None,
 ) -> None:
-    """`config.json`, `model.safetensors` and, where `pixels` is given, `preprocessor_config.json`.
+    """`config.json`, `model.safetensors` and, if `pixels` is given, `preprocessor_config.json`.
 
-    Whole or absent: what was there goes first and the tensors, which know their config.json by its hash, come last. A
-    folder that was left in between has no tensors. UserError where it cannot be made.
+    `tensors` come in the order of `shapes`, and each is written before the next is read: at most two are in memory.
+    Whole or absent: earlier files are removed first, and the tensors, which know their config.json by its hash, come
+    last. A folder that is left half-way has no tensors. Raises UserError if it cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,35 +96,36 @@ def write_folder(
         ) from error
     texts = {CONFIG_FILE: description} | ({PIXELS_FILE: pixels} if pixels is not None else {})
     contents = {name: (json.dumps(text, indent=1) + "\n").encode() for name, text in texts.items()}
-    for name, content in contents.items():
-        (folder / f"{name}.part").write_bytes(content)
-    metadata = {"format": "pt", _CONFIG_HASH: hashlib.sha256(contents[CONFIG_FILE]).hexdigest()}
-    save_file(tensors, folder / f"{TENSORS_FILE}.part", metadata=metadata)
-    _sort_metadata(folder / f"{TENSORS_FILE}.part")
+    metadata = {_CONFIG_HASH: hashlib.sha256(contents[CONFIG_FILE]).hexdigest(), "format": "pt"}
+    try:
+        for name, content in contents.items():
+            (folder / f"{name}.part").write_bytes(content)
+        with (folder / f"{TENSORS_FILE}.part").open("wb") as file:
+            file.writelines(parts_of(head_of(shapes, metadata=metadata), _checked(tensors, shapes)))
+    except BaseException:
+        for name in (*contents, TENSORS_FILE):
+            (folder / f"{name}.part").unlink(missing_ok=True)
+        with suppress(OSError):  # there was more in it
+            folder.rmdir()
+        raise
     for name in (TENSORS_FILE, CONFIG_FILE, PIXELS_FILE):
         (folder / name).unlink(missing_ok=True)
     for name in (*contents, TENSORS_FILE):
         (folder / f"{name}.part").replace(folder / name)
 
 
-def _sort_metadata(path: Path) -> None:
-    """Puts the metadata of a safetensors file in order, in place: the library's is another in every process, and the
-    same weights are to be the same bytes."""
-    with path.open("r+b") as file:
-        num_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(num_bytes))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(num_bytes)
-        if len(text) != num_bytes:
-            raise ValueError(f"the header of {path} cannot be put in order: {len(text)} bytes do not fit {num_bytes}")
-        file.seek(8)
-        file.write(text)
+def _checked(tensors: Iterable[tuple[str, torch.Tensor]], shapes: Shapes) -> Iterator[torch.Tensor]:
+    """The tensors, each of which must be the one that the head of the file announces."""
+    for (name, shape), (given, tensor) in zip(shapes.items(), tensors, strict=True):
+        if (given, tuple(tensor.shape), tensor.dtype) != (name, shape, torch.float32):
+            raise ValueError(f"{given} is {tensor.dtype} {list(tensor.shape)}, not {name}, float32 {list(shape)}")
+        yield tensor
 
 
 def open_weights(path: str) -> Weights:
     """The weights folder at `path`, or that of the run directory there (RUN or RUN/weights).
 
-    Raises UserError where there is none, it is another library's, or its two files do not fit together.
+    Raises UserError if there is none, it is another library's, or its two files do not fit together.
     """
     folder = _folder_at(path)
     _refuse_foreign(folder, path)
@@ -139,7 +148,7 @@ def open_weights(path: str) -> Weights:
         raise UserError(f"the weights at {path!r} cannot be read ({error}); export them again") from error
     shapes = shapes_of(config)
     refuse_misfits(path, found=found, wanted=shapes)
-    if written_with not in (None, hashlib.sha256(content).hexdigest()):  # None: folders from before the hash
+    if written_with not in (None, hashlib.sha256(content).hexdigest()):  # None: written before there was a hash
         raise UserError(
             f"{CONFIG_FILE} at {path!r} is not the one that {TENSORS_FILE} was written with: it was changed, or the "
             "two are of different exports; export them again"
@@ -148,7 +157,7 @@ def open_weights(path: str) -> Weights:
 
 
 def _folder_at(path: str) -> Path:
-    """The folder with the two files: `path`, or weights/ in it. UserError that says what lies there instead."""
+    """The folder with the two files: `path`, or weights/ in it. The UserError says what is there instead."""
     place = Path(path)
     folder = next((f for f in (place, place / "weights") if (f / CONFIG_FILE).is_file()), place)
     if (folder / CONFIG_FILE).is_file() and (folder / TENSORS_FILE).is_file():
@@ -171,7 +180,7 @@ def _folder_at(path: str) -> Path:
 
 
 def _refuse_foreign(folder: Path, path: str) -> None:
-    """UserError where config.json is timm's or Hugging Face's. Where it cannot be read, its reader says why."""
+    """UserError if config.json is timm's or Hugging Face's. If it cannot be read, its reader says why."""
     try:
         is_foreign = bool(_FOREIGN_KEYS & json.loads((folder / CONFIG_FILE).read_bytes()).keys())
     except _FILE_ERRORS:
@@ -184,8 +193,8 @@ def _refuse_foreign(folder: Path, path: str) -> None:
 
 
 def _described(description: dict[str, Any]) -> tuple[ModelConfig, tuple[str, ...], Usage]:
-    """Model, names of its classes and how it is used; UserError where the names are not one for each class, or the
-    format is newer."""
+    """The model, the names of its classes and its usage. UserError if the names are not one per class, or the format is
+    newer."""
     if description.get("format", FORMAT) != FORMAT:
         raise UserError(f"its format is {description['format']!r}, allowed is {FORMAT}: it is of another version")
     config, labels = ModelConfig(**description["model"]), tuple(description["labels"])
@@ -212,9 +221,9 @@ def fit_weights(
 ) -> TensorByName:
     """Tensor by name for the model `target` from weights of another size (fine-tuning, section 3.2 of the paper).
 
-    Position embeddings are resampled to the target's grid as `mode` says. With `new_head`, head and hidden
-    pre-training layer are dropped and the target's head is `initial` (zero). Raises UserError listing every tensor
-    that does not fit, and where the same tensors would compute something else (heads, GELU, epsilons).
+    Position embeddings are resampled to the target's grid by `mode`. With `new_head`, the head and the hidden
+    pre-training layer are dropped and the target's head is `initial` (zero). Raises UserError with every tensor that
+    does not fit, and if the same tensors would compute something else (heads, GELU, epsilons).
     """
     wanted, found = shapes_of(target), weights.shapes
     replaced = (*HEAD, *REPRESENTATION) if new_head else ()
@@ -245,7 +254,7 @@ def fit_weights(
 
 
 def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "") -> None:
-    """UserError naming the tensors that are of another shape, missing or too many; `advice`: what to do about it."""
+    """UserError with the tensors that have another shape, are missing or unexpected; `advice`: what to do about it."""
     missing = [f"{name} {list(wanted[name])} is not there" for name in wanted if name not in found]
     extra = [f"{name} {list(found[name])} is not in the model" for name in found if name not in wanted]
     shapes = [
@@ -261,7 +270,7 @@ def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "
 
 
 def _advice(source: ModelConfig, target: ModelConfig) -> str:
-    """The flags that give the model the parts of the weights; empty where both have the same."""
+    """The flags that give the model the parts of the weights; empty if both have the same."""
     names = ("pooling", "position")
     flags = [
         f"--model.{name} {getattr(source, name)}" for name in names if getattr(source, name) != getattr(target, name)
@@ -270,7 +279,7 @@ def _advice(source: ModelConfig, target: ModelConfig) -> str:
 
 
 def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:
-    """Fields that change what the same tensors compute, without changing a shape."""
+    """UserError for fields that change what the same tensors compute without changing a shape."""
     source = weights.config
     pairs: list[tuple[str, Any, Any]] = [("resnet_epsilons", source.resnet_epsilons, target.resnet_epsilons)]
     if target.resnet is None:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from pipeline.collectives import all_agree, broadcast_json, gather_json
+from pipeline.models.safetensors_stream import FLOAT_BYTES
 from pipeline.training.config import CheckpointConfig
-from pipeline.training.fragments import FLOAT_BYTES, Position, assemble_manifest, lay_out
+from pipeline.training.fragments import Position, assemble_manifest, lay_out
 from pipeline.training.ledger import last_line
 from pipeline.training.manifest import (
     ATTEMPTS,
@@ -176,7 +177,7 @@ class Checkpoints:
         return {
             "file": name,
             "sha256": digest.hexdigest(),
-            "num_bytes": laid_out.num_bytes,
+            "num_bytes": laid_out.head.num_bytes,
             "pieces": laid_out.pieces,
         }
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from pipeline.training.same_run import STEPS
 from pipeline.training.start import SavedJob, saved_job
 from pipeline.training.zero_state import AVERAGE, MASTER
 from shards.store import Store
-
-log = logging.getLogger(__name__)
 
 
 def read_done(run_dir: Path) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from shards.config_values import Range, refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import DEFAULT_LIMITS, Limits
 from shards.images.image_header import read_header
-from shards.index import read_table, table_bytes
+from shards.index import INDEX_SCHEMA, read_table, table_bytes
 from shards.manifest import sha256_hex
 from shards.packing.label_names import read_label_names
 from shards.sources.entry import printable
@@ -27,16 +27,9 @@ from shards.store import MissingObjectError, Store, open_store
 
 ADOPTED_SCHEMA = pa.schema(
     [
-        ("key", pa.string()),
-        ("offset", pa.int64()),
-        ("size", pa.int64()),
-        ("ext", pa.string()),
-        ("height", pa.int32()),
-        ("width", pa.int32()),
-        ("orientation", pa.int8()),
-        ("labels", pa.list_(pa.string())),
-        ("crc32", pa.uint32()),
-        ("source", pa.string()),
+        *(INDEX_SCHEMA.field(name) for name in ("key", "offset", "size", "ext", "height", "width", "orientation")),
+        ("labels", pa.list_(pa.string())),  # names, not yet numbers
+        *(INDEX_SCHEMA.field(name) for name in ("crc32", "source")),
         ("reason", pa.string()),  # null: the sample is fit
         ("not_integer", pa.string()),  # of a fit sample, the first label that is not an integer; null: all are
     ]

@@ -1,19 +1,17 @@
-"""The one thing read from EXIF: how an image has to be turned to stand upright."""
+"""Reads the orientation from an EXIF block; nothing else in it is used."""
 
 import struct
 
-UPRIGHT = 1
-ORIENTATIONS = range(1, 9)  # EXIF 2.32, tag 0x0112
+from shards.orientation import TAG, TURNS, UPRIGHT
 
-_ORIENTATION_TAG = 0x0112
-_BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}  # the last two are seen, though wrong
-_NUMBER_FORMATS = {3: "H", 4: "I"}  # SHORT, as the standard has it, and LONG, as some write it
+_BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}  # the last two are wrong, but occur
+_NUMBER_FORMATS = {3: "H", 4: "I"}  # SHORT by the standard; some programs write LONG
 
 
 def orientation_of(exif: bytes) -> int:
-    """1 to 8; 1, upright, where the block (without its `Exif` prefix) says nothing or is damaged.
+    """1 to 8; 1 (upright) if the block, given without its `Exif` prefix, has no orientation or is damaged.
 
-    XMP may name an orientation too. Few decoders ask it and we do not.
+    XMP may have an orientation too. Few decoders read it, and neither do we.
     """
     order = _BYTE_ORDERS.get(exif[:4])
     if order is None:
@@ -30,10 +28,10 @@ def _search(exif: bytes, order: str) -> int:
     entry = struct.Struct(f"{order}HHI4s")
     for number in range(num_entries):
         tag, kind, count, value = entry.unpack_from(exif, directory + 2 + 12 * number)
-        if tag != _ORIENTATION_TAG:
+        if tag != TAG:
             continue
         if count != 1 or kind not in _NUMBER_FORMATS:
             return UPRIGHT
         orientation = int(struct.unpack_from(order + _NUMBER_FORMATS[kind], value)[0])
-        return orientation if orientation in ORIENTATIONS else UPRIGHT
+        return orientation if orientation in TURNS else UPRIGHT
     return UPRIGHT

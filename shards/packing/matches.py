@@ -69,7 +69,7 @@ def _small(image: ImageBytes) -> bytes | None:
 def _evaluation_image(item: EvaluationSet, match: dict[str, int]) -> ImageBytes:
     try:
         dataset = open_dataset(item.url)
-        rows = dataset.shard_rows(match["shard"])
+        rows = dataset.sample_rows(match["shard"])
         first = int(rows.offset[match["row"]])
         path = dataset.shard_path(match["shard"])
         return dataset.shard_store.read_range(path, first, first + int(rows.size[match["row"]]))

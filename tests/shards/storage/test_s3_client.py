@@ -37,15 +37,20 @@ def test_an_endpoint_that_is_no_url_is_the_users_mistake(
         open_store("s3://bucket/x").read("a")
 
 
-@pytest.mark.parametrize("action", ["read", "exists", "list", "write", "write_file"])
+@pytest.mark.parametrize("action", ["read", "exists", "list", "write", "create"])
 def test_a_missing_bucket_is_said_to_be_missing(s3_endpoint: str, action: str) -> None:
     store = open_store("s3://no-such-bucket/x")
+
+    def create() -> None:
+        with store.create("a") as file:
+            file.write(b"")
+
     calls: dict[str, Callable[[], object]] = {
         "read": lambda: store.read("a"),
         "exists": lambda: store.exists("a"),
         "list": lambda: list(store.list()),
         "write": partial(store.write, "a", b""),
-        "write_file": partial(store.write_file, "a", Path(__file__)),
+        "create": create,
     }
     with pytest.raises(UserError, match=rf"no bucket 'no-such-bucket' at {s3_endpoint}"):
         calls[action]()
