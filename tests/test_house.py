@@ -30,17 +30,8 @@ MAY_IMPORT = {
 ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
     "shards": (
         (
-            *(
-                "errors",
-                "config_values",
-                "hashing",
-                "key_purposes",
-                "differences",
-                "quantities",
-                "terminal",
-                "command_lines",
-            ),
-            *("progress", "parallel", "orientation"),
+            *("errors", "config_values", "hashing", "key_purposes", "differences", "quantities", "terminal"),
+            *("command_lines", "orientation", "progress", "parallel"),
         ),
         ("storage", "images"),
         ("store",),
