@@ -28,7 +28,8 @@ from shards.manifest import (
     index_path,
     sha256_hex,
 )
-from shards.storage.traffic import Traffic
+from shards.storage.objects import Readable
+from shards.storage.ranges import RangeReads
 from shards.store import MissingObjectError, Store, open_store
 
 HELD_SHARDS = 64
@@ -62,14 +63,15 @@ class Dataset:
             [shard.first_sample_id for shard in manifest.shards], dtype=np.int64
         )
         self._held = _Held()
+        self._files: Readable = self.store
+        self._tars: Readable = self.shard_store
 
-    def for_stream(self, *, traffic: Traffic, stop: threading.Event) -> "Dataset":
-        """The same dataset and all that is held of it, read for one stream: its reads are counted in `traffic` alone
-        and raise ReadStoppedError within about a second once `stop` is set."""
+    def read_by(self, reads: RangeReads) -> "Dataset":
+        """The same dataset and all that is held of it, whose bytes `reads` reads: they are counted there, and whoever
+        waits for them gets a CancelledError once those reads are closed."""
         stream = copy.copy(self)
-        stream.store = self.store.with_traffic(traffic).stopped_by(stop)
-        is_apart = self.shard_store is not self.store
-        stream.shard_store = self.shard_store.with_traffic(traffic).stopped_by(stop) if is_apart else stream.store
+        stream._files = reads.of(self.store)
+        stream._tars = reads.of(self.shard_store)
         return stream
 
     @cached_property
@@ -90,6 +92,10 @@ class Dataset:
     def shard_path(self, shard: int) -> str:
         """The tar's path below `shard_store`."""
         return self.manifest.shards[shard].path
+
+    def read_shard(self, shard: int, first: int, end: int) -> bytes:
+        """Bytes first..end-1 of a shard's tar. Raises MissingObjectError, and EOFError if it is shorter."""
+        return self._tars.read_range(self.shard_path(shard), first, end)
 
     def shard_rows(self, shard: int) -> ShardRows:
         """The whole index of a shard. Threads may ask at once; the last HELD_SHARDS asked for are kept."""
@@ -147,7 +153,7 @@ class Dataset:
 
     def _has_tar(self, shard: int) -> bool:
         try:
-            self.shard_store.read_range(self.shard_path(shard), 0, 1)
+            self.read_shard(shard, 0, 1)
         except MissingObjectError:
             return False
         except EOFError:  # an empty one
@@ -161,7 +167,7 @@ class Dataset:
         """
         for _ in range(2):
             try:
-                data = self.store.read(path)
+                data = self._files.read(path)
             except MissingObjectError as error:
                 self._check_manifest()
                 raise UserError(f"{error}, but the manifest lists it; {self._advice()}") from None
@@ -171,7 +177,7 @@ class Dataset:
 
     def _check_manifest(self) -> None:
         try:
-            self.store.read(MANIFEST_PATH)
+            self._files.read(MANIFEST_PATH)
         except MissingObjectError as error:
             todo = "is the storage mounted? Try again once it is"
             raise StorageError(f"{error} any more, which was there when the dataset was opened; {todo}") from None

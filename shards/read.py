@@ -14,31 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.dataset import Dataset
-from shards.images.config import MAX_IMAGE_BYTES
 from shards.index import SampleRows
 from shards.order import SampleOrder, WindowId
+from shards.pool import Pool
 from shards.samples import (
     RawSample,
     faulty,
     locate_row,
-    read_part,
     read_sample,
+    read_slice,
     refetched,
     sample_of,
     too_large,
     verified,
 )
-from shards.storage.ranges import CLOSE_SECONDS, RangeReads
+from shards.storage.ranges import StreamStore
 from shards.windows import SINGLE_READS_SHARE, Fetched, HeldBytes, Window, largest_blocks_bytes, window_bound_bytes
-from shards.workers import Workers
 
 __all__ = [
     "RawBatch",
     "RawSample",
     "SampleReader",
     "locate_row",
-    "read_part",
     "read_sample",
+    "read_slice",
     "refetched",
     "verified",
     "window_bound_bytes",
@@ -81,7 +80,7 @@ class _Lane:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Asked:
+class _Wanted:
     """What a batch takes of one window: entries of the batch and, rising, the samples' numbers in the window."""
 
     lane: _Lane
@@ -103,27 +102,24 @@ class _Found:
 
 
 class SampleReader:
-    """Reads samples at positions of the order. Close it when done; `reads` is the caller's to close, after it.
+    """Reads samples at positions of the order, for one stream (shards/stream_reader.py makes and closes it).
 
     From call to call the positions of every lane rise; one reader belongs to one thread. What it holds is bounded by
     `window_bound_bytes`: two windows a lane, the bytes of batches that the caller has not dropped yet included.
     A sample larger than `most_sample_bytes` is handed over as a fault.
 
-    Under way are at most three times as many reads as `reads` has connections (hedges on top): its own, and twice as
-    many of index files and of samples that are read again. Half of the latter may be for windows to come, the rest is
-    for what a batch waits for.
+    `tars` reads the shards; `loaders` run what waits for index files and for samples that are read again.
     """
 
     def __init__(
-        self, dataset: Dataset, order: SampleOrder, reads: RangeReads, *, most_sample_bytes: int = MAX_IMAGE_BYTES
+        self, dataset: Dataset, order: SampleOrder, *, tars: StreamStore, loaders: Pool, most_sample_bytes: int
     ) -> None:
-        self.dataset, self.order, self.reads, self.most_sample_bytes = dataset, order, reads, most_sample_bytes
+        self.dataset, self.order, self.most_sample_bytes = dataset, order, most_sample_bytes
+        self._tars, self._loaders = tars, loaders
         self._held = HeldBytes()
         self._singles = HeldBytes(self._held)
         self._lanes: dict[int, _Lane] = {}
         self._allowed = (0, 0)  # lanes, and what single reads may hold with as many
-        connections = reads.config.connections
-        self._loaders = Workers(2 * connections, name="rows", most_patient=connections)
 
     @property
     def held_bytes(self) -> int:
@@ -135,13 +131,8 @@ class SampleReader:
         """The most that `held_bytes` has been."""
         return self._held.most
 
-    def cancel(self) -> None:
-        """Makes a `read` that is under way in another thread end with a CancelledError; close both afterwards."""
-        self._loaders.cancel()
-
-    def close(self, *, seconds: float = CLOSE_SECONDS) -> None:
-        """Stops what is under way. Waits so long for reads of index files, which end by themselves after that."""
-        self._loaders.close(seconds=seconds)
+    def drop(self) -> None:
+        """Lets go of all windows."""
         for lane in self._lanes.values():
             for window in lane.windows.values():
                 window.drop()
@@ -153,18 +144,18 @@ class SampleReader:
         """
         asked = self._ask(positions)
         found = self._ask_for_singles(asked)
-        for part in asked:
-            self._begin_needed(part, found)
-        found |= {entry: sample for part in asked for entry, sample in self._of_windows(part, found)}
+        for wanted in asked:
+            self._begin_needed(wanted, found)
+        found |= {entry: sample for wanted in asked for entry, sample in self._of_windows(wanted, found)}
         samples = self._samples([found[entry] for entry in range(positions.size)])
-        for part in asked:
-            if part.window:
-                part.window.hand_over(part.places)
-        for part in {id(part.lane): part for part in asked}.values():  # the last of each lane
-            self._move_on(part)
+        for wanted in asked:
+            if wanted.window:
+                wanted.window.hand_over(wanted.places)
+        for wanted in {id(wanted.lane): wanted for wanted in asked}.values():  # the last of each lane
+            self._move_on(wanted)
         return RawBatch(samples=samples, epochs=positions // self.order.num_samples)
 
-    def _ask(self, positions: NDArray[np.int64]) -> list[_Asked]:
+    def _ask(self, positions: NDArray[np.int64]) -> list[_Wanted]:
         asked = []
         touched = set()
         for name, entries, places in self.order.locate(positions):
@@ -175,17 +166,17 @@ class SampleReader:
                 lane.num_reads += 1
                 lane.pass_before(name)
             window = lane.windows.get(name)
-            asked.append(_Asked(lane=lane, name=name, window=window, entries=entries.tolist(), places=places.tolist()))
+            asked.append(_Wanted(lane=lane, name=name, window=window, entries=entries.tolist(), places=places.tolist()))
         return asked
 
-    def _ask_for_singles(self, asked: list[_Asked]) -> dict[int, _Found]:
+    def _ask_for_singles(self, asked: list[_Wanted]) -> dict[int, _Found]:
         """Entry -> sample, of those whose block has not arrived in a lane's first batches: all under way at once."""
         missing: list[tuple[int, int]] = []
-        for part in asked:
-            if part.lane.num_reads <= FIRST_READS:
-                window = part.window
-                ids = self.order.window_samples(part.name)[part.places].tolist()
-                each = zip(part.entries, part.places, ids, strict=True)
+        for wanted in asked:
+            if wanted.lane.num_reads <= FIRST_READS:
+                window = wanted.window
+                ids = self.order.window_samples(wanted.name)[wanted.places].tolist()
+                each = zip(wanted.entries, wanted.places, ids, strict=True)
                 missing += [(entry, number) for entry, place, number in each if not (window and window.arrived(place))]
         if not missing:
             return {}
@@ -221,34 +212,34 @@ class SampleReader:
         first, end = int(rows.offset[row]), int(rows.offset[row] + rows.size[row])
         if self._singles.now + end - first > allowed:
             return None
-        fetched = self._singles.fetch(self.reads, self.dataset.shard_path(shard), first, end, urgent=True)
+        fetched = self._singles.fetch(self._tars, self.dataset.shard_path(shard), first, end, urgent=True)
         return _Found(sample_id=number, rows=rows, row=row, fetched=fetched)
 
-    def _begin_needed(self, part: _Asked, singles: dict[int, _Found]) -> None:
+    def _begin_needed(self, wanted: _Wanted, singles: dict[int, _Found]) -> None:
         """Begins a window that is needed now, or only soon where all of the batch is read singly."""
-        if part.window:
+        if wanted.window:
             return
-        waits = any(entry not in singles for entry in part.entries)
-        if not waits and not part.lane.has_room():
+        waits = any(entry not in singles for entry in wanted.entries)
+        if not waits and not wanted.lane.has_room():
             return
-        first = part.places[0] if waits else part.places[-1] + 1
-        if first < self.order.window_samples(part.name).size:
-            part.window = self._begin(part.lane, part.name, first=first)
+        first = wanted.places[0] if waits else wanted.places[-1] + 1
+        if first < self.order.window_samples(wanted.name).size:
+            wanted.window = self._begin(wanted.lane, wanted.name, first=first)
 
     def _begin(self, lane: _Lane, name: WindowId, *, first: int) -> Window:
         window = Window(name=name, first=first, held=HeldBytes(self._held))
         lane.windows[name] = window
-        load = partial(window.load, self.dataset, self.order, self.reads)
+        load = partial(window.load, self.dataset, self.order, self._tars)
         self._loaders.submit(load).add_done_callback(window.over)
         return window
 
-    def _of_windows(self, part: _Asked, singles: dict[int, _Found]) -> Iterator[tuple[int, _Found]]:
-        waiting = [both for both in zip(part.entries, part.places, strict=True) if both[0] not in singles]
-        if not waiting or not part.window:  # it is begun where anything waits for it
+    def _of_windows(self, wanted: _Wanted, singles: dict[int, _Found]) -> Iterator[tuple[int, _Found]]:
+        waiting = [both for both in zip(wanted.entries, wanted.places, strict=True) if both[0] not in singles]
+        if not waiting or not wanted.window:  # it is begun where anything waits for it
             return
-        contents = part.window.contents.result()
+        contents = wanted.window.contents.result()
         for entry, place in waiting:
-            of_block, row = contents.parts[contents.part[place]], int(contents.row[place])
+            of_block, row = contents.slices[contents.slice_of[place]], int(contents.row[place])
             fault = too_large(of_block.rows, row, most_bytes=self.most_sample_bytes)
             number, fetched = int(contents.ids[place]), of_block.fetched
             yield entry, _Found(sample_id=number, rows=of_block.rows, row=row, fetched=fetched, fault=fault)
@@ -271,9 +262,9 @@ class SampleReader:
             samples[entry] = mending.result()
         return tuple(samples)
 
-    def _move_on(self, part: _Asked) -> None:
+    def _move_on(self, wanted: _Wanted) -> None:
         """Lets go of windows that are passed, and begins the one after this where the lane has room for it."""
-        lane, name, first = part.lane, part.name, part.places[-1] + 1
+        lane, name, first = wanted.lane, wanted.name, wanted.places[-1] + 1
         if first == self.order.window_samples(name).size:
             name, first = self.order.next_window(name), 0
             lane.pass_before(name)

@@ -8,7 +8,7 @@ import numpy as np
 from shards.dataset import Dataset
 from shards.images.config import MAX_IMAGE_BYTES
 from shards.index import SampleRows
-from shards.order import BlockPart
+from shards.order import BlockSlice
 from shards.storage.objects import MissingObjectError
 
 # What a tar that is missing or cut off gives; all else that a store raises says nothing about the sample.
@@ -81,10 +81,10 @@ def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
     Raises what an unreachable store raises, and StorageError where all tars are gone.
     """
     shard, row = locate_row(dataset, sample.sample_id)
-    rows, path = dataset.sample_rows(shard), dataset.shard_path(shard)
+    rows = dataset.sample_rows(shard)
     begin = int(rows.offset[row])
     try:
-        data = dataset.shard_store.read_range(path, begin, begin + int(rows.size[row]))
+        data = dataset.read_shard(shard, begin, begin + int(rows.size[row]))
     except BYTES_MISSING as error:
         if isinstance(error, MissingObjectError):
             dataset.check_others_than(shard)
@@ -100,18 +100,17 @@ def read_sample(dataset: Dataset, sample_id: int) -> RawSample:
     rows = dataset.sample_rows(shard)
     if fault := too_large(rows, row):
         return faulty(dataset, sample_of(rows, row, sample_id=sample_id, data=None), fault)
-    return verified(dataset, read_part(dataset, BlockPart(block=-1, first_sample_id=sample_id, num_samples=1))[0])
+    return verified(dataset, read_slice(dataset, BlockSlice(block=-1, first_sample_id=sample_id, num_samples=1))[0])
 
 
-def read_part(dataset: Dataset, part: BlockPart) -> list[RawSample]:
+def read_slice(dataset: Dataset, block: BlockSlice) -> list[RawSample]:
     """Consecutive samples of one shard, by one range read; each for itself where that does not give them all."""
-    shard, first = locate_row(dataset, part.first_sample_id)
-    path = dataset.shard_path(shard)
-    rows = dataset.sample_rows(shard).part(first, first + part.num_samples)
+    shard, first = locate_row(dataset, block.first_sample_id)
+    rows = dataset.sample_rows(shard).slice(first, first + block.num_samples)
     begin, end = int(rows.offset[0]), int(rows.offset[-1] + rows.size[-1])
-    numbers = list(enumerate(range(part.first_sample_id, part.first_sample_id + part.num_samples)))
+    numbers = list(enumerate(range(block.first_sample_id, block.first_sample_id + block.num_samples)))
     try:
-        body = memoryview(dataset.shard_store.read_range(path, begin, end))
+        body = memoryview(dataset.read_shard(shard, begin, end))
     except BYTES_MISSING:
         return [refetched(dataset, sample_of(rows, row, sample_id=number, data=None)) for row, number in numbers]
     samples = []

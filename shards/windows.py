@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from shards.dataset import Dataset
 from shards.index import BlockTable, SampleRows
-from shards.order import BlockPart, SampleOrder, WindowId
+from shards.order import BlockSlice, SampleOrder, WindowId
 from shards.samples import BYTES_MISSING, locate_row
-from shards.storage.ranges import RangeReads
+from shards.storage.ranges import StreamStore
 
 SINGLE_READS_SHARE = 8  # single reads may hold this part of what the windows may, at a start
 
@@ -39,10 +39,10 @@ class HeldBytes:
         if self._whole:
             self._whole.add(count)
 
-    def fetch(self, reads: RangeReads, path: str, first: int, end: int, *, urgent: bool = False) -> "Fetched":
+    def fetch(self, tars: StreamStore, path: str, first: int, end: int, *, urgent: bool = False) -> "Fetched":
         """Bytes first..end-1, counted from now on until nothing refers to them any more."""
         body: Future[memoryview] = Future()
-        read = reads.submit(path, first, end, urgent=urgent)
+        read = tars.submit(path, first, end, urgent=urgent)
         self.add(end - first)
         read.add_done_callback(partial(self._arrived, body, end - first))
         return Fetched(body=body, read=read, first=first, end=end)
@@ -80,8 +80,8 @@ class Fetched:
 
 
 @dataclass(kw_only=True)
-class LoadedPart:
-    """What a window holds of one block: its rows of the index, the range read, how many samples are still to come."""
+class LoadedSlice:
+    """A window's slice of one block: its rows of the index, the range read, how many samples are still to come."""
 
     path: str
     rows: SampleRows
@@ -91,12 +91,12 @@ class LoadedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """A window's samples in shuffled order: ids, in which part each is, and which row of that part's rows it is."""
+    """A window's samples in shuffled order: ids, in which slice each is, and which row of that slice's rows it is."""
 
     ids: NDArray[np.int64]
-    part: NDArray[np.int64]
+    slice_of: NDArray[np.int64]
     row: NDArray[np.int64]
-    parts: tuple[LoadedPart, ...]
+    slices: tuple[LoadedSlice, ...]
 
 
 @dataclass(kw_only=True)
@@ -110,14 +110,14 @@ class Window:
     dropped: bool = False
     _handed_over: list[int] = field(default_factory=list)
 
-    def load(self, dataset: Dataset, order: SampleOrder, reads: RangeReads) -> None:
+    def load(self, dataset: Dataset, order: SampleOrder, tars: StreamStore) -> None:
         """Reads the rows of the index and asks for the blocks that are still needed; `contents` is set then."""
         try:
             found = self._plan(dataset, order)
-            for part in found.parts:
-                if part.num_left and not self.dropped:
-                    first, last = int(part.rows.offset[0]), int(part.rows.offset[-1] + part.rows.size[-1])
-                    part.fetched = self.held.fetch(reads, part.path, first, last)
+            for one in found.slices:
+                if one.num_left and not self.dropped:
+                    first, last = int(one.rows.offset[0]), int(one.rows.offset[-1] + one.rows.size[-1])
+                    one.fetched = self.held.fetch(tars, one.path, first, last)
         except Exception as error:
             with suppress(InvalidStateError):  # nobody waits for it any more, see `over`
                 self.contents.set_exception(error)
@@ -138,10 +138,10 @@ class Window:
         """Lets go of its bytes, those that are still on their way included."""
         self.dropped = True
         if self.contents.done() and not self.contents.exception():
-            for part in self.contents.result().parts:
-                if part.fetched:
-                    part.fetched.read.cancel()
-                part.fetched = None
+            for one in self.contents.result().slices:
+                if one.fetched:
+                    one.fetched.read.cancel()
+                one.fetched = None
 
     def hand_over(self, places: list[int]) -> None:
         """Says that these samples are handed over; blocks of which none is left are let go of."""
@@ -150,11 +150,11 @@ class Window:
             return  # read singly; a later call will find them
         found = self.contents.result()
         for place in self._handed_over:
-            part = found.parts[found.part[place]]
-            part.num_left -= place >= self.first
-            if part.num_left == 0 and part.fetched:
-                part.fetched.read.cancel()
-                part.fetched = None
+            one = found.slices[found.slice_of[place]]
+            one.num_left -= place >= self.first
+            if one.num_left == 0 and one.fetched:
+                one.fetched.read.cancel()
+                one.fetched = None
         self._handed_over = []
 
     def arrived(self, place: int) -> bool:
@@ -162,29 +162,29 @@ class Window:
         if not self.contents.done() or self.contents.exception():
             return False
         found = self.contents.result()
-        fetched = found.parts[found.part[place]].fetched
+        fetched = found.slices[found.slice_of[place]].fetched
         return fetched is not None and fetched.body.done()
 
     def _plan(self, dataset: Dataset, order: SampleOrder) -> Contents:
-        blocks = order.window_parts(self.name)
+        blocks = order.window_slices(self.name)
         ids = np.concatenate([block.ids() for block in blocks])
         shuffled = order.shuffle(self.name, ids)
         starts = np.cumsum([0] + [block.num_samples for block in blocks])
-        part = np.searchsorted(starts, shuffled, side="right") - 1
-        row = shuffled - starts[part]
-        parts = []
+        slice_of = np.searchsorted(starts, shuffled, side="right") - 1
+        row = shuffled - starts[slice_of]
+        slices = []
         for number, block in enumerate(blocks):
-            needed = row[self.first :][part[self.first :] == number]
+            needed = row[self.first :][slice_of[self.first :] == number]
             low, high = (int(needed.min()), int(needed.max())) if needed.size else (0, 0)
-            parts.append(_part_of(dataset, block, low, high, num_left=needed.size))
-            row[part == number] -= low
-        return Contents(ids=ids[shuffled], part=part, row=row, parts=tuple(parts))
+            slices.append(_loaded_slice(dataset, block, low, high, num_left=needed.size))
+            row[slice_of == number] -= low
+        return Contents(ids=ids[shuffled], slice_of=slice_of, row=row, slices=tuple(slices))
 
 
-def _part_of(dataset: Dataset, block: BlockPart, low: int, high: int, *, num_left: int) -> LoadedPart:
+def _loaded_slice(dataset: Dataset, block: BlockSlice, low: int, high: int, *, num_left: int) -> LoadedSlice:
     shard, row = locate_row(dataset, block.first_sample_id)
-    rows = dataset.sample_rows(shard).part(row + low, row + high + 1)
-    return LoadedPart(path=dataset.shard_path(shard), rows=rows, fetched=None, num_left=num_left)
+    rows = dataset.sample_rows(shard).slice(row + low, row + high + 1)
+    return LoadedSlice(path=dataset.shard_path(shard), rows=rows, fetched=None, num_left=num_left)
 
 
 def lanes_of_rank(lanes: int, *, batch_size: int, num_ranks: int) -> int:
@@ -208,15 +208,15 @@ def window_bound_bytes(
     lane_samples = max(1, order.num_samples // order.lanes)
     in_use = (batches_in_use + 1) * (batch_size // order.lanes)  # consecutive samples of a lane
     epochs = 2 + (in_use + 2 * order.window_blocks * int(order.block_sizes.max())) // lane_samples
-    within = _most_parts_within(order, in_use - 2, epochs=epochs)
+    within = _most_slices_within(order, in_use - 2, epochs=epochs)
     epochs = min(epochs, 3 + within)  # no window is of two epochs, and lanes are an epoch apart at most
-    num_parts = lanes * (2 * order.window_blocks + within)
-    of_windows = largest_blocks_bytes(blocks, num_parts, epochs=epochs)
+    num_slices = lanes * (2 * order.window_blocks + within)
+    of_windows = largest_blocks_bytes(blocks, num_slices, epochs=epochs)
     return of_windows + of_windows // SINGLE_READS_SHARE
 
 
-def _most_parts_within(order: SampleOrder, num_samples: int, *, epochs: int) -> int:
-    """The most parts of blocks that `num_samples` samples in a row can hold whole, where windows lie whole in them."""
+def _most_slices_within(order: SampleOrder, num_samples: int, *, epochs: int) -> int:
+    """The most slices of blocks that `num_samples` consecutive samples can hold whole, if windows lie whole in them."""
     if num_samples < 1:
         return 0
     sizes = order.block_sizes

@@ -4,15 +4,10 @@ One thread plans: it takes the samples of a step from the reader and hands them 
 straight into the batch's buffer. No worker process, no shared memory, no lock file: a killed run leaves nothing.
 """
 
-import atexit
-import os
-import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
@@ -30,17 +25,13 @@ from pipeline.data.transform import train_view
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
 from shards.hashing import derive_key, uniforms
-from shards.order import SampleOrder
 from shards.read import RawSample, SampleReader, read_sample, refetched, verified
-from shards.storage.daemons import Daemons, join
-from shards.storage.ranges import CLOSE_SECONDS, RangeReads
-from shards.storage.traffic import NAMES, Traffic
-from shards.workers import Workers
+from shards.stream_reader import TRAFFIC_NAMES, StreamReader
 
 _SUBSTITUTES, _OPERATIONS = 4, 8  # purposes of keys
 _MAX_SUBSTITUTES = 20
 _CHUNKS_A_THREAD = 4  # a batch's samples go to the threads in pieces: few enough to be cheap, many enough to balance
-COUNT_NAMES = (*NAMES, "samples", "replaced", "held_bytes")
+COUNT_NAMES = (*TRAFFIC_NAMES, "samples", "replaced", "held_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +51,10 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """One of the datasets that are read; `traffic` is what that took, its index files included."""
+    """One of the datasets that are read."""
 
     dataset: Dataset
-    traffic: Traffic
-    order: SampleOrder
     reader: SampleReader
-    reads: RangeReads
     labels: NDArray[np.int64]
     seed: int
 
@@ -118,10 +106,16 @@ class TrainBatches:
     ) -> None:
         self.config, self.seed, self.share, self.quarantine = config, seed, share, quarantine
         self._mixture = data.mixture(config, seed=seed)
-        self._stop = threading.Event()  # for all reads, wherever they are under way
+        self._reader = StreamReader(config.reading)
+        readers = map(self._reader.samples, data.datasets, data.orders(config, seed=seed))
         self._sources = [
-            _source(data, number, order, config=config, seed=seed, stop=self._stop)
-            for number, order in enumerate(data.orders(config, seed=seed))
+            _Source(
+                dataset=reader.dataset,
+                reader=reader,
+                labels=data.label_maps[number],
+                seed=data.seed_of(number, seed),
+            )
+            for number, reader in enumerate(readers)
         ]
         shape = (share.global_batch // share.num_ranks, image_size, image_size, 3)
         # When a batch is asked for, the one before is still the caller's, and `steps_ahead` are in flight behind it.
@@ -129,11 +123,8 @@ class TrainBatches:
             torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory) for _ in range(config.steps_ahead + 2)
         ]
         self._num_threads = max(1, config.num_threads)
-        self._decoders = Workers(self._num_threads, name="decode")
-        self._planner = Workers(1, name="plan")  # one: steps are read in rising order
-        # A generator that nobody closed is closed when the interpreter's modules are: too late for its threads.
-        self._process = os.getpid()
-        atexit.register(self.close)
+        self._decoders = self._reader.pool(self._num_threads, name="decode")
+        self._planner = self._reader.pool(1, name="plan")  # one: steps are read in rising order
 
     def __call__(self, start_step: int) -> Iterator[Batch]:
         """Batches of steps start_step, start_step + 1, ..."""
@@ -145,38 +136,20 @@ class TrainBatches:
 
     def counts(self) -> dict[str, float]:
         """By name of COUNT_NAMES: what this loader read, retried and replaced so far, and the bytes it holds."""
-        totals = dict.fromkeys(COUNT_NAMES, 0.0)
-        for source in self._sources:
-            for name, value in asdict(source.traffic.counts()).items():
-                totals[name] += value
-            totals["held_bytes"] += source.reader.held_bytes
-        return totals | {"samples": self.quarantine.num_read, "replaced": self.quarantine.num_replaced}
+        return self._reader.counts() | {
+            "samples": self.quarantine.num_read,
+            "replaced": self.quarantine.num_replaced,
+            "held_bytes": self._reader.held_bytes,
+        }
 
     def close(self) -> None:
         """Stops reads and threads within about a second. Where a read stands still its thread ends when that does."""
-        if sys.is_finalizing() or os.getpid() != self._process:
-            return  # it was closed by atexit, or is the parent's; a lock may be held by a thread that is no more
-        atexit.unregister(self.close)
-        deadline = time.monotonic() + CLOSE_SECONDS
-        self._stop.set()
-        for source in self._sources:
-            source.reader.cancel()  # the planner may be waiting for it
-        self._planner.cancel()
-        self._decoders.cancel()
-        closing = Daemons()  # side by side: each may take a second
-        for source in self._sources:
-            if not closing.start("close", source.reads.close):
-                source.reads.close()
-        join(closing.living(), CLOSE_SECONDS)
-        for workers in (self._planner, self._decoders):
-            workers.close(seconds=max(0.0, deadline - time.monotonic()))
-        for source in self._sources:
-            source.reader.close(seconds=max(0.0, deadline - time.monotonic()))
+        self._reader.close()
 
     def _plan(self, step: int) -> _Coming:
         """Takes the samples of a step from the readers and hands them to the decoding threads."""
         share = self.share
-        order = self._sources[0].order
+        order = self._sources[0].reader.order
         positions = order.positions(step, share.global_batch, share.rank, share.num_ranks)
         datasets, own = self._mixture.split(positions)
         planned: list[_Planned | None] = [None] * positions.size
@@ -223,7 +196,7 @@ class TrainBatches:
         return labels
 
     def _check_open(self) -> None:
-        if self._stop.is_set():
+        if self._reader.is_closed:
             raise CancelledError("the batches are closed")
 
     def _fill(self, item: _Planned, view: Pixels) -> NDArray[np.int64]:
@@ -259,23 +232,6 @@ class TrainBatches:
             else:
                 return sample
         return sample
-
-
-def _source(
-    data: TrainingData, number: int, order: SampleOrder, *, config: DataConfig, seed: int, stop: threading.Event
-) -> _Source:
-    traffic = Traffic()
-    dataset = data.datasets[number].for_stream(traffic=traffic, stop=stop)
-    reads = RangeReads(dataset.shard_store, config.reading)
-    return _Source(
-        dataset=dataset,
-        traffic=traffic,
-        order=order,
-        reader=SampleReader(dataset, order, reads),
-        reads=reads,
-        labels=data.label_maps[number],
-        seed=data.seed_of(number, seed),
-    )
 
 
 def label_matrix(labels: list[NDArray[np.int64]]) -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shards.errors import UserError
-from shards.storage.range_read import ReadConfig
+from shards.read_config import ReadConfig
 
 MAX_MAGNITUDE = (
     20  # of RandAugment: the strongest of big_vision's recipes; beyond, Posterize would keep more than 8 bits

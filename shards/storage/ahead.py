@@ -3,9 +3,13 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from itertools import islice
+from math import inf
 from typing import TypeVar
+
+from shards.pool import Pool
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -85,21 +89,20 @@ def _in_order(
 ) -> Generator[Result | Exception, None, None]:
     if threads < 1 or window < 1:
         raise ValueError(f"threads is {threads}, window is {window}: both must be at least 1")
-    left = enumerate(items)
-    with ThreadPoolExecutor(threads, thread_name_prefix="ahead") as pool:
-        try:
-            pending: deque[Future[Result]] = deque(pool.submit(function, *item) for item in islice(left, window))
-            while pending:
-                outcome: Result | Exception = _outcome(pending.popleft())
-                yield outcome
-                del outcome  # before the next one comes
-                if room:
-                    room.taken()
-                pending.extend(pool.submit(function, *item) for item in islice(left, 1))
-        finally:
+    left, pool = enumerate(items), Pool(threads, name="ahead")
+    try:
+        pending: deque[Future[Result]] = deque(pool.submit(partial(function, *item)) for item in islice(left, window))
+        while pending:
+            outcome: Result | Exception = _outcome(pending.popleft())
+            yield outcome
+            del outcome  # before the next one comes
             if room:
-                room.close()
-            pool.shutdown(wait=False, cancel_futures=True)
+                room.taken()
+            pending.extend(pool.submit(partial(function, *item)) for item in islice(left, 1))
+    finally:
+        if room:
+            room.close()
+        pool.close(seconds=inf)
 
 
 def _outcome(future: Future[Result]) -> Result | Exception:

@@ -36,7 +36,6 @@ class LocalStore:
 
     url: str
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
-    stop: threading.Event | None = field(default=None, compare=False, repr=False)
 
     def fresh(self) -> "LocalStore":
         """This folder: files have no connections."""
@@ -46,24 +45,20 @@ class LocalStore:
         """This folder, with other counters."""
         return replace(self, traffic=traffic)
 
-    def stopped_by(self, event: threading.Event) -> Self:
-        """This folder, whose reads stop waiting for a disk that fails once `event` is set."""
-        return replace(self, stop=event)
-
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, *, stop: threading.Event | None = None) -> bytes:
         """The whole file."""
-        return self._read(path, lambda file: file.readall())
+        return self._read(path, lambda file: file.readall(), stop)
 
-    def read_range(self, path: str, first: int, end: int) -> bytes:
-        """Bytes first..end-1; EOFError where the file is shorter."""
-        data = self._read(path, lambda file: read_exactly(file.fileno(), first, end))
+    def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
+        """Bytes first..end-1; EOFError if the file is shorter."""
+        data = self._read(path, lambda file: read_exactly(file.fileno(), first, end), stop)
         if len(data) != end - first:
             raise EOFError(f"{self.url}/{path}: bytes {first}..{end - 1} asked, it ends at {first + len(data)}")
         return data
 
     def open_read(self, path: str) -> BinaryIO:
         """The file, open for reading."""
-        return io.BufferedReader(self._again(path, lambda: self._open(path, self.traffic)), STREAM_BYTES)
+        return io.BufferedReader(self._again(path, lambda: self._open(path, self.traffic), None), STREAM_BYTES)
 
     def local_path(self, path: str) -> Path:
         """Where the file lies, or would lie."""
@@ -146,9 +141,9 @@ class LocalStore:
 
     def child(self, prefix: str) -> "LocalStore":
         """The store whose root is the folder `prefix` of this one."""
-        return LocalStore(str(self._file(prefix.strip("/"))), self.traffic, self.stop)
+        return LocalStore(str(self._file(prefix.strip("/"))), self.traffic)
 
-    def _read(self, path: str, read: Callable[[io.FileIO], bytes]) -> bytes:
+    def _read(self, path: str, read: Callable[[io.FileIO], bytes], stop: threading.Event | None) -> bytes:
         """What `read` gives for the open file, counted."""
         began, data = time.perf_counter(), b""
 
@@ -157,7 +152,7 @@ class LocalStore:
                 return read(file)
 
         try:
-            data = self._again(path, opened_and_read)
+            data = self._again(path, opened_and_read, stop)
         finally:
             self.traffic.add(TrafficCounts(requests=1, bytes=len(data), seconds=time.perf_counter() - began))
         return data
@@ -168,8 +163,8 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise MissingObjectError(path, url=self.url) from None
 
-    def _again(self, path: str, read: Callable[[], Result]) -> Result:
-        return read_again(f"{self.url}/{path}", read, traffic=self.traffic, stop=self.stop)
+    def _again(self, path: str, read: Callable[[], Result], stop: threading.Event | None) -> Result:
+        return read_again(f"{self.url}/{path}", read, traffic=self.traffic, stop=stop)
 
     def _folder(self, prefix: str) -> Path:
         return Path(self.url, folder_prefix(prefix))

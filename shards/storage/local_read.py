@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from shards.errors import StorageError
-from shards.storage.retries import Attempts, ReadStoppedError, Retries, RetryConfig
+from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig
 from shards.storage.traffic import Traffic, TrafficCounts
 
 if TYPE_CHECKING:
@@ -28,16 +28,16 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
 
     ReadStoppedError once `stop` is set.
     """
-    attempts = None
+    retries = None
     while True:
         try:
             return read()
         except OSError as error:
             if error.errno not in _PASSING:
                 raise
-            attempts = attempts or _attempts(what, stop)
+            retries = retries or _retries(what, stop)
             try:
-                attempts.again_after_failure(str(error), is_answer=False)
+                retries.again_after_failure(str(error), is_answer=False)
             except StorageError as given_up:
                 log.warning("%s", given_up)
                 raise error from None
@@ -47,10 +47,10 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
             raise ReadStoppedError(0)
 
 
-def _attempts(what: str, stop: threading.Event | None) -> Attempts:
-    retries = Retries(RETRIES)
-    retries.has_answered = True  # a wrong address is told by other errors
-    return Attempts(what, retries, pause=stop.wait if stop else time.sleep)
+def _retries(what: str, stop: threading.Event | None) -> RequestRetries:
+    budget = RetryBudget(RETRIES)
+    budget.has_answered = True  # a wrong address is told by other errors
+    return RequestRetries(what, budget, pause=stop.wait if stop else time.sleep)
 
 
 def read_exactly(descriptor: int, first: int, end: int) -> bytes:

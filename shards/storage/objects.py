@@ -27,6 +27,21 @@ def any_path(path: str) -> bool:  # noqa: ARG001
     return True
 
 
+class Readable(Protocol):
+    """What reading a dataset needs of a store."""
+
+    @property
+    def url(self) -> str: ...
+
+    def read(self, path: str) -> bytes:
+        """The whole object. Raises MissingObjectError."""
+        ...
+
+    def read_range(self, path: str, first: int, end: int) -> bytes:
+        """Exactly the bytes first..end-1. Raises MissingObjectError, and EOFError if the object is shorter."""
+        ...
+
+
 class Store(Protocol):
     """Objects by relative path below one root. What is written is whole or absent."""
 
@@ -46,19 +61,15 @@ class Store(Protocol):
         """The same objects over the same connections; what is read of them is counted in `traffic` alone."""
         ...
 
-    def stopped_by(self, event: threading.Event) -> "Store":
-        """The same objects, whose reads raise ReadStoppedError within about a second once `event` is set.
+    def read(self, path: str, *, stop: threading.Event | None = None) -> bytes:
+        """The whole object. Raises MissingObjectError; ReadStoppedError at the next byte or timeout once `stop` is set.
 
-        A folder stops only its waiting for a disk that fails: files are read too fast for more.
+        A folder looks at `stop` only while it waits for a disk that fails: files are read too fast for more.
         """
         ...
 
-    def read(self, path: str) -> bytes:
-        """The whole object. Raises MissingObjectError."""
-        ...
-
-    def read_range(self, path: str, first: int, end: int) -> bytes:
-        """Exactly the bytes first..end-1. Raises MissingObjectError; EOFError where the object is shorter."""
+    def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
+        """Exactly the bytes first..end-1. Raises as `read`, and EOFError if the object is shorter."""
         ...
 
     def open_read(self, path: str) -> AbstractContextManager[BinaryIO]:

@@ -42,28 +42,28 @@ def backoff_seconds(failures: int, *, config: RetryConfig, draw: float) -> float
     return draw * min(config.most_backoff_seconds, config.backoff_seconds * 2.0**doublings)
 
 
-class Retries:
+class RetryBudget:
     """What the reads of a store share in this process: the budget, and whether the storage has ever answered."""
 
     def __init__(self, config: RetryConfig) -> None:
         self.config = config
         self.has_answered = False
-        self._lock, self._budget = ForkLock(), config.budget_reserve
+        self._lock, self._left = ForkLock(), config.budget_reserve
 
-    def __reduce__(self) -> tuple[type["Retries"], tuple[RetryConfig]]:
+    def __reduce__(self) -> tuple[type["RetryBudget"], tuple[RetryConfig]]:
         return type(self), (self.config,)
 
     def earn(self, share: float) -> None:
         """Puts so much of a retry into the budget."""
         with self._lock:
-            self._budget = min(self.config.budget_reserve, self._budget + share)
+            self._left = min(self.config.budget_reserve, self._left + share)
 
     def spend(self) -> bool:
         """Whether there is a retry left; it is taken."""
         with self._lock:
-            if self._budget < 1:
+            if self._left < 1:
                 return False
-            self._budget -= 1
+            self._left -= 1
             return True
 
 
@@ -75,29 +75,29 @@ class ReadStoppedError(Exception):
         self.num_bytes = num_bytes
 
 
-class Attempts:
-    """The attempts of one read of `what`. `pause` sleeps for so many seconds; `draw` is uniform in 0..1."""
+class RequestRetries:
+    """The repeated requests of one read of `what`. `pause` sleeps for so many seconds; `draw` is uniform in 0..1."""
 
     def __init__(
         self,
         what: str,
-        retries: Retries,
+        budget: RetryBudget,
         *,
         pause: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        self._what, self._retries = what, retries
+        self._what, self._budget = what, budget
         self._pause, self._clock, self._draw = pause, clock, draw
         self._failures, self._fruitless = 0, 0
         self._since = clock()
-        retries.earn(retries.config.budget_share)
+        budget.earn(budget.config.budget_share)
 
     def progressed(self, share: float = 1.0) -> None:
         """Something new has come: failures are counted anew. `share` of the next retry is free."""
         self._failures, self._fruitless = 0, 0
         self._since = self._clock()
-        self._retries.earn(share)
+        self._budget.earn(share)
 
     def again_after_answer(self, fault: str) -> bool:
         """After an answer that brought too little: pauses, and True; False after `fruitless_attempts`.
@@ -105,17 +105,17 @@ class Attempts:
         StorageError where the budget or the deadline is up.
         """
         self._fruitless += 1
-        return self._again(fault, self._fruitless < self._retries.config.fruitless_attempts, is_answer=True)
+        return self._again(fault, self._fruitless < self._budget.config.fruitless_attempts, is_answer=True)
 
     def again_after_failure(self, fault: str, *, is_answer: bool) -> bool:
         """After a request that was answered by an error, or not at all. A storage that has answered before is waited
         for to the deadline; one that never has is more likely one whose address is wrong."""
-        limit = self._retries.config.fruitless_attempts
-        is_allowed = self._retries.has_answered or self._failures + 1 < limit
+        limit = self._budget.config.fruitless_attempts
+        is_allowed = self._budget.has_answered or self._failures + 1 < limit
         return self._again(fault, is_allowed, is_answer=is_answer)
 
     def _again(self, fault: str, is_allowed: bool, *, is_answer: bool) -> bool:
-        config, self._failures = self._retries.config, self._failures + 1
+        config, self._failures = self._budget.config, self._failures + 1
         if not is_allowed:
             return False
         pause = backoff_seconds(self._failures, config=config, draw=self._draw())
@@ -124,7 +124,7 @@ class Attempts:
         if waited + pause > config.deadline_seconds:
             todo = f"the deadline is {config.deadline_seconds:.0f} s; try again once the storage is well"
             raise StorageError(f"{said}; {todo}")
-        if is_answer and not self._retries.spend():
+        if is_answer and not self._budget.spend():
             budget = f"{config.budget_reserve:.0f} retries and {config.budget_share:g} more for each read"
             todo = "are spent; try again once the storage is well, or with fewer connections"
             raise StorageError(f"{said}; this process's {budget} {todo}")

@@ -13,10 +13,9 @@ from typing import Any, BinaryIO
 
 from shards.errors import StorageError, UserError
 from shards.storage.objects import MissingObjectError, any_path, checked_path, folder_prefix
-from shards.storage.retries import Retries, RetryConfig
+from shards.storage.retries import RetryBudget, RetryConfig
 from shards.storage.s3_client import UPLOADS, BadAnswerError, ClientOfProcess, storage_errors
 from shards.storage.s3_read import PIECE_BYTES, ObjectRead, ObjectSource
-from shards.storage.stopped import stoppable
 from shards.storage.stream import PieceFile
 from shards.storage.traffic import Traffic
 
@@ -33,9 +32,8 @@ class S3Store:
     prefix: str = ""
     clients: ClientOfProcess = field(default_factory=ClientOfProcess, compare=False, repr=False)
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
-    retries: Retries = field(default_factory=lambda: Retries(RETRIES), compare=False, repr=False)
+    budget: RetryBudget = field(default_factory=lambda: RetryBudget(RETRIES), compare=False, repr=False)
     is_fresh: bool = False
-    stop: threading.Event | None = field(default=None, compare=False, repr=False)
 
     def fresh(self) -> "S3Store":
         """The same objects, each read over a new connection."""
@@ -45,25 +43,17 @@ class S3Store:
         """The same objects over the same connections, with other counters."""
         return replace(self, traffic=traffic)
 
-    def stopped_by(self, event: threading.Event) -> "S3Store":
-        """The same objects, whose reads raise ReadStoppedError within about a second once `event` is set."""
-        return replace(self, stop=event)
-
     @property
     def url(self) -> str:
         """`s3://bucket/prefix`."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
-    def read(self, path: str) -> bytes:
-        """The whole object."""
-        return stoppable(lambda: b"".join(self._object(path, 0, None).pieces()), self.stop)
+    def read(self, path: str, *, stop: threading.Event | None = None) -> bytes:
+        """The whole object; ReadStoppedError once `stop` is set, but only at the next byte or timeout."""
+        return self._object(path, 0, None, stop=stop).whole()
 
-    def read_range(self, path: str, first: int, end: int) -> bytes:
-        """Bytes first..end-1; EOFError where the object is shorter."""
-        return stoppable(self._object(path, first, end).data, self.stop) if end > first else b""
-
-    def read_range_until(self, stop: threading.Event, path: str, first: int, end: int) -> bytes:
-        """As `read_range`; ReadStoppedError once `stop` is set, but only at the next byte or timeout."""
+    def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
+        """Bytes first..end-1; EOFError if the object is shorter, ReadStoppedError as `read`."""
         return self._object(path, first, end, stop=stop).data() if end > first else b""
 
     @contextmanager
@@ -187,9 +177,9 @@ class S3Store:
             get=self._get,
             request={"Bucket": self.bucket, "Key": self._key(path)},
             errors=partial(self._errors, path),
-            retries=self.retries,
+            budget=self.budget,
             traffic=self.traffic,
-            stops=tuple(event for event in (stop, self.stop) if event),
+            stop=stop,
         )
         return ObjectRead(source, first, end)
 

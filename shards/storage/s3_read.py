@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from shards.storage.retries import Attempts, ReadStoppedError, Retries
+from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget
 from shards.storage.s3_client import REQUEST_ERRORS, BadAnswerError, Body, Fault, ReplacedError, fault_of
 from shards.storage.traffic import Traffic, TrafficCounts
 
@@ -26,15 +26,15 @@ class ObjectSource:
     get: Callable[[dict[str, str]], dict[str, Any]]
     request: dict[str, str]
     errors: Callable[[], AbstractContextManager[None]]
-    retries: Retries
+    budget: RetryBudget
     traffic: Traffic
-    stops: tuple[threading.Event, ...] = ()  # any of them ends the read; waiting is cut short by the first
+    stop: threading.Event | None = None  # ends the read, and any pause before a retry
 
 
 class ObjectRead:
     """Bytes first..end-1 of an object, all of it from `first` on where `end` is None. Take them once.
 
-    Raises MissingObjectError, EOFError where the object is shorter, ReplacedError, ReadStoppedError once one of `stops`
+    Raises MissingObjectError, EOFError where the object is shorter, ReplacedError, ReadStoppedError once `stop`
     is set, and StorageError where the storage does not get well.
     """
 
@@ -42,8 +42,8 @@ class ObjectRead:
         self._source, self._first, self._end = source, first, end
         self._position, self._version = first, ""
         self._match = ""  # the ETag to ask for, where servers compare it
-        pause = source.stops[0].wait if source.stops else time.sleep
-        self._attempts = Attempts(source.name, source.retries, pause=pause)
+        pause = source.stop.wait if source.stop else time.sleep
+        self._retries = RequestRetries(source.name, source.budget, pause=pause)
 
     def pieces(self) -> Generator[bytes, None, None]:
         """As they arrive, each of at most PIECE_BYTES."""
@@ -67,11 +67,16 @@ class ObjectRead:
                 try:
                     return self._filled()
                 except ReplacedError:
-                    if not self._attempts.again_after_answer("it was replaced while it was read"):
+                    if not self._retries.again_after_answer("it was replaced while it was read"):
                         raise
                     self._count(retries=1)
                     self._position, self._version, self._match = self._first, "", ""
             return self._filled()
+
+    def whole(self) -> bytes:
+        """All pieces together."""
+        with self._counted():
+            return b"".join(self._pieces())
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -145,13 +150,13 @@ class ObjectRead:
                     if fault is None or not self._again(fault):
                         raise
                     continue
-            self._source.retries.has_answered = True
+            self._source.budget.has_answered = True
             return answer
 
     def _again(self, fault: Fault) -> bool:
         log.info("reading %s failed: %s", self._source.name, fault.name)
         self._count(throttled=int(fault.is_throttle))
-        if not self._attempts.again_after_failure(fault.name, is_answer=fault.is_answer):
+        if not self._retries.again_after_failure(fault.name, is_answer=fault.is_answer):
             return False
         self._count(retries=1)
         return True
@@ -183,14 +188,14 @@ class ObjectRead:
         self._count(broken_bodies=1)
         if self._position > begun:
             # Many small bodies do get a read to its end, but each costs the storage a request.
-            self._attempts.progressed(min(1.0, (self._position - begun) / PIECE_BYTES))
-        if not self._attempts.again_after_answer(f"{fault} at byte {self._position}"):
-            attempts = self._source.retries.config.fruitless_attempts
+            self._retries.progressed(min(1.0, (self._position - begun) / PIECE_BYTES))
+        if not self._retries.again_after_answer(f"{fault} at byte {self._position}"):
+            attempts = self._source.budget.config.fruitless_attempts
             raise BadAnswerError(f"{fault} {attempts} times, last in {where}")
         self._count(retries=1)
 
     def _check_stop(self) -> None:
-        if any(stop.is_set() for stop in self._source.stops):
+        if self._source.stop and self._source.stop.is_set():
             raise ReadStoppedError(self._position - self._first)
 
     def _count(self, *, retries: int = 0, broken_bodies: int = 0, throttled: int = 0) -> None:
