@@ -34,12 +34,6 @@ class HedgedRequest:
     is_hedged: bool = False  # the second request has begun
     is_over: bool = False  # one of the requests has the bytes, or the first one has failed before there was a second
 
-    def read(self, store: Store) -> bytes:
-        """One of the two requests, to its end."""
-        if self.end is None:
-            return store.read(self.path, stop=self.stop)
-        return store.read_range(self.path, self.first, self.end, stop=self.stop)
-
     def done(self, _: Future[bytes]) -> None:
         """Nobody needs what is still under way."""
         self.stop.set()
@@ -98,19 +92,23 @@ class RangeReads:
     def _plan_hedge(self, request: HedgedRequest, future: Future[bytes]) -> None:
         """A folder is as slow the second time, and of a whole object nobody knows the size: these have no hedge."""
         store, end = request.store, request.end
+        if not self.config.hedge_share or end is None or store.fresh() is store:
+            return
         with self._lock:
             self._num_begun += 1
-            slow_after = 0.0 if end is None else self._latency.slow_after(end - request.first)
-        if self.config.hedge_share and end is not None and store.fresh() is not store:
-            request.hedge = self._hedges.submit_later(partial(self._hedge, request, future), slow_after)
+            slow_after = self._latency.slow_after(end - request.first)
+        request.hedge = self._hedges.submit_later(partial(self._hedge, request, future), slow_after)
 
     def _hedge(self, request: HedgedRequest, future: Future[bytes]) -> bytes:
         """The second request, over a connection of its own."""
         while not self._begins_hedge(request):
             if request.stop.wait(LEAST_SECONDS):
-                raise ReadStoppedError(0)
+                return b""
         self.traffic.add(TrafficCounts(hedges=1))
-        data = self._run(request, future, request.store.fresh())
+        try:
+            data = self._run(request, future, request.store.fresh())
+        except ReadStoppedError:  # not kept: its traceback would keep bytes that came too late
+            return b""
         self.traffic.add(TrafficCounts(hedges_won=1))
         with suppress(InvalidStateError):  # closed meanwhile
             future.set_result(data)
@@ -130,7 +128,10 @@ class RangeReads:
         """One request, to its end. Raises ReadStoppedError if nobody needs its bytes, which are counted as wasted."""
         began, data = time.monotonic(), None
         try:
-            data = request.read(store)
+            if request.end is None:
+                data = store.read(request.path, stop=request.stop)
+            else:
+                data = store.read_range(request.path, request.first, request.end, stop=request.stop)
         except ReadStoppedError as error:
             self.traffic.add(TrafficCounts(wasted_bytes=error.num_bytes))
             raise

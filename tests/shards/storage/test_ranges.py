@@ -564,13 +564,23 @@ def test_whoever_waits_for_a_read_is_let_go_at_a_close(
 def test_bytes_are_freed_with_what_refers_to_them(reads_of: Reads, quick_hedges: None) -> None:
     """Without waiting for the garbage collector, or for the moment when a hedge would have begun."""
 
-    def slow(stop: threading.Event, first: int) -> bytes:
-        if first % 2:
+    hedging = threading.Semaphore(0)
+
+    def first_request(stop: threading.Event, first: int) -> bytes:
+        if first % 3 == 1:  # the hedge wins
             assert stop.wait(SECONDS)
             raise ReadStoppedError(0)
+        if first % 3 == 2:  # the hedge loses
+            assert hedging.acquire(timeout=SECONDS)
         return bytes([first])
 
-    reads = reads_of(scripted(slow, second=lambda _, first: bytes([first])), hedge_share=1.0)
+    def second_request(stop: threading.Event, first: int) -> bytes:
+        if first % 3 == 2:
+            hedging.release()
+            assert stop.wait(SECONDS)
+        return bytes([first])
+
+    reads = reads_of(scripted(first_request, second=second_request), hedge_share=1.0)
     gc.disable()
     try:
         for first in range(20):
