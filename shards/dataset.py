@@ -1,4 +1,4 @@
-"""A packed dataset, opened for reading. Only what is small for any size is held: manifest, blocks, labels."""
+"""A packed dataset, opened for reading. Only what is small for any dataset is held: manifest, blocks, labels."""
 
 import copy
 import threading
@@ -38,7 +38,7 @@ _OTHER_TARS = 8  # looked for where one is missing
 
 
 class _Held:
-    """What is held of the indices, whoever reads them."""
+    """The parts of indices in memory, shared by all readers."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -50,8 +50,8 @@ class _Held:
 
 
 class Dataset:
-    """One split. `fingerprint` is the sha256 of its manifest, which fixes every byte of it; its description and licence
-    are not part of it."""
+    """One split. `fingerprint` is the sha256 of its manifest, which fixes every byte of the data; the description and
+    the licence are not part of it."""
 
     def __init__(self, store: Store, manifest: Manifest, *, fingerprint: str) -> None:
         self.store, self.manifest, self.fingerprint = store, manifest, fingerprint
@@ -98,13 +98,13 @@ class Dataset:
         return self._tars.read_range(self.shard_path(shard), first, end)
 
     def shard_rows(self, shard: int) -> ShardRows:
-        """The whole index of a shard. Threads may ask at once; the last HELD_SHARDS asked for are kept."""
+        """The whole index of a shard. Thread-safe; the last HELD_SHARDS are kept."""
         held = self._held
         with held.lock:
             if shard in held.rows:
                 held.rows.move_to_end(shard)
                 return held.rows[shard]
-        # Read outside the lock: two threads may read one index, none waits for another's shard.
+        # Read outside the lock: two threads may read the same index, but no shard waits for another.
         rows = read_rows(self.checked_file(index_path(shard)))
         with held.lock:
             held.rows[shard] = rows
@@ -113,7 +113,7 @@ class Dataset:
         return rows
 
     def sample_rows(self, shard: int) -> SampleRows:
-        """What reading needs of a shard's index. Threads may ask at once; HELD_ROWS_BYTES of it are kept."""
+        """The columns of a shard's index that reading needs. Thread-safe; HELD_ROWS_BYTES of them are kept."""
         held = self._held
         with held.lock:
             if shard in held.sample_rows:
@@ -129,8 +129,8 @@ class Dataset:
         return rows
 
     def source_of(self, shard: int, row: int) -> str:
-        """Where a sample came from. The index is read anew for it, since it is asked only where something is wrong with
-        a sample; the last shard's names are kept, since then more of its samples may be."""
+        """Where a sample came from. The index is read again for this, because it is needed only for damaged samples;
+        the last shard's names are kept, because more of its samples may be damaged."""
         number, sources = self._held.sources
         if number != shard:
             sources = read_sources(self.checked_file(index_path(shard)))
@@ -138,8 +138,8 @@ class Dataset:
         return sources[row]
 
     def check_others_than(self, shard: int) -> None:
-        """Raises StorageError where not only this shard's tar is missing: a folder that is not mounted any more, say,
-        must not be taken for damaged samples. Looks once a shard."""
+        """Raises StorageError if other tars are missing besides this shard's: a folder that is no longer mounted, say,
+        must not pass for damaged samples. Looks once per shard."""
         if shard in self._held.missing_tars:
             return
         step = max(1, len(self.manifest.shards) // _OTHER_TARS)
@@ -163,7 +163,7 @@ class Dataset:
     def checked_file(self, path: str) -> bytes:
         """A file of the dataset whose sha256 is the manifest's, read at most twice.
 
-        Raises UserError where it has another or is missing, StorageError where the manifest is missing, too.
+        Raises UserError if the sha256 differs or the file is missing, StorageError if the manifest is missing, too.
         """
         for _ in range(2):
             try:
@@ -187,7 +187,7 @@ class Dataset:
 
 
 def open_dataset(url: str) -> Dataset:
-    """The dataset at a folder or `s3://bucket/prefix`. Raises UserError where none is complete."""
+    """The dataset at a folder or `s3://bucket/prefix`. Raises UserError if there is no complete one."""
     store = open_store(url)
     try:
         data = store.read(MANIFEST_PATH)

@@ -1,8 +1,8 @@
-"""Planned reads: the bytes of a rank's batches, as large range reads of whole windows, one window ahead.
+"""Planned reads: the bytes of a rank's batches, read block by block, one window ahead.
 
-Held are the window that a lane is in and the one after it (shards/windows.py says how many bytes that is at most). The
-first batches after a start read single samples by their offset while the windows are still on their way, so the time
-to the first batch grows neither with the window nor with the place in the epoch.
+Each lane holds its current window and the next one (shards/windows.py has the bound in bytes). The first batches after
+a start read single samples by their offset while the windows are still being read, so the time to the first batch
+grows neither with the window nor with the position in the epoch.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ __all__ = [
     "window_bound_bytes",
 ]
 
-FIRST_READS = 8  # a lane's first batches, which read what has not arrived sample by sample; later ones wait for it
+FIRST_READS = 8  # a lane's first batches read what has not arrived sample by sample; later ones wait for it
 _WINDOWS_A_LANE = 2
 
 
@@ -57,14 +57,14 @@ class RawBatch:
 
 @dataclass(kw_only=True)
 class _Lane:
-    """The windows of one lane group: those held, and the bytes of those passed, which batches may still refer to."""
+    """The windows of one lane group: those held, and the bytes of passed ones that batches may still refer to."""
 
     windows: dict[WindowId, Window] = field(default_factory=dict)  # in the order in which they are read
     passed: list[HeldBytes] = field(default_factory=list)
     num_reads: int = 0
 
     def pass_before(self, name: WindowId) -> None:
-        """Lets go of the windows before this one."""
+        """Drops the windows before this one."""
         while self.windows:
             earliest = next(iter(self.windows))
             if (earliest.epoch, earliest.window) >= (name.epoch, name.window):
@@ -74,7 +74,7 @@ class _Lane:
             self.passed.append(window.held)
 
     def has_room(self) -> bool:
-        """Whether another window may take memory."""
+        """Whether another window may be begun."""
         self.passed = [held for held in self.passed if held.now]
         return len(self.windows) + len(self.passed) < _WINDOWS_A_LANE
 
@@ -92,7 +92,7 @@ class _Wanted:
 
 @dataclass(kw_only=True, slots=True)
 class _Found:
-    """A sample whose row of the index is known; `fetched` None: it is not to be read, see `fault`."""
+    """A sample and its row of the index; `fetched` None: it must not be read, for its `fault`."""
 
     sample_id: int
     rows: SampleRows
@@ -132,7 +132,7 @@ class SampleReader:
         return self._held.most
 
     def drop(self) -> None:
-        """Lets go of all windows."""
+        """Drops all windows."""
         for lane in self._lanes.values():
             for window in lane.windows.values():
                 window.drop()
@@ -140,7 +140,7 @@ class SampleReader:
     def read(self, positions: NDArray[np.int64]) -> RawBatch:
         """The samples at `positions`, in that order.
 
-        A sample whose bytes cannot be had carries the reason as its `fault`. Raises what an unreachable store raises.
+        A sample whose bytes are unavailable carries the reason as its `fault`. Raises what an unreachable store raises.
         """
         asked = self._ask(positions)
         found = self._ask_for_singles(asked)
@@ -170,7 +170,7 @@ class SampleReader:
         return asked
 
     def _ask_for_singles(self, asked: list[_Wanted]) -> dict[int, _Found]:
-        """Entry -> sample, of those whose block has not arrived in a lane's first batches: all under way at once."""
+        """Entry -> sample, for a lane's first batches: samples whose block has not arrived, all requested at once."""
         missing: list[tuple[int, int]] = []
         for wanted in asked:
             if wanted.lane.num_reads <= FIRST_READS:
@@ -189,7 +189,7 @@ class SampleReader:
         }
         allowed = self._allowed_singles()
         found = {}
-        for load in as_completed(loads):  # none waits for another shard's index
+        for load in as_completed(loads):  # no sample waits for another shard's index
             shard = loads[load]
             for entry, number, row in of_shard[shard]:
                 sample = self._ask_for_single(number, shard, row, load.result(), allowed=allowed)
@@ -198,7 +198,7 @@ class SampleReader:
         return found
 
     def _allowed_singles(self) -> int:
-        """Bytes that single reads may hold: a share of two windows for each lane that has been seen."""
+        """Bytes that single reads may hold: a share of two windows of each lane seen so far."""
         if self._allowed[0] != len(self._lanes):
             num_blocks = _WINDOWS_A_LANE * self.order.window_blocks * len(self._lanes)
             of_windows = largest_blocks_bytes(self.dataset.blocks, num_blocks, epochs=2)
@@ -206,7 +206,7 @@ class SampleReader:
         return self._allowed[1]
 
     def _ask_for_single(self, number: int, shard: int, row: int, rows: SampleRows, *, allowed: int) -> _Found | None:
-        """None: it would be more than is allowed, and has to wait for its block."""
+        """None if it would exceed what single reads may hold: it has to wait for its block."""
         if fault := too_large(rows, row, most_bytes=self.most_sample_bytes):
             return _Found(sample_id=number, rows=rows, row=row, fetched=None, fault=fault)
         first, end = int(rows.offset[row]), int(rows.offset[row] + rows.size[row])
@@ -216,7 +216,7 @@ class SampleReader:
         return _Found(sample_id=number, rows=rows, row=row, fetched=fetched)
 
     def _begin_needed(self, wanted: _Wanted, singles: dict[int, _Found]) -> None:
-        """Begins a window that is needed now, or only soon where all of the batch is read singly."""
+        """Begins a window that this batch needs or, if the batch is read singly, one of the next batches."""
         if wanted.window:
             return
         waits = any(entry not in singles for entry in wanted.entries)
@@ -235,7 +235,7 @@ class SampleReader:
 
     def _of_windows(self, wanted: _Wanted, singles: dict[int, _Found]) -> Iterator[tuple[int, _Found]]:
         waiting = [both for both in zip(wanted.entries, wanted.places, strict=True) if both[0] not in singles]
-        if not waiting or not wanted.window:  # it is begun where anything waits for it
+        if not waiting or not wanted.window:  # a window that something waits for has been begun
             return
         contents = wanted.window.contents.result()
         for entry, place in waiting:
@@ -245,7 +245,7 @@ class SampleReader:
             yield entry, _Found(sample_id=number, rows=of_block.rows, row=row, fetched=fetched, fault=fault)
 
     def _samples(self, found: list[_Found]) -> tuple[RawSample, ...]:
-        """Waits for the bytes. What a block's read did not give is read once more, each sample for itself."""
+        """Waits for the bytes. Samples that a block's read did not bring are read again, one by one."""
         samples, again = [], []
         for entry, item in enumerate(found):
             data = item.fetched.sample(item.rows, item.row) if item.fetched and not item.fault else None
@@ -263,12 +263,12 @@ class SampleReader:
         return tuple(samples)
 
     def _move_on(self, wanted: _Wanted) -> None:
-        """Lets go of windows that are passed, and begins the one after this where the lane has room for it."""
+        """Drops windows that are passed, and begins the next one if the lane has room for it."""
         lane, name, first = wanted.lane, wanted.name, wanted.places[-1] + 1
         if first == self.order.window_samples(name).size:
             name, first = self.order.next_window(name), 0
             lane.pass_before(name)
         while len(lane.windows) < _WINDOWS_A_LANE and lane.has_room():
-            while name in lane.windows:  # no further than needed: the next epoch's order takes a thread a while
+            while name in lane.windows:  # only as far as needed: the order of the next epoch takes a while
                 name, first = self.order.next_window(name), 0
             self._begin(lane, name, first=first)

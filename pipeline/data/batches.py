@@ -1,7 +1,7 @@
 """Batches of uint8 images in the planned order, decoded and augmented in threads a few steps ahead.
 
 One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads, which write
-straight into the batch's buffer. No worker process, no shared memory, no lock file: a killed run leaves nothing.
+directly into the batch's buffer. No worker process, no shared memory, no lock file: a killed run leaves nothing.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ from shards.stream_reader import TRAFFIC_NAMES, StreamReader
 
 _SUBSTITUTES, _OPERATIONS = 4, 8  # purposes of keys
 _MAX_SUBSTITUTES = 20
-_CHUNKS_A_THREAD = 4  # a batch's samples go to the threads in pieces: few enough to be cheap, many enough to balance
+_CHUNKS_A_THREAD = 4  # per batch: few enough to be cheap, many enough to balance the threads
 COUNT_NAMES = (*TRAFFIC_NAMES, "samples", "replaced", "held_bytes")
 
 
@@ -38,8 +38,8 @@ COUNT_NAMES = (*TRAFFIC_NAMES, "samples", "replaced", "held_bytes")
 class Batch:
     """A rank's step: images uint8[n, size, size, 3], labels int64[n, most labels] padded with -1, ids int64[n].
 
-    `images` is a buffer that is used again: valid until the next batch but one is asked for. `datasets` int64[n] says
-    which of a mix's datasets each sample is of.
+    `images` is a buffer that is reused: it is valid until two more batches have been requested. `datasets` int64[n]:
+    each sample's dataset in a mix.
     """
 
     step: int
@@ -61,7 +61,7 @@ class _Source:
 
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
-    """One sample to decode: whose it is, its bytes and its draws."""
+    """One sample to decode: its dataset, its bytes and its random draws."""
 
     source: _Source
     sample: RawSample
@@ -80,7 +80,7 @@ class _Coming:
     pieces: list[Future[list[NDArray[np.int64]]]]
 
     def wait(self) -> Batch:
-        """The batch once it is whole; raises what a decoding thread raised."""
+        """The batch once it is complete; raises what a decoding thread raised."""
         labels = label_matrix([found for piece in self.pieces for found in piece.result()])
         return Batch(
             step=self.step, images=self.images, labels=labels, sample_ids=self.sample_ids, datasets=self.datasets
@@ -88,9 +88,9 @@ class _Coming:
 
 
 class TrainBatches:
-    """Iterates over a rank's batches from `start_step` on, for ever. Close it when done.
+    """A rank's batches from any step, without end. Close it when done.
 
-    While one is used, `steps_ahead` more are being read and decoded.
+    While one is used, `steps_ahead` more are read and decoded.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class TrainBatches:
             for number, reader in enumerate(readers)
         ]
         shape = (share.global_batch // share.num_ranks, image_size, image_size, 3)
-        # When a batch is asked for, the one before is still the caller's, and `steps_ahead` are in flight behind it.
+        # When a batch is requested, the caller still has the one before, and `steps_ahead` are being made.
         self._buffers = [
             torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory) for _ in range(config.steps_ahead + 2)
         ]
@@ -135,7 +135,7 @@ class TrainBatches:
                 yield waiting.popleft().result().wait()
 
     def counts(self) -> dict[str, float]:
-        """By name of COUNT_NAMES: what this loader read, retried and replaced so far, and the bytes it holds."""
+        """By name of COUNT_NAMES: requests, bytes, retries and replaced samples so far, and the bytes held now."""
         return self._reader.counts() | {
             "samples": self.quarantine.num_read,
             "replaced": self.quarantine.num_replaced,
@@ -143,7 +143,7 @@ class TrainBatches:
         }
 
     def close(self) -> None:
-        """Stops reads and threads within about a second. Where a read stands still its thread ends when that does."""
+        """Stops reads and threads within about a second. The thread of a stalled read ends when the read times out."""
         self._reader.close()
 
     def _plan(self, step: int) -> _Coming:
@@ -180,7 +180,7 @@ class TrainBatches:
         ]
 
     def _operation_draws(self, ids: NDArray[np.int64], epochs: NDArray[np.int64], *, seed: int) -> NDArray[np.float64]:
-        """float64[n, RandAugment's draws a sample]; [n, 0] where it is off."""
+        """float64[n, RandAugment's draws per sample]; [n, 0] if it is off."""
         draws = np.empty((ids.size, self.config.randaugment.num_draws))
         for epoch in np.unique(epochs) if draws.size else ():
             key = derive_key(seed, int(epoch), _OPERATIONS)
@@ -200,35 +200,35 @@ class TrainBatches:
             raise CancelledError("the batches are closed")
 
     def _fill(self, item: _Planned, view: Pixels) -> NDArray[np.int64]:
-        """Writes the sample's pixels, or those of its substitute: a function of the sample's id alone. Its labels."""
+        """Writes the pixels of the sample or of its substitute, a function of the sample's id; returns the labels."""
         source, sample = item.source, item.sample
         url, original = source.dataset.url, item.sample.sample_id
-        for attempt in range(_MAX_SUBSTITUTES + 1):
+        for number in range(_MAX_SUBSTITUTES + 1):
             sample = self._view(sample, item, view)
             if not sample.fault:
                 if self.config.randaugment.num_ops:
                     view[...] = randaugment(view, item.operation_draws, config=self.config.randaugment)
                 return source.labels[list(sample.labels)]
-            if attempt == _MAX_SUBSTITUTES:
+            if number == _MAX_SUBSTITUTES:
                 break
             self._check_open()
-            substitute = derive_key(self.seed, original, attempt, _SUBSTITUTES) % source.dataset.num_samples
-            self.quarantine.replace(sample, url=url, substitute=substitute, is_first=attempt == 0)
+            substitute = derive_key(self.seed, original, number, _SUBSTITUTES) % source.dataset.num_samples
+            self.quarantine.replace(sample, url=url, substitute=substitute, is_first=number == 0)
             sample = read_sample(source.dataset, substitute)
         raise WillNotSucceedError(
             f"{_MAX_SUBSTITUTES} substitutes in a row could not be used in {url}; run: patchline verify {url} --deep"
         )
 
     def _view(self, sample: RawSample, item: _Planned, view: Pixels) -> RawSample:
-        """Decodes and crops into `view`, with bytes read again once; a sample that cannot be used has a `fault`."""
+        """Decodes and crops into `view`; bytes that fail are read again once. An unusable sample has a `fault`."""
         dataset, sample = item.source.dataset, verified(item.source.dataset, sample)
-        for attempt in range(2):
+        for is_second in (False, True):
             if sample.data is None:
                 return sample
             try:
                 train_view(sample, item.crop_draws, config=self.config.augment, out=view)
             except DecodeError as error:
-                sample = replace(sample, fault=f"decode: {error}") if attempt else refetched(dataset, sample)
+                sample = replace(sample, fault=f"decode: {error}") if is_second else refetched(dataset, sample)
             else:
                 return sample
         return sample

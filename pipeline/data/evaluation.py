@@ -22,11 +22,11 @@ from shards.read import RawSample, locate_row, read_slice, verified
 from shards.read_config import ReadConfig
 from shards.stream_reader import StreamReader
 
-_AHEAD = 2  # batches that are read and decoded while one is used
+_AHEAD = 2  # batches read and decoded while one is used
 
 
 def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:
-    """For every label of the dataset its number among the `known` names of a model; UserError where one is unknown."""
+    """For every label of the dataset, its number among the `known` names of a model; UserError if one is unknown."""
     numbers = {name: number for number, name in enumerate(known)}
     unknown = [name for name in dataset.label_names if name not in numbers]
     if unknown:
@@ -46,7 +46,7 @@ def evaluation_batches(
     share: Share,
     threads: int,
 ) -> Generator[tuple[Batch, torch.Tensor], None, None]:
-    """Every sample exactly once over all ranks, in equally many batches a rank: (batch, bool[n] mask of real ones)."""
+    """Every sample once over all ranks, in equally many batches per rank: (batch, bool[n] mask of real samples)."""
     num_batches = -(-dataset.num_samples // (batch_size * share.num_ranks))
     reader = StreamReader(ReadConfig())
     ahead, decoders = reader.pool(_AHEAD, name="evaluate"), reader.pool(max(1, threads), name="decode")

@@ -1,4 +1,4 @@
-"""A folder as a store: whole files by rename, durable by fsync."""
+"""A folder as a store: files are whole by a rename and durable by fsync."""
 
 import errno
 import io
@@ -23,7 +23,7 @@ STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TEMPORARY_PREFIX) + r"(.+)\.[0-9a-f]{16}", re.DOTALL)  # as `create` names them
 _OPEN_TRIES = 5
-# Trying again mends none of these. A full disk or one that fails (ENOSPC, EDQUOT, EIO) is not among them.
+# A retry mends none of these. A full or failing disk (ENOSPC, EDQUOT, EIO) is not among them.
 _MISTAKES = (
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL),
@@ -32,7 +32,7 @@ _MISTAKES = (
 
 @dataclass(frozen=True)
 class LocalStore:
-    """Objects are files below the folder `url`, which is made on the first write."""
+    """Objects are files below the folder `url`, which the first write makes."""
 
     url: str
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
@@ -61,7 +61,7 @@ class LocalStore:
         return io.BufferedReader(self._again(path, lambda: self._open(path, self.traffic), None), STREAM_BYTES)
 
     def local_path(self, path: str) -> Path:
-        """Where the file lies, or would lie."""
+        """The file's path, whether it is there or not."""
         return self._file(path)
 
     def size(self, path: str) -> int:
@@ -80,7 +80,7 @@ class LocalStore:
         return _walk(self._folder(prefix), folder_prefix(prefix))
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """All files below `prefix` with their sizes; one that is removed meanwhile is left out."""
+        """All files below `prefix` with their sizes, without those removed meanwhile."""
         root = Path(self.url)
         for path in self.list(prefix):
             try:
@@ -89,7 +89,7 @@ class LocalStore:
                 continue
 
     def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """The folders right below `prefix`, empty ones included."""
+        """The folders directly below `prefix`, empty ones included."""
         names = _sorted_names(self._folder(prefix))
         return (folder_prefix(prefix) + os.fsdecode(name[:-1]) for name in names if name.endswith(b"/"))
 
@@ -105,7 +105,7 @@ class LocalStore:
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """Yield a temporary file of the same folder; synced and renamed when the block ends well."""
+        """Yields a temporary file in the same folder; it is synced and renamed if the block ends without an error."""
         target = self._file(path)
         temporary = target.with_name(f"{TEMPORARY_PREFIX}{target.name}.{secrets.token_hex(8)}")
         file = _open_new(temporary, target)
@@ -123,7 +123,7 @@ class LocalStore:
         _sync_folder(target.parent)
 
     def delete(self, path: str) -> None:
-        """Remove the file if it is there, and the folders that it leaves empty: S3 has no empty folders either."""
+        """Removes the file if it is there, and folders that are empty then: S3 has no empty folders either."""
         file = self._file(path)
         file.unlink(missing_ok=True)
         for folder in file.parents[: len(Path(path).parts) - 1]:
@@ -133,7 +133,7 @@ class LocalStore:
                 return
 
     def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
-        """Remove temporary files that killed writers left."""
+        """Removes the temporary files of killed writers."""
         for file in Path(self.url).rglob(f"{TEMPORARY_PREFIX}*"):
             found = _TEMPORARY.fullmatch(file.name)
             if found and is_ours(file.with_name(found[1]).relative_to(self.url).as_posix()):
@@ -144,7 +144,7 @@ class LocalStore:
         return LocalStore(str(self._file(prefix.strip("/"))), self.traffic)
 
     def _read(self, path: str, read: Callable[[io.FileIO], bytes], stop: threading.Event | None) -> bytes:
-        """What `read` gives for the open file, counted."""
+        """The result of `read` for the open file; the read is counted."""
         began, data = time.perf_counter(), b""
 
         def opened_and_read() -> bytes:
@@ -174,7 +174,7 @@ class LocalStore:
 
 
 def _open_new(temporary: Path, target: Path) -> BinaryIO:
-    """The temporary file, its folder made; once more where another process's `delete` took the folder in between."""
+    """The temporary file, its folder made; again if another process's `delete` removed the folder in between."""
     for attempt in range(_OPEN_TRIES):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -199,10 +199,10 @@ def _walk(folder: Path, root: str) -> Iterator[str]:
 
 
 def _sorted_names(folder: Path) -> list[bytes]:
-    """The names of a folder's files and, with a slash behind each, of its folders.
+    """The names of a folder's files and folders; those of folders end with a slash.
 
-    A folder sorts as "name/", so that "a-b" comes before "a/b" as it does in S3. Bytes, because a name that is not
-    UTF-8 sorts elsewhere as a string, and because millions of them take half the memory.
+    A folder sorts as "name/", so that "a-b" comes before "a/b" as in S3. They are bytes because names that are not
+    UTF-8 sort differently as strings, and because millions of names take half the memory.
     """
     try:
         with os.scandir(os.fsencode(folder)) as found:
@@ -214,7 +214,7 @@ def _sorted_names(folder: Path) -> list[bytes]:
 
 
 def _ending(item: os.DirEntry[bytes]) -> bytes | None:
-    """A slash for a folder, nothing for a file; None for what is no object: devices, and links that lead nowhere."""
+    """A slash for a folder, nothing for a file, None for anything else (devices, broken links)."""
     if item.name.startswith(TEMPORARY_PREFIX.encode()):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Objects of an S3 bucket, with our own continuing of broken bodies."""
+"""Objects of an S3 bucket. A body that breaks off is continued from its last good byte."""
 
 import io
 import logging
@@ -58,13 +58,13 @@ class S3Store:
 
     @contextmanager
     def open_read(self, path: str) -> Iterator[BinaryIO]:
-        """One GET, continued where it breaks off; the first bytes are asked for here, so that errors come early."""
+        """One GET, continued if it breaks off. The first bytes are requested here, so that errors come early."""
         with io.BufferedReader(PieceFile(self._object(path, 0, None).pieces()), PIECE_BYTES) as file:
             file.peek(1)
             yield file
 
     def local_path(self, path: str) -> None:
-        """None: objects of a bucket are no files."""
+        """None: a bucket has no files."""
 
     def size(self, path: str) -> int:
         """Bytes of the object."""
@@ -87,13 +87,13 @@ class S3Store:
         return (path for path, _ in self.list_sizes(prefix))
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """All objects below `prefix` with their sizes, which a listing has anyway."""
+        """All objects below `prefix` with their sizes, which the listing contains."""
         for page in self._pages(prefix):
             for item in page.get("Contents", ()):
                 yield item["Key"].removeprefix(self._root), int(item["Size"])
 
     def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """The folders right below `prefix`; nothing below them is listed."""
+        """The folders directly below `prefix`; their contents are not listed."""
         for page in self._pages(prefix, Delimiter="/"):
             for item in page.get("CommonPrefixes", ()):
                 yield item["Prefix"].removeprefix(self._root).removesuffix("/")
@@ -110,21 +110,21 @@ class S3Store:
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """Yield an unnamed temporary file; uploaded when the block ends well."""
+        """Yields an unnamed temporary file; it is uploaded if the block ends without an error."""
         with tempfile.TemporaryFile() as file:
             yield file
             file.seek(0)
             self._upload(path, file)
 
     def delete(self, path: str) -> None:
-        """Remove the object if it is there."""
+        """Removes the object if it is there."""
         with self._errors(path):
             self._client().delete_object(Bucket=self.bucket, Key=self._key(path))
 
     def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
-        """Abort the multipart uploads below this prefix that nobody will end: their parts are invisible, and stored.
+        """Aborts unfinished multipart uploads below this prefix: their parts are invisible but take up space.
 
-        Where the server does not let us, the log says so: the objects are right without it.
+        If the server refuses, a warning is logged; the objects are right all the same.
         """
         try:
             with self._errors(self.prefix):
@@ -160,7 +160,7 @@ class S3Store:
             yield from pages.paginate(Bucket=self.bucket, Prefix=below, PaginationConfig=paging, **options)
 
     def _unfinished_uploads(self) -> Iterator[tuple[str, str]]:
-        """(key, upload) below this root. A store that ignores the prefix asked must not make us abort another's."""
+        """(key, upload) below this root. Some stores ignore the prefix; uploads of others must not be aborted."""
         pages = self._client().get_paginator("list_multipart_uploads")
         for page in pages.paginate(Bucket=self.bucket, Prefix=self._root):
             for item in page.get("Uploads", ()):
