@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
-from shards.storage.range_read import ReadConfig
+from shards.read_config import ReadConfig
 
 # Of RandAugment: the highest in big_vision's recipes; above it, Posterize would keep more than 8 bits.
 MAX_MAGNITUDE = 20
