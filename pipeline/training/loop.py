@@ -18,13 +18,13 @@ from pipeline.collectives import all_agree
 from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches
 from pipeline.data.mixup import mix_images, mix_targets, mix_weights
 from pipeline.evaluation.scores import Scores, evaluate
+from pipeline.models.loss import classification_loss, targets_of
 from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import TrainingJob
 from pipeline.training.engine import Engine, UpdateResult
 from pipeline.training.fragments import Position
 from pipeline.training.ledger import Ledger
-from pipeline.training.loss import classification_loss, targets_of
 from pipeline.training.manifest import Manifest
 from pipeline.training.reporter import NUM_IMAGES, Reporter
 from pipeline.training.schedule import learning_rate

@@ -19,7 +19,7 @@ def check_planned(
     sources = {item.position: item.source for item in planned}
     for item in commit.left_out:
         if item.source != sources.get(item.position, item.source):
-            yield f"it lists position {item.position} as left out by another name than the plan's"
+            yield f"it lists position {item.position} as left out under another name than the plan's"
     expected = {
         (f"{item.slot:010d}", item.source): item
         for item in sorted(planned, key=lambda item: item.slot)
@@ -38,7 +38,7 @@ def check_planned(
 
 
 def _differences(row: IndexRow, planned: PlannedSample, resize: Resize) -> Iterator[str]:
-    """What the index says of a sample otherwise than the plan. A copy has its own bytes, its size follows."""
+    """Where the index differs from the plan. A resized copy has its own bytes; its size follows from the plan's."""
     pairs: dict[str, tuple[object, object]] = {
         "labels": (row.labels, planned.labels),
         "weights": (row.weights, planned.weights),

@@ -115,7 +115,7 @@ def test_json_members_say_the_same_as_the_index(dataset: Dataset) -> None:
             f"{first.key}.json has another {name} than row 0 of the index"
         ]
     moved = [replace(first, key="x"), *rows[1:]]
-    assert list(checks.check_json(moved, tar)) == ["x.json is not behind the image of row 0, or is no JSON"]
+    assert list(checks.check_json(moved, tar)) == ["x.json does not follow the image of row 0, or is not JSON"]
     assert list(checks.check_json(rows, tar[: rows[3].offset]))
 
 
