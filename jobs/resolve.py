@@ -1,6 +1,5 @@
 """The job that the second word of a command stands for: a recipe, a YAML file, an own recipe, a URL or a path."""
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,24 +8,24 @@ from typing import Any
 from jobs.mistakes import unknown_recipe
 from jobs.own_recipes import is_own, own_job
 from jobs.recipes.smoke import SUFFIX, smoke
-from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE, recipes_of, types_of
+from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE, job_class, recipes_of
 from shards.errors import UserError
 
-PLAN = "plan"  # takes what the training stages take, and has no files of its own
+PLAN = "plan"  # takes the second words of the training stages, and has no files of its own
 _TRAINING = WITH_SMOKE
 WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.second == RECIPE and name != PLAN)
 
 
 def default_job(stage: str, word: str) -> Any:
-    """The job that a stage's second word stands for. UserError where it stands for none of this stage."""
+    """The job that a stage's second word stands for. UserError if it stands for no job of this stage."""
     if stage == PLAN:
         return _plan_job(word)
     if stage in WITH_RECIPES:
-        record = Path(word) / "job.yaml"  # RUN stands for RUN/job.yaml, unless a recipe is called so
+        record = Path(word) / "job.yaml"  # RUN stands for RUN/job.yaml, unless a recipe has this name
         is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
-    kind, second = kind_of(stage), STAGES[stage].second
+    kind, second = job_class(stage), STAGES[stage].second
     if word == second:  # help, which is of no place in particular; or there is no second word
         return kind()
     if is_file(word) and second in (URL, PATH):
@@ -35,7 +34,7 @@ def default_job(stage: str, word: str) -> Any:
 
 
 def stages_of(word: str) -> tuple[str, ...]:
-    """The stages with recipes that a recipe, a YAML file or an own recipe may be of; empty where it is of none."""
+    """The stages with recipes that a recipe, a YAML file or an own recipe may be of; empty if there is none."""
     if is_file(word):
         from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
 
@@ -52,7 +51,7 @@ def stages_of(word: str) -> tuple[str, ...]:
 def _stages_of_recipe(word: str, *, folder: Path) -> tuple[str, ...]:
     if not is_own(word):
         return tuple(stage for stage in WITH_RECIPES if has_recipe(stage, word))
-    kinds = {stage: kind_of(stage) for stage in WITH_RECIPES}
+    kinds = {stage: job_class(stage) for stage in WITH_RECIPES}
     job = own_job(word, kinds=tuple(dict.fromkeys(kinds.values())), folder=folder, has_smoke=True)
     return tuple(stage for stage, kind in kinds.items() if isinstance(job, kind))
 
@@ -65,7 +64,9 @@ def _plan_job(word: str) -> Any:
     training = [stage for stage in _TRAINING if stage in stages]
     if training:
         job = file_job(training[0], Path(word)) if is_file(word) else recipe_job(training[0], word)
-        return importlib.import_module("jobs.recipes.plan").of_training(word, job)
+        from jobs.recipes.plan import of_training  # noqa: PLC0415 - loads every recipe's module
+
+        return of_training(word, job)
     if stages:
         what = "record" if is_file(word) else "recipe"
         raise UserError(f"{word} is a {what} of the stage {stages[0]!r}; a plan is of {' or '.join(_TRAINING)}")
@@ -80,14 +81,14 @@ def is_file(word: str) -> bool:
 
 
 def file_job(stage: str, path: Path) -> Any:
-    """The job in a YAML file of a stage with recipes. A Python file that it names lies where its path leads from it."""
+    """The job in a YAML file of a stage with recipes. Paths of Python files in it are relative to its folder."""
     return _read(stage, path, recipe=partial(recipe_job, stage, folder=path.parent))
 
 
 def recipe_job(stage: str, word: str, *, folder: Path = Path()) -> Any:
-    """The job of a recipe, of its smoke size, or of FILE.py:FUNCTION. UserError where the stage has none such."""
+    """The job of a recipe, of its smoke size, or of FILE.py:FUNCTION. UserError if the stage has no such recipe."""
     if is_own(word):
-        return own_job(word, kinds=(kind_of(stage),), folder=folder, has_smoke=stage in WITH_SMOKE)
+        return own_job(word, kinds=(job_class(stage),), folder=folder, has_smoke=stage in WITH_SMOKE)
     if has_recipe(stage, word):
         known = recipes_of(stage)
         return known[word]() if word in known else smoke(known[word.removesuffix(SUFFIX)]())
@@ -98,19 +99,13 @@ def recipe_job(stage: str, word: str, *, folder: Path = Path()) -> Any:
 
 
 def has_recipe(stage: str, word: str) -> bool:
-    """Whether a recipe of a stage, or its smoke size, is called so."""
+    """Whether a stage has a recipe of this name, or with this smoke size."""
     known = recipes_of(stage)
-    return word in known or (stage in WITH_SMOKE and word.removesuffix(SUFFIX) in known)
-
-
-def kind_of(stage: str) -> Any:
-    """The type of a stage's jobs."""
-    if stage in WITH_RECIPES:
-        return type(next(iter(recipes_of(stage).values()))())
-    return getattr(types_of(stage), f"{stage.capitalize()}Job")
+    base = word.removesuffix(SUFFIX)
+    return word in known or (stage in WITH_SMOKE and base in known and not base.endswith(SUFFIX))
 
 
 def _read(stage: str, path: Path, *, recipe: Callable[[str], Any] | None) -> Any:
     from jobs.record import read_record  # noqa: PLC0415 - YAML, which most commands do without
 
-    return read_record(path, stage=stage, kind=kind_of(stage), recipe=recipe)
+    return read_record(path, stage=stage, kind=job_class(stage), recipe=recipe)

@@ -1,4 +1,4 @@
-"""One image file that is in no dataset: its bytes and what its header says, within the limits of packing."""
+"""Reads one image file outside any dataset: its bytes and its header, within the limits of packing."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,13 @@ class ImageFile:
 
 
 def read_image_file(path: Path) -> ImageFile:
-    """The JPEG, PNG or WebP file at `path`. Raises ImageRefusedError with the reason: it is not there or not to be
-    read, is cut off, is of another format, or is above the limits; nothing is decoded before that is known."""
+    """The JPEG, PNG or WebP file at `path`. Raises ImageRefusedError with the reason if it is missing, unreadable,
+    truncated, of another format or above the limits. Nothing is decoded."""
     try:
         if path.is_dir():
             raise ImageRefusedError("it is a folder; give the images in it")
-        if path.exists() and not path.is_file():  # reading a pipe or a device could take for ever
-            raise ImageRefusedError("it is no ordinary file")
+        if path.exists() and not path.is_file():  # a pipe or a device could block forever
+            raise ImageRefusedError("it is not a regular file")
         with path.open("rb") as file:
             data = file.read(DEFAULT_LIMITS.max_bytes + 1)
     except OSError as error:

@@ -17,9 +17,9 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 class Ticker:
-    """Says how work goes, no more often than people read: the live line of a terminal, or a line every 30 s in a log.
+    """Shows progress at a readable rate: in the live line of a terminal, or as a line every 30 s in a log.
 
-    Use as a context manager. Work that fails leaves its last line on the terminal.
+    Use as a context manager. If the work fails, the last line stays on the terminal.
     """
 
     def __init__(self) -> None:
@@ -59,15 +59,15 @@ class Ticker:
 
 
 def as_log_line(facts: Sequence[Fact]) -> str:
-    """All facts in full, as a log has them."""
+    """All facts in full, for a log."""
     return ", ".join(fact.full for fact in facts if fact.full)
 
 
 class Progress:
     """Counts finished units of one piece of work, e.g. `Progress("scan", 1797, unit="images")`.
 
-    Use as a context manager. `total` 0: nobody knows yet.
-    `says_end` False leaves out a log's last line: for work whose result is said anyway.
+    Use as a context manager. `total` 0: not known yet.
+    `says_end` False leaves out the last line of a log, for work whose result is logged anyway.
     """
 
     def __init__(self, what: str, total: int, *, unit: str, says_end: bool = True) -> None:
@@ -91,13 +91,13 @@ class Progress:
             log.info("%s: %s %s in %s%s", self.what, f"{self.done:,}", self.unit, spent, note)
 
     def advance(self, count: int = 1, *, note: str = "") -> None:
-        """Count `count` more units as done; `note` is shown behind the rate."""
+        """Count `count` more units as done; `note` is shown after the rate."""
         self.done += count
         self.note = note or self.note
         self._ticker.tick(self.facts)
 
     def rate(self) -> float:
-        """Units a second since the start of this process's work."""
+        """Units per second since this process began the work."""
         return self.done / max(time.monotonic() - self._began, 1e-9)
 
     def facts(self) -> list[Fact]:

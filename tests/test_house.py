@@ -30,8 +30,8 @@ MAY_IMPORT = {
 ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
     "shards": (
         (
-            *("errors", "config_values", "hashing", "differences", "quantities", "terminal", "command_lines"),
-            *("progress", "parallel", "orientation"),
+            *("errors", "config_values", "hashing", "key_purposes", "differences", "quantities", "terminal"),
+            *("command_lines", "orientation", "progress", "parallel"),
         ),
         ("storage", "images"),
         ("store",),
@@ -55,7 +55,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("pack", "index", "verify", "card", "pretrain", "finetune", "import_weights", "export_weights"),
             *("evaluate", "predict", "plan", "show", "diff", "demo", "launch", "placing", "screen"),
         ),
-        ("cli", "help", "completion", "interrupts", "processes", "threads"),
+        ("cli", "endings", "help", "completion", "interrupts", "processes", "threads"),
     ),
 }
 SUB_ROOMS = {room: {path.parent.name for path in (CHECKOUT / room).glob("*/__init__.py")} for room in ROOMS}
@@ -294,10 +294,13 @@ def test_shards_work_without_torch() -> None:
 
 
 def test_every_source_file_has_a_test_file_in_the_same_place() -> None:
+    missing = set()
     for path in SOURCES:
-        if path.name != "__init__.py":
-            test = TESTED_ELSEWHERE.get(relative(path), f"{relative(path.parent)}/test_{path.name}")
-            assert (CHECKOUT / "tests" / test).exists(), f"{relative(path)} has no tests/{test}"
+        test = f"{relative(path.parent)}/test_{path.name}"
+        if path.name != "__init__.py" and not (CHECKOUT / "tests" / test).exists():
+            missing.add(relative(path))
+    assert missing == TESTED_ELSEWHERE.keys()
+    assert [test for test in TESTED_ELSEWHERE.values() if not (CHECKOUT / "tests" / test).exists()] == []
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if relative(path).startswith("shards/")], ids=relative)

@@ -16,12 +16,11 @@ from pipeline.data.randaugment import RANDAUGMENT_VERSION
 from shards.dataset import Dataset, open_dataset
 from shards.differences import Difference, differences
 from shards.errors import UserError
-from shards.hashing import derive_key
+from shards.key_purposes import DATASETS
 from shards.mixing import MIXING_VERSION, Mixture, quotas
 from shards.order import ORDER_VERSION, SampleOrder
 from shards.read import window_bound_bytes
 
-_DATASETS = 7  # purpose of a key
 _DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
 _OUTSIDE_DATA = ("seed", "global_batch", "image_size")  # of the data state: fields of the job, not of its `data`
 
@@ -58,7 +57,7 @@ class TrainingData:
 
     def seed_of(self, dataset: int, seed: int) -> int:
         """Each dataset is shuffled and augmented by a key of its own; the first by the run's."""
-        return seed if dataset == 0 else derive_key(seed, dataset, _DATASETS)
+        return seed if dataset == 0 else DATASETS.key(seed, dataset)
 
     def orders(self, config: DataConfig, *, seed: int) -> tuple[SampleOrder, ...]:
         """Each dataset's own order. UserError where one is too small for the lanes."""

@@ -37,7 +37,7 @@ from pipeline.training.manifest import (
 )
 from pipeline.training.zero_state import MASTER, Fragment
 from pipeline.world import World
-from shards.errors import UserError, WillNotSucceedError
+from shards.errors import StorageError, UserError, WillNotSucceedError
 from shards.store import MissingObjectError, Store
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Checkpoints:
         place = CheckpointId(step=position.step, attempt=self.attempt.token)
         try:
             report = self._write_fragments(place, fragments)
-        except (OSError, UserError) as error:
+        except (OSError, UserError, StorageError) as error:
             report = {"error": f"rank {self.world.rank}: {error}"}
         reports = gather_json(report, device=self.world.device)
         errors = [r["error"] for r in reports if "error" in r]
@@ -123,7 +123,7 @@ class Checkpoints:
             if self.world.is_first:
                 try:
                     self.store.write(f"{place.folder}/{MANIFEST_NAME}", manifest_to_json(manifest))
-                except (OSError, UserError) as error:
+                except (OSError, UserError, StorageError) as error:
                     errors = [f"manifest: {error}"]
         errors = broadcast_json(errors, device=self.world.device)
         if errors:
@@ -164,7 +164,7 @@ class Checkpoints:
             # Manifests first: from then on a checkpoint does not exist, whatever of its files is still there.
             for path in sorted(unwanted, key=lambda path: not path.endswith(MANIFEST_NAME)):
                 self.store.delete(path)
-        except (OSError, UserError) as error:
+        except (OSError, UserError, StorageError) as error:
             log.warning("old checkpoints could not be deleted: %s", error)
 
     def _write_fragments(self, place: CheckpointId, fragments: list[Fragment]) -> dict[str, Any]:

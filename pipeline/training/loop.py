@@ -33,10 +33,9 @@ from pipeline.training.stopping import Stopping, WaitGivenUpError
 from pipeline.world import World
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
-from shards.hashing import derive_key
+from shards.key_purposes import DROPOUT
 
 log = logging.getLogger(__name__)
-_DROPOUT = 5  # purpose of a key
 _WHERE = ("run_dir", "device", "threads")
 _MOST_FAILED_SAVES = 3
 
@@ -176,7 +175,7 @@ class Loop:
         for micro in range(plan.accumulation):
             chosen = slice(micro * plan.micro_batch, (micro + 1) * plan.micro_batch)
             images, targets = self._inputs(batch, chosen)
-            torch.manual_seed(derive_key(parts.job.seed, self.step, micro, parts.world.rank, _DROPOUT) >> 1)
+            torch.manual_seed(DROPOUT.key(parts.job.seed, self.step, micro, parts.world.rank) >> 1)
 
             def loss_of(model: nn.Module, x: torch.Tensor = images, y: torch.Tensor = targets) -> torch.Tensor:
                 return classification_loss(model(x), y, name=parts.job.loss, smoothing=parts.job.label_smoothing)

@@ -46,7 +46,7 @@ from pipeline.training.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Sto
 from pipeline.training.summary import Opening, closing_words, num_parameters
 from pipeline.world import World, enter, leave
 from shards.dataset import Dataset, open_dataset
-from shards.errors import UserError, WillNotSucceedError
+from shards.errors import TransientError, UserError, WillNotSucceedError
 from shards.store import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -226,8 +226,8 @@ def _train(
                 finish(run_dir, job, loop.saved, store=checkpoints.store, labels=prepared.data.label_names)
                 place, seconds = run_dir / "weights", ledger.record()
                 log.info("%s", closing_words(job, steps=loop.saved.id.step, seconds=seconds, weights=place))
-    except UserError as error:  # what started well is no mistake any more: storage that fails in mid-run is retried
-        raise ConnectionError(f"after {loop.step} steps: {error}") from error
+    except (UserError, TransientError) as error:  # what started well is no mistake any more
+        raise TransientError(f"after {loop.step} steps: {error}") from error
     if end is LoopEnd.ASKED and world.is_first:
         how = f"delete {run_dir / 'STOP'}, then run" if (run_dir / "STOP").exists() else "run"
         log.info("saved at step %d; %s the same command to continue", loop.step, how)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from shards.differences import Difference
 from shards.images.config import Resize
 from shards.images.resize import is_untouched
 from shards.index import IndexRow, ShardCommit
@@ -34,11 +35,13 @@ def check_planned(
         yield "its samples are not in the plan's order, or not once each"
     for row, place in zip(rows, found, strict=True):
         if place in expected:
-            yield from _differences(row, expected[place], resize)
+            for change in _changes(row, expected[place], resize):
+                yield f"sample {row.key} ({row.source}) has {change.field} {change.now}, by the plan {change.before}"
 
 
-def _differences(row: IndexRow, planned: PlannedSample, resize: Resize) -> Iterator[str]:
-    """Where the index differs from the plan. A resized copy has its own bytes; its size follows from the plan's."""
+def _changes(row: IndexRow, planned: PlannedSample, resize: Resize) -> list[Difference]:
+    """The fields in which the index differs from the plan. A resized copy has its own bytes, and a size that follows
+    from the plan's."""
     pairs: dict[str, tuple[object, object]] = {
         "labels": (row.labels, planned.labels),
         "weights": (row.weights, planned.weights),
@@ -57,9 +60,7 @@ def _differences(row: IndexRow, planned: PlannedSample, resize: Resize) -> Itera
             "sides": (tuple(sorted((row.height, row.width))), _copied_sides(planned, resize)),
             "orientation": (row.orientation, UPRIGHT),
         }
-    for name, (here, there) in pairs.items():
-        if here != there:
-            yield f"sample {row.key} ({row.source}) has {name} {here}, by the plan {there}"
+    return [Difference(field=name, before=there, now=here) for name, (here, there) in pairs.items() if here != there]
 
 
 def _copied_sides(planned: PlannedSample, resize: Resize) -> tuple[int, int]:

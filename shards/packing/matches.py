@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shards.dataset import open_dataset
-from shards.errors import UserError
+from shards.errors import StorageError, UserError
 from shards.images.thumbnails import thumbnail
 from shards.packing.evaluation_sets import EvaluationSet
 from shards.packing.spec import PackSpec
@@ -16,7 +16,7 @@ from shards.sources.entry import ImageBytes, Reader
 from shards.store import MissingObjectError, Store
 
 MOST_MATCHES = 48
-_UNREADABLE = (OSError, ValueError, KeyError, IndexError, EOFError, MissingObjectError, UserError)
+_UNREADABLE = (OSError, ValueError, KeyError, IndexError, EOFError, MissingObjectError, UserError, StorageError)
 
 _SCHEMA = pa.schema(
     [

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, BinaryIO
 
-from shards.errors import StorageError, UserError
+from shards.errors import UnreachableError, UserError
 from shards.storage.objects import MissingObjectError, any_path, checked_path, folder_prefix
 from shards.storage.retries import Retries, RetryConfig
 from shards.storage.s3_client import UPLOADS, BadAnswerError, ClientOfProcess, storage_errors
@@ -135,9 +135,9 @@ class S3Store:
                         continue
                     with suppress(self._client().exceptions.NoSuchUpload):
                         self._client().abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload)
-        except (UserError, MissingObjectError, ConnectionError) as error:
-            if isinstance(error, StorageError) and not isinstance(error, BadAnswerError):
-                raise
+        except UnreachableError:
+            raise
+        except (UserError, MissingObjectError, BadAnswerError) as error:
             log.warning("unfinished uploads below %s are left as they are: %s", self.url, error)
 
     def _client(self) -> Any:

@@ -43,7 +43,7 @@ def test_any_field_of_the_recipe_can_be_changed() -> None:
     ("words", "message"),
     [
         pytest.param(("vit_h15_jft",), "unknown recipe 'vit_h15_jft' of patchline plan", id="no such recipe"),
-        pytest.param(("vit_h14_jft", "--days", "0"), "more than 0 days", id="no time"),
+        pytest.param(("vit_h14_jft", "--days", "0"), "--days is 0; allowed is above 0", id="no time"),
         pytest.param((), "usage: patchline plan RECIPE", id="no recipe"),
     ],
 )
@@ -114,3 +114,6 @@ def test_a_smoke_recipe_costs_something() -> None:
     rows = dict(rows_of(JOB, cost_of(JOB.training, num_images=1438, num_classes=10, days=1)))
     assert "petaFLOPs" in rows["the whole run"]
     assert not rows["the whole run"].startswith("0.0000")
+    assert rows["forward, per image"] == "28.1 MFLOP"
+    assert rows["training, per image"] == "0.0844 GFLOP (three forward passes)"
+    assert rows["for 7 days"] == "0.444 images/s, 0.0375 GFLOP/s"

@@ -54,6 +54,11 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: 
 
 def test_places_without_an_image(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name, message in (("gone", "No such file"), ("", "it is a folder"), ("pipe", "no ordinary"), ("\0", "null")):
+    for name, message in (
+        ("gone", "No such file"),
+        ("", "it is a folder"),
+        ("pipe", "not a regular file"),
+        ("\0", "null"),
+    ):
         with pytest.raises(ImageRefusedError, match=message):
             read_image_file(tmp_path / name)

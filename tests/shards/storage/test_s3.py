@@ -17,6 +17,7 @@ from shards.errors import StorageError
 from shards.storage.objects import MissingObjectError
 from shards.storage.retries import ReadStoppedError, RetryConfig
 from shards.storage.s3 import S3Store
+from shards.storage.s3_client import BadAnswerError
 from shards.storage.traffic import Traffic, TrafficCounts
 from shards.store import Store, open_store
 from tests.rigs.cutting_proxy import CuttingProxy, cutting_proxy
@@ -188,9 +189,9 @@ def test_an_upload_that_is_changed_on_the_way_is_refused(
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         open_store.cache_clear()
         store = open_store(f"s3://{ceph_bucket}/a")
-        with pytest.raises(ConnectionError, match="XAmzContentSHA256Mismatch"):
+        with pytest.raises(BadAnswerError, match="XAmzContentSHA256Mismatch"):
             store.write("x", b"0123456789")
-        with pytest.raises(ConnectionError, match="XAmzContentSHA256Mismatch"), store.create("big") as file:
+        with pytest.raises(BadAnswerError, match="XAmzContentSHA256Mismatch"), store.create("big") as file:
             file.write(bytes(70 * MIB))
     assert client.list_objects_v2(Bucket=ceph_bucket).get("Contents", []) == []
     assert unfinished(client, ceph_bucket) == []
