@@ -11,7 +11,7 @@ import json
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -71,13 +71,12 @@ def main() -> None:
 def one_epoch(batches: Callable[[], Batches], settings: Settings) -> dict[str, Any]:
     """Takes every batch. RuntimeError if they are not one epoch of images of the right size."""
     num_batches, size = settings.images // settings.batch, settings.image_size
-    margin = max(1, num_batches // WARM_SHARE)
-    moments: dict[int, Moment] = {}
-    counts, number = np.zeros(0, dtype=np.int64), 0
+    counts, number, marks = np.zeros(0, dtype=np.int64), 0, marks_of(num_batches)
     start = Moment.now()
+    moments = {0: start}
     for images, labels in batches():
         number += 1
-        if number in (1, margin, num_batches - margin):
+        if number in marks:
             moments[number] = Moment.now()
         if str(images.dtype).removeprefix("torch.") != "uint8" or images.shape[0] * size * size * 3 != _size(images):
             raise RuntimeError(f"batch {number} is {images.dtype}{list(images.shape)}")
@@ -87,17 +86,30 @@ def one_epoch(batches: Callable[[], Batches], settings: Settings) -> dict[str, A
     end = Moment.now()
     if number != num_batches or int(counts.sum()) != settings.images:
         raise RuntimeError(f"{number} batches of {int(counts.sum())} images instead of {num_batches}")
-    first, steady, steady_end = (moments[place] for place in (1, margin, num_batches - margin))
-    steady_images = (num_batches - 2 * margin) * settings.batch
+    return figures(moments, end, num_batches=num_batches, batch=settings.batch) | {
+        "epoch_wall_seconds": end.wall - start.wall,
+        "import_cpu_seconds": start.cpu,
+        "label_counts": counts.tolist(),
+    }
+
+
+def marks_of(num_batches: int) -> tuple[int, int, int]:
+    """The batches after which a moment is taken: the first, and those where the steady part begins and ends."""
+    margin = max(1, num_batches // WARM_SHARE)
+    return 1, margin, num_batches - margin
+
+
+def figures(moments: Mapping[int, Moment], end: Moment, *, num_batches: int, batch: int) -> dict[str, Any]:
+    """Rates from the moments after 0 batches and after the marks, and the moment of the end."""
+    one, begin, last = marks_of(num_batches)
+    start, first, steady, steady_end = (moments[number] for number in (0, one, begin, last))
+    images, steady_images = num_batches * batch, (last - begin) * batch
     return {
         "cpu_seconds_per_1000": (steady_end.cpu - steady.cpu) / steady_images * 1000,
         "images_per_second": steady_images / (steady_end.wall - steady.wall),
         "first_batch_seconds": first.wall - start.wall,
-        "epoch_cpu_seconds_per_1000": (end.cpu - start.cpu) / settings.images * 1000,
-        "epoch_images_per_second": settings.images / (end.wall - start.wall),
-        "epoch_wall_seconds": end.wall - start.wall,
-        "import_cpu_seconds": start.cpu,
-        "label_counts": counts.tolist(),
+        "epoch_cpu_seconds_per_1000": (end.cpu - start.cpu) / images * 1000,
+        "epoch_images_per_second": images / (end.wall - start.wall),
     }
 
 

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loader_arms import WARM_SHARE, Moment
+from benchmarks.loader_arms import Moment, figures, marks_of
 from benchmarks.loader_ours import augment_config
 
 PACKAGES = ("boto3", "botocore", "urllib3", "torch", "numpy")
@@ -64,26 +64,16 @@ def epochs(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
     from pipeline.data import train_batches  # noqa: PLC0415
 
     num_batches = arguments.epochs * arguments.images // arguments.batch
-    margin = max(1, num_batches // WARM_SHARE)
-    moments: dict[int, Moment] = {}
-    digest, begin = hashlib.sha256(), Moment.now()
+    digest, marks, moments = hashlib.sha256(), marks_of(num_batches), {0: Moment.now()}
     with train_batches(arguments.url, global_batch=arguments.batch, config=config) as batches:
         for number, batch in enumerate(itertools.islice(batches, num_batches), 1):
-            if number in (1, margin, num_batches - margin):
+            if number in marks:
                 moments[number] = Moment.now()
             if arguments.hash:
                 for part in (str(batch.step).encode(), batch.sample_ids.tobytes(), batch.images.numpy().data):
                     digest.update(part)
         counts = batches.counts()
-    end = Moment.now()
-    first, steady, steady_end = (moments[place] for place in (1, margin, num_batches - margin))
-    steady_images = (num_batches - 2 * margin) * arguments.batch
-    return {
-        "cpu_seconds_per_1000": (steady_end.cpu - steady.cpu) / steady_images * 1000,
-        "images_per_second": steady_images / (steady_end.wall - steady.wall),
-        "first_batch_seconds": first.wall - begin.wall,
-        "epoch_cpu_seconds_per_1000": (end.cpu - begin.cpu) / (num_batches * arguments.batch) * 1000,
-        "epoch_images_per_second": num_batches * arguments.batch / (end.wall - begin.wall),
+    return figures(moments, Moment.now(), num_batches=num_batches, batch=arguments.batch) | {
         "traffic": counts,
         "pixels_sha256": digest.hexdigest() if arguments.hash else "",
     }

@@ -5,21 +5,15 @@ import json
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 
-from shards.errors import UserError
-from shards.images.config import (
-    CODEC_PACKAGES,
-    HASH_PACKAGES,
-    PERCEPTUAL_HASH,
-    Limits,
-    Resize,
-)
+from shards.images.config import CODEC_PACKAGES, HASH_PACKAGES, PERCEPTUAL_HASH, Limits, Resize
 from shards.packing.config import Dedup
 from shards.sources.kinds import Source, tool_versions
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackSpec:
-    """A packing. `labels_file` has one class name a line, in the order of their ids (empty: the names found)."""
+    """A packing, of checked settings. `labels_file` has one class name per line, in the order of their ids (empty: the
+    names found)."""
 
     source: Source
     split: str
@@ -30,14 +24,6 @@ class PackSpec:
     limits: Limits = field(default_factory=Limits)
     dedup: Dedup = field(default_factory=Dedup)
     resize: Resize = field(default_factory=Resize)
-
-    def __post_init__(self) -> None:
-        sizes = {"--samples-per-shard": self.samples_per_shard, "--samples-per-block": self.samples_per_block}
-        for option, size in sizes.items():
-            if size < 1:
-                raise UserError(f"{option} is {size}; allowed are 1 and more")
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"--seed is {self.seed}; allowed are 0 to 2**63 - 1")
 
     @property
     def is_hashed(self) -> bool:
