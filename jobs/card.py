@@ -4,6 +4,7 @@ import logging
 import shlex
 import sys
 
+from jobs import exit_codes
 from jobs.dataset_jobs import CardJob
 from shards.card.card import CARD_PATH, CardFacts, gather_facts
 from shards.card.card_page import Use, render
@@ -25,7 +26,7 @@ def run(job: CardJob) -> int:
     page = render(facts, use=use_of(facts))
     dataset.store.write(CARD_PATH, page)
     log.info("%s/%s: %.1f MB, %d samples", dataset.url, CARD_PATH, len(page) / 1e6, dataset.num_samples)
-    return 0
+    return exit_codes.DONE
 
 
 def use_of(facts: CardFacts) -> Use | None:

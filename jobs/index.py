@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from jobs import exit_codes
 from jobs.dataset_jobs import IndexJob
 from jobs.record import write_record
 from shards.adoption.adopt import Adoption, adopt
@@ -32,7 +33,7 @@ def run(job: IndexJob) -> int:
     describe(open_store(adoption.index_url), manifest, job.about())
     counts = (manifest.num_samples, len(manifest.shards), manifest.num_classes, manifest.num_quarantined)
     log.info("%s: %d samples in %d tars, %d classes, %d in quarantine", adoption.index_url, *counts)
-    return 0
+    return exit_codes.DONE
 
 
 def spec_of(job: IndexJob) -> AdoptSpec:

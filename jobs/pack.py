@@ -54,7 +54,7 @@ def _phases(job: PackJob) -> int:
         discard_work(store)  # if the command was killed just before
         log.info("%s is already packed: %d samples; its source was not read again", store.url, plan.num_samples)
         describe(store, packed, job.about())
-        return 0
+        return exit_codes.DONE
     if job.phase in ("all", "scan") and plan is None:
         _scan(job, spec, store)
     with _was_reachable():
@@ -69,7 +69,7 @@ def _phases(job: PackJob) -> int:
             log.info("%s", packed_words(store, manifest, seconds=time.monotonic() - began))
     if job.phase in ("scan", "shards"):
         log.info("%s: phase %s, part %s is done", store.url, job.phase, job.part)
-    return 0
+    return exit_codes.DONE
 
 
 @contextmanager

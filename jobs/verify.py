@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from jobs import exit_codes
 from jobs.dataset_jobs import VerifyJob
 from jobs.record import write_record
 from shards.checking.verify import verify_dataset
@@ -24,6 +25,6 @@ def run(job: VerifyJob) -> int:
         log.error("%s: %s", fault.where, fault.what)
     if faults:
         log.error("%s: %d faults", job.url, len(faults))
-        return 1
+        return exit_codes.FAULTS_FOUND
     log.info("%s: no fault found%s", job.url, ", every image decodes" if job.deep else "")
-    return 0
+    return exit_codes.DONE
