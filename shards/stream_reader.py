@@ -42,7 +42,7 @@ class StreamReader:
 
     def counts(self) -> dict[str, float]:
         """By name of TRAFFIC_NAMES: what this stream read and retried so far, index files included."""
-        return asdict(self._reads.traffic.counts())
+        return {name: float(value) for name, value in asdict(self._reads.traffic.counts()).items()}
 
     def dataset(self, dataset: Dataset) -> Dataset:
         """The dataset as this stream reads it."""

@@ -139,7 +139,7 @@ class TrainBatches:
         return self._reader.counts() | {
             "samples": self.quarantine.num_read,
             "replaced": self.quarantine.num_replaced,
-            "held_bytes": self._reader.held_bytes,
+            "held_bytes": float(self._reader.held_bytes),
         }
 
     def close(self) -> None:
