@@ -7,7 +7,8 @@ Three ways to start, one result: a single process, `torchrun` (RANK, WORLD_SIZE,
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -123,6 +124,16 @@ def leave() -> None:
     """Leaves the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@contextmanager
+def joined(world: World) -> Iterator[None]:
+    """A member of the process group inside."""
+    enter(world)
+    try:
+        yield
+    finally:
+        leave()
 
 
 def _tasks_on_this_node(environ: Mapping[str, str]) -> int:

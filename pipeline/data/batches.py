@@ -110,6 +110,7 @@ class TrainBatches:
         data: TrainingData,
         config: DataConfig,
         *,
+        orders: tuple[SampleOrder, ...],
         seed: int,
         image_size: int,
         share: Share,
@@ -121,7 +122,7 @@ class TrainBatches:
         self._stop = threading.Event()  # for all reads, wherever they are under way
         self._sources = [
             _source(data, number, order, config=config, seed=seed, stop=self._stop)
-            for number, order in enumerate(data.orders(config, seed=seed))
+            for number, order in enumerate(orders)
         ]
         shape = (share.global_batch // share.num_ranks, image_size, image_size, 3)
         # When a batch is asked for, the one before is still the caller's, and `steps_ahead` are in flight behind it.

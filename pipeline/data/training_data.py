@@ -1,9 +1,8 @@
-"""What a run trains on: one dataset, or several mixed by exact shares; and everything that fixes its batches."""
+"""The data of a run: one dataset, or several mixed by exact shares; its order, its position, the memory it needs."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +11,9 @@ from pipeline.data.augment import AUGMENT_LATER, AUGMENT_VERSION
 from pipeline.data.config import DataConfig
 from pipeline.data.decode import DECODER_VERSION
 from pipeline.data.mixup import MIXUP_VERSION
+from pipeline.data.position import StreamPosition
 from pipeline.data.randaugment import RANDAUGMENT_VERSION
 from shards.dataset import Dataset, open_dataset
-from shards.differences import Difference, differences
 from shards.errors import UserError
 from shards.hashing import derive_key
 from shards.mixing import MIXING_VERSION, Mixture, quotas
@@ -23,7 +22,6 @@ from shards.read import window_bound_bytes
 
 _DATASETS = 7  # purpose of a key
 _DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
-_OUTSIDE_DATA = ("seed", "global_batch", "image_size")  # of the data state: fields of the job, not of its `data`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,7 @@ class TrainingData:
         return seed if dataset == 0 else derive_key(seed, dataset, _DATASETS)
 
     def orders(self, config: DataConfig, *, seed: int) -> tuple[SampleOrder, ...]:
-        """Each dataset's own order. UserError where one is too small for the lanes."""
+        """Each dataset's own order. UserError if one is too small for the lanes."""
         found = []
         for number, dataset in enumerate(self.datasets):
             own = self.seed_of(number, seed)
@@ -89,46 +87,30 @@ def open_training_data(config: DataConfig) -> TrainingData:
     )
 
 
-def data_state(data: TrainingData, config: DataConfig, *, seed: int, global_batch: int) -> dict[str, Any]:
-    """Everything that fixes which pixels step n sees; two equal states give equal batches. Plain values only."""
+def position_of(
+    data: TrainingData, config: DataConfig, *, seed: int, global_batch: int, image_size: int
+) -> StreamPosition:
+    """The position of a stream of this data before its first batch."""
     augment = asdict(config.augment)
-    # What a run that began before these fields existed did: left out, so that it can be continued.
+    # Fields at the value that stands for "as before they existed" are left out, so that older runs can be continued.
     augment = {name: value for name, value in augment.items() if value != AUGMENT_LATER.get(name)}
-    state = {
-        "order_version": ORDER_VERSION,
-        "seed": seed,
-        "global_batch": global_batch,
-        "lanes": config.lanes,
-        "window_blocks": config.window_blocks,
-        "augment": augment | {"version": AUGMENT_VERSION},
-        "decoder": {"version": DECODER_VERSION} | {name: version(name) for name in _DECODERS},
-        "dataset": data.datasets[0].fingerprint,
-    }
-    if config.randaugment.num_ops:
-        state["randaugment"] = asdict(config.randaugment) | {"version": RANDAUGMENT_VERSION}
-    if config.mixup.alpha:
-        state["mixup"] = asdict(config.mixup) | {"version": MIXUP_VERSION}
-    if len(data.datasets) > 1:
-        state["dataset"] = [dataset.fingerprint for dataset in data.datasets]
-        state["mix"] = {"version": MIXING_VERSION, "quotas": list(data.quotas)}
-    return state
-
-
-def changes(saved: dict[str, Any], now: dict[str, Any], *, allow_other_decoder: bool) -> list[Difference]:
-    """What differs between the data states of a run and of its continuation, by the names of a job's fields."""
-    found = differences(_by_field(saved), _by_field(now))
-    return [change for change in found if not (allow_other_decoder and is_of_decoder(change))]
-
-
-def is_of_decoder(change: Difference) -> bool:
-    """Whether only another version of a decoding library is behind a change."""
-    return change.field.startswith("data.decoder.")
-
-
-def _by_field(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with what a job has under `data` under `data`."""
-    outside = {name: value for name, value in state.items() if name in _OUTSIDE_DATA}
-    return outside | {"data": {name: value for name, value in state.items() if name not in _OUTSIDE_DATA}}
+    fingerprints = tuple(dataset.fingerprint for dataset in data.datasets)
+    is_mix, ops, mixup = len(fingerprints) > 1, config.randaugment, config.mixup
+    return StreamPosition(
+        next_step=0,
+        order_version=ORDER_VERSION,
+        seed=seed,
+        global_batch=global_batch,
+        lanes=config.lanes,
+        window_blocks=config.window_blocks,
+        augment=augment | {"version": AUGMENT_VERSION},
+        decoder={"version": DECODER_VERSION} | {name: version(name) for name in _DECODERS},
+        dataset=fingerprints if is_mix else fingerprints[0],
+        randaugment=asdict(ops) | {"version": RANDAUGMENT_VERSION} if ops.num_ops else None,
+        mixup=asdict(mixup) | {"version": MIXUP_VERSION} if mixup.alpha else None,
+        mix={"version": MIXING_VERSION, "quotas": data.quotas} if is_mix else None,
+        image_size=image_size,
+    )
 
 
 def check_memory(

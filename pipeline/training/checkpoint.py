@@ -7,15 +7,15 @@ byte. Works on a folder and on S3 alike, since it needs only whole-or-absent wri
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline.collectives import all_agree, broadcast_json, gather_json
+from pipeline.data.position import StreamPosition
 from pipeline.training.config import CheckpointConfig
-from pipeline.training.fragments import FLOAT_BYTES, Position, assemble_manifest, lay_out
+from pipeline.training.fragments import FLOAT_BYTES, assemble_manifest, lay_out
 from pipeline.training.ledger import last_line
 from pipeline.training.manifest import (
     ATTEMPTS,
@@ -34,6 +34,7 @@ from pipeline.training.manifest import (
     standing_checkpoints,
     token_order,
 )
+from pipeline.training.saved_job import SavedJob
 from pipeline.training.zero_state import MASTER, Fragment
 from pipeline.world import World
 from shards.errors import UserError, WillNotSucceedError
@@ -45,35 +46,64 @@ _MOST_READ_AHEAD_BYTES = 1 << 30  # a rank's share of what many ranks wrote; few
 
 
 class Checkpoints:
-    """The checkpoints of one run, seen by all ranks together: every public method but `open` is collective."""
+    """The checkpoints of one run, seen by all ranks together. Every public method but `load`, `loaded` and `retire` is
+    collective."""
 
     def __init__(self, store: Store, world: World, *, run_dir: Path) -> None:
         self.store, self.world, self.run_dir = store, world, run_dir
         self.attempt = Attempt(token="", resumed_from=None)
         self._read_ahead: dict[str, bytes] = {}
 
-    @classmethod
-    def start(
-        cls, store: Store, world: World, *, run_dir: Path, accept: Callable[[Manifest | None], None]
-    ) -> tuple["Checkpoints", Manifest | None]:
-        """Finds the newest checkpoint that stands and verifies (None: from scratch), and registers a new attempt.
+    def newest(self) -> Manifest | None:
+        """The newest standing checkpoint that every rank can verify; None if none was ever committed."""
+        candidates: list[str] = []
+        if self.world.is_first:
+            standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
+            candidates = [place.folder for place in standing]
+        candidates = broadcast_json(candidates, device=self.world.device)
+        for folder in candidates:
+            manifest, fault = None, ""
+            try:
+                manifest = manifest_from_json(self.store.read(f"{folder}/{MANIFEST_NAME}"))
+                fault = self._verify_share(manifest)
+            except (ValueError, MissingObjectError) as error:
+                fault = str(error)
+            if all_agree(not fault, device=self.world.device) and manifest:
+                return manifest
+            self._read_ahead.clear()
+            faults = [f for f in gather_json(fault, device=self.world.device) if f]
+            if self.world.is_first:
+                log.warning("skipping checkpoint %s: %s", folder, "; ".join(faults))
+        where = self.store.url
+        if candidates:
+            raise WillNotSucceedError(
+                f"none of the {len(candidates)} checkpoints in {where} can be used (see above); nothing was changed. "
+                f"Repair them, or start again in another --run-dir"
+            )
+        if broadcast_json(bool(last_line(self.run_dir)), device=self.world.device):
+            raise UserError(
+                f"{self.run_dir} has committed checkpoints on record, but {where} holds none that counts; give the "
+                "--checkpoint.url that the run was started with, or another --run-dir to start anew"
+            )
+        return None
 
-        `accept` raises where the job cannot start from it; only after it is the attempt on record, so that a refused
-        command does not take a run over.
+    def begin_attempt(self, resumed_from: Manifest | None) -> bool:
+        """Registers this start, which resumes from a checkpoint that was found (None: there is none); False if another
+        one must be found, because this one has been retired in the meantime.
+
+        Call it once the job is accepted: a refused command must not take a run over.
         """
-        reader = cls(store, world, run_dir=run_dir)
-        while True:
-            manifest = reader._newest_verified()
-            accept(manifest)
-            token = next_token(read_attempts(store), nonce=secrets.token_hex(4)) if world.is_first else ""
-            token = broadcast_json(token, device=world.device)
-            reader.attempt = Attempt(token=token, resumed_from=manifest.id if manifest else None)
-            if broadcast_json(reader._register() if world.is_first else True, device=world.device):
-                return reader, manifest
+        token = next_token(read_attempts(self.store), nonce=secrets.token_hex(4)) if self.world.is_first else ""
+        token = broadcast_json(token, device=self.world.device)
+        self.attempt = Attempt(token=token, resumed_from=resumed_from.id if resumed_from else None)
+        is_registered: bool = broadcast_json(
+            self._register() if self.world.is_first else True, device=self.world.device
+        )
+        return is_registered
 
     def _register(self) -> bool:
-        """Puts this attempt on record; False (and off the record) where an older process, still alive until it reads
-        the record, has in the meantime retired the checkpoint that this attempt resumes from."""
+        """Puts this attempt on record; False (and off the record) if an older process, still alive until it reads the
+        record, has in the meantime retired the checkpoint that this attempt resumes from."""
         path = f"{ATTEMPTS}/{self.attempt.token}.json"
         self.store.write(path, attempt_to_json(self.attempt))
         origin = self.attempt.resumed_from
@@ -100,14 +130,15 @@ class Checkpoints:
         self,
         fragments: list[Fragment],
         *,
-        position: Position,
         shapes: dict[str, tuple[int, ...]],
-        data_state: dict[str, Any],
+        position: StreamPosition,
+        num_updates: int,
+        job: SavedJob,
         record: dict[str, Any],
     ) -> Manifest | None:
-        """Writes and commits a checkpoint; None (and an error in the log) where any rank could not write its part."""
+        """Writes and commits a checkpoint; None (and an error in the log) if any rank could not write its file."""
         self.refuse_if_overtaken()
-        place = CheckpointId(step=position.step, attempt=self.attempt.token)
+        place = CheckpointId(step=position.next_step, attempt=self.attempt.token)
         try:
             report = self._write_fragments(place, fragments)
         except (OSError, UserError) as error:
@@ -117,7 +148,7 @@ class Checkpoints:
         manifest = None
         if not errors:
             manifest = assemble_manifest(
-                place, reports, position=position, shapes=shapes, data_state=data_state, record=record
+                place, reports, shapes=shapes, position=position, num_updates=num_updates, job=job, record=record
             )
             if self.world.is_first:
                 try:
@@ -126,7 +157,7 @@ class Checkpoints:
                     errors = [f"manifest: {error}"]
         errors = broadcast_json(errors, device=self.world.device)
         if errors:
-            log.error("checkpoint of step %d was not committed: %s", position.step, "; ".join(errors))
+            log.error("checkpoint of step %d was not committed: %s", place.step, "; ".join(errors))
             return None
         return manifest
 
@@ -179,39 +210,6 @@ class Checkpoints:
             "num_bytes": laid_out.num_bytes,
             "pieces": laid_out.pieces,
         }
-
-    def _newest_verified(self) -> Manifest | None:
-        """The newest standing checkpoint that every rank finds sound; None where none was ever committed."""
-        candidates: list[str] = []
-        if self.world.is_first:
-            standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
-            candidates = [place.folder for place in standing]
-        candidates = broadcast_json(candidates, device=self.world.device)
-        for folder in candidates:
-            manifest, fault = None, ""
-            try:
-                manifest = manifest_from_json(self.store.read(f"{folder}/{MANIFEST_NAME}"))
-                fault = self._verify_share(manifest)
-            except (ValueError, MissingObjectError) as error:
-                fault = str(error)
-            if all_agree(not fault, device=self.world.device) and manifest:
-                return manifest
-            self._read_ahead.clear()
-            faults = [f for f in gather_json(fault, device=self.world.device) if f]
-            if self.world.is_first:
-                log.warning("skipping checkpoint %s: %s", folder, "; ".join(faults))
-        where = self.store.url
-        if candidates:
-            raise WillNotSucceedError(
-                f"none of the {len(candidates)} checkpoints in {where} can be used (see above); nothing was changed. "
-                f"Repair them, or start again in another --run-dir"
-            )
-        if broadcast_json(bool(last_line(self.run_dir)), device=self.world.device):
-            raise UserError(
-                f"{self.run_dir} has committed checkpoints on record, but {where} holds none that counts; give the "
-                "--checkpoint.url that the run was started with, or another --run-dir to start anew"
-            )
-        return None
 
     def _verify_share(self, manifest: Manifest) -> str:
         """Checks every num_ranks-th file; what was read is kept, since a resumed rank mostly needs its own file."""

@@ -7,21 +7,14 @@ from typing import Any
 
 import torch
 
+from pipeline.data.position import StreamPosition
 from pipeline.training.manifest import FORMAT, CheckpointId, FileRecord, FragmentLocation, LogicalTensor, Manifest
+from pipeline.training.saved_job import SavedJob
 from pipeline.training.zero_state import MASTER, Fragment
 
 FLOAT_BYTES = 4
 _ALIGNMENT = 8  # of the header, so that the tensors can be mapped
 Piece = tuple[str, str, int, int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where a run stands when it is saved."""
-
-    step: int
-    num_updates: int
-    num_samples: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +67,10 @@ def assemble_manifest(
     place: CheckpointId,
     reports: list[dict[str, Any]],
     *,
-    position: Position,
     shapes: dict[str, tuple[int, ...]],
-    data_state: dict[str, Any],
+    position: StreamPosition,
+    num_updates: int,
+    job: SavedJob,
     record: dict[str, Any],
 ) -> Manifest:
     """The manifest of a checkpoint from every rank's report: {file, sha256, num_bytes, pieces}."""
@@ -97,8 +91,9 @@ def assemble_manifest(
         tensors=tensors,
         files=files,
         moments=tuple(moments),
-        num_updates=position.num_updates,
-        num_samples=position.num_samples,
-        data_state=data_state,
+        num_updates=num_updates,
+        num_samples=position.next_step * position.global_batch,
+        position=position,
+        job=job,
         record=record,
     )

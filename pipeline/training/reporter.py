@@ -2,7 +2,8 @@
 
 import logging
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,14 +25,15 @@ NUM_IMAGES = 16  # of the first batch, for TensorBoard
 _RATES = ("bytes", "requests", "retries", "hedges")  # sums of the data's counts that are shown as rates too
 
 
-def open_reporter(job: TrainingJob, ledger: Ledger, data: TrainingData, *, step: int) -> "Reporter":
-    """A run's reporter from `step` on; the job's record and settings go to TensorBoard. Close its `metrics`."""
+@contextmanager
+def open_reporter(job: TrainingJob, ledger: Ledger, data: TrainingData, *, step: int) -> Iterator["Reporter"]:
+    """A run's reporter from `step` on; the job's record and settings go to TensorBoard."""
     run_dir = Path(job.run_dir)
-    metrics = Metrics(run_dir, step=step)
-    record = run_dir / "job.yaml"
-    metrics.show_job(record.read_text() if record.exists() else "", settings_of(job))
-    epoch_samples = data.datasets[0].num_samples if len(data.datasets) == 1 else 0
-    return Reporter(job, metrics, ledger, step=step, epoch_samples=epoch_samples)
+    with closing(Metrics(run_dir, step=step)) as metrics:
+        record = run_dir / "job.yaml"
+        metrics.show_job(record.read_text() if record.exists() else "", settings_of(job))
+        epoch_samples = data.datasets[0].num_samples if len(data.datasets) == 1 else 0
+        yield Reporter(job, metrics, ledger, step=step, epoch_samples=epoch_samples)
 
 
 def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
