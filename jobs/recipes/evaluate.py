@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from jobs.model_jobs import EvaluateJob
-from pipeline.data.config import EvaluationTransform
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation_transform import EvaluationTransform
 
 
 def resize() -> EvaluateJob:

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K
-from pipeline.data.config import AugmentConfig, DataConfig, EvaluationTransform, MixupConfig, RandAugmentConfig
+from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.config import ModelConfig
 from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig, steps_of

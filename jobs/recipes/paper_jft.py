@@ -15,8 +15,9 @@ Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_
 from collections.abc import Callable
 
 from jobs.recipes.paper_datasets import JFT
-from pipeline.data.config import AugmentConfig, DataConfig, EvaluationTransform
+from pipeline.data.config import AugmentConfig, DataConfig
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.config import BIT_RESNETS, ModelConfig
 from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig, steps_of

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.data.config import AugmentConfig, EvaluationTransform
+from pipeline.data.config import AugmentConfig
 from pipeline.data.decode import Pixels
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.hashing import derive_key, uniforms
 
 AUGMENT_VERSION = 2

@@ -43,23 +43,6 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationTransform:
-    """How an image is brought to the model's size, with nothing random."""
-
-    mode: Literal["resize", "central_crop"] = "resize"
-    """resize: straight to the model's size; central_crop: resize the short side, then cut out the centre."""
-    short_side: int = 0
-    """Pixels of the short side before a central crop; at least the model's size; 0: 256/224 of it, the paper's
-    proportion."""
-    antialias: bool = False
-    """Average over all pixels that an output pixel covers, as in training."""
-
-    def __post_init__(self) -> None:
-        if self.short_side < 0:
-            raise UserError(f"transform.short_side is {self.short_side}; allowed are 0 (256/224 of the size) or more")
-
-
-@dataclass(frozen=True, kw_only=True)
 class MixupConfig:
     """Mixup: each image and its labels are mixed with another's."""
 

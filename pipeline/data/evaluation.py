@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.data.batches import Batch, label_matrix
-from pipeline.data.config import EvaluationTransform, Share
+from pipeline.data.config import Share
 from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.transform import evaluation_view
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.dataset import Dataset
 from shards.errors import UserError, WillNotSucceedError
 from shards.order import BlockPart

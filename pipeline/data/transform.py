@@ -18,10 +18,11 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from pipeline.data.augment import Crop, ResizeWindow, draw_crop, evaluation_window, show
-from pipeline.data.config import AugmentConfig, EvaluationTransform
+from pipeline.data.config import AugmentConfig
 from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, turn_of, turned
 from pipeline.data.view_plan import ViewPlan, largest_denominator, plan_view
+from pipeline.evaluation_transform import EvaluationTransform
 
 _LOG = logging.getLogger(__name__)
 _TRIAL_SIZE = (75, 101)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipeline.data.config import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
 
 

@@ -13,7 +13,7 @@ from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches, label_map
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.training.loss import classification_loss
+from pipeline.models.loss import classification_loss
 from pipeline.world import World
 from shards.dataset import Dataset
 from shards.progress import Progress

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config_values import LossName, refuse_wrong_values
-from pipeline.data.config import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 
 
 @dataclass(frozen=True, kw_only=True)

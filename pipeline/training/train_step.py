@@ -10,10 +10,10 @@ from torch import nn
 from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.data.mixup import mix_images, mix_targets, mix_weights
 from pipeline.data.stream import BatchStream
+from pipeline.models.loss import classification_loss, targets_of
 from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.config import TrainingJob
 from pipeline.training.engine import Engine
-from pipeline.training.loss import classification_loss, targets_of
 from pipeline.training.schedule import learning_rate
 from pipeline.training.signals import StopRequest
 from pipeline.training.watch import Watch

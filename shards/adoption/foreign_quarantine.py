@@ -6,8 +6,8 @@ from collections import Counter
 import pyarrow as pa
 
 from shards.adoption.foreign_tar import TarFacts, adopted_path, adopted_rows
-from shards.card.card_reasons import general_reasons
 from shards.errors import UserError
+from shards.packing.reasons import general_reasons
 from shards.store import Store
 
 log = logging.getLogger(__name__)

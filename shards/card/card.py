@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from shards.card.card_images import Match, Mosaic, Tile, read_matches, read_tiles
-from shards.card.card_reasons import general_reasons
 from shards.card.card_tally import TALLY_COLUMNS, Tally
 from shards.dataset import Dataset
 from shards.index import read_table
 from shards.manifest import BLOCKS_PATH, LABELS_PATH, QUARANTINE_PATH, index_path
 from shards.order import ORDER_VERSION
 from shards.packing.plan import PLAN_PATH, Plan
+from shards.packing.reasons import general_reasons
 from shards.progress import Progress
 from shards.storage.ahead import in_order
 from shards.storage.store_file import StoreFile

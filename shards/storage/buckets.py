@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shards.errors import ImageRefusedError
-from shards.storage.objects import without_secrets
-from shards.store import Store
+from shards.storage.objects import Store, without_secrets
 
 if TYPE_CHECKING:
     from shards.storage.s3 import S3Store

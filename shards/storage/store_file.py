@@ -6,7 +6,7 @@ interpreter ends takes the process down with it (SIGABRT, after all work is done
 
 import io
 
-from shards.store import Store
+from shards.storage.objects import Store
 
 
 class StoreFile(io.RawIOBase):

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.data.augment import Crop, ResizeWindow, draw_crop, draws_of, evaluation_window, show
-from pipeline.data.config import AugmentConfig, EvaluationTransform
+from pipeline.data.config import AugmentConfig
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
 
 PLAIN = (
@@ -262,8 +263,3 @@ def test_bounds_that_can_not_be_met_are_refused(
 ) -> None:
     with pytest.raises(UserError, match="allowed are areas"):
         AugmentConfig(min_area=min_area, max_area=max_area, min_ratio=min_ratio, max_ratio=max_ratio)
-
-
-def test_a_negative_short_side_is_refused() -> None:
-    with pytest.raises(UserError, match=r"short_side is -5; allowed are 0"):
-        EvaluationTransform(mode="central_crop", short_side=-5)

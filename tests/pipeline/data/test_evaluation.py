@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from pipeline.data.batches import Batch
-from pipeline.data.config import EvaluationTransform, Share
+from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
 from pipeline.data.transform import evaluation_view
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.dataset import open_dataset
 from shards.errors import WillNotSucceedError
 from shards.read import read_sample

@@ -13,8 +13,8 @@ from scipy import special, stats
 from pipeline.data.config import MixupConfig
 from pipeline.data.mixup import mix_images, mix_targets, mix_weights
 from pipeline.models import ModelConfig, build_model
+from pipeline.models.loss import classification_loss, targets_of
 from pipeline.training.batch_plan import BatchPlan, plan_batch
-from pipeline.training.loss import classification_loss, targets_of
 from shards.errors import UserError
 
 ALPHAS = (0.05, 0.2, 0.5, 0.8, 1.0)

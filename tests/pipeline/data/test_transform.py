@@ -16,7 +16,7 @@ from PIL import Image
 
 from pipeline.data import transform
 from pipeline.data.augment import ResizeWindow, draw_crop, draws_of, show
-from pipeline.data.config import AugmentConfig, EvaluationTransform
+from pipeline.data.config import AugmentConfig
 from pipeline.data.crop_decoder import CropDecoder
 from pipeline.data.decode import DecodeError, decode_stored, turn_of, turned
 from pipeline.data.transform import (
@@ -27,6 +27,7 @@ from pipeline.data.transform import (
     evaluation_view_of_pixels,
     train_view,
 )
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.images.exif import ORIENTATIONS
 from shards.images.image_header import read_header
 from tests.rigs.images import image_bytes

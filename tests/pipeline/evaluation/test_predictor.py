@@ -9,9 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.data.config import EvaluationTransform, Share
+from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
 from pipeline.evaluation.predictor import BATCH, Predictor, load_model
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.usage import Usage
 from pipeline.models.weights import filled_model, open_weights, save_weights

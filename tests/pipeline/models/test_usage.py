@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from pipeline.data.config import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.usage import Usage, usage_of
 from shards.errors import UserError
 

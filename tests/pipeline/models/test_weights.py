@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from pipeline.data.config import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import Model, ModelConfig, build_model
 from pipeline.models.config import Mode
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings

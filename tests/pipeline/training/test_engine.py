@@ -8,10 +8,10 @@ import torch
 
 from pipeline.data import AugmentConfig, DataConfig, train_batches
 from pipeline.models import ModelConfig, build_model
+from pipeline.models.loss import classification_loss
 from pipeline.training.batch_plan import plan_batch
 from pipeline.training.config import EngineConfig, OptimizerConfig
 from pipeline.training.engine import deepspeed_config
-from pipeline.training.loss import classification_loss
 from pipeline.training.metrics import read_metrics
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.schedule import ScheduleConfig, learning_rate

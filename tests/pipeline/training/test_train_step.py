@@ -14,11 +14,11 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.data.config import MixupConfig
 from pipeline.models import build_model
+from pipeline.models.loss import classification_loss
 from pipeline.training.batch_plan import plan_batch
 from pipeline.training.config import TrainingJob
 from pipeline.training.engine import UpdateResult
 from pipeline.training.ledger import Ledger
-from pipeline.training.loss import classification_loss
 from pipeline.training.schedule import learning_rate
 from pipeline.training.signals import Signals, StopRequest
 from pipeline.training.stopping import Stopping

@@ -49,7 +49,7 @@ from pipeline.models import ModelConfig, ViT, shapes_of
 from pipeline.models.initial import initial_tensor
 from pipeline.training.batch_plan import plan_batch
 from pipeline.training.engine import Engine, EngineConfig
-from pipeline.training.loss import classification_loss
+from pipeline.models.loss import classification_loss
 from pipeline.training.optimizer import OptimizerConfig
 from pipeline.world import current_world, enter, leave
 

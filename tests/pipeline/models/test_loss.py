@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pipeline.config_values import LossName
-from pipeline.training.loss import classification_loss, multi_hot, targets_of
+from pipeline.models.loss import classification_loss, multi_hot, targets_of
 
 LABELS = torch.tensor([[1, 3], [0, -1], [-1, -1], [4, 4]])
 

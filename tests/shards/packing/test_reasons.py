@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from shards.card.card_reasons import general_reasons
+from shards.packing.reasons import general_reasons
 
 
 @pytest.mark.parametrize(
