@@ -7,8 +7,9 @@ that what is half-written is cleaned away; a second one, or 10 s, end it at once
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
+from pipeline.training.signals import install
 from pipeline.training.stopping import DEADLINE_SECONDS, end_now, say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -35,13 +36,10 @@ class Interrupts:
     def __init__(self) -> None:
         self._is_working = self._was_asked = False
         self._late: threading.Timer | None = None
-        self._before: dict[signal.Signals, object] = {}
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._handle)
+        self._before = install(_SIGNALS, self._handle)
         return self
 
     def __exit__(
@@ -51,7 +49,7 @@ class Interrupts:
             self._late.cancel()
         for number, handler in self._before.items():
             if signal.getsignal(number) == self._handle:  # a run that is over ignores them until the process ends
-                signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave back
+                signal.signal(number, handler)
 
     def works(self) -> None:
         """All is loaded: from now on an interrupt is raised."""
