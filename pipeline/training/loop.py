@@ -3,8 +3,6 @@
 from contextlib import nullcontext
 from enum import Enum
 
-import torch
-
 from pipeline.data.batches import Batch
 from pipeline.training.config import TrainingJob
 from pipeline.training.guard import NonFiniteGuard
@@ -31,16 +29,16 @@ class Loop:
     def __init__(
         self,
         job: TrainingJob,
-        step: TrainStep,
+        train_step: TrainStep,
         *,
         guard: NonFiniteGuard,
         held_out: HeldOut,
         saving: Saving,
         reporter: Reporter | None,
     ) -> None:
-        self.job, self.train_step, self.guard, self.held_out = job, step, guard, held_out
+        self.job, self.train_step, self.guard, self.held_out = job, train_step, guard, held_out
         self.saving, self.reporter = saving, reporter
-        self.position = step.stream.typed_position
+        self.position = train_step.stream.typed_position
         self._start = self.step
 
     @property
@@ -57,8 +55,8 @@ class Loop:
                 except WaitGivenUpError:
                     return self._stop_here()
                 if self.reporter and self.step == self._start:
-                    self.reporter.shows(*self._shown(batch))
-                request = self._do(batch)
+                    self.reporter.shows(*self.train_step.first_images(batch, NUM_IMAGES))
+                request = self._train_on(batch)
                 is_due = request > StopRequest.NOTHING or self.step % self.job.checkpoint.every_steps == 0
                 if is_due and self.guard.is_sound:
                     self._save()
@@ -74,8 +72,8 @@ class Loop:
             self._save()
         return LoopEnd.ALL_STEPS
 
-    def _do(self, batch: Batch) -> StopRequest:
-        """One step with all that is reported of it; returns what the ranks are asked to do after it."""
+    def _train_on(self, batch: Batch) -> StopRequest:
+        """One step and its report; returns what the ranks are asked to do after it."""
         result = self.train_step.update(batch)
         self.position = self.train_step.stream.typed_position
         saved_step = self.saving.saved_step
@@ -93,7 +91,7 @@ class Loop:
         return StopRequest.SAVE_AND_EXIT if self.held_out.was_given_up else result.request
 
     def _stop_here(self) -> LoopEnd:
-        """The end of a rank that is alone and waits for data which does not come: what is done so far is saved."""
+        """The end of a rank that runs alone and has waited for data in vain: what is done so far is saved."""
         is_new = self.step > (self.saving.saved_step or 0)
         if is_new and self.guard.is_sound:
             self._save()
@@ -105,14 +103,8 @@ class Loop:
     def _is_saved(self) -> bool:
         return self.saving.saved_step == self.step
 
-    def _shown(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
-        """The first images of a batch as the model gets them, augmented and mixed, their labels and all names."""
-        gradients = self.train_step.gradients
-        chosen = slice(0, min(NUM_IMAGES, gradients.plan.micro_batch))
-        return gradients.inputs(batch, chosen)[0], batch.labels[chosen], self.held_out.labels
-
     def _score_the_last(self) -> bool:
-        """The scores of a run whose last step is saved, but whose last evaluation was given up. False: once more."""
+        """Scores a run whose last step is saved, but whose last evaluation was given up; False if this one was too."""
         scores = self.held_out.scores(self.step)
         if scores and self.reporter:
             self.reporter.scored_late(self.step, scores)

@@ -33,7 +33,8 @@ def open_reporter(job: TrainingJob, ledger: Ledger, data: TrainingData, *, step:
         record = run_dir / "job.yaml"
         metrics.show_job(record.read_text() if record.exists() else "", settings_of(job))
         epoch_samples = data.datasets[0].num_samples if len(data.datasets) == 1 else 0
-        yield Reporter(job, metrics, ledger, step=step, epoch_samples=epoch_samples)
+        names = data.label_names
+        yield Reporter(job, metrics, ledger, step=step, epoch_samples=epoch_samples, label_names=names)
 
 
 def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
@@ -64,10 +65,19 @@ def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
 
 
 class Reporter:
-    """Context manager for the loop of rank 0. `epoch_samples`: samples of an epoch, 0 where datasets are mixed."""
+    """Context manager for the loop of rank 0. `epoch_samples`: samples per epoch, 0 if datasets are mixed."""
 
-    def __init__(self, job: TrainingJob, metrics: Metrics, ledger: Ledger, *, step: int, epoch_samples: int) -> None:
-        self.job, self.metrics, self.epoch_samples = job, metrics, epoch_samples
+    def __init__(
+        self,
+        job: TrainingJob,
+        metrics: Metrics,
+        ledger: Ledger,
+        *,
+        step: int,
+        epoch_samples: int,
+        label_names: tuple[str, ...] = (),
+    ) -> None:
+        self.job, self.metrics, self.epoch_samples, self.label_names = job, metrics, epoch_samples, label_names
         self._ticker, self._stack = Ticker(), ExitStack()
         self._throughput = Throughput(ledger.seconds, step=step)
         self._step, self._saved = step, step
@@ -84,9 +94,9 @@ class Reporter:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def shows(self, images: torch.Tensor, labels: torch.Tensor, names: tuple[str, ...]) -> None:
+    def shows(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """The first images [n, height, width, 3] of 0 to 255 with labels [n, most], as the model gets them."""
-        own = [[names[label] for label in row if label >= 0] for row in labels.tolist()]
+        own = [[self.label_names[label] for label in row if label >= 0] for row in labels.tolist()]
         self.metrics.show_images(self._step + 1, images, [", ".join(names) for names in own])
 
     def step(

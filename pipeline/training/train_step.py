@@ -25,9 +25,12 @@ _DROPOUT = 5  # purpose of a key
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What came of a step, on every rank the same: the mean loss over the global batch, the norm of the gradient before
-    clipping, whether the update was skipped as non-finite, its learning rate, the highest request of any rank to stop,
-    and by name of COUNT_NAMES what all ranks have read."""
+    """The outcome of a step, the same on every rank.
+
+    `loss` is the mean over the global batch, `grad_norm` the gradient's norm before clipping, `rate` the learning rate,
+    `request` the highest stop request of any rank. `counts`: what all ranks have read, by name of COUNT_NAMES. An
+    update is skipped if its gradient is not finite.
+    """
 
     loss: float
     grad_norm: float
@@ -83,6 +86,11 @@ class TrainStep:
         with self.watch.waiting("data_wait", "waiting for data"):
             return next(self.stream)
 
+    def first_images(self, batch: Batch, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Up to `most` images of a batch as the model gets them, augmented and mixed, and their labels."""
+        chosen = slice(0, min(most, self.gradients.plan.micro_batch))
+        return self.gradients.inputs(batch, chosen)[0], batch.labels[chosen]
+
     def update(self, batch: Batch) -> StepResult:
         """One optimiser step on all ranks. Collective."""
         gradients, job = self.gradients, self.gradients.job
@@ -101,9 +109,9 @@ class TrainStep:
         )
 
     def _reduced(self, loss: torch.Tensor) -> torch.Tensor:
-        """Sums over all ranks, float64 on the device: the loss, how many ranks have each request, what they have read.
+        """Sums over all ranks, float64 on the device: losses, ranks with each request, counts of what was read.
 
-        One reduction carries it all, and nothing waits for it before the update has been started.
+        One reduction carries everything, and nothing waits for it before the update has started.
         """
         own, counts = self.watch.request(), self.stream.counts()
         requests = [float(own == request) for request in StopRequest]
