@@ -1,8 +1,8 @@
 """Image bytes -> uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock).
 
-What Pillow loads is an image, as it is for `verify --deep` and for nearly every other loader; what it refuses, anything
-cut off above all, is a DecodeError. The fast decoders are strict and say no to the slightest damage: those images are
-left to Pillow, too, which uses what there is of them.
+Pillow decides what is an image, as in `verify --deep` and nearly every other loader; what it refuses, mostly truncated
+files, is a DecodeError. The fast decoders refuse the slightest damage: such images go to Pillow, which uses what is
+left of them.
 """
 
 import io
@@ -16,7 +16,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-DECODER_VERSION = 3  # part of a run's data state: other pixels are another run
+DECODER_VERSION = 3  # part of the position: other pixels are another run
 _MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs
 _DEEP_STEP = 257  # 65535 = 255 x 257
 
@@ -24,12 +24,12 @@ Pixels = NDArray[np.uint8]
 
 
 class DecodeError(Exception):
-    """The bytes are no image that can be decoded, or not the one they should be."""
+    """The bytes cannot be decoded, or are another image than expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """How stored pixels become upright: first rows and columns are exchanged, or not, then each is mirrored, or not."""
+    """How stored pixels become upright: rows and columns are exchanged or not, then each of them is mirrored or not."""
 
     is_exchanged: bool
     is_upside_down: bool
@@ -52,7 +52,7 @@ _TURNS = {
 
 
 def turn_of(orientation: int) -> Turn:
-    """By the index's orientation, 1 to 8; the tag in the bytes is not asked. Raises DecodeError."""
+    """By the index's orientation, 1 to 8; the tag in the bytes is ignored. Raises DecodeError."""
     if orientation not in _TURNS:
         raise DecodeError(f"orientation {orientation}; allowed are 1 to 8")
     return _TURNS[orientation]
@@ -82,7 +82,7 @@ def scaled_size(height: int, width: int, denominator: int) -> tuple[int, int]:
 
 
 def is_jpeg(data: bytes | memoryview) -> bool:
-    """By its first bytes, as all decoders here tell it."""
+    """By its first bytes, like all decoders here."""
     return bool(data[:3] == b"\xff\xd8\xff")
 
 
@@ -95,7 +95,7 @@ def _decode_jpeg(data: bytes | memoryview, size: tuple[int, int], denominator: i
             data, colorspace="RGB", min_height=low, min_width=narrow, min_factor=denominator
         )
         return np.asarray(pixels, dtype=np.uint8)
-    except ValueError:  # a rarity, damage, or no image at all
+    except ValueError:  # rare, damaged, or not an image
         return _decode_with_pillow(data, size, denominator)
 
 

@@ -1,4 +1,4 @@
-"""The data of a run: one dataset, or several mixed by exact shares; its order, its position, the memory it needs."""
+"""The data of a run: one dataset, or several mixed in exact proportions; order, position, memory needed."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -26,19 +26,19 @@ _DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """`quotas`: of every sum(quotas) samples drawn, how many are of each dataset."""
+    """`quotas`: how many of every sum(quotas) samples are from each dataset."""
 
     datasets: tuple[Dataset, ...]
     quotas: tuple[int, ...]
 
     @property
     def url(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return " + ".join(dataset.url for dataset in self.datasets)
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:
-        """Every class's name: those of the first dataset, then what the others add."""
+        """The name of every class: those of the first dataset, then those that the others add."""
         return tuple(dict.fromkeys(name for dataset in self.datasets for name in dataset.label_names))
 
     @property
@@ -55,7 +55,7 @@ class TrainingData:
         )
 
     def seed_of(self, dataset: int, seed: int) -> int:
-        """Each dataset is shuffled and augmented by a key of its own; the first by the run's."""
+        """Each dataset is shuffled and augmented with a seed of its own; the first with the run's."""
         return seed if dataset == 0 else derive_key(seed, dataset, _DATASETS)
 
     def orders(self, config: DataConfig, *, seed: int) -> tuple[SampleOrder, ...]:
@@ -73,12 +73,12 @@ class TrainingData:
         return tuple(found)
 
     def mixture(self, config: DataConfig, *, seed: int) -> Mixture:
-        """Which dataset each position of the mixed order is of."""
+        """Which dataset each position of the mixed order takes its sample from."""
         return Mixture(self.quotas, seed=seed, lanes=config.lanes)
 
 
 def open_training_data(config: DataConfig) -> TrainingData:
-    """The datasets that a configuration names. UserError where one is not complete or the weights do not fit."""
+    """The datasets that a configuration names. UserError if one is incomplete, or if the weights cannot be exact."""
     if not config.mix:
         return TrainingData(datasets=(open_dataset(config.url),), quotas=(1,))
     return TrainingData(
@@ -122,7 +122,7 @@ def check_memory(
     num_ranks: int,
     num_local_ranks: int,
 ) -> int:
-    """The most bytes that the ranks of this host hold or have under way; a start above its budget is refused."""
+    """The most bytes that the ranks of this host hold or are reading; UserError if they exceed the limit."""
     a_rank = sum(
         window_bound_bytes(
             dataset.blocks, order, batch_size=global_batch, num_ranks=num_ranks, batches_in_use=config.steps_ahead

@@ -1,7 +1,7 @@
 """Sharded checkpoints: each rank writes the fragments it owns, the manifest comes last, loading verifies checksums.
 
-Any number of ranks, ZeRO stage or optimiser reads any checkpoint: fragments are parts of logical tensors, addressed by
-byte. Works on a folder and on S3 alike, since it needs only whole-or-absent writes (design section 6).
+Any number of ranks, under any ZeRO stage and optimiser, reads any checkpoint: fragments of logical tensors are
+addressed by byte. It works in folders and on S3 alike, since it needs no more than writes that are whole or absent.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ from shards.store import MissingObjectError, Store
 
 log = logging.getLogger(__name__)
 _PART_BYTES = 64 << 20  # of a file being verified
-_MOST_READ_AHEAD_BYTES = 1 << 30  # a rank's share of what many ranks wrote; few ranks' large files are read twice
+_MOST_READ_AHEAD_BYTES = 1 << 30  # enough for a share of many ranks' files; few ranks' large files are read twice
 
 
 class Checkpoints:
@@ -83,7 +83,7 @@ class Checkpoints:
         if broadcast_json(bool(last_line(self.run_dir)), device=self.world.device):
             raise UserError(
                 f"{self.run_dir} has committed checkpoints on record, but {where} holds none that counts; give the "
-                "--checkpoint.url that the run was started with, or another --run-dir to start anew"
+                "--checkpoint.url that the run was started with, or another --run-dir to start again"
             )
         return None
 
@@ -114,7 +114,7 @@ class Checkpoints:
         return False
 
     def refuse_if_overtaken(self) -> None:
-        """Collective. Raises WillNotSucceedError where a later attempt of this run has started elsewhere."""
+        """Collective. Raises WillNotSucceedError if a later attempt of this run has started elsewhere."""
         later = ""
         if self.world.is_first:
             tokens = [attempt.token for attempt in read_attempts(self.store)]
@@ -162,7 +162,7 @@ class Checkpoints:
         return manifest
 
     def load(self, manifest: Manifest, fragment: Fragment, slot: str) -> None:
-        """Fills one slot of a fragment from wherever its elements lie (not collective)."""
+        """Fills one slot of a fragment from the files that hold its elements (not collective)."""
         places = manifest.tensors[fragment.name].slots[slot]
         filled = 0
         for place, first, count in overlapping(places, start=fragment.start, length=fragment.length):
@@ -179,9 +179,9 @@ class Checkpoints:
         self._read_ahead.clear()
 
     def retire(self, config: CheckpointConfig) -> None:
-        """Deletes what retention does not keep, and what killed or overtaken attempts left; rank 0, after a commit.
+        """Deletes what retention does not keep, and what killed or overtaken attempts left; on rank 0, after a commit.
 
-        A store that does not let us delete costs space, not the run.
+        If the store refuses, that costs space and not the run.
         """
         if not self.world.is_first:
             return
@@ -191,7 +191,7 @@ class Checkpoints:
             kept |= {p.folder for p in standing if config.keep_every and p.step % config.keep_every == 0}
             files = [path for path in self.store.list() if is_checkpoint_file(path)]
             unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
-            # Manifests first: from then on a checkpoint does not exist, whatever of its files is still there.
+            # Manifests first: without it, a checkpoint does not exist, whatever files of it remain.
             for path in sorted(unwanted, key=lambda path: not path.endswith(MANIFEST_NAME)):
                 self.store.delete(path)
         except (OSError, UserError) as error:
@@ -212,7 +212,7 @@ class Checkpoints:
         }
 
     def _verify_share(self, manifest: Manifest) -> str:
-        """Checks every num_ranks-th file; what was read is kept, since a resumed rank mostly needs its own file."""
+        """Checks every num_ranks-th file and keeps what it read, since a resumed rank mostly needs its own file."""
         for name in sorted(manifest.files)[self.world.rank :: self.world.num_ranks]:
             record = manifest.files[name]
             path = f"{manifest.id.folder}/{name}"

@@ -1,4 +1,4 @@
-"""What a rank writes into a checkpoint: its fragments as one safetensors file, and where in it each one lies. Pure."""
+"""What a rank writes into a checkpoint: its fragments as one safetensors file, and the offset of each. Pure."""
 
 import json
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ Piece = tuple[str, str, int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class RankFile:
-    """A rank's file, laid out but not copied: its head, the live views that follow, and where each piece lies.
+    """A rank's file, laid out but not copied: its head, the live views that follow, and the offset of each piece.
 
-    `pieces`: of each (tensor, slot, byte offset in the file, first element, elements).
+    `pieces`: one (tensor, slot, byte offset in the file, first element, number of elements) for each view.
     """
 
     head: bytes
@@ -30,7 +30,7 @@ class RankFile:
     num_bytes: int
 
     def parts(self) -> Iterator[memoryview]:
-        """The file's bytes in order, a tensor at a time: no more than one is copied out of a GPU at once."""
+        """The file's bytes in order, one tensor at a time, so that no more than one is copied out of a GPU at once."""
         yield memoryview(self.head)
         for view in self.views:
             yield view.detach().cpu().contiguous().numpy().data.cast("B")

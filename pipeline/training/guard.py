@@ -10,8 +10,8 @@ log = logging.getLogger(__name__)
 
 
 class NonFiniteGuard:
-    """Counts updates. `num_updates`: those that the optimiser made, over the whole run. `skipped_in_a_row`: the latest
-    ones that were skipped, or made from a loss that is not finite. `says`: whether this rank logs them."""
+    """Counts updates. `num_updates`: those that the optimiser made, over the whole run. `skipped_in_a_row`: the
+    latest ones that were skipped, or made from a loss that is not finite. `says`: whether this rank logs them."""
 
     def __init__(self, job: TrainingJob, *, num_updates: int, says: bool) -> None:
         self.num_updates, self.most_skipped, self.says = num_updates, job.max_skipped_updates, says

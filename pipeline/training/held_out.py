@@ -12,8 +12,8 @@ from shards.dataset import Dataset
 
 
 class HeldOut:
-    """`labels`: the names of the model's classes. `was_given_up`: an evaluation that was due gave way to a request to
-    stop."""
+    """`labels`: the names of the model's classes. `was_given_up`: an evaluation that was due gave way to a stop
+    request."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class FragmentLocation:
 
 @dataclass(frozen=True, kw_only=True)
 class LogicalTensor:
-    """One parameter as the model knows it, and where the fragments of its master and moments lie."""
+    """A parameter as the model knows it, and the locations of the fragments of its master and moments."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -54,7 +54,7 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointId:
-    """A checkpoint's place: its step and the attempt that wrote it."""
+    """Identifies a checkpoint: its step and the attempt that wrote it."""
 
     step: int
     attempt: str
@@ -145,7 +145,7 @@ def attempt_from_json(data: bytes) -> Attempt:
 
 
 def id_from_path(path: str) -> CheckpointId | None:
-    """The checkpoint whose manifest lies at `path` (relative to the checkpoints' root), or None for any other file."""
+    """The checkpoint whose manifest is at `path` (relative to the checkpoints' root), or None for any other file."""
     parts = path.split("/")
     if len(parts) != 3 or parts[2] != MANIFEST_NAME:
         return None
@@ -166,7 +166,7 @@ def token_order(token: str) -> tuple[int, str]:
 
 
 def next_token(attempts: list[Attempt], *, nonce: str) -> str:
-    """Token of a new attempt: one number above all others, and a nonce against two starts at once."""
+    """Token of a new attempt: a number above all others, and a nonce in case two start at once."""
     numbers = [token_order(attempt.token)[0] for attempt in attempts]
     return f"{max(numbers, default=0) + 1:04d}-{nonce}"
 
@@ -174,8 +174,8 @@ def next_token(attempts: list[Attempt], *, nonce: str) -> str:
 def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt]) -> list[CheckpointId]:
     """Committed checkpoints that the fence lets through, newest first.
 
-    Walk from the latest attempt back along what each resumed from: of an attempt on this line, the checkpoints up to
-    the one that its successor resumed from stand; whatever else was written comes from a line that was left behind.
+    Walk back from the latest attempt along what each resumed from. Of an attempt on this line, the checkpoints up to
+    the one that its successor resumed from stand. Everything else was written by an attempt that was overtaken.
     """
     by_token = {attempt.token: attempt for attempt in attempts}
     standing: list[CheckpointId] = []

@@ -1,4 +1,4 @@
-"""What rank 0 says while it trains: the live line, a line at each event, metrics.jsonl and TensorBoard."""
+"""What rank 0 reports while it trains: the live line, a line at each event, metrics.jsonl and TensorBoard."""
 
 import logging
 import time
@@ -38,7 +38,7 @@ def open_reporter(job: TrainingJob, ledger: Ledger, data: TrainingData, *, step:
 
 
 def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
-    """What runs are compared by, under the names of the job's fields."""
+    """The settings that runs are compared by, under the names of the job's fields."""
     model, optimizer, schedule = job.model, job.optimizer, job.schedule
     size = {} if model.is_bit else {f"model.{name}": getattr(model.size, name) for name in ("patch", "depth", "width")}
     return {
@@ -102,7 +102,7 @@ class Reporter:
     def step(
         self, step: int, *, loss: float, grad_norm: float, rate: float, traffic: dict[str, float], scores: Scores | None
     ) -> None:
-        """One step is done, and what came of it. `rate`: the learning rate."""
+        """A step is done, with this outcome. `rate`: the learning rate."""
         self._throughput.step(step)
         self._step, self._loss, self._rate = step, loss, rate
         if scores:
@@ -118,19 +118,19 @@ class Reporter:
         self._ticker.tick(self.facts)
 
     def scored_late(self, step: int, scores: Scores) -> None:
-        """The scores of a step that has been reported: its evaluation was given up before, and made up for now."""
+        """The scores of a step that was reported without them, because its evaluation was given up."""
         self._scores = scores
         log.info("step %d: test accuracy %.3f, loss %.3g", step, scores.accuracy, scores.loss)
         self.metrics.amend(step, {"test_accuracy": scores.accuracy, "test_loss": scores.loss})
 
     def saved(self, step: int) -> None:
-        """A checkpoint is committed: a part of the live line, a line of a log."""
+        """A checkpoint is committed: shown in the live line, or as a line in a log."""
         self._saved = step
         if not self._ticker.is_live:
             log.info("%s, checkpoint saved", as_log_line(self.facts()[:-1]))
 
     def facts(self) -> list[Fact]:
-        """What the live line says."""
+        """The contents of the live line."""
         job, scores = self.job, self._scores
         count = f"step {self._step:,}/{job.steps:,}"
         accuracy = (f"test accuracy {scores.accuracy:.3f}", f"acc {scores.accuracy:.3f}") if scores else ("", "")
@@ -152,7 +152,7 @@ class Reporter:
         return {"epoch": self._step * self.job.global_batch / self.epoch_samples} if self.epoch_samples else {}
 
     def _data_rates(self, traffic: dict[str, float]) -> dict[str, float]:
-        """A second, since the line before; nothing at a process's first line."""
+        """Per second since the previous line; nothing for the first line of a process."""
         now, before = time.monotonic(), self._traffic
         self._traffic = now, traffic
         if before is None:

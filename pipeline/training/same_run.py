@@ -61,7 +61,7 @@ def refuse_changes(
 def _differences(saved: SavedJob, job: TrainingJob, *, is_done: bool) -> list[Difference]:
     """What differs between two jobs apart from their data and their steps."""
     before = {
-        "model": asdict(ModelConfig(**saved.model)),  # fields that an older version had not are at their defaults
+        "model": asdict(ModelConfig(**saved.model)),  # fields that an older version did not have are at their defaults
         "loss": saved.loss,
         "optimizer": {"name": saved.optimizer},
         "ema_decay": saved.ema_decay,
@@ -98,8 +98,8 @@ def _refuse_other_steps(
 
 
 def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: bool) -> list[Difference]:
-    """What differs between a run's recorded job and another one, without `steps`. Fields that only one of them knows,
-    as it is of another version, are passed over."""
+    """What differs between a run's recorded job and another one, without `steps`. Fields that only one of them has,
+    because of its version, are ignored."""
     was, is_now = flattened(before), flattened(now)
     free = (*_OF_POSITION, *_WHERE_AND_HOW, *(() if is_done else _MEASURED))
     both = [name for name in was if name in is_now and name != STEPS and not name.startswith(free)]
@@ -109,8 +109,8 @@ def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: 
 
 
 def extension(before: Mapping[str, Any], job: TrainingJob, *, step: int) -> str:
-    """What happens to the learning rate of a run that is continued at `step` with more steps than before; empty where
-    it is not."""
+    """What happens to the learning rate of a run that continues at `step` with more steps than before; empty if it has
+    no more."""
     num_steps = before.get(STEPS)
     if num_steps is None or job.steps <= num_steps:
         return ""

@@ -1,4 +1,4 @@
-"""Saves a run while it trains: one checkpoint at a time, with what happens around it and after a failure."""
+"""Saves a run while it trains, and reports it; repeated failures end the run."""
 
 import hashlib
 import json

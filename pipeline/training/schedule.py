@@ -1,5 +1,5 @@
-"""Learning rate as a pure function of the step, and the steps of so many epochs ("An Image is Worth 16x16 Words", Table
-3 and appendix B.1; vision_transformer's create_learning_rate_schedule)."""
+"""Learning rate as a pure function of the step, and the steps of a number of epochs. Source: "An Image is Worth 16x16
+Words", Table 3 and appendix B.1; vision_transformer's create_learning_rate_schedule."""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class ScheduleConfig:
 
 
 def learning_rate(step: int, *, config: ScheduleConfig, num_steps: int) -> float:
-    """Rate of update `step` (0 .. num_steps - 1); 0 at step 0 where there is a warm-up, as in the paper's code."""
+    """Rate of update `step` (0 .. num_steps - 1); 0 at step 0 if there is a warm-up, as in the paper's code."""
     if step < config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps)
@@ -44,7 +44,7 @@ def learning_rate(step: int, *, config: ScheduleConfig, num_steps: int) -> float
 
 
 def steps_of(epochs: int, *, num_images: int, global_batch: int) -> int:
-    """Steps of so many passes over the images, rounded to the nearest; batches run on across the end of an epoch."""
+    """Steps of `epochs` passes over the images, rounded to the nearest; batches continue across the end of an epoch."""
     if epochs < 1 or num_images < 1 or global_batch < 1:
         raise ValueError(f"{epochs} epochs, {num_images} images and batches of {global_batch}: all must be 1 or more")
     return (2 * epochs * num_images + global_batch) // (2 * global_batch)

@@ -1,4 +1,4 @@
-"""What everything that takes long in a run looks at: requests to stop, their deadlines, and where the time goes."""
+"""Stop requests, their deadlines, and the ledger: everything that takes long in a run uses all three."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from pipeline.training.stopping import Stopping
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """A rank's requests, deadlines and ledger."""
+    """A rank's stop requests, deadlines and ledger."""
 
     signals: Signals
     stopping: Stopping
@@ -23,17 +23,17 @@ class Watch:
 
     @contextmanager
     def waiting(self, account: Account, doing: str) -> Iterator[None]:
-        """Time on this account, for something that gives way to a request to stop: WaitGivenUpError comes out of it."""
+        """Time on this account, for something that gives way to a stop request by raising WaitGivenUpError."""
         with self.ledger.time(account), self.stopping.giving_up(doing):
             yield
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A checkpoint is written inside: a request to stop waits for it."""
+        """A checkpoint is written inside: a stop request waits for it."""
         with self.ledger.time("checkpoint"), self.stopping.writing():
             yield
 
     def saved(self, step: int) -> None:
-        """A checkpoint of this step is committed: a request to save is fulfilled, a stop has lost nothing."""
+        """A checkpoint of this step is committed: requests to save are fulfilled, and a stop loses no earlier step."""
         self.stopping.saved(step)
         self.signals.saved()
