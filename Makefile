@@ -1,35 +1,35 @@
-# Everything here sets up what it needs, in the checkout's own .venv, with no root and nothing to install by hand
-# but Python 3.11 to 3.14. Settings of a site, for example: make setup TORCH='torch==2.13.0 ...'
+# Every target sets up what it needs in the checkout's own .venv. It needs no root access, only Python 3.11 to 3.14.
+# To choose a build of torch: make setup TORCH='torch==2.13.0 ...'
 
-# The Python that makes .venv: the first of these names that runs and is of a right version, unless you give one.
+# The Python for .venv: the first of these names that runs and has a suitable version, unless you name one.
 IS_RIGHT := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.13 python3.14 python; do \
     if "$$name" -c '$(IS_RIGHT)' 2>/dev/null; then command -v "$$name"; break; fi; done)
-# A newer Python than .venv's, for test-shards: the first that runs, pyenv's too. Empty where there is none.
+# A newer Python than .venv's, for test-shards: the first that runs, including pyenv's. Empty if there is none.
 NEWER_PYTHON ?= $(shell for name in python3.14 python3.13 "$$HOME"/.pyenv/versions/3.1[34].*/bin/python3; do \
     if "$$name" -c 'import ensurepip, venv' 2>/dev/null; then command -v "$$name"; break; fi; done)
-# pip's arguments for torch: where an index offers a CPU build of this version, pip takes that one. A site that
-# wants another build of it (CUDA, ROCm) adds its own --index-url.
+# pip's arguments for torch. If an index offers a CPU build of this version, pip takes it. For another build (CUDA,
+# ROCm), add its --index-url.
 TORCH ?= torch==2.13.0
 # More arguments for pytest, for example: make test ARGS='-m "not slow" tests/shards'
 ARGS ?=
-# Where the photographs are that benchmarks use, and where copies of them in each loader's layout go (4 GB, kept).
+# The benchmarks' folder of photographs, and the folder for copies in each loader's layout (4 GB, kept).
 IMAGES ?=
 WORK ?= runs/bench
 
 VENV := $(CURDIR)/.venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
-SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh) .ci/run
+SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh .githooks/*) .ci/run
 
 .PHONY: help setup demo test test-shards lint soak bench-env bench clean
 .DELETE_ON_ERROR:
 
-help: ## This list
+help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 DECODER := $(VENV)/bin/python -c 'from pipeline.data.transform import decoder_name; print(decoder_name())'
 
-setup: .venv/.all ## Make .venv with all that demo, test and lint need
+setup: .venv/.all ## Make .venv with everything that demo, test and lint need
 	@decoder=$$($(DECODER)) || exit 1; \
 	if [ "$$decoder" = simplejpeg ] && $(VENV)/bin/python hatch_build.py; then decoder=$$($(DECODER)) || exit 1; fi; \
 	echo ".venv is ready; JPEGs are decoded by: $$decoder"; \
@@ -37,18 +37,19 @@ setup: .venv/.all ## Make .venv with all that demo, test and lint need
 	  echo "The crop decoder would give the same pixels in less time. It needs a C compiler and libjpeg-turbo 2.1 or newer with"; \
 	  echo "its headers: apt-get install gcc libjpeg62-turbo-dev on Debian, or one of your own, say CPPFLAGS=-I/opt/jpeg/include"; \
 	  echo "LDFLAGS='-L/opt/jpeg/lib -Wl,-rpath,/opt/jpeg/lib'. Then run make setup again."; }
+	@.githooks/install
 
-demo: .venv/.demo ## The whole pipeline on real handwritten digits, at most 5 minutes on 2 cores
+demo: .venv/.demo ## Run the whole pipeline on real handwritten digits, at most 5 minutes on 2 cores
 	$(VENV)/bin/patchline demo
 
-test: .venv/.all ## All tests; those of components that are not installed are skipped with the reason
+test: .venv/.all ## Run all tests; those that need missing programs are skipped with the reason
 	$(VENV)/bin/python -m pytest $(ARGS)
 
-# What shards/ and its tests import. Tests that need a Ceph, and slow ones, are left to make test.
+# The packages that shards/ and its tests import. Slow tests and tests that need Ceph run only in make test.
 SHARDS_NEEDS := numpy pyarrow pillow imagehash boto3 webdataset jinja2 rich matplotlib pydantic pyyaml scikit-learn \
     'moto[server,s3]' simplejpeg hypothesis pytest pytest-timeout
 
-test-shards: ## The tests of shards/ on a newer Python without torch: make test-shards [NEWER_PYTHON=/path/to/python3.13]
+test-shards: ## Run the tests of shards/ on a newer Python without torch: make test-shards [NEWER_PYTHON=/path/to/python3.13]
 	@python="$(NEWER_PYTHON)"; \
 	if [ -z "$$python" ]; then \
 	  echo "make test-shards: skipped, there is no Python 3.13 or 3.14 (give one: make test-shards NEWER_PYTHON=/path/to/python3.13)"; \
@@ -58,25 +59,25 @@ test-shards: ## The tests of shards/ on a newer Python without torch: make test-
 	.venv-shards/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt $(SHARDS_NEEDS); \
 	PYTHONPATH="$(CURDIR)" PATCHLINE_REQUIRE='' .venv-shards/bin/python -m pytest -m 'not rgw and not slow' tests/shards
 
-lint: .venv/.all ## Style, types and shell scripts
+lint: .venv/.all ## Check style, types and shell scripts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	@command -v shellcheck >/dev/null || { echo "make lint: shellcheck is not installed (Debian: apt-get install shellcheck)"; exit 1; }
 	shellcheck $(SHELL_FILES)
 
-soak: .venv/.all ## A campaign of kills: every continued run must end like the unbroken one
+soak: .venv/.all ## Kill and resume runs many times; each must end like the unbroken run
 	$(VENV)/bin/python -m tests.soak.kills
 	$(VENV)/bin/python -m tests.soak.packing
 	$(VENV)/bin/python -m tests.soak.loader
 
-# The peers ask for older versions of what we use, so they have an environment of their own.
-bench-env: ## Make .venv-bench with the peers that benchmarks/ measures
+# The peers need older versions of our requirements, so they have their own environment.
+bench-env: ## Make .venv-bench with the tools that benchmarks/ compares with
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip --disable-pip-version-check install $(TORCH)
 	.venv-bench/bin/python -m pip --disable-pip-version-check install $(TORCH) --editable '.[bench]'
 
-bench: .venv/.all ## Steps, loader, order and S3 beside the peers, an hour: make bench IMAGES=DIR [WORK=DIR]
+bench: .venv/.all ## Compare steps, loader, order and S3 with other tools, an hour: make bench IMAGES=DIR [WORK=DIR]
 	@test -n "$(IMAGES)" || { echo "make bench: which photographs? IMAGES=folder of CLASS_anything.JPEG files (say, 500 of ImageNet)"; exit 1; }
 	@test -x .venv-bench/bin/python || { echo "make bench: the peers are missing (run: make bench-env)"; exit 1; }
 	$(VENV)/bin/python -m benchmarks.startup --out benchmarks/results/startup.json
@@ -90,11 +91,11 @@ clean: ## Remove .venv, .venv-bench, .venv-shards, caches and the demo's folder
 	rm -rf .venv .venv-bench .venv-shards demo-run build dist pipeline/data/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# What the optional crop decoder is made of: it is built anew when one of these changes.
+# Sources of the optional crop decoder, which is rebuilt when one of them changes.
 NATIVE := hatch_build.py $(wildcard pipeline/data/*.c pipeline/data/*.h)
 
-# Stamps: each is renewed when the project's requirements change. torch goes first, so that pip settles its build
-# before anything that depends on it.
+# Stamps, renewed when the project's requirements change. torch is installed first, so that its build is settled before
+# anything that depends on it.
 .venv/.torch: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 to 3.14 is needed, and none is on the PATH (give one: make PYTHON=/path/to/python3.12)"; exit 1; }
 	@$(PYTHON) -c '$(IS_RIGHT)' || { echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11 to 3.14 is needed (give one: make PYTHON=/path/to/python3.12)"; exit 1; }

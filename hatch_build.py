@@ -1,7 +1,8 @@
-"""Builds the crop decoder of pipeline/data where a C compiler and libjpeg-turbo's headers are; else goes on without.
+"""Builds the crop decoder of pipeline/data if there are a C compiler and libjpeg-turbo's headers; otherwise continues
+without it.
 
-Run by pip for a wheel and for an editable install. The library is optional: without it, the same pixels come slower.
-`python hatch_build.py` builds it in a checkout; CC, CFLAGS, CPPFLAGS and LDFLAGS are as for any other C.
+pip runs this for wheels and editable installs. The library is optional: without it, decoding takes longer and gives the
+same pixels. `python hatch_build.py` builds it in a checkout; CC, CFLAGS, CPPFLAGS and LDFLAGS work as usual.
 """
 
 import hashlib
@@ -18,15 +19,15 @@ from typing import Any
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # only pip's own build environment has it
+except ImportError:  # only pip's build environment has it
     BuildHookInterface = object
 
 FOLDER = "pipeline/data"
 SOURCES = ("crop_decoder.c", "view_resize.c", "view_resize.h")
 LIBRARY = "libcrop_decoder.so"
 COMPILERS = ("cc", "gcc", "clang")
-# No other processor's instructions, no fused or reordered sums: the same pixels on any machine of the kind. They come
-# after CFLAGS, which may add to them.
+# No instructions of other processors, no fused or reordered sums: the same pixels on every machine of one kind. They
+# come after CFLAGS, which may add to them.
 FLAGS = ("-std=c11", "-O3", "-fno-fast-math", "-ffp-contract=off", "-fPIC", "-shared")
 DEBIAN = "(Debian: apt-get install gcc libjpeg62-turbo-dev)"
 
@@ -37,7 +38,7 @@ class CropDecoderHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Builds into the source tree, where an editable install runs, and adds the library to a wheel."""
+        """Builds into the source tree, from which an editable install runs, and adds the library to a wheel."""
         if self.target_name != "wheel":  # an editable install is one; an sdist has the sources
             return
         reason = build(Path(self.root) / FOLDER)
@@ -53,14 +54,15 @@ class CropDecoderHook(BuildHookInterface):
 
 
 def build(folder: Path) -> str:
-    """Makes folder/libcrop_decoder.so of the sources there. Empty, or why it could not be made (then there is none)."""
+    """Builds folder/libcrop_decoder.so from the sources there. Returns an empty string, or why it could not be built
+    (then there is none)."""
     try:
         reason = _build(folder)
-    except (OSError, ValueError) as error:  # a read-only folder, a full disk, a CC with an open quote: no end of it all
+    except (OSError, ValueError) as error:  # a read-only folder, a full disk, a CC with an unclosed quote
         reason = f"{error}"
     if reason:
         with suppress(OSError):
-            (folder / LIBRARY).unlink()  # of older sources, maybe; where it cannot go, it is refused when it is loaded
+            (folder / LIBRARY).unlink()  # it may be from older sources, which are refused when it is loaded
     return " ".join(reason.split())
 
 
@@ -79,10 +81,10 @@ def _build(folder: Path) -> str:
                 text=True,
                 errors="replace",
                 check=False,
-                env={**os.environ, "LC_ALL": "C"},  # _reason reads what it says
+                env={**os.environ, "LC_ALL": "C"},  # _reason parses its messages
             )
             if done.returncode == 0:
-                made.replace(folder / LIBRARY)  # whole or not at all: a run may have the old one open
+                made.replace(folder / LIBRARY)  # replaced atomically: a run may have the old one open
                 return ""
             reasons.append(_reason(shlex.join(compiler), done.stderr))
     return reasons[0]

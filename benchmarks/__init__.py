@@ -1,1 +1,1 @@
-"""Measurements that users can repeat; their results are kept beside them as data, with the command that made them."""
+"""Benchmarks that users can repeat. Their results are kept beside them as data, with the command that made them."""

@@ -1,6 +1,6 @@
-"""Perceptual hashes of imagehash side by side: how far copies are from a photograph, and strangers from each other.
+"""Compares imagehash's perceptual hashes: distances of copies from a photograph, and between different images.
 
-Command, with the results kept (2 minutes on 2 cores; DIR as for benchmarks/near_duplicates.py):
+Command (2 minutes on 2 cores; DIR as for benchmarks/near_duplicates.py):
 
     python -m benchmarks.hash_choice --data DIR --out benchmarks/results/hash_choice.json
 """
@@ -45,7 +45,7 @@ HASHES: dict[str, Callable[[Image.Image], Bits]] = {
 
 
 def grey(data: bytes) -> Image.Image:
-    """Decoded as shards/images/perceptual.py does."""
+    """The image in grey, decoded as in shards/images/perceptual.py."""
     image = Image.open(io.BytesIO(data))
     image.draft("L", (128, 128))
     return image.convert("L")
@@ -59,7 +59,7 @@ def copy_distances(path: Path) -> list[list[int]]:
 
 
 def two_hashes(data: bytes) -> list[tuple[bytes, bytes]]:
-    """For each hash, that of the image and of its mirror image, in whole words of 64 bits."""
+    """For each hash, the hashes of the image and of its mirror image, padded to 64-bit words."""
     image = grey(data)
     found = []
     for bits in HASHES.values():
@@ -69,8 +69,9 @@ def two_hashes(data: bytes) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def stranger_threshold(hashes: list[tuple[bytes, bytes]]) -> int:
-    """The largest threshold at which at most one pair of different images in a million matches; -1: none."""
+def one_in_a_million_threshold(hashes: list[tuple[bytes, bytes]]) -> int:
+    """The largest threshold at which at most one in a million pairs of different images matches; -1 if there is
+    none."""
     words = np.frombuffer(b"".join(hash_ for pair in hashes for hash_ in pair), np.uint64)
     words = words.reshape(len(hashes), 2, -1)
     known, counts = words[NUM_ASKED:].reshape(-1, words.shape[2]), np.zeros(257, np.int64)
@@ -80,7 +81,7 @@ def stranger_threshold(hashes: list[tuple[bytes, bytes]]) -> int:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measures, prints and keeps the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -96,7 +97,7 @@ def main() -> None:
                 change: [float(np.percentile(distances[:, number, place], percent)) for percent in (50, 98)]
                 for place, change in enumerate(SHOWN)
             },
-            "threshold_with_one_pair_in_a_million": stranger_threshold([item[number] for item in small]),
+            "threshold_with_one_pair_in_a_million": one_in_a_million_threshold([item[number] for item in small]),
         }
         for number, name in enumerate(HASHES)
     }

@@ -1,7 +1,7 @@
-"""What our own kernels for CPUs are worth beside PyTorch's: gradients of attention in bf16, and compiled GELU.
+"""Compares our own CPU kernels with PyTorch's: gradients of attention in bf16, and compiled GELU.
 
-Both of a pair in turns in one process, as CPU time; the first round is not counted. One thread, since beside other work
-two wait for each other and their CPU time says little. Command, with the results kept (a minute):
+Both kernels of a pair take turns in one process, and CPU time is measured; the first round is not counted. One thread:
+two threads wait for each other when the machine is busy, and their CPU time then says little. Command (a minute):
 
     python -m benchmarks.kernels --out benchmarks/results/kernels.json
 """
@@ -27,7 +27,7 @@ Pair = tuple[Callable[[], object], Callable[[], object]]
 
 
 def main() -> None:
-    """Measure all pairs; print and keep the table."""
+    """Measures all pairs; prints and keeps the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=1)
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def measured(pair: Pair, *, rounds: int) -> dict[str, Any]:
-    """CPU-seconds of each, and their ratio round by round: quartiles."""
+    """CPU-seconds of each kernel, and their ratio in each round: quartiles."""
     times: list[list[float]] = [[], []]
     for number in range(rounds + 1):
         for place in ((0, 1), (1, 0))[number % 2]:
@@ -60,7 +60,7 @@ def measured(pair: Pair, *, rounds: int) -> dict[str, Any]:
 
 
 def attention(shape: tuple[int, int, int, int]) -> Pair:
-    """Backward alone, of q, k and v as their product leaves them."""
+    """The backward pass of attention alone, with q, k and v as views of one product."""
     batch, heads, tokens, width = shape
     qkv = torch.randn(batch, tokens, 3, heads, width).to(torch.bfloat16).permute(2, 0, 3, 1, 4).requires_grad_()
     q, k, v = qkv.unbind(0)
@@ -74,7 +74,7 @@ def attention(shape: tuple[int, int, int, int]) -> Pair:
 
 
 def mlp() -> Pair:
-    """Two dense layers with GELU between, as torch.compile fuses them."""
+    """Two dense layers with GELU between them, as torch.compile fuses them."""
     num_tokens, width, mlp_width = MLP
     first = torch.nn.Linear(width, mlp_width).to(torch.bfloat16)
     second = torch.nn.Linear(mlp_width, width).to(torch.bfloat16)

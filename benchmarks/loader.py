@@ -1,15 +1,15 @@
-"""What an image costs in our loader, and in webdataset, MosaicML Streaming, LitData and torchvision's ImageFolder.
+"""The cost of an image in our loader, webdataset, MosaicML Streaming, LitData and torchvision's ImageFolder.
 
-Photographs, copied until there are enough, in the layout of each loader; one epoch of the training transform to 224
-pixels (inception crop from 5 % of the area on, bilinear, flip), batches of 64 as uint8, shuffled everywhere, two worker
-processes (ours: two threads). Peers decode with Pillow and torchvision's transforms as they usually do, and in arms of
-their own with our view, so that the loaders themselves are compared; the bare decoder is the limit. Ours shuffles over
-512 images at a time (8 lanes of a block of 64; its default, 16,384, would hold all of so small a dataset) of what
-packing permuted, webdataset over 1,000 a worker, the others as they do by default.
+Photographs are copied until there are enough, and stored in the layout of each loader. Each arm runs one epoch of the
+training transform to 224 pixels (inception crop of at least 5 % of the area, bilinear, flip) and makes shuffled uint8
+batches of 64 with two worker processes (ours: two threads). Peers decode with Pillow and torchvision's transforms, as
+they usually do. In separate arms they use our view, so that only the loaders are compared; the bare decoder is the
+limit. Our loader shuffles 512 images at a time (8 lanes of one block of 64; its default of 16,384 would hold all of so
+small a dataset) on top of packing's permutation. webdataset shuffles 1,000 per worker, the others use their defaults.
 
-All arms in one run, one after another in an order that turns from round to round, each in a process of its own; page
-cache warm; the first round is not counted. Every arm must hand over the same images, by their labels. Peers in an
-environment of their own (`make bench-env`). Command, with the results kept (some 25 minutes on 2 cores):
+All arms run in one run, one after another, in an order that rotates from round to round, each in its own process with a
+warm page cache; the first round is not counted. Every arm must return the same images, compared by their labels. Peers
+need their own environment (`make bench-env`). Command (about 25 minutes on 2 cores):
 
     python -m benchmarks.loader --images DIR --work DIR --out benchmarks/results/loader.json
 """
@@ -52,13 +52,13 @@ MOST_SECONDS_AN_ARM = 900.0
 
 
 def main() -> None:
-    """Prepare, measure all arms, print and keep the tables."""
+    """Prepares the layouts, measures all arms, prints and keeps the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, required=True, help="folder of CLASS_anything.JPEG files")
-    parser.add_argument("--work", type=Path, required=True, help="where the layouts lie, kept for the next run")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the layouts, kept for the next run")
     parser.add_argument("--repeat-to", type=int, default=5120, help="number of images, a multiple of 64")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--lanes", type=int, default=8, help="of our order; 8 shuffle over 512 images")
+    parser.add_argument("--lanes", type=int, default=8, help="lanes of our order; 8 lanes shuffle 512 images")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM")
     parser.add_argument("--peers", default=".venv-bench/bin/python", help="a Python that has the peers")
     parser.add_argument("--out", type=Path)
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def one_arm(name: str, arguments: argparse.Namespace) -> Report:
-    """Run an arm with its layout in the page cache."""
+    """Runs an arm with its layout in the page cache."""
     for layout in LAYOUTS:
         for path in (arguments.work / layout).rglob("*"):
             if path.is_file():
@@ -91,11 +91,11 @@ def one_arm(name: str, arguments: argparse.Namespace) -> Report:
 
 
 def results(rounds: list[Round], arguments: argparse.Namespace) -> dict[str, Any]:
-    """As they are kept."""
+    """The results as they are kept."""
     reports = [report for one in rounds for report in one.values()]
     labels = {report["labels_sha256"] for report in reports if "labels_sha256" in report}
     if len(labels) > 1:
-        say("NOT THE SAME IMAGES: the arms differ in the labels they handed over")
+        say("NOT THE SAME IMAGES: the arms returned different labels")
     return {
         "command": "python -m benchmarks.loader --images DIR --work DIR "
         f"--repeat-to {arguments.repeat_to} --rounds {arguments.rounds} --lanes {arguments.lanes} "
@@ -118,57 +118,42 @@ def _without_versions(report: Report) -> Report:
 
 
 def aims(rounds: list[Round]) -> list[Aim]:
-    """What is asked of the loader, from the median of the rounds."""
-    found = [Aim(what="CPU-seconds per 1,000 images", limit=2.6, found=values(rounds, OURS, CPU))]
+    """The loader's aims, compared with the median of the rounds."""
+    bare, bare_2 = "bare decode + crop + resize", "bare decode + crop + resize, 2 threads"
+    full = "bare full decode"
     peers = [peer for peer in STREAMING if values(rounds, peer, CPU)]
-    if peers:
-        least = min(peers, key=lambda name: _median(rounds, name, CPU))
-        fastest = max(peers, key=lambda name: _median(rounds, name, RATE))
-        found += [
-            Aim(
-                what=f"CPU of the best streaming peer ({least}) to ours",
-                limit=2.0,
-                at_least=True,
-                found=ratios(rounds, least, OURS, CPU),
-            ),
-            Aim(
-                what=f"antialiased, as peers always are: CPU of {least} to ours",
-                limit=2.0,
-                at_least=True,
-                found=ratios(rounds, least, ANTIALIASED, CPU),
-            ),
-            Aim(
-                what=f"images/s to the best streaming peer ({fastest})",
-                limit=2.0,
-                at_least=True,
-                found=ratios(rounds, OURS, fastest, RATE),
-            ),
-        ]
-    found += [
-        Aim(what="CPU of ImageFolder to ours", limit=1.7, at_least=True, found=ratios(rounds, FOLDER, OURS, CPU)),
-        Aim(
-            what="antialiased: CPU of ImageFolder to ours",
-            limit=1.7,
-            at_least=True,
-            found=ratios(rounds, FOLDER, ANTIALIASED, CPU),
+    return [
+        Aim(what="CPU-seconds per 1,000 images", limit=2.6, found=values(rounds, OURS, CPU)),
+        *(_streaming_aims(rounds, peers) if peers else ()),
+        _times("CPU: ImageFolder / ours", 1.7, ratios(rounds, FOLDER, OURS, CPU)),
+        _times("CPU: ImageFolder / ours, antialiased", 1.7, ratios(rounds, FOLDER, ANTIALIASED, CPU)),
+        _times("images/s: ours / ImageFolder", 1.6, ratios(rounds, OURS, FOLDER, RATE)),
+        Aim(what=f"CPU: ours / {bare}, one thread", limit=1.15, found=ratios(rounds, OURS, bare, CPU)),
+        Aim(what=f"CPU: ours / {bare}, two threads", limit=1.15, found=ratios(rounds, OURS, bare_2, CPU)),
+        Aim(what="stretch goal: CPU-seconds per 1,000 images", limit=1.9, found=values(rounds, OURS, CPU)),
+        Aim(what=f"stretch goal: CPU, ours / {full}", limit=1.0, found=ratios(rounds, OURS, full, CPU)),
+        *(
+            Aim(what=f"peak memory: ours / {peer}", limit=1.0, found=ratios(rounds, OURS, peer, MEMORY))
+            for peer in (*peers, FOLDER)
         ),
-        Aim(what="images/s to ImageFolder", limit=1.6, at_least=True, found=ratios(rounds, OURS, FOLDER, RATE)),
-        Aim(
-            what="CPU to bare decode + crop + resize, one thread",
-            limit=1.15,
-            found=ratios(rounds, OURS, "bare decode + crop + resize", CPU),
-        ),
-        Aim(
-            what="CPU to bare decode + crop + resize, two threads",
-            limit=1.15,
-            found=ratios(rounds, OURS, "bare decode + crop + resize, 2 threads", CPU),
-        ),
-        Aim(what="stretch: CPU-seconds per 1,000 images", limit=1.9, found=values(rounds, OURS, CPU)),
-        Aim(what="stretch: CPU to bare full decode", limit=1.0, found=ratios(rounds, OURS, "bare full decode", CPU)),
     ]
-    for peer in (*peers, FOLDER):
-        found.append(Aim(what=f"peak memory to {peer}", limit=1.0, found=ratios(rounds, OURS, peer, MEMORY)))
-    return found
+
+
+def _streaming_aims(rounds: list[Round], peers: list[str]) -> list[Aim]:
+    """Aims relative to the streaming peers: the one that takes the least CPU, and the fastest."""
+    least = min(peers, key=lambda name: _median(rounds, name, CPU))
+    fastest = max(peers, key=lambda name: _median(rounds, name, RATE))
+    antialiased = f"CPU: {least} / ours, antialiased as peers always are"
+    return [
+        _times(f"CPU: best streaming peer ({least}) / ours", 2.0, ratios(rounds, least, OURS, CPU)),
+        _times(antialiased, 2.0, ratios(rounds, least, ANTIALIASED, CPU)),
+        _times(f"images/s: ours / best streaming peer ({fastest})", 2.0, ratios(rounds, OURS, fastest, RATE)),
+    ]
+
+
+def _times(what: str, limit: float, found: list[float]) -> Aim:
+    """A ratio of at least `limit`."""
+    return Aim(what=what, limit=limit, at_least=True, found=found)
 
 
 def _median(rounds: list[Round], name: str, figure: str) -> float:
@@ -176,7 +161,7 @@ def _median(rounds: list[Round], name: str, figure: str) -> float:
 
 
 def table(arms: dict[str, Report]) -> str:
-    """The arms, the cheapest first, as Markdown."""
+    """The arms as Markdown, the cheapest first."""
     rows = [
         "| | CPU-s per 1,000 | images/s | first batch, s | with start and end: CPU-s per 1,000, images/s | "
         "whole command: CPU-s, s | peak memory, MB |",

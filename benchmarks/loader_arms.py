@@ -1,9 +1,9 @@
-"""One arm of the loader benchmark, in a process of its own: one epoch of uint8 batches, and what it took.
+"""One arm of the loader benchmark in its own process: one epoch of uint8 batches and their cost.
 
     python -m benchmarks.loader_arms ARM --work DIR --images N --report FILE
 
-CPU-seconds are those of this process and of all below it. "Steady" is from the end of the first eighth of the batches
-to the end of the seventh: the loader is full of started work at both moments, so that what is under way cancels.
+CPU-seconds are those of this process and all its descendants. "Steady" is from the end of the first eighth of the
+batches to the end of the seventh: the loader is full of work in progress at both moments, so that its cost cancels.
 """
 
 import argparse
@@ -26,27 +26,27 @@ from benchmarks.loader_settings import Settings
 
 Batches = Iterator[tuple[Any, Any]]  # images uint8 of any layout, labels
 PACKAGES = ("torch", "numpy", "simplejpeg", "opencv-python-headless", "pillow")
-WARM_SHARE = 8  # one batch in this many is before, and one after, the steady part
+WARM_SHARE = 8  # an eighth of the batches is before the steady part, and an eighth after it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """Seconds of the clock, and CPU-seconds of this process and all below it."""
+    """The clock in seconds, and the CPU-seconds of this process and its descendants."""
 
     wall: float
     cpu: float
 
     @classmethod
     def now(cls) -> "Moment":
-        """This moment."""
+        """The current moment."""
         return cls(wall=time.monotonic(), cpu=_own_cpu_seconds() + sum(map(_cpu_seconds, _below(os.getpid()))))
 
 
 def main() -> None:
-    """Run the arm that the command line names."""
+    """Runs the arm that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arm", choices=ARMS)
-    parser.add_argument("--work", required=True, help="where loader_prepare has put the layouts")
+    parser.add_argument("--work", required=True, help="folder of the layouts that loader_prepare made")
     parser.add_argument("--report", type=Path, required=True)
     for name, value in (("images", 0), ("batch", 64), ("workers", 2), ("lanes", 16), ("window-blocks", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def one_epoch(batches: Callable[[], Batches], settings: Settings) -> dict[str, Any]:
-    """Take every batch; RuntimeError where they are not one epoch of images of the right size."""
+    """Takes every batch. RuntimeError if they are not one epoch of images of the right size."""
     num_batches, size = settings.images // settings.batch, settings.image_size
     margin = max(1, num_batches // WARM_SHARE)
     moments: dict[int, Moment] = {}
@@ -111,7 +111,7 @@ def _own_cpu_seconds() -> float:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Of a process and of those below it that have ended; 0 where it has just ended itself."""
+    """CPU-seconds of a process and of its descendants that have ended; 0 if it has just ended itself."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -126,7 +126,7 @@ def _below(pid: int) -> Iterator[int]:
             yield from _below(child)
 
 
-# Name: what loads the arm, and the packages whose versions are of interest beside PACKAGES.
+# Name: what loads the arm, and the packages whose versions are recorded in addition to PACKAGES.
 ARMS: dict[str, tuple[Callable[[Settings], Callable[[], Batches]], tuple[str, ...]]] = {
     "patchline": (ours, ()),
     "patchline, antialiased": (lambda settings: ours(settings, antialias=True), ()),

@@ -1,4 +1,4 @@
-"""The limit: decode, crop and resize of images that lie in memory, with nothing around them."""
+"""The limit: decoding, cropping and resizing images that are already in memory, and nothing else."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -12,13 +12,14 @@ from benchmarks.loader_ours import augment_config, view_of
 from benchmarks.loader_prepare import FOLDERS
 from benchmarks.loader_settings import Settings
 
-View = Callable[[bytes, Any, Any], None]  # bytes, the draws of the crop, uint8[size, size, 3] to fill
+View = Callable[[bytes, Any, Any], None]  # bytes, the crop's draws, uint8[size, size, 3] to fill
 
 
 def bare(
     settings: Settings, kind: Literal["decode", "crop", "ours"], *, threads: int = 1
 ) -> Callable[[], Iterator[tuple[Any, Any]]]:
-    """`decode`: the whole image by simplejpeg; `crop`: and a crop of it resized by OpenCV; `ours`: our view."""
+    """`decode`: decodes the whole image with simplejpeg. `crop`: then resizes a crop of it with OpenCV. `ours`: our
+    view."""
     from pipeline.data.augment import draws_of  # noqa: PLC0415
 
     folders = sorted(Path(settings.work, FOLDERS).iterdir())
@@ -31,7 +32,7 @@ def bare(
     def batches() -> Iterator[tuple[Any, Any]]:
         size = settings.image_size
         with ThreadPoolExecutor(threads) as pool:
-            images = np.zeros((settings.batch, size, size, 3), dtype=np.uint8)  # used again, as ours are
+            images = np.zeros((settings.batch, size, size, 3), dtype=np.uint8)  # reused, as ours are
             for first in range(0, len(items), settings.batch):
 
                 def fill(part: range, first: int = first) -> None:
@@ -62,7 +63,7 @@ def _crop(data: bytes, draws: Any, out: Any) -> None:
     pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
     crop = draw_crop(pixels.shape[0], pixels.shape[1], draws, config=augment_config(antialias=False))
     part = pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
-    if crop.flip:  # copying a reversed view would be twenty times slower
+    if crop.flip:  # copying a reversed view is twenty times slower
         cv2.flip(cv2.resize(part, out.shape[:2], interpolation=cv2.INTER_LINEAR), 1, dst=out)
     else:
         cv2.resize(part, out.shape[:2], dst=out, interpolation=cv2.INTER_LINEAR)

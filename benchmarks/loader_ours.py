@@ -1,4 +1,4 @@
-"""Our loader, and our view of an image for loaders of others."""
+"""Our loader, and our view of an image for other loaders."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from benchmarks.loader_settings import MIN_AREA, Settings
 def ours(
     settings: Settings, *, antialias: bool = False, library: bool = True
 ) -> Callable[[], Iterator[tuple[Any, Any]]]:
-    """`train_batches` as anybody would call it; the epoch's batches and no more. `library`: with the crop decoder's."""
+    """`train_batches` as a user calls it, for exactly one epoch. `library`: uses the crop decoder."""
     from pipeline.data import DataConfig, train_batches, transform  # noqa: PLC0415
 
     config = DataConfig(
@@ -37,7 +37,7 @@ def ours(
 
 
 def augment_config(*, antialias: bool) -> Any:
-    """The crop that every arm makes; flips included."""
+    """The crop that every arm makes, including flips."""
     from pipeline.data.config import AugmentConfig  # noqa: PLC0415  (an arm loads its own library only)
 
     return AugmentConfig(crop="random_resized", min_area=MIN_AREA, antialias=antialias)  # as the peers draw it
@@ -45,7 +45,7 @@ def augment_config(*, antialias: bool) -> Any:
 
 @dataclass(kw_only=True)
 class Image:
-    """As our view wants it."""
+    """An encoded image as our view needs it."""
 
     data: bytes
     height: int
@@ -54,9 +54,9 @@ class Image:
 
 
 def view_of(*, antialias: bool) -> Callable[[bytes, Any, Any], None]:
-    """Our view: fills uint8[size, size, 3] from an image's bytes and the draws of its crop.
+    """Fills uint8[size, size, 3] with our view of an image, from its bytes and the draws of its crop.
 
-    Who has no index takes height and width from the image's own header.
+    Loaders without an index read height and width from the image's header.
     """
     import simplejpeg  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
-"""The peers, used as their documentation shows, each with the decoder it is usually given (Pillow and torchvision's
-transforms) or with our view of an image, so that the loaders themselves are compared.
+"""The peers, used as in their documentation, each with its usual decoder (Pillow and torchvision's transforms) or with
+our view of an image, so that only the loaders are compared.
 
-All shuffle, take two workers as a rule, and hand over uint8 batches. They need not be installed where they are not
-asked for.
+All of them shuffle, use two workers by default, and return uint8 batches. They need not be installed if they are not
+measured.
 """
 
 import io
@@ -25,7 +25,7 @@ SHUFFLE_BUFFER = 1000
 
 
 def webdataset(settings: Settings, *, ours: bool = False) -> Callable[[], Batches]:
-    """WebDataset over tars, batches made in the workers."""
+    """WebDataset over tars, with batches made in the workers."""
     import webdataset as wds  # noqa: PLC0415
 
     transform = _transform(settings, ours=ours)
@@ -45,13 +45,13 @@ def webdataset(settings: Settings, *, ours: bool = False) -> Callable[[], Batche
 
 
 def mosaicml(settings: Settings, *, ours: bool = False) -> Callable[[], Batches]:
-    """StreamingDataset from a local folder, its own shuffle."""
+    """StreamingDataset from a local folder, with its own shuffle."""
     transform = _transform(settings, ours=ours)
     from streaming import StreamingDataset  # noqa: PLC0415
     from streaming.base.util import clean_stale_shared_memory  # noqa: PLC0415
     from torch.utils.data import DataLoader  # noqa: PLC0415
 
-    clean_stale_shared_memory()  # of a run that was killed
+    clean_stale_shared_memory()  # left by a run that was killed
 
     class Images(StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, at: int) -> tuple[Any, int]:
@@ -84,7 +84,7 @@ def litdata(settings: Settings, *, ours: bool = False) -> Callable[[], Batches]:
 
 
 def imagefolder(settings: Settings, *, ours: bool = False) -> Callable[[], Batches]:
-    """Torchvision's ImageFolder with a DataLoader that shuffles."""
+    """torchvision's ImageFolder with a DataLoader that shuffles."""
     transform = _transform(settings, ours=ours)
     from torch.utils.data import DataLoader  # noqa: PLC0415
 
@@ -133,7 +133,7 @@ def _our_view(settings: Settings, declared: object) -> Transform:
 
     view, size = view_of(antialias=False), settings.image_size
     num_draws = draws_of(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), seed=0).shape[1]
-    drawn: dict[int, Any] = {}  # a generator for each worker, which is a fork of one process
+    drawn: dict[int, Any] = {}  # a generator for each worker: they are forks of one process
 
     def transform(data: bytes, _: object = declared) -> Any:
         random = drawn.setdefault(os.getpid(), np.random.default_rng(os.getpid()))

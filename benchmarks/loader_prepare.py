@@ -1,6 +1,6 @@
 """The same images in the layout of each loader: class folders, our shards, webdataset tars, MDS, LitData chunks.
 
-What is there for the same images is not made again, so a run that was cut short goes on where it was.
+Layouts that exist for the same images are not made again, so an interrupted run continues where it stopped.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ from benchmarks.packing import copy_images
 from benchmarks.rounds import say
 
 FOLDERS, PATCHLINE, WEBDATASET, MOSAICML, LITDATA = "folders", "patchline", "webdataset", "mosaicml", "litdata"
-SMALL_BLOCKS = "small-blocks"  # our shards again, in blocks of SMALL_BLOCK images: many requests, for faults to hit
+SMALL_BLOCKS = "small-blocks"  # our shards in blocks of SMALL_BLOCK images: many requests for faults to hit
 SMALL_BLOCK = 8
-NUM_TARS = 10  # an even number, so that two workers of webdataset get equally much
+NUM_TARS = 10  # an even number, so that two workers of webdataset get the same amount
 _PACKING_ARMS = {PATCHLINE: "patchline, 2 workers", MOSAICML: "MDSWriter", LITDATA: "LitData, 2 workers"}
 
 
 def prepare(images: Path, work: Path, count: int, *, peers: str, layouts: Sequence[str]) -> None:
-    """`work`/LAYOUT for each of `layouts`; class folders first, from which all others are made."""
+    """Makes `work`/LAYOUT for each of `layouts`. Class folders come first: all others are made from them."""
     work.mkdir(parents=True, exist_ok=True)
     identity = _identity(images, count)
     for layout in (FOLDERS, *(name for name in layouts if name != FOLDERS)):
@@ -60,7 +60,7 @@ def _run(layout: str, work: Path, count: int, *, peers: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-    _remove(*work.glob(f"{layout}-*"))  # the report, caches of LitData
+    _remove(*work.glob(f"{layout}-*"))  # the report and LitData's caches
 
 
 def _remove(*paths: Path) -> None:
@@ -72,7 +72,7 @@ def _remove(*paths: Path) -> None:
 
 
 def write_tars(images: str, out: str, count: str) -> None:
-    """Webdataset's ShardWriter; in the peers' environment."""
+    """Webdataset's ShardWriter, in the peers' environment."""
     import webdataset  # noqa: PLC0415
 
     from benchmarks.packing_arms import samples  # noqa: PLC0415

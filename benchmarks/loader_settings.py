@@ -1,4 +1,4 @@
-"""What every arm of the loader benchmark does alike."""
+"""Settings that all arms of the loader benchmark share."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ MIN_AREA = 0.05  # of the inception crop; torchvision's own default is 0.08
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`work` holds the layouts. `workers`: processes of the peers, threads of ours. The shuffle of ours reaches over
-    lanes x window_blocks blocks of 64 images at a time, on top of the permutation that packing made."""
+    """`work` holds the layouts. `workers`: processes of the peers, threads of ours. Our shuffle covers lanes x
+    window_blocks blocks of 64 images at a time, on top of packing's permutation."""
 
     work: str
     images: int

@@ -1,4 +1,4 @@
-"""One command run and measured from outside: wall time, CPU-seconds and peak memory of all its processes."""
+"""Runs one command and measures wall time, CPU-seconds and peak memory of all its processes from outside."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_SECONDS = 0.1
-_SET_CHILD_SUBREAPER = 36  # of Linux' prctl
+_SET_CHILD_SUBREAPER = 36  # from Linux's prctl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +28,12 @@ class Measured:
 def run(
     command: Sequence[str], *, environment: dict[str, str] | None = None, poll_seconds: float = POLL_SECONDS
 ) -> Measured:
-    """Run a command to its end; RuntimeError with its errors where it fails. Only where no other child is running.
+    """Runs a command to its end; RuntimeError with its error output if it fails. No other child may be running.
 
-    A poll of the memory takes some 5 ms of CPU for a process of half a gigabyte.
+    Polling the memory of a process of half a gigabyte takes about 5 ms of CPU.
     """
-    # What a command leaves behind for a moment (the process that its workers were forked from) becomes a child of
-    # this one: with it all its CPU time is counted.
+    # Processes that briefly outlive the command (such as the server that forked its workers) become children of
+    # this process, so that all their CPU time is counted.
     others = _children()
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -45,7 +45,7 @@ def run(
         wall = time.monotonic() - began
         _wait_for_orphans(others)
         after = os.times()
-    finally:  # else the orphans of all that this process starts later would be its children for ever
+    finally:  # otherwise it would adopt the orphans of everything that it starts later
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{output.decode()[-4000:]}")
@@ -54,7 +54,7 @@ def run(
 
 
 def _wait_for_orphans(others: set[int]) -> None:
-    """Waits for all children of this process but `others`."""
+    """Waits for all children of this process except `others`."""
     while left := _children() - others:
         for pid in left:
             with suppress(ChildProcessError):
@@ -62,19 +62,19 @@ def _wait_for_orphans(others: set[int]) -> None:
 
 
 def _children() -> set[int]:
-    """Children of this process."""
+    """Ids of this process's children."""
     lines = [line for file in Path("/proc/self/task").glob("*/children") for line in _lines(str(file))]
     return {int(child) for child in " ".join(lines).split()}
 
 
 def machine() -> dict[str, object]:
-    """What the figures were measured on."""
+    """The machine on which the benchmark ran."""
     cpus = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {"cpu": cpus[0] if cpus else "", "cores": os.cpu_count(), "python": platform.python_version()}
 
 
 class _Peak:
-    """Polls the memory of a process and all below it."""
+    """Polls the memory of a process and all its descendants."""
 
     def __init__(self, pid: int, *, poll_seconds: float) -> None:
         self.total = self.largest = 0

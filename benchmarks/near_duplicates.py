@@ -1,7 +1,7 @@
-"""How well near-duplicates of evaluation images are found, how often other images are taken for one, what it costs.
+"""Near-duplicates of evaluation images: recall, false matches and cost.
 
-Needs a folder with `imagenet-sample/*.JPEG` (500 photographs) and `cifar10/{train,test}.parquet`. Command, with the
-results and the figure kept (7 CPU-minutes):
+Needs a folder with `imagenet-sample/*.JPEG` (500 photographs) and `cifar10/{train,test}.parquet`, and takes 7
+CPU-minutes:
 
     python -m benchmarks.near_duplicates --data DIR --out benchmarks/results/near_duplicates.json \
         --figure docs/near_duplicates.svg
@@ -34,11 +34,11 @@ Hashes = NDArray[np.uint8]
 HASHES_AN_IMAGE = 4
 THRESHOLDS = (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96)
 IMAGES, EVALUATION_IMAGES = 14_200_000, 200_000
-WINDOWS_A_QUERY, WINDOWS_AN_EVALUATION_IMAGE = 800, 400
+CROPS_PER_QUERY_IMAGE, CROPS_PER_EVALUATION_IMAGE = 800, 400
 DRAWN = (
     "JPEG quality 30",
     "15 % brighter",
-    "crop 0 to 5 % anyhow",
+    "crop 0 to 5 % at random",
     "crop 5 % each side",
     "crop 5 % left",
     "crop 5 % left and top",
@@ -48,27 +48,27 @@ BICUBIC = Image.Resampling.BICUBIC
 
 
 def encoded(image: Image.Image, image_format: str = "JPEG", *, quality: int = 90) -> bytes:
-    """One file."""
+    """The image as the bytes of a file."""
     file = io.BytesIO()
     image.save(file, image_format, quality=quality)
     return file.getvalue()
 
 
 def resized(image: Image.Image, short_side: int) -> Image.Image:
-    """In proportion."""
+    """With its proportions kept."""
     scale = short_side / min(image.size)
     return image.resize((round(image.width * scale), round(image.height * scale)), BICUBIC)
 
 
 def cropped(image: Image.Image, left: float, top: float, right: float, bottom: float) -> Image.Image:
-    """Without these fractions of width and height."""
+    """Without these fractions of its width and height."""
     width, height = image.size
     box = width * left, height * top, width * (1 - right), height * (1 - bottom)
     return image.crop(box)
 
 
-def cropped_anyhow(image: Image.Image) -> Image.Image:
-    """By 0 to 5 % on each side, different for every image."""
+def cropped_at_random(image: Image.Image) -> Image.Image:
+    """Crops 0 to 5 % off each side, differently for every image."""
     left, top, right, bottom = np.random.default_rng(image.width * image.height).uniform(0, 0.05, 4).tolist()
     return cropped(image, left, top, right, bottom)
 
@@ -90,7 +90,7 @@ CHANGES: dict[str, Callable[[Image.Image], bytes]] = {
     "crop 5 % left": lambda image: encoded(cropped(image, 0.05, 0, 0, 0)),
     "crop 5 % top": lambda image: encoded(cropped(image, 0, 0.05, 0, 0)),
     "crop 5 % left and top": lambda image: encoded(cropped(image, 0.05, 0.05, 0, 0)),
-    "crop 0 to 5 % anyhow": lambda image: encoded(cropped_anyhow(image)),
+    "crop 0 to 5 % at random": lambda image: encoded(cropped_at_random(image)),
     "crop 5 % each side, short side 128, quality 50": lambda image: encoded(
         resized(cropped(image, 0.05, 0.05, 0.05, 0.05), 128), quality=50
     ),
@@ -106,7 +106,7 @@ CHANGES: dict[str, Callable[[Image.Image], bytes]] = {
 
 
 def changed_hashes(path: Path) -> tuple[bytes, bytes, float]:
-    """Of one photograph: the 4 hashes as an evaluation image, that of each changed copy, CPU-seconds to hash it."""
+    """A photograph's 4 hashes as an evaluation image, the hash of each changed copy, the CPU-seconds of one hash."""
     data = path.read_bytes()
     image = Image.open(path).convert("RGB")
     began = time.process_time()
@@ -117,7 +117,7 @@ def changed_hashes(path: Path) -> tuple[bytes, bytes, float]:
 
 
 def four(data: bytes) -> bytes:
-    """The hashes of an evaluation image in a row."""
+    """The hashes of an evaluation image, joined."""
     return b"".join(evaluation_hashes(data) or (bytes(HASH_BITS // 8),) * HASHES_AN_IMAGE)
 
 
@@ -126,8 +126,8 @@ def one(data: bytes) -> bytes:
     return perceptual_hash(data) or bytes(HASH_BITS // 8)
 
 
-def window_hashes(task: tuple[Path, int, Callable[[bytes], bytes]]) -> bytes:
-    """Hashes of windows of a photograph, 15 to 100 % of its area, as if each were a photograph."""
+def crop_hashes(task: tuple[Path, int, Callable[[bytes], bytes]]) -> bytes:
+    """Hashes of random crops of a photograph, 15 to 100 % of its area, as if each were a photograph."""
     path, count, hashes_of = task
     rng = np.random.default_rng(int.from_bytes(path.name.encode()))
     image = Image.open(path).convert("L")
@@ -136,8 +136,8 @@ def window_hashes(task: tuple[Path, int, Callable[[bytes], bytes]]) -> bytes:
     for side in np.sqrt(rng.uniform(0.15, 1, count)).tolist():
         width, height = image.width * side, image.height * side
         x, y = rng.uniform(0, image.width - width), rng.uniform(0, image.height - height)
-        window = image.resize((128, 128), BICUBIC, box=(x, y, x + width, y + height))
-        hashes.append(hashes_of(encoded(window, "BMP")))
+        crop = image.resize((128, 128), BICUBIC, box=(x, y, x + width, y + height))
+        hashes.append(hashes_of(encoded(crop, "BMP")))
     return b"".join(hashes)
 
 
@@ -147,7 +147,7 @@ def as_rows(hashes: list[bytes]) -> Hashes:
 
 
 def recall(pool: Pool, paths: list[Path]) -> dict[str, object]:
-    """How many of the changed copies of each kind are found as their original, for each threshold."""
+    """The share of changed copies of each kind that match their original, by threshold."""
     done = pool.map(changed_hashes, paths, chunksize=8)
     copies = as_rows([item[1] for item in done]).reshape(len(paths), len(CHANGES), -1)
     index = EvaluationIndex(as_rows([item[0] for item in done]))
@@ -166,10 +166,10 @@ def recall(pool: Pool, paths: list[Path]) -> dict[str, object]:
     }
 
 
-def false_windows(pool: Pool, paths: list[Path]) -> tuple[dict[str, object], Hashes, Hashes]:
-    """Windows of half of the photographs that match one of the other half: all of them false."""
-    asked = pool.map(window_hashes, [(path, WINDOWS_A_QUERY, one) for path in paths[1::2]], chunksize=4)
-    known = pool.map(window_hashes, [(path, WINDOWS_AN_EVALUATION_IMAGE, four) for path in paths[::2]], chunksize=4)
+def false_matches_of_crops(pool: Pool, paths: list[Path]) -> tuple[dict[str, object], Hashes, Hashes]:
+    """Random crops of half of the photographs that match one of the other half: all of these matches are false."""
+    asked = pool.map(crop_hashes, [(path, CROPS_PER_QUERY_IMAGE, one) for path in paths[1::2]], chunksize=4)
+    known = pool.map(crop_hashes, [(path, CROPS_PER_EVALUATION_IMAGE, four) for path in paths[::2]], chunksize=4)
     queries, hashes = as_rows(asked), as_rows(known)
     rows, distances = EvaluationIndex(hashes).closest(queries, max_distance=max(THRESHOLDS))
     pairs = len(queries) * (len(hashes) // HASHES_AN_IMAGE)
@@ -178,7 +178,8 @@ def false_windows(pool: Pool, paths: list[Path]) -> tuple[dict[str, object], Has
 
 
 def cifar_matches(pool: Pool, folder: Path) -> dict[str, object]:
-    """Training images that match a test image. With another label, the match is false; so is then one in nine more."""
+    """Training images that match a test image. Matches with another label are false. A ninth as many are added for
+    false matches within a class."""
     images, labels = {}, {}
     for split in ("train", "test"):
         table = pq.read_table(folder / f"{split}.parquet")
@@ -200,12 +201,12 @@ def cifar_matches(pool: Pool, folder: Path) -> dict[str, object]:
 
 
 def extrapolated(matched: dict[int, int] | dict[int, float], pairs: int) -> dict[int, float]:
-    """False matches of 14.2 million images against 200,000 evaluation images, at the same rate a pair."""
+    """False matches of 14.2 million images against 200,000 evaluation images, at the same rate per pair."""
     return {limit: count / pairs * IMAGES * EVALUATION_IMAGES for limit, count in matched.items()}
 
 
 def like(hashes: Hashes, count: int, seed: int) -> Hashes:
-    """So many hashes like those of photographs: theirs, with a fifth of the bits changed at random."""
+    """`count` hashes like those of photographs: theirs, with a fifth of the bits flipped at random."""
     rng = np.random.default_rng(seed)
     chosen = hashes[rng.integers(0, len(hashes), count)]
     for start in range(0, count, 1 << 16):
@@ -215,7 +216,7 @@ def like(hashes: Hashes, count: int, seed: int) -> Hashes:
 
 
 def search_cost(task: tuple[Hashes, Hashes, int]) -> dict[str, float]:
-    """One process looking up all queries at once."""
+    """One process that looks up all queries in one call."""
     hashes, queries, max_distance = task
     began = time.process_time()
     index = EvaluationIndex(hashes)
@@ -232,7 +233,7 @@ def search_cost(task: tuple[Hashes, Hashes, int]) -> dict[str, float]:
 
 
 def search_costs(queries: Hashes, hashes: Hashes) -> list[dict[str, float]]:
-    """For numbers of queries, of evaluation hashes and thresholds, the slower of two processes at the same time."""
+    """For several numbers of queries and evaluation hashes and several thresholds, the slower of two processes."""
     found = []
     kinds = [(EVALUATION_IMAGES, number, DEFAULT_MAX_DISTANCE) for number in (32_768, 262_144, 1_048_576)]
     kinds += [(EVALUATION_IMAGES // 2, 1_048_576, DEFAULT_MAX_DISTANCE)]
@@ -247,8 +248,8 @@ def search_costs(queries: Hashes, hashes: Hashes) -> list[dict[str, float]]:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Recall, and false matches, against the threshold."""
-    import matplotlib as mpl  # noqa: PLC0415, the workers need none
+    """Draws recall and false matches against the threshold."""
+    import matplotlib as mpl  # noqa: PLC0415, the workers do not need it
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     mpl.rcParams["svg.hashsalt"] = "near_duplicates"
@@ -258,7 +259,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         values = results["copies"]["recall"][name]
         left.plot([int(limit) for limit in values], list(values.values()), marker=".", label=name)
     left.set(xlabel="threshold in bits", ylabel="copies found", title="Recall, 500 photographs")
-    for name, key in (("windows of photographs", "windows"), ("CIFAR-10", "cifar10")):
+    for name, key in (("random crops of photographs", "random_crops"), ("CIFAR-10", "cifar10")):
         seen = {int(limit): count for limit, count in results[key]["expected"].items() if count}
         right.plot(list(seen), list(seen.values()), marker=".", label=name)
     right.set(xlabel="threshold in bits", ylabel="images", yscale="log", xlim=left.get_xlim())
@@ -271,7 +272,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measures, prints and keeps the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("data", "out", "figure"):
         parser.add_argument(f"--{name}", type=Path, required=True)
@@ -279,7 +280,7 @@ def main() -> None:
     paths = sorted((arguments.data / "imagenet-sample").glob("*.JPEG"))
     with get_context("spawn").Pool(2) as pool:
         copies = recall(pool, paths)
-        windows, queries, hashes = false_windows(pool, paths)
+        crops, queries, hashes = false_matches_of_crops(pool, paths)
         cifar10 = cifar_matches(pool, arguments.data / "cifar10")
     results: dict[str, Any] = {
         "command": "python -m benchmarks.near_duplicates --data DIR --out benchmarks/results/near_duplicates.json "
@@ -288,7 +289,7 @@ def main() -> None:
         "hash": PERCEPTUAL_HASH,
         "coarse_distance": COARSE_DISTANCE,
         "copies": copies,
-        "windows": windows,
+        "random_crops": crops,
         "cifar10": cifar10,
         "search": search_costs(queries, hashes),
     }

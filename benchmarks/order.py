@@ -1,9 +1,9 @@
-"""What it costs to know which samples a batch has: our order, and MosaicML's partition and py1e shuffle.
+"""The cost of finding out which samples a batch has: our order, and MosaicML's partition and py1e shuffle.
 
-Ours at 303 million samples (JFT-300M) in blocks of 64: the first batch of 4,096 at step 500,000, nothing computed
-before, on one core. In the same run, at 10 million samples, ours and MosaicML's at the same step. Each in a process of
-its own, one after another in an order that turns from round to round; imports are not counted; the first round is not
-counted. Command, with the results kept (two minutes):
+Ours at 303 million samples (JFT-300M) in blocks of 64: the first batch of 4,096 at step 500,000, with nothing computed
+before, on one core. In the same run, ours and MosaicML's at 10 million samples and the same step. Each arm runs in its
+own process, one after another, in an order that rotates from round to round. Imports and the first round are not
+counted. Command (two minutes):
 
     python -m benchmarks.order --out benchmarks/results/order.json
 """
@@ -24,7 +24,7 @@ MOST_SECONDS_AN_ARM = 300.0
 
 
 def main() -> None:
-    """Measure all arms; print and keep the table."""
+    """Measures all arms; prints and keeps the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", default=".venv-bench/bin/python", help="a Python that has the peers")
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def results(rounds: list[Round], num_rounds: int) -> dict[str, Any]:
-    """As they are kept."""
+    """The results as they are kept."""
     return {
         "command": f"python -m benchmarks.order --rounds {num_rounds} --out benchmarks/results/order.json",
         "machine": machine(),
@@ -61,22 +61,26 @@ def results(rounds: list[Round], num_rounds: int) -> dict[str, Any]:
 
 
 def aims(rounds: list[Round]) -> list[Aim]:
-    """What is asked of the order."""
+    """The order's aims."""
     large, ours, peer = f"{OURS}, {LARGE:,}", f"{OURS}, {MEDIUM:,}", f"{PEER}, {MEDIUM:,}"
     megabytes = [value / 1e6 for value in values(rounds, large, "peak_bytes")]
     return [
         Aim(what=f"seconds to the batch, {LARGE:,} samples", limit=2.0, found=values(rounds, large, "wall_seconds")),
         Aim(what=f"peak memory, MB, {LARGE:,} samples", limit=500.0, found=megabytes),
         Aim(
-            what=f"time to MosaicML's, {MEDIUM:,} samples", limit=0.1, found=ratios(rounds, ours, peer, "wall_seconds")
+            what=f"time: ours / MosaicML, {MEDIUM:,} samples",
+            limit=0.1,
+            found=ratios(rounds, ours, peer, "wall_seconds"),
         ),
-        Aim(what=f"CPU to MosaicML's, {MEDIUM:,} samples", limit=0.1, found=ratios(rounds, ours, peer, "cpu_seconds")),
+        Aim(
+            what=f"CPU: ours / MosaicML, {MEDIUM:,} samples", limit=0.1, found=ratios(rounds, ours, peer, "cpu_seconds")
+        ),
     ]
 
 
 def table(arms: dict[str, Report]) -> str:
     """The arms as Markdown."""
-    rows = ["| | s | CPU-s | peak memory, MB | of it added, MB |", "|---|---|---|---|---|"]
+    rows = ["| | s | CPU-s | peak memory, MB | added by the task, MB |", "|---|---|---|---|---|"]
     for name, arm in arms.items():
         sizes = [[value / 1e6 for value in arm[figure]] for figure in ("peak_bytes", "added_bytes")]
         cells = [cell(arm["wall_seconds"]), cell(arm["cpu_seconds"]), *map(cell, sizes)]

@@ -1,4 +1,4 @@
-"""One arm of the order benchmark, in a process of its own on one core: the sample ids of one batch, from nothing.
+"""One arm of the order benchmark in its own process on one core: the sample ids of one batch, starting from nothing.
 
 python -m benchmarks.order_arms ARM --report FILE
 """
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 LARGE, MEDIUM, SMALL = 303_000_000, 10_000_000, 1_000_000
 STEP, BATCH, BLOCK = 500_000, 4096, 64
-LANES, WINDOW_BLOCKS = 64, 4  # the defaults of our DataConfig
-# One host of 8 GPUs with 8 workers each; chunks of 64 MiB of 110 kB images; all else as StreamingDataset's defaults.
+LANES, WINDOW_BLOCKS = 64, 4  # our DataConfig's defaults
+# One host of 8 GPUs with 8 workers each; chunks of 64 MiB of 110 kB images; otherwise StreamingDataset's defaults.
 RANKS, WORKERS, SAMPLES_A_CHUNK, SEED = 8, 8, 610, 9176
 OURS, PEER = "patchline", "MosaicML"
 Ids = NDArray[np.int64]
 
 
 def main() -> None:
-    """Run the arm that the command line names."""
+    """Runs the arm that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arm", choices=ARMS)
     parser.add_argument("--report", type=Path, required=True)
@@ -60,7 +60,7 @@ def _cpu_seconds() -> float:
 
 
 def ours() -> Callable[[int], Ids]:
-    """SampleOrder from the block sizes."""
+    """Builds SampleOrder from the block sizes and asks it for the batch."""
     from shards.order import SampleOrder  # noqa: PLC0415
 
     def first_batch(num_samples: int) -> Ids:
@@ -72,7 +72,7 @@ def ours() -> Callable[[int], Ids]:
 
 
 def mosaicml() -> Callable[[int], Ids]:
-    """What StreamingDataset's local leader does before an epoch's first batch or after a resumption in it."""
+    """What StreamingDataset's local leader computes before the first batch of an epoch, or when it resumes in one."""
     from benchmarks.torchvision_operators import import_torchvision  # noqa: PLC0415
 
     declared = import_torchvision()
@@ -91,7 +91,7 @@ def mosaicml() -> Callable[[int], Ids]:
     return first_batch
 
 
-# Name: what loads the arm, the number of samples, and the packages whose versions are of interest beside numpy.
+# Name: what loads the arm, the number of samples, and the packages whose versions are recorded besides numpy.
 ARMS: dict[str, tuple[Callable[[], Callable[[int], Ids]], int, tuple[str, ...]]] = {
     f"{OURS}, {LARGE:,}": (ours, LARGE, ()),
     f"{OURS}, {MEDIUM:,}": (ours, MEDIUM, ()),

@@ -1,10 +1,10 @@
-"""What packing costs beside webdataset's, MosaicML's and LitData's writers, and beside `cp -r`: CPU, time, memory.
+"""The cost of packing compared with the writers of webdataset, MosaicML and LitData, and with `cp -r`.
 
-All arms in one run, on the same images (photographs copied until there are enough; real copies, so that `cp` reads as
-much as the others), one after another in an order that turns from round to round, each in a process of its own. The
-first round is not counted. Before each arm its inputs are read once (page cache) and what others wrote is on disk;
-after it, what it left to the kernel to write is waited for and counted apart: ours waits by itself. Peers in an
-environment of their own (`make bench-env`). Command, with the results kept (some 15 minutes on 2 cores):
+All arms run in one run on the same images (photographs copied until there are enough; real copies, so that `cp` reads
+as much as the others), one after another, in an order that rotates from round to round, each in its own process. The
+first round is not counted. Before each arm, its inputs are read once (page cache), and everything written by others is
+on disk. After it, the time until the kernel has written the rest is counted separately; ours waits for that itself.
+Peers need their own environment (`make bench-env`). Command (about 15 minutes on 2 cores):
 
     python -m benchmarks.packing --data DIR --scratch DIR --out benchmarks/results/packing.json
 """
@@ -29,10 +29,10 @@ Round = dict[str, Any]
 
 
 def main() -> None:
-    """Measure all arms; print and keep the table."""
+    """Measures all arms; prints and keeps the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of CLASS_anything.JPEG files")
-    parser.add_argument("--scratch", type=Path, required=True, help="where copies and results of the arms lie")
+    parser.add_argument("--scratch", type=Path, required=True, help="folder for copies and the results of the arms")
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", default=".venv-bench/bin/python", help="a Python that has the peers")
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def copy_images(data: Path, images: Path, count: int) -> int:
-    """`count` files in class folders, the sample again and again; their bytes in all."""
+    """Copies the sample images again and again, to `count` files in class folders; returns their total bytes."""
     paths, num_bytes = sorted(data.glob("*.JPEG")), 0
     for number in range(count):
         path = paths[number % len(paths)]
@@ -74,14 +74,14 @@ def copy_images(data: Path, images: Path, count: int) -> int:
 
 
 def one_round(number: int, images: Path, scratch: Path, peers: str) -> dict[str, Round]:
-    """Every arm once, beginning with another one each round."""
+    """Runs every arm once, starting with another one in each round."""
     names = [COPY, *ARMS]
     turned = [names[(place + number) % len(names)] for place in range(len(names))]
     return {name: one_arm(name, images, scratch, peers) for name in turned}
 
 
 def one_arm(name: str, images: Path, scratch: Path, peers: str) -> Round:
-    """Run an arm; what it measured itself, and what was measured around it."""
+    """Runs an arm; returns what it measured itself and what was measured from outside."""
     out, report = scratch / "out", scratch / "report.json"
     for path in images.rglob("*.JPEG"):
         path.read_bytes()
@@ -113,7 +113,7 @@ def one_arm(name: str, images: Path, scratch: Path, peers: str) -> Round:
 
 
 def sync_files(folder: Path) -> int:
-    """Wait until all files are on disk; their bytes."""
+    """Waits until all files are on disk; returns their total bytes."""
     num_bytes = 0
     for path in folder.rglob("*"):
         if path.is_file():
@@ -125,7 +125,7 @@ def sync_files(folder: Path) -> int:
 
 
 def summary(rounds: list[dict[str, Round]]) -> dict[str, Round]:
-    """Median and quartiles of each figure, and of its ratio to ShardWriter's and to cp's in the same round."""
+    """Median and quartiles of each figure, and of its ratios to ShardWriter's and cp's in the same round."""
     figures: dict[str, Callable[[Round], float]] = {
         "cpu_seconds": lambda item: item["cpu_seconds"],
         "wall_seconds": lambda item: item["wall_seconds"],
@@ -154,7 +154,7 @@ def spread(values: list[float]) -> list[float]:
 
 
 def table(arms: dict[str, Round]) -> str:
-    """The arms, the cheapest first, as Markdown."""
+    """The arms as Markdown, the cheapest first."""
     rows = [
         "| | CPU-s | to ShardWriter | wall s | to ShardWriter | until on disk, s | to ShardWriter | "
         "whole command: CPU-s, wall s | largest process, MB |",

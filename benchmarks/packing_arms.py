@@ -1,9 +1,9 @@
-"""One arm of the packing benchmark, in a process of its own: load what it needs, pack, say what each of the two took.
+"""One arm of the packing benchmark in its own process: loads its libraries, packs, and reports the cost of each.
 
     python -m benchmarks.packing_arms ARM --images DIR --out DIR --report FILE
 
-DIR has one folder a class. The peers are used as their documentation shows: a loop over the files in random order,
-image and label of each handed to their writer. They need not be installed where they are not asked for.
+DIR has one folder per class. The peers are used as in their documentation: a loop over the files in random order passes
+image and label of each to their writer. They need not be installed if they are not measured.
 """
 
 import argparse
@@ -27,7 +27,7 @@ Work = Callable[[str, str], None]
 
 
 def main() -> None:
-    """Run the arm that the command line names."""
+    """Runs the arm that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arm", choices=ARMS)
     for name in ("images", "out", "report"):
@@ -55,12 +55,12 @@ _WHOSE = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
 
 def _cpu_seconds() -> float:
-    """Of this process, from its start on, and of its children that have ended."""
+    """CPU-seconds of this process since its start, and of its children that have ended."""
     return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, _WHOSE))
 
 
 def _end_forkserver() -> None:
-    """Its time, and that of the workers it forked, is counted only when it has ended."""
+    """Ends the fork server: its time, and that of its workers, is counted only then."""
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
@@ -77,7 +77,7 @@ def labelled_files(root: str) -> list[tuple[str, int]]:
 
 
 def read_sample(item: tuple[str, int]) -> dict[str, Any]:
-    """What LitData asks for each input."""
+    """Called by LitData for each input."""
     path, label = item
     return {"image": Path(path).read_bytes(), "label": label}
 
@@ -90,7 +90,7 @@ def samples(root: str) -> Iterator[tuple[bytes, int]]:
 
 
 def shard_writer() -> Work:
-    """Webdataset's ShardWriter: key, image and class, no more."""
+    """Webdataset's ShardWriter: only key, image and class."""
     import webdataset  # noqa: PLC0415
 
     def work(images: str, out: str) -> None:
@@ -104,7 +104,7 @@ def shard_writer() -> Work:
 
 def mds_writer(hashes: tuple[str, ...] = ()) -> Work:
     """MosaicML's MDSWriter, uncompressed."""
-    import_torchvision()  # MosaicML loads it, and needs no more than its Python half
+    import_torchvision()  # MosaicML loads it, and needs only its Python half
     from streaming import MDSWriter  # noqa: PLC0415
 
     def work(images: str, out: str) -> None:
@@ -117,7 +117,7 @@ def mds_writer(hashes: tuple[str, ...] = ()) -> Work:
 
 
 def litdata_optimize(workers: int) -> Work:
-    """LitData's optimize; its caches beside the output."""
+    """LitData's optimize, with its caches beside the output."""
     import litdata  # noqa: PLC0415
 
     def work(images: str, out: str) -> None:
@@ -141,7 +141,7 @@ def patchline(workers: int, *, durable: bool = True) -> Work:
     from shards.packing.config import Dedup  # noqa: PLC0415
     from shards.sources.kinds import FolderSource  # noqa: PLC0415
 
-    multiprocessing.set_forkserver_preload(["jobs.pack"])  # as the command line does
+    multiprocessing.set_forkserver_preload(["jobs.pack"])  # as on the command line
 
     def work(images: str, out: str) -> None:
         if not durable:
@@ -154,7 +154,7 @@ def patchline(workers: int, *, durable: bool = True) -> Work:
     return work
 
 
-# Name: what loads the arm, and the packages whose versions are of interest.
+# Name: what loads the arm, and the packages whose versions are recorded.
 _OURS = ("pyarrow", "numpy")
 ARMS: dict[str, tuple[Callable[[], Work], tuple[str, ...]]] = {
     "ShardWriter": (shard_writer, ("webdataset", "torch")),

@@ -1,8 +1,8 @@
-"""How long and how much memory the plan of a large collection takes, matching against evaluation sets included.
+"""Time and memory of planning a large collection, including the search for near-duplicates of evaluation sets.
 
-Scan files and evaluation hashes are synthetic (14.2 million images are not at hand everywhere); everything else is what
-`patchline pack --phase plan` does. One image in a thousand is an exact duplicate, one in a thousand a near-duplicate
-of an evaluation image. Command, with the results kept:
+Scan files and evaluation hashes are synthetic, since few machines hold 14.2 million images; everything else is what
+`patchline pack --phase plan` does. One image in a thousand is an exact duplicate, and one in a thousand a
+near-duplicate of an evaluation image. Command:
 
     python -m benchmarks.planning --images 1000000 4000000 14200000 --out benchmarks/results/planning.json
 """
@@ -38,13 +38,13 @@ ONE_IN = 1000
 
 
 def main() -> None:
-    """Measure each size; print and keep the table."""
+    """Measures each size; prints and keeps the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, nargs="+", default=[1_000_000, 4_000_000, 14_200_000])
     parser.add_argument("--evaluation", type=int, default=200_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--scratch", type=Path, help="folder for the synthetic scans (some 200 bytes an image)")
+    parser.add_argument("--scratch", type=Path, help="folder for the synthetic scans (about 200 bytes per image)")
     arguments = parser.parse_args()
     rows = [_measured(count, arguments) for count in arguments.images]
     command = f"python -m benchmarks.planning --images {' '.join(map(str, arguments.images))}"
@@ -75,7 +75,7 @@ def _measured(num_images: int, arguments: argparse.Namespace) -> dict[str, objec
 
 
 def _synthesise(folder: Path, num_images: int, num_evaluation: int, *, workers: int) -> list[str]:
-    """Write scan files and evaluation hashes; the command that plans them."""
+    """Writes scan files and evaluation hashes; returns the command that plans them."""
     rng = np.random.default_rng(1)
     evaluation = rng.integers(0, 256, (num_evaluation, 32), dtype=np.uint8)
     sets = _write_evaluation(folder, evaluation)
@@ -144,7 +144,7 @@ def _binary(rows: NDArray[np.uint8]) -> pa.Array:
 
 
 def _write_evaluation(folder: Path, evaluation: NDArray[np.uint8]) -> EvaluationSet:
-    """A manifest that says there is such a set; its images are never read."""
+    """Writes the manifest of the evaluation set, whose images are never read."""
     shards = tuple(
         ShardRecord(
             path=f"shards/shard-{begin // IMAGES_A_SHARD:06d}.tar",

@@ -1,7 +1,7 @@
-"""Rounds of arms in turn: each arm a command of its own that writes a report, then medians, quartiles and aims.
+"""Runs arms in turn, each a command that writes a report, and computes medians, quartiles and aims.
 
-An arm that fails, or does not end in time, is recorded as failed and the others go on. Figures are kept after every
-round, so that a run that is cut short has those it had.
+An arm that fails or times out is recorded as failed, and the others continue. Results are written after every round, so
+that an interrupted run keeps what it has.
 """
 
 import json
@@ -19,7 +19,7 @@ from benchmarks.measure import run
 
 Report = dict[str, Any]
 Round = dict[str, Report]
-POLL_SECONDS = 0.5  # of the memory: rare enough to leave both cores to the arms
+POLL_SECONDS = 0.5  # seconds between polls of the memory: rare enough to leave both cores to the arms
 _SHOWN = (
     *("cpu_seconds_per_1000", "images_per_second", "first_batch_seconds", "cpu_seconds", "wall_seconds"),
     *("whole_wall_seconds", "whole_peak_bytes", "peak_bytes"),
@@ -27,7 +27,7 @@ _SHOWN = (
 
 
 def measured(command: Sequence[str], report: Path, *, seconds: float) -> Report:
-    """Run an arm to its end, measured from outside. Only where no other child is running (see measure.run)."""
+    """Runs an arm to its end, measured from outside. No other child may be running (see measure.run)."""
     report.unlink(missing_ok=True)
     try:
         whole = run(["timeout", "--kill-after=10", f"{seconds:g}", *command], poll_seconds=POLL_SECONDS)
@@ -41,7 +41,7 @@ def measured(command: Sequence[str], report: Path, *, seconds: float) -> Report:
 
 
 def reported(command: Sequence[str], report: Path, *, seconds: float, environment: dict[str, str]) -> Report:
-    """Run an arm that measures itself, beside daemons that are children of this process too."""
+    """Runs an arm that measures itself; daemons may be running as children of this process."""
     report.unlink(missing_ok=True)
     try:
         subprocess.run(
@@ -56,7 +56,8 @@ def reported(command: Sequence[str], report: Path, *, seconds: float, environmen
 
 
 def _failed(message: str) -> Report:
-    """The message goes to the screen; into the results only what stands before its colon, which names no path."""
+    """Shows the message on the screen. Only the part before its colon, which contains no path, goes into the
+    results."""
     last = message.splitlines()[-1]
     sys.stderr.write(f"{last}\n")
     return {"failed": last.partition(":")[0][:80]}
@@ -65,7 +66,7 @@ def _failed(message: str) -> Report:
 def in_turn(
     names: Sequence[str], arm: Callable[[str], Report], *, rounds: int, keep: Callable[[list[Round]], None]
 ) -> list[Round]:
-    """A B C, B C A, ...: one round to warm up, which is not counted, and `rounds` that are; `keep` after each."""
+    """A B C, B C A, ...: one warm-up round that is not counted, then `rounds` that are; calls `keep` after each."""
     done: list[Round] = []
     began = time.monotonic()
     for number in range(rounds + 1):
@@ -77,14 +78,14 @@ def in_turn(
         done.append({name: one[name] for name in names})
         minutes = (time.monotonic() - began) / 60
         whole = minutes / (number + 1) * (rounds + 1)
-        say(f"round {number} of {rounds} done after {minutes:.1f} min; all of them take {whole:.1f}")
+        say(f"round {number} of {rounds} done after {minutes:.1f} min of about {whole:.1f}")
         if number:
             keep(done[1:])
     return done[1:]
 
 
 def say(line: str) -> None:
-    """A line of progress."""
+    """Writes a line of progress."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -95,25 +96,25 @@ def _line(report: Report) -> str:
 
 
 def values(rounds: Sequence[Round], name: str, figure: str) -> list[float]:
-    """A figure of an arm in every round in which it did not fail."""
+    """A figure of an arm in every round in which the arm did not fail."""
     return [one[name][figure] for one in rounds if figure in one.get(name, {})]
 
 
 def ratios(rounds: Sequence[Round], name: str, other: str, figure: str) -> list[float]:
-    """A figure of an arm by the same figure of another in the same round."""
+    """A figure of an arm divided by the same figure of another arm in the same round."""
     both = [one for one in rounds if figure in one.get(name, {}) and figure in one.get(other, {})]
     return [one[name][figure] / one[other][figure] for one in both]
 
 
 def spread(found: Sequence[float]) -> list[float]:
-    """Lower quartile, median, upper quartile; empty where there is nothing."""
+    """Lower quartile, median, upper quartile; empty if there are no values."""
     if len(found) < 2:
         return [round(value, 4) for value in found] * 3
     return [round(value, 4) for value in statistics.quantiles(found, n=4, method="inclusive")]
 
 
 def summary(rounds: Sequence[Round], figures: Sequence[str]) -> dict[str, Report]:
-    """For every arm the spread of each figure, and in how many rounds it failed."""
+    """For every arm, the spread of each figure and the number of rounds in which it failed."""
     names = {name: None for one in rounds for name in one}
     return {
         name: {figure: spread(values(rounds, name, figure)) for figure in figures}
@@ -124,7 +125,7 @@ def summary(rounds: Sequence[Round], figures: Sequence[str]) -> dict[str, Report
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
-    """What issue and paper ask of a figure, and what was found, one value a round."""
+    """A goal for a figure, and its measured values, one per round."""
 
     what: str
     limit: float
@@ -132,7 +133,7 @@ class Aim:
     at_least: bool = False
 
     def row(self) -> Report:
-        """As results keep it."""
+        """The aim as it is kept in the results."""
         spread_found = spread(self.found)
         is_met = None
         if spread_found:
@@ -142,8 +143,8 @@ class Aim:
 
 
 def aims_table(rows: Sequence[Report]) -> str:
-    """Aims beside what was found, as Markdown."""
-    lines = ["| | aim | found (quartiles) | met |", "|---|---|---|---|"]
+    """Aims and measured values as Markdown."""
+    lines = ["| | aim | measured (quartiles) | met |", "|---|---|---|---|"]
     for row in rows:
         met = {True: "yes", False: "**no**", None: "not measured"}[row["met"]]
         lines.append(f"| {row['what']} | {row['aim']} | {cell(row['found'])} | {met} |")
@@ -159,7 +160,7 @@ def cell(found: Sequence[float]) -> str:
 
 
 def write(out: Path | None, result: Mapping[str, Any]) -> None:
-    """Keep the results, whole or not at all."""
+    """Writes the results, whole or not at all."""
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)

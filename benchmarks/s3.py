@@ -1,17 +1,17 @@
-"""What it costs to read from S3 instead of a folder, with and without faults, and how long a start or resumption takes.
+"""The cost of reading from S3 instead of a folder, with and without faults, and of starting or resuming.
 
-The S3 is a real Ceph RADOS Gateway on this machine, so it shares the cores with the loader; what it needs itself is
-stated. Three parts, each with its arms one after another in an order that turns from round to round, every arm a
-process of its own, the first round not counted:
+The S3 store is a real Ceph RADOS Gateway on this machine. It shares the cores with the loader, so its own CPU time is
+reported. There are three parts. The arms of each run one after another, in an order that rotates from round to round,
+every arm in its own process; the first round is not counted.
 
 1. Two epochs from a folder and from the gateway.
 2. Some epochs of a dataset with small blocks (many requests) from a folder, through a proxy, and through the proxy with
-   faults: 1 % of requests answered 503, 1 % reset in the middle of the body, 0.1 % of bodies short. Every step, sample
-   id and pixel goes into a sha256.
-3. From the call of train_batches to the first batch at 1 %, 50 % and 99 % of an epoch. Imports are not counted, making
-   the S3 client is.
+   faults: 1 % of the requests are answered with 503, 1 % are reset in mid-body, 0.1 % of the bodies are cut short.
+   Every step, sample id and pixel is hashed.
+3. The time from the call of train_batches to the first batch, at 1 %, 50 % and 99 % of an epoch. Imports are not
+   counted; creating the S3 client is.
 
-Needs Ceph's programs (CONTRIBUTING.md). Command, with the results kept (some 15 minutes on 2 cores):
+Needs Ceph's programs (CONTRIBUTING.md). Command (about 15 minutes on 2 cores):
 
     python -m benchmarks.s3 --images DIR --work DIR --out benchmarks/results/s3.json
 """
@@ -55,7 +55,7 @@ READING = (CPU, RATE, FIRST, SERVER, HELPER, "epoch_cpu_seconds_per_1000", "epoc
 STARTING = (FIRST, "first_batch_cpu_seconds", "import_wall_seconds", "import_cpu_seconds")
 MOST_SECONDS_AN_ARM = 900.0
 BATCH, READING_EPOCHS = 64, 2
-RATES = {"503": 0.01, "reset": 0.01, "short": 0.001}  # of all requests
+RATES = {"503": 0.01, "reset": 0.01, "short": 0.001}  # share of all requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +65,10 @@ class Bench:
     arguments: argparse.Namespace
     store: Uploaded
     report: Path
-    seeds: Iterator[int] = field(default_factory=itertools.count)  # other faults in every round
+    seeds: Iterator[int] = field(default_factory=itertools.count)  # each round draws other faults
 
     def arm(self, kind: str, url: str, *options: str, environment: dict[str, str]) -> Report:
-        """Run an arm; what it says, and what the gateway's daemons needed meanwhile."""
+        """Runs an arm; returns its report and the CPU time that the gateway's daemons used meanwhile."""
         given = ["--url", url, "--images", str(self.arguments.repeat_to), "--report", str(self.report)]
         before = self.store.cpu_seconds()
         command = [sys.executable, "-m", "benchmarks.s3_arms", kind, *given, *options]
@@ -76,7 +76,7 @@ class Bench:
         return said | {"gateway_cpu_seconds": self.store.cpu_seconds() - before}
 
     def part(self, names: Sequence[str], arm: Any, result: dict[str, Any], called: str) -> list[Round]:
-        """Run the arms of a part, and keep what is there after every round."""
+        """Runs the arms of a part, and keeps the results after every round."""
 
         def keep(rounds: list[Round]) -> None:
             result[called] = rounds
@@ -87,10 +87,10 @@ class Bench:
 
 
 def main() -> None:
-    """Prepare, start the gateway, measure all arms, print and keep the tables."""
+    """Prepares the datasets, starts the gateway, measures all arms, prints and keeps the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, required=True, help="folder of CLASS_anything.JPEG files")
-    parser.add_argument("--work", type=Path, required=True, help="where the datasets lie, kept for the next run")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the datasets, kept for the next run")
     parser.add_argument("--repeat-to", type=int, default=5120, help="number of images, a multiple of 64")
     parser.add_argument("--fault-epochs", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """All parts; the results, kept."""
+    """Measures all parts; returns the results, which are kept."""
     given = bench.arguments
     result: dict[str, Any] = {
         "command": "python -m benchmarks.s3 --images DIR --work DIR "
@@ -139,7 +139,7 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 
 def read(bench: Bench, name: str) -> Report:
-    """A folder or the gateway, with nothing in between."""
+    """Reads from a folder or directly from the gateway."""
     dataset = bench.arguments.work / PATCHLINE
     is_local = name == LOCAL
     url, environment = (str(dataset), {}) if is_local else (bench.store.url(dataset), bench.store.environment())
@@ -148,7 +148,7 @@ def read(bench: Bench, name: str) -> Report:
 
 
 def read_small(bench: Bench, name: str) -> Report:
-    """Some epochs of many requests; every pixel hashed."""
+    """Reads some epochs with many requests, and hashes every pixel."""
     dataset, num_epochs = bench.arguments.work / SMALL_BLOCKS, bench.arguments.fault_epochs
     options = ["--epochs", str(num_epochs), "--window-blocks", str(BATCH // SMALL_BLOCK), "--hash"]
     num_images = num_epochs * bench.arguments.repeat_to
@@ -168,19 +168,19 @@ def _named(counts: dict[str, int]) -> dict[str, int]:
 
 
 def _per_image(report: Report, num_images: int) -> Report:
-    """The servers' CPU-seconds for every 1,000 images, start and end included."""
+    """The servers' CPU-seconds per 1,000 images, including start and end."""
     named = {SERVER: "gateway_cpu_seconds", HELPER: "proxy_cpu_seconds"}
     return report | {name: report[of] / num_images * 1000 for name, of in named.items() if of in report}
 
 
 def position(bench: Bench) -> dict[str, Any]:
-    """Where a run that has taken no batch would go on."""
+    """The position of a stream from which no batch has been taken."""
     found: dict[str, Any] = bench.arm("position", str(bench.arguments.work / PATCHLINE), environment={})
     return dict(found.get("position", {}))
 
 
 def start(bench: Bench, name: str, place: dict[str, Any]) -> Report:
-    """The first batch at a place of the epoch, from a folder or the gateway."""
+    """Takes the first batch at a position in the epoch, from a folder or the gateway."""
     where, _, share = name.partition(", ")
     step = max(1, round(bench.arguments.repeat_to // BATCH * float(share.rstrip("%")) / 100))
     dataset = bench.arguments.work / PATCHLINE
@@ -202,12 +202,12 @@ def traffic(rounds: list[Round]) -> dict[str, Report]:
 
 
 def aims(reading: list[Round], faults: list[Round], starts: list[Round]) -> list[Aim]:
-    """What is asked of reading from S3."""
+    """The aims of reading from S3."""
     found = [
-        Aim(what="the loader's own CPU to a folder's", limit=1.1, found=ratios(reading, GATEWAY, LOCAL, CPU)),
-        Aim(what="images/s to a folder's", limit=0.8, at_least=True, found=ratios(reading, GATEWAY, LOCAL, RATE)),
+        Aim(what="the loader's own CPU: S3 / folder", limit=1.1, found=ratios(reading, GATEWAY, LOCAL, CPU)),
+        Aim(what="images/s: S3 / folder", limit=0.8, at_least=True, found=ratios(reading, GATEWAY, LOCAL, RATE)),
         Aim(
-            what="images/s with faults to those without",
+            what="images/s: with faults / without",
             limit=0.8,
             at_least=True,
             found=ratios(faults, FAULTS, PLAIN, RATE),
@@ -218,9 +218,9 @@ def aims(reading: list[Round], faults: list[Round], starts: list[Round]) -> list
         middles = [spread(values(starts, name, FIRST))[1:2] for name in names]
         if all(middles):
             seconds = [middle[0] for middle in middles]
-            what = f"first batch from {where}: the slowest place to the fastest"
+            what = f"first batch from {where}: slowest place / fastest"
             found.append(Aim(what=what, limit=1.2, found=[max(seconds) / min(seconds)]))
-            found.append(Aim(what=f"first batch from {where}, s, the slowest place", limit=1.0, found=[max(seconds)]))
+            found.append(Aim(what=f"first batch from {where}, s, slowest place", limit=1.0, found=[max(seconds)]))
     return found
 
 
@@ -233,7 +233,7 @@ def tables(result: dict[str, Any]) -> str:
             cells = [f"{name}{', small blocks' if part == 'faults_arms' else ''}"]
             cells += [cell(arm[figure]) for figure in (CPU, RATE, FIRST)]
             rows.append(f"| {' | '.join(cells)} | {cell(arm[SERVER])}, {cell(arm[HELPER])} |")
-    rows += ["", "| first batch | s | CPU-s | imports before, s |", "|---|---|---|---|"]
+    rows += ["", "| first batch | s | CPU-s | imports before it, s |", "|---|---|---|---|"]
     for name, arm in result["starts_arms"].items():
         cells = [cell(arm[figure]) for figure in (FIRST, "first_batch_cpu_seconds", "import_wall_seconds")]
         rows.append(f"| {name} | {' | '.join(cells)} |")

@@ -1,9 +1,10 @@
-"""One arm of the S3 benchmark, in a process of its own: batches of ours from a folder or from S3, and what they took.
+"""One arm of the S3 benchmark in its own process: our batches from a folder or from S3, and their cost.
 
     python -m benchmarks.s3_arms epochs|start|position --url URL --images N --report FILE
 
-`epochs` reads some epochs; with --hash, a sha256 over every step, sample id and pixel. `start` takes one batch at
---position, timed from the call of train_batches on. `position` says where a run without any batch taken would go on.
+`epochs` reads some epochs; with --hash, it hashes every step, sample id and pixel. `start` takes one batch at
+--position, timed from the call of train_batches. `position` prints the position of a stream from which no batch has
+been taken.
 """
 
 import argparse
@@ -23,7 +24,7 @@ PACKAGES = ("boto3", "botocore", "urllib3", "torch", "numpy")
 
 
 def main() -> None:
-    """Run what the command line names."""
+    """Runs what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arm", choices=("epochs", "start", "position"))
     parser.add_argument("--url", required=True)
@@ -40,7 +41,7 @@ def main() -> None:
     from pipeline.data.transform import decoder_name  # noqa: PLC0415
     from shards.store import open_store  # noqa: PLC0415
 
-    open_store(arguments.url)  # loads boto3, makes no client
+    open_store(arguments.url)  # loads boto3 without making a client
     imported = Moment.now()
     config = DataConfig(
         lanes=arguments.lanes,
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def epochs(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
-    """All batches of so many epochs."""
+    """Reads all batches of --epochs epochs."""
     from pipeline.data import train_batches  # noqa: PLC0415
 
     num_batches = arguments.epochs * arguments.images // arguments.batch
@@ -89,7 +90,7 @@ def epochs(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
 
 
 def start(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
-    """The first batch at a position."""
+    """Takes the first batch at a position."""
     from pipeline.data import train_batches  # noqa: PLC0415
 
     place = json.loads(arguments.position)

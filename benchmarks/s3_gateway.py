@@ -1,4 +1,4 @@
-"""The S3 that the benchmark reads from: Ceph's RADOS Gateway with the datasets uploaded, and what it costs itself."""
+"""The S3 store of the benchmark: Ceph's RADOS Gateway with the datasets uploaded, and its own CPU time."""
 
 import os
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ class Uploaded:
     pids: tuple[int, ...]
 
     def url(self, dataset: Path) -> str:
-        """Where a dataset lies."""
+        """The URL of a dataset."""
         return f"s3://{BUCKET}/{dataset.name}"
 
     def environment(self, endpoint: str = "") -> dict[str, str]:
-        """What a process needs to read from it, or from a proxy before it."""
+        """The environment of a process that reads from the gateway, or from a proxy in front of it."""
         return {
             "AWS_ENDPOINT_URL": endpoint or self.gateway.endpoint,
             "AWS_ACCESS_KEY_ID": self.gateway.access_key,
@@ -34,7 +34,7 @@ class Uploaded:
         }
 
     def cpu_seconds(self) -> float:
-        """Of all daemons since they began."""
+        """CPU-seconds of all daemons since they started."""
         ticks = 0
         for pid in self.pids:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -44,7 +44,7 @@ class Uploaded:
 
 @contextmanager
 def uploaded(datasets: list[Path], folder: Path) -> Iterator[Uploaded]:
-    """Start a gateway with its files in the new `folder`, upload, and stop it in the end."""
+    """Starts a gateway with its files in the new `folder`, uploads the datasets, and stops it at the end."""
     with ceph_gateway(folder) as gateway:
         client = boto3.session.Session().client(
             "s3",
@@ -66,7 +66,7 @@ def _processes_with(word: str) -> tuple[int, ...]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
-        except OSError:  # it ended meanwhile
+        except OSError:  # it has ended since
             continue
         if words[0].rpartition(b"/")[2].startswith((b"ceph-", b"radosgw")) and any(word.encode() in w for w in words):
             found.append(int(path.parent.name))

@@ -1,8 +1,8 @@
-"""How long the command takes to answer: each that answers at once, beside the interpreter's own start.
+"""The time that commands take to answer, compared with the interpreter's own start.
 
-Wall time and CPU-seconds of every command in a process of its own, one after another in an order that turns from round
-to round; the first round, which finds the files on disk, is not counted. For training: the time until it says that it
-starts. Command, with the results kept (half a minute):
+Wall time and CPU-seconds of every command in its own process, one after another, in an order that rotates from round to
+round. The first round, which loads the files from disk, is not counted. For training, the time until it says that it
+starts. Command (half a minute):
 
     python -m benchmarks.startup --out benchmarks/results/startup.json
 """
@@ -54,7 +54,7 @@ _BARE_ARMS = {BARE: "pass", IMPORT: "import patchline"}
 
 
 def main() -> None:
-    """Measure all commands; print and keep the table."""
+    """Measures all commands; prints and keeps the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
@@ -68,12 +68,12 @@ def main() -> None:
 
 
 def arms() -> list[str]:
-    """The names of all arms: what one would type."""
+    """The names of all arms: the commands as a user types them."""
     return [BARE, IMPORT, *(" ".join(("patchline", *words)) for words in (*COMMANDS, STARTING))]
 
 
 def measured(name: str) -> Report:
-    """One command from start to end, or, for training, until it says that it starts."""
+    """Runs one command to its end, or, for training, until it says that it starts."""
     words = name.split()[1:]
     program = [_BARE_ARMS[name]] if name in _BARE_ARMS else [_ENTRY, *words]
     return _until_starting(program) if tuple(words) == STARTING else _to_its_end(program)
@@ -98,7 +98,7 @@ def _until_starting(program: Sequence[str]) -> Report:
 
 
 def results(rounds: list[Round], num_rounds: int) -> dict[str, Any]:
-    """As they are kept."""
+    """The results as they are kept."""
     return {
         "command": f"python -m benchmarks.startup --rounds {num_rounds} --out benchmarks/results/startup.json",
         "machine": machine(),
@@ -109,7 +109,7 @@ def results(rounds: list[Round], num_rounds: int) -> dict[str, Any]:
 
 
 def aims(rounds: list[Round]) -> list[Aim]:
-    """What is asked of the start, beyond the interpreter's own."""
+    """The aims of starting, on top of the interpreter's own start."""
     answers = [name for name in arms() if name not in (BARE, IMPORT, " ".join(("patchline", *STARTING)))]
     slowest = [max(beyond) for beyond in zip(*(_beyond(rounds, name) for name in answers), strict=True)]
     return [
@@ -129,7 +129,7 @@ def _beyond(rounds: list[Round], name: str) -> list[float]:
 
 
 def table(summaries: dict[str, Report]) -> str:
-    """The commands as Markdown: medians."""
+    """The commands as Markdown, with medians."""
     rows = ["| | s | CPU-s |", "|---|---|---|"]
     for name, arm in summaries.items():
         shown = [f"{arm[figure][1]:.2f}" if arm[figure] else "" for figure in FIGURES]

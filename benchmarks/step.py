@@ -1,10 +1,10 @@
-"""How fast a training step is: forward, backward and optimiser of our models beside timm's of the same size, in bf16.
+"""The speed of a training step: forward, backward and optimiser of our models and of timm's models, in bf16.
 
-On a CPU: ViT-S/16 and ViT-B/16, eager and compiled, the arms in turns within one process, so that a ratio is of two
-measurements seconds apart. On a GPU: ViT-H/14 at 224 and 518 px, every arm in a process of its own, with the share of
-the card's peak (MFU) and the memory. Ours are compiled in inductor's deterministic mode, as in a run; timm's are not.
-Commands, with the results kept (10 minutes on two cores); where a command may not last as long, --only "at 518, eager"
-takes the cases whose names have these words:
+On a CPU: ViT-S/16 and ViT-B/16, eager and compiled. The arms take turns within one process, so that the two
+measurements of a ratio are seconds apart. On a GPU: ViT-H/14 at 224 and 518 px, every arm in its own process, with the
+share of the card's peak (MFU) and the memory. Ours are compiled in inductor's deterministic mode, as in a run; timm's
+are not. Commands (10 minutes on two cores; `--only "at 518, eager"` runs only the cases whose names contain these
+words):
 
     python -m benchmarks.step --out benchmarks/results/step.json
     python -m benchmarks.step --device cuda --out benchmarks/results/step_gpu.json
@@ -23,14 +23,14 @@ from benchmarks.measure import machine
 from benchmarks.rounds import Aim, Report, aims_table, cell, reported, say, spread, write
 
 MOST_SECONDS = 1800.0
-# Dense bf16 of an H100 or H200: by its data sheet, and what large matrix products were measured to reach.
+# Dense bf16 of an H100 or H200: from its data sheet, and as measured for large matrix products.
 NOMINAL_TFLOPS, REACHABLE_TFLOPS = 989.0, 790.0
 PEERS = ("timm", "timm, tanh")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model at a size, as every arm trains it. `separate`: a process for each arm."""
+    """A model at a size, as every arm trains it. `separate`: one process per arm."""
 
     model: str
     image_size: int = 224
@@ -41,7 +41,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As tables show it."""
+        """The name in tables."""
         return f"{self.model} at {self.image_size}, {'compiled' if self.compiled else 'eager'}"
 
 
@@ -60,12 +60,12 @@ ON_GPU = tuple(
 
 
 def main() -> None:
-    """Measure all cases; print and keep the tables."""
+    """Measures all cases; prints and keeps the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=0, help="of a round (default: 2 on a CPU, 20 on a GPU)")
-    parser.add_argument("--only", default="", help="words of the names of the cases that are measured")
+    parser.add_argument("--steps", type=int, default=0, help="steps per round (default: 2 on a CPU, 20 on a GPU)")
+    parser.add_argument("--only", default="", help="measure only cases whose names contain these words")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device, num_rounds = arguments.device, arguments.rounds
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def cases(device: str, words: str) -> list[Case]:
-    """The cases of a device whose names have these words. SystemExit, with all names, where none has."""
+    """The cases of a device whose names contain these words. SystemExit with all names if there are none."""
     known = ON_CPU if device == "cpu" else ON_GPU
     chosen = [case for case in known if words in case.name]
     if not chosen:
@@ -93,7 +93,7 @@ def cases(device: str, words: str) -> list[Case]:
 
 
 def measured(case: Case, options: Sequence[str], report: Path) -> Report:
-    """Reports of a case's processes as one."""
+    """Merges the reports of a case's processes."""
     groups = [[arm] for arm in case.arms] if case.separate else [list(case.arms)]
     merged: Report = {}
     for arms in groups:
@@ -109,13 +109,13 @@ def measured(case: Case, options: Sequence[str], report: Path) -> Report:
 
 
 def results(found: dict[str, Report], *, command: str) -> dict[str, Any]:
-    """As they are kept."""
+    """The results as they are kept."""
     rows = [aim.row() for aim in aims(found)]
     return {"command": command, "machine": machine(), "cases": found, "aims": rows}
 
 
 def aims(found: dict[str, Report]) -> list[Aim]:
-    """What is asked of a step: beside timm's on a CPU, of the card on a GPU."""
+    """The aims of a step: relative to timm on a CPU, absolute on a GPU."""
     rows = []
     for name, report in found.items():
         rates = report.get("images_per_second", {})
@@ -123,15 +123,16 @@ def aims(found: dict[str, Report]) -> list[Aim]:
             if peer in rates and "ours" in rates:
                 ratios = [ours / theirs for ours, theirs in zip(rates["ours"], rates[peer], strict=True)]
                 limit = 1.05 if name.endswith("compiled") else 1.0
-                rows.append(Aim(what=f"{name}: images/s to {peer}'s", limit=limit, found=ratios, at_least=True))
+                rows.append(Aim(what=f"{name}: images/s, ours / {peer}", limit=limit, found=ratios, at_least=True))
         if name == "vit_h14 at 224, compiled" and "zero1" in rates:
             rows.append(Aim(what=f"{name}: images/s under ZeRO-1", limit=450.0, found=rates["zero1"], at_least=True))
     return rows
 
 
 def table(found: dict[str, Report]) -> str:
-    """Every arm as Markdown; MFU is of the card's nominal peak, beside it the share of what it was seen to reach."""
-    rows = ["| | images/s | CPU-s an image | peak memory, GB | MFU | of 790 TFLOP/s |", "|---|---|---|---|---|---|"]
+    """Every arm as Markdown. MFU is relative to the card's nominal peak; the next column to the highest rate that
+    was measured."""
+    rows = ["| | images/s | CPU-s per image | peak memory, GB | MFU | of 790 TFLOP/s |", "|---|---|---|---|---|---|"]
     for name, report in found.items():
         for arm, rates in report.get("images_per_second", {}).items():
             shares = ["-", "-"]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.step_arms --model vit_b16 --arms ours timm --report FILE
 
-All in bf16, weights and moments too, but for `zero1`: ours as it trains, DeepSpeed's ZeRO-1 with fp32 masters (one
-rank). timm is handed normalised bf16 images; ours normalise theirs, uint8, themselves.
+Everything is in bf16, including weights and moments, except `zero1`: our model as it trains, with DeepSpeed's ZeRO-1
+and fp32 masters (one rank). timm's models get normalised bf16 images; ours get uint8 images and normalise them.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from pipeline.training.config import EngineConfig, OptimizerConfig
 from pipeline.training.engine import Engine
 
 NUM_CLASSES, RATE = 1000, 1e-4
-WARM_UP_STEPS = 3  # the first compiles
+WARM_UP_STEPS = 3  # the first step compiles
 TIMM_NAMES = {
     "vit_ti16": "vit_tiny_patch16_224",
     "vit_s16": "vit_small_patch16_224",
@@ -42,7 +42,7 @@ TIMM_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What every arm does: a step of `batch` images, `steps` of them a round."""
+    """The settings of every arm: `steps` steps of `batch` images per round."""
 
     model: str
     image_size: int
@@ -65,7 +65,7 @@ Step = Callable[[], torch.Tensor]
 
 
 def main() -> None:
-    """Measure the arms that the command line names."""
+    """Measures the arms that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=TIMM_NAMES, default="vit_b16")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=["ours", "timm"])
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def measure(names: list[str], setting: Setting) -> dict[str, Any]:
-    """images/s, CPU-seconds an image and peak memory of each arm in each round."""
+    """images/s, CPU-seconds per image and peak memory of each arm in each round."""
     torch.manual_seed(0)
     device, size = torch.device(setting.device), setting.image_size
     work = Work(
@@ -112,7 +112,8 @@ def measure(names: list[str], setting: Setting) -> dict[str, Any]:
 
 
 def timed(step: Step, setting: Setting) -> dict[str, float]:
-    """One round of an arm. On a GPU `peak_bytes` is what tensors took, on a CPU the whole process (all its arms)."""
+    """One round of an arm. `peak_bytes` is the memory of tensors on a GPU, and of the whole process with all its
+    arms on a CPU."""
     is_gpu = setting.device == "cuda"
     if is_gpu:
         torch.cuda.synchronize()
@@ -133,7 +134,7 @@ def timed(step: Step, setting: Setting) -> dict[str, float]:
 
 
 def ours(setting: Setting, work: Work) -> Step:
-    """Our model under PyTorch alone."""
+    """Our model with plain PyTorch."""
     model = build_model(_config(setting)).to(torch.bfloat16).to(work.images.device)
     if setting.compiled:
         compile_blocks(model)
@@ -141,7 +142,7 @@ def ours(setting: Setting, work: Work) -> Step:
 
 
 def zero1(setting: Setting, work: Work) -> Step:
-    """Our model as a run trains it: ZeRO-1 on one rank, masters and moments in fp32."""
+    """Our model as in a run: ZeRO-1 on one rank, masters and moments in fp32."""
     world.enter(world.current_world("cuda" if setting.device == "cuda" else "cpu"))
     model = build_model(_config(setting)).to(work.images.device)
     if setting.compiled:
@@ -167,7 +168,7 @@ def zero1(setting: Setting, work: Work) -> Step:
 
 
 def timm_exact(setting: Setting, work: Work) -> Step:
-    """timm's model as it comes: GELU by the error function, which CPUs compute faster."""
+    """timm's model with its default GELU by the error function, which CPUs compute faster."""
     return _timm(setting, work, act_layer="gelu")
 
 

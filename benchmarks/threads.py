@@ -1,8 +1,8 @@
-"""What a training step costs by how libgomp's threads wait: spinning, or quietly; on an idle machine and a busy one.
+"""The cost of a training step by how libgomp's threads wait, spinning or sleeping, on an idle and a busy machine.
 
-Each arm is a run of digits_smoke in fp32 with two threads, a command of its own, in turns; "busy" has half of the cores
-taken by a process that computes without end. All arms must leave the same weights, byte for byte. Command, with the
-results kept (a quarter of an hour, on a machine with nothing else to do):
+Each arm is a run of digits_smoke in fp32 with two threads. The arms take turns; "busy" means that a process keeps half
+of the cores fully loaded. All arms must end with the same weights, byte for byte. Command (a quarter of an hour, on an
+otherwise idle machine):
 
     python -m benchmarks.threads --out benchmarks/results/threads.json
 """
@@ -24,7 +24,7 @@ from benchmarks.rounds import cell, in_turn, spread, values, write
 from pipeline.training.metrics import read_metrics
 
 STEPS, COUNTED_FROM = 40, 5
-# 300,000 is libgomp's own count where neither variable is set; what the command line sets by itself is "passive".
+# 300,000 is libgomp's default if neither variable is set. The command line sets "passive" by default.
 SETTINGS = {
     "spinning (libgomp's own)": {"GOMP_SPINCOUNT": "300000"},
     "GOMP_SPINCOUNT=1000": {"GOMP_SPINCOUNT": "1000"},
@@ -36,7 +36,7 @@ BUSY = {"idle": 0, "half of the cores taken": max(1, (os.cpu_count() or 2) // 2)
 
 
 def main() -> None:
-    """Measure every setting, idle and busy; print and keep the table."""
+    """Measures every setting, idle and busy; prints and keeps the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def arm(name: str, folder: Path, data: Path) -> dict[str, Any]:
-    """Median steps a second of one run, and the digest of its weights."""
+    """Median steps per second of one run, and the digest of its weights."""
     where, setting = name.split(": ", 1)
     run_dir = Path(tempfile.mkdtemp(dir=folder))
     words = ["pretrain", "digits_smoke", "--data.url", str(data), "--run-dir", str(run_dir), "--steps", str(STEPS)]
@@ -72,7 +72,7 @@ def arm(name: str, folder: Path, data: Path) -> dict[str, Any]:
 
 @contextmanager
 def busy(num_processes: int) -> Iterator[list[int]]:
-    """So many processes that compute without end: their ids."""
+    """Starts processes that compute without end; their ids."""
     burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(num_processes)]
     try:
         yield [burner.pid for burner in burners]
@@ -83,7 +83,7 @@ def busy(num_processes: int) -> Iterator[list[int]]:
 
 
 def table(found: dict[str, list[float]]) -> str:
-    """Steps a second, a row a setting."""
+    """Steps per second, one row per setting."""
     lines = [f"| steps/s (quartiles) | {' | '.join(BUSY)} |", "|---|---|---|"]
     for setting in SETTINGS:
         cells = (cell(found[f"{where}: {setting}"]) for where in BUSY)

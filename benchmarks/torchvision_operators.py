@@ -1,10 +1,10 @@
-"""torchvision's Python half beside a torch of another build.
+"""Imports torchvision's Python half with a torch of another build.
 
-Of torchvision there is no CPU build everywhere: a wheel built for CUDA, beside a CPU build of torch, cannot load its
-compiled operators, and then `import torchvision` fails on the first of them that its Python half looks up. timm,
-transformers' image processors and MosaicML Streaming import torchvision, and use none of these operators (they are of
-detection: non-maximum suppression, regions of interest). With their names declared, without kernels, the import goes
-through; a call of one fails with torchvision's own message.
+Not every package index has a CPU build of torchvision. A wheel built for CUDA cannot load its compiled operators with a
+CPU build of torch, and `import torchvision` then fails at the first operator that its Python half looks up. timm,
+transformers' image processors and MosaicML Streaming import torchvision, but use none of these operators (they are for
+detection: non-maximum suppression, regions of interest). If their names are declared, without kernels, the import
+succeeds; calling one fails with torchvision's own message.
 """
 
 import importlib
@@ -12,14 +12,15 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-# What torchvision's _meta_registrations.py and ops/ look up.
+# Operators that torchvision's _meta_registrations.py and ops/ look up.
 OPERATORS = ("nms", "qnms", "qroi_align", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
 
 
 def import_torchvision() -> ModuleType | None:
-    """torchvision, its operators declared where its compiled half does not load; None where it is not installed.
+    """torchvision, with its operators declared if its compiled half does not load; None if it is not installed.
 
-    Call it before what imports torchvision itself. Raises what torchvision raises where the declarations do not help.
+    Call this before importing anything that imports torchvision. Raises torchvision's own error if the declarations do
+    not help.
     """
     try:
         return importlib.import_module("torchvision")
@@ -27,16 +28,16 @@ def import_torchvision() -> ModuleType | None:
         if error.name != "torchvision":
             raise
         return None
-    except RuntimeError:  # operator torchvision::nms does not exist
+    except RuntimeError:  # torch's error is: operator torchvision::nms does not exist
         declare_operators()
         return importlib.import_module("torchvision")
 
 
 @cache
 def declare_operators() -> object:
-    """Declare the operators, once, for as long as the process lives (the cache keeps what holds them).
+    """Declares the operators once for the life of the process (the cache keeps the library that holds them).
 
-    Raises RuntimeError where torchvision's compiled half has defined them.
+    Raises RuntimeError if torchvision's compiled half has defined them.
     """
     import torch  # noqa: PLC0415 - a benchmark measures what it imports, and when
 

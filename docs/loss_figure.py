@@ -1,4 +1,4 @@
-"""Draws docs/loss.svg from the demo's own runs: the unbroken one, and the one that was killed and resumed.
+"""Draws docs/loss.svg from two runs of the demo: one unbroken, one killed and resumed.
 
 make demo && python -m docs.loss_figure demo-run
 """
@@ -18,7 +18,7 @@ INK, FAINT, BLUE, ORANGE = "#101820", "#64748b", "#0072b2", "#d55e00"
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Losses by step of both runs, where the second was resumed, and how many of its losses are the same bits."""
+    """Losses of both runs by step, and the step from which the second was resumed."""
 
     unbroken: dict[int, float]
     resumed: dict[int, float]
@@ -26,7 +26,7 @@ class Curves:
 
     @property
     def num_identical(self) -> int:
-        """Steps after the resumption whose loss is the unbroken run's, bit for bit."""
+        """How many steps after resuming have bit-identical losses."""
         steps = [step for step in self.unbroken if step > self.resumed_from]
         return sum(self.resumed.get(step) == self.unbroken[step] for step in steps)
 

@@ -35,26 +35,26 @@ TABLE_6 = (
 
 
 def sizes() -> str:
-    """What each name stands for, at 224 px."""
-    header = ("`name`", "made of", "tokens", "parameters, no head", "with 1,000 classes", "forward, GFLOP")
+    """The model behind each name, at 224 px."""
+    header = ("`name`", "architecture", "tokens", "parameters, without head", "with 1,000 classes", "forward, GFLOP")
     return markdown(header, (_size(ModelConfig(name=name)) for name in NAMES))
 
 
 def costs() -> str:
-    """Pre-training on JFT-300M, as the paper's Table 6 has it and as it is counted here."""
-    header = ("`name`", "epochs", "the paper's exaFLOPs", "ours", "apart", "ours without padding", "apart")
+    """Costs of pre-training on JFT-300M: the paper's Table 6 and ours."""
+    header = ("`name`", "epochs", "the paper's exaFLOPs", "ours", "difference", "ours without padding", "difference")
     return markdown(header, (_cost(*row) for row in TABLE_6))
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table, a line a row."""
+    """A table in Markdown."""
     return "".join("| " + " | ".join(cells) + " |\n" for cells in (header, ["---"] * len(header), *rows))
 
 
 def _size(config: ModelConfig) -> tuple[str, ...]:
     parts, tokens = [], "-"
     if config.resnet:
-        parts.append(f"ResNet of {' + '.join(map(str, config.resnet.units))} units, {config.resnet.factor}x as wide")
+        parts.append(f"ResNet of {' + '.join(map(str, config.resnet.units))} units, width x{config.resnet.factor}")
     if not config.is_bit:
         size = config.size
         parts.append(f"{size.depth} layers of width {size.width}, MLP {size.mlp_width}, {size.num_heads} heads")

@@ -1,4 +1,4 @@
-"""Draws docs/order.svg from the real sample order of a dataset that is small enough to be seen whole.
+"""Draws docs/order.svg from the real sample order of a dataset that is small enough to show whole.
 
 python -m docs.order_figure
 """
@@ -21,6 +21,7 @@ BATCH, STEPS, RANKS = 6, 6, (1, 2, 3)
 WIDTH, HEIGHT = 800, 548  # as in the SVG; shown narrower, the ids are hard to read
 CELL, LEFT, RIGHT = 21.5, 20.0, 780.0
 BATCH_CELL, BATCH_LEFT = 18.4, 44.0
+BATCH_WIDTH = BATCH * BATCH_CELL + 4  # with a gap of 4 between its lanes
 ROWS = {"packed": 44.0, "permuted": 136.0, "shuffled": 240.0, "batch": 358.0}  # upper edges of the cells
 # Colours that the usual kinds of colour blindness tell apart: Okabe and Ito, "Color Universal Design", 2008.
 COLOURS = ("#e69f00", "#56b4e9", "#f0e442", "#2b2b2b", "#cc79a7", "#d55e00", "#0072b2", "#009e73")
@@ -30,7 +31,7 @@ INK, FAINT = "#101820", "#44546a"
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """What the figure shows, in the order in which it shows it."""
+    """The data of the figure's rows, from top to bottom."""
 
     packed: list[list[int]]  # block -> sample ids
     permuted: list[list[list[int]]]  # window of the epoch -> its blocks, in permuted order -> sample ids
@@ -63,27 +64,30 @@ def example() -> Example:
 
 
 def draw(shown: Example, path: Path) -> None:
-    """The same file for the same order and the same matplotlib."""
+    """Writes the same file for the same order and version of matplotlib."""
     mpl.rcParams.update({"svg.hashsalt": "order", "svg.fonttype": "none"})
     mpl.rcParams["font.sans-serif"] = ["DejaVu Sans", "Helvetica", "Arial", "sans-serif"]
     figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(HEIGHT, 0))
     axes.set_axis_off()
     headings = {
-        "packed": "As packed: 8 blocks of 4 samples. A block is read at once; its samples lie side by side in a tar.",
-        "permuted": "Each epoch permutes the blocks, cuts them into 2 lanes, and these into windows of 2 blocks.",
+        "packed": "As packed: 8 blocks of 4 samples. A block is consecutive in its tar and fetched by one range read.",
+        "permuted": "Each epoch permutes the blocks and cuts them into 2 lanes, each with windows of 2 blocks.",
         "shuffled": "The samples of each window are shuffled.",
-        "batch": "Each batch of 6 takes the next 3 samples of each lane; the last one here runs on into epoch 1.",
+        "batch": "Each batch of 6 takes the next 3 samples of each lane; the last one here continues into epoch 1.",
     }
     for number, (row, text) in enumerate(headings.items(), start=1):
         _say(axes, LEFT, ROWS[row] - 24, f"{number}  {text}")
     _draw_blocks(axes, shown)
     _draw_batches(axes, shown)
+    _draw_ranks(axes)
+    legend = "Colour: block. Number: sample. Dashed: epoch 1, with its own permutations."
+    _say(axes, BATCH_LEFT, HEIGHT - 18, legend, size=11)
     figure.savefig(path, format="svg", metadata={"Date": None, "Title": "The sample order, from shards to ranks"})
 
 
 def _draw_blocks(axes: Any, shown: Example) -> None:
-    """Rows 1 to 3, and where each block goes."""
+    """Rows 1 to 3, with bands that follow each block."""
     gap = (RIGHT - LEFT - 32 * CELL) / (NUM_BLOCKS - 1)
     before = [LEFT + block * (SAMPLES_A_BLOCK * CELL + gap) for block in range(NUM_BLOCKS)]
     for x, block in zip(before, shown.packed, strict=True):
@@ -105,47 +109,43 @@ def _draw_blocks(axes: Any, shown: Example) -> None:
         _cells(axes, x + 2, ROWS["shuffled"], shown.shuffled[window], gid=f"shuffled-{window}")
 
 
+def _batch_left(step: int) -> float:
+    gap = (RIGHT - BATCH_LEFT - STEPS * BATCH_WIDTH) / (STEPS - 1)
+    return BATCH_LEFT + step * (BATCH_WIDTH + gap)
+
+
 def _draw_batches(axes: Any, shown: Example) -> None:
-    """Row 4 with what feeds it, and the ranks below."""
+    """Row 4 with the bands from row 3."""
     share = BATCH // LANES
-    whole = BATCH * BATCH_CELL + 4
-    gap = (RIGHT - BATCH_LEFT - STEPS * whole) / (STEPS - 1)
     top = ROWS["batch"]
     for step, (ids, epochs) in enumerate(zip(shown.batches, shown.epochs, strict=True)):
-        left = BATCH_LEFT + step * (whole + gap)
-        for lane in range(LANES):
-            x = left + lane * (share * BATCH_CELL + 4)
-            for member in range(share):
-                entry = lane * share + member
-                place = x + member * BATCH_CELL
-                is_next = epochs[entry] > 0
-                _cell(axes, (place, top), BATCH_CELL, ids[entry], gid=f"batch-{step}-{entry}", dashed=is_next)
-                if not is_next:
-                    upper = (_shuffled_left(lane, step * share + member), CELL, ROWS["shuffled"] + CELL)
-                    _band(axes, upper, (place, BATCH_CELL, top), FAINT, alpha=0.16)
-        _say(axes, left + whole / 2, top + BATCH_CELL + 13, f"batch {step}", anchor="center")
-    _say(
-        axes, LEFT, top + 62, "5  Ranks take equal slices of every batch: with any number of them it is the same batch."
-    )
+        left = _batch_left(step)
+        for entry in range(BATCH):
+            lane, member = divmod(entry, share)
+            place = left + lane * (share * BATCH_CELL + 4) + member * BATCH_CELL
+            is_next = epochs[entry] > 0
+            _cell(axes, (place, top), BATCH_CELL, ids[entry], gid=f"batch-{step}-{entry}", dashed=is_next)
+            if not is_next:
+                upper = (_shuffled_left(lane, step * share + member), CELL, ROWS["shuffled"] + CELL)
+                _band(axes, upper, (place, BATCH_CELL, top), FAINT, alpha=0.16)
+        _say(axes, left + BATCH_WIDTH / 2, top + BATCH_CELL + 13, f"batch {step}", anchor="center")
+
+
+def _draw_ranks(axes: Any) -> None:
+    """Each rank's slice of the batches above, for several numbers of ranks."""
+    top = ROWS["batch"]
+    _say(axes, LEFT, top + 62, "5  Ranks take equal slices of every batch: the same batch for any number of ranks.")
     for line, num_ranks in enumerate(RANKS):
         y = top + 80 + line * 27
         _say(axes, LEFT - 6, y + 10, f"R={num_ranks}", size=11)
         for step in range(STEPS):
-            left = BATCH_LEFT + step * (whole + gap)
             for rank in range(num_ranks):
-                x = left + rank * whole / num_ranks
-                width = whole / num_ranks - 2
+                x = _batch_left(step) + rank * BATCH_WIDTH / num_ranks
+                width = BATCH_WIDTH / num_ranks - 2
                 box = Rectangle((x + 1, y), width, 20, facecolor="#eef2f7", edgecolor=FAINT, linewidth=0.8)
                 axes.add_patch(box)
                 text = f"rank {rank}" if width > 45 else f"{rank}"
                 _say(axes, x + 1 + width / 2, y + 10, text, size=10.5, anchor="center")
-    _say(
-        axes,
-        BATCH_LEFT,
-        HEIGHT - 18,
-        "Colour: block. Number: sample. Dashed: epoch 1, with its own permutations.",
-        size=11,
-    )
 
 
 def _block(sample_id: int) -> int:
@@ -153,7 +153,7 @@ def _block(sample_id: int) -> int:
 
 
 def _window_lefts() -> list[float]:
-    """Where the windows of rows 2 and 3 begin: nearer to each other in a lane than between lanes."""
+    """Left edges of the windows in rows 2 and 3; the gap between lanes is wider than within a lane."""
     whole = WINDOW_BLOCKS * SAMPLES_A_BLOCK * CELL + 4
     a_lane = NUM_BLOCKS // (LANES * WINDOW_BLOCKS)
     inner = 10.0
@@ -192,7 +192,7 @@ def _cell(axes: Any, at: tuple[float, float], size: float, sample_id: int, *, gi
 def _band(
     axes: Any, upper: tuple[float, float, float], lower: tuple[float, float, float], colour: str, *, alpha: float
 ) -> None:
-    """Behind everything, from one row down to the next; each end is (left, width, y)."""
+    """A band behind everything from one row to the next; each end is (left, width, y)."""
     (x0, width0, y0), (x1, width1, y1) = upper, lower
     corners = [(x0, y0), (x0 + width0, y0), (x1 + width1, y1), (x1, y1)]
     axes.add_patch(Polygon(corners, closed=True, facecolor=colour, alpha=alpha, linewidth=0, zorder=0))

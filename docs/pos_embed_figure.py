@@ -1,4 +1,4 @@
-"""Draws docs/pos_embed.svg: what the three modes of resampling make of a smooth table of position embeddings.
+"""Draws docs/pos_embed.svg: a smooth table of position embeddings, resampled by each of the three modes.
 
 python -m docs.pos_embed_figure
 """
@@ -20,44 +20,42 @@ from pipeline.models.pos_embed import resample_position_embeddings
 FROM, TO = (14, 14), (24, 24)  # B/16 from 224 to 384 px
 MODES: tuple[Mode, ...] = ("paper", "bicubic", "timm")
 PAIRS: tuple[tuple[Mode, Mode], ...] = (("bicubic", "paper"), ("timm", "paper"), ("timm", "bicubic"))
-ROW = 0  # of the table, and of what is made of it: what the curves show
+ROW = 0  # of the maps, shown as curves
 
 WIDTH, HEIGHT, SIDE = 800, 640, 166.0  # as in the SVG
 TOPS = {"tables": 46.0, "differences": 262.0, "curves": 478.0}
 LEFTS = (20.0, 218.0, 416.0, 614.0)
 INK = "#101820"
 WHY = """paper: corner patches stay
-on the corners, so all others
-move a little
+in the corners, so all others
+shift a little
 
 bicubic, timm: every patch
-keeps its place in the image"""
-# Okabe and Ito's colours, and dashes and marks for those who see none.
+keeps its position in the image"""
+# Okabe and Ito's colours; dashes and markers for readers who cannot tell them apart.
 STROKES = {"paper": ("#0072b2", "-", "o"), "bicubic": ("#d55e00", "--", "s"), "timm": ("#009e73", ":", "^")}
 Map = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One column of a table as a map [height, width], and what each mode makes of it."""
+    """One column of a table as a map [height, width], and its resampled maps by mode."""
 
     table: Map
     resampled: dict[Mode, Map]
 
     def difference(self, one: Mode, other: Mode) -> Map:
-        """One mode's map less another's."""
+        """One mode's map minus another's."""
         return self.resampled[one] - self.resampled[other]
 
     def says(self, one: Mode, other: Mode) -> str:
-        """The largest difference and the root mean square of all, in shares of the table's root mean square."""
+        """The largest difference and the RMS difference, relative to the table's RMS."""
         apart, scale = self.difference(one, other), math.sqrt(float((self.table**2).mean()))
-        return (
-            f"at most {100 * np.abs(apart).max() / scale:.1f} %, RMS {100 * math.sqrt((apart**2).mean()) / scale:.1f} %"
-        )
+        return f"max {100 * np.abs(apart).max() / scale:.1f} %, RMS {100 * math.sqrt((apart**2).mean()) / scale:.1f} %"
 
 
 def example() -> Example:
-    """A smooth column: a wave of two thirds of a period down and of one and a half across."""
+    """A smooth column: a wave with two thirds of a period down and one and a half across."""
     down, across = (np.linspace(0.0, 1.0, size) for size in FROM)
     table = np.cos(2 * math.pi * (0.67 * down + 0.1))[:, None] * np.cos(2 * math.pi * (1.5 * across + 0.15))[None]
     table_ND = torch.from_numpy(table).reshape(-1, 1)
@@ -69,18 +67,18 @@ def example() -> Example:
 
 
 def draw(shown: Example, path: Path) -> None:
-    """The same file for the same maps and the same matplotlib."""
+    """Writes the same file for the same maps and version of matplotlib."""
     mpl.rcParams.update({"svg.hashsalt": "pos_embed", "svg.fonttype": "none"})
     mpl.rcParams["font.sans-serif"] = ["DejaVu Sans", "Helvetica", "Arial", "sans-serif"]
     figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), facecolor="white")
-    _say(figure, 14, "1  One column of a table for 14 x 14 patches, and what each mode makes of it for 24 x 24.")
+    _say(figure, 14, "1  One column of a table for 14 x 14 patches, resampled to 24 x 24 by each mode.")
     _map(figure, (LEFTS[0], TOPS["tables"]), shown.table, scale=1.0, title="the table, 14 x 14")
     for left, mode in zip(LEFTS[1:], MODES, strict=True):
         _map(figure, (left, TOPS["tables"]), shown.resampled[mode], scale=1.0, title=f"{mode}, 24 x 24")
     _say(
         figure,
         230,
-        "2  How far the modes are apart, in per cent of the table's root mean square; colours five times as strong.",
+        "2  Differences between the modes, relative to the table's RMS; colours are five times as strong.",
     )
     figure.text(
         LEFTS[0] / WIDTH, 1 - (TOPS["differences"] + SIDE / 2) / HEIGHT, WHY, color=INK, fontsize=11, va="center"
@@ -104,8 +102,8 @@ def _map(figure: Any, at: tuple[float, float], values: Map, *, scale: float, tit
 
 
 def _curves(figure: Any, shown: Example) -> None:
-    """The upper row of each map, over the place of its patches in the image."""
-    _say(figure, 464, "3  The first row of each, over the places of its patches in the image.")
+    """The first row of each map, against the position of its patches in the image."""
+    _say(figure, 464, "3  The first row of each map, by position in the image.")
     axes = _axes(figure, (LEFTS[0], TOPS["curves"], WIDTH - 2 * LEFTS[0], HEIGHT - TOPS["curves"] - 34))
     axes.plot(
         _places(FROM[1]), shown.table[ROW], color=INK, marker="D", markersize=6, linestyle="none", label="the table"
@@ -122,7 +120,7 @@ def _curves(figure: Any, shown: Example) -> None:
 
 
 def _places(count: int) -> Map:
-    """The middles of so many patches, in shares of the image's width."""
+    """The centres of `count` patches, as fractions of the image's width."""
     return (np.arange(count) + 0.5) / count
 
 

@@ -1,10 +1,10 @@
-"""A stranger's session in a real terminal of 80 columns: an empty clone, the demo, a folder of photographs with broken
-files in it, training, Ctrl-C, and on to an export. Every screen goes to docs/session.md as it appeared.
+"""A first session in a real terminal of 80 columns: an empty clone, the demo, a folder of photographs with some broken
+files, training, Ctrl-C, and an export. Every screen is shown as it appeared.
 
     python -m docs.session --photographs DIR      # DIR/CLASS/*.jpg; needs tmux; half an hour on two cores
 
-The clone is made of the last commit, with no virtual environment around. `--only demo,train` runs some of the parts in
-the folder of an earlier session (--work).
+Writes docs/session.md. The clone is of the last commit, outside any virtual environment. `--only demo,train` runs some
+of the parts in the folder of an earlier session (--work).
 """
 
 import argparse
@@ -32,15 +32,15 @@ TEST_SHARE = 5  # every fifth photograph is for testing
 
 @dataclass
 class Terminal:
-    """A shell in a tmux window, and what it showed: Markdown."""
+    """A shell in tmux, and the screens it showed, as Markdown."""
 
     name: str
     shown: list[str] = field(default_factory=list)
     num_prompts: int = 0
 
     def run(self, command: str, *, while_it_runs: str = "", keys: str = "", clear: bool = True) -> str:
-        """Types a command, waits for the next prompt and keeps the screen. `while_it_runs`: a pattern on which the
-        screen is kept too, and on which `keys` (such as C-c) are pressed, once. `clear`: the screen is empty before."""
+        """Types a command, waits for the next prompt and keeps the screen. `while_it_runs`: when this pattern first
+        appears, the screen is kept as well and `keys` (such as C-c) are pressed. `clear`: clears the screen first."""
         if clear:
             self.clear()
         wanted, waits = self._prompts() + 1, bool(while_it_runs)
@@ -48,7 +48,7 @@ class Terminal:
         began = time.monotonic()
         while self._prompts() < wanted:
             if time.monotonic() - began > LONGEST_SECONDS:
-                raise TimeoutError(f"{command} runs for {LONGEST_SECONDS:.0f} s:\n{self.screen()}")
+                raise TimeoutError(f"{command} has not ended after {LONGEST_SECONDS:.0f} s:\n{self.screen()}")
             if waits and re.search(while_it_runs, self.screen()):
                 waits = False
                 self.keep("while it runs")
@@ -61,7 +61,7 @@ class Terminal:
         return self.screen()
 
     def clear(self) -> None:
-        """An empty screen with a prompt."""
+        """Clears the screen and waits for a prompt."""
         wanted = self._prompts() + 1
         self._type("clear")
         while self._prompts() < wanted:
@@ -69,15 +69,15 @@ class Terminal:
         _tmux("clear-history", "-t", self.name)
 
     def screen(self) -> str:
-        """What was shown since the screen was empty, scrolled lines included."""
+        """Everything shown since the screen was cleared, including lines that have scrolled away."""
         return _tmux("capture-pane", "-t", self.name, "-p", "-S", "-").rstrip().removesuffix("$").rstrip()
 
     def keep(self, when: str) -> None:
-        """The screen as a block of Markdown."""
+        """Keeps the screen as a block of Markdown."""
         self.shown.append(f"*{when}*\n\n```\n{without_setup(self.screen())}\n```\n")
 
     def title(self, text: str) -> None:
-        """A heading between screens."""
+        """Adds a heading."""
         sys.stderr.write(f"{text}\n")
         self.shown.append(f"## {text}\n")
 
@@ -90,13 +90,13 @@ class Terminal:
 
 
 def without_setup(screen: str) -> str:
-    """The screen without what pip says while it makes the environment, which is of the machine and not ours."""
+    """The screen without pip's output, which depends on the machine."""
     return re.sub(r"(?s)^(\$ make demo\n).*?^\S*bin/patchline demo\n", r"\1[pip sets up .venv]\n", screen, flags=re.M)
 
 
 @contextmanager
 def terminal(folder: Path, environ: dict[str, str]) -> Iterator[Terminal]:
-    """A bash without anybody's settings, which counts its prompts in tmux's environment."""
+    """A bash without personal settings that counts its prompts in tmux's environment."""
     name = f"session-{os.getpid()}"
     _tmux("new-session", "-d", "-s", name, "-x", str(COLUMNS), "-y", str(LINES), "-c", str(folder), "/bin/sh")
     _tmux("set-environment", "-g", f"prompts_{name}", "0")
@@ -118,7 +118,7 @@ def _tmux(*words: str) -> str:
 
 
 def photographs(source: Path, target: Path) -> None:
-    """target/train and target/test with the classes of the source, and files that no one can decode among them."""
+    """Copies photographs of each class to target/train and target/test, and adds some broken files."""
     for folder in sorted(path for path in source.iterdir() if path.is_dir()):
         images = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
         for number, image in enumerate(images[:IMAGES_A_CLASS]):
@@ -160,7 +160,7 @@ _TRAIN = (
 
 def train(screen: Terminal) -> None:
     """A mistake, a start, Ctrl-C, the same command again."""
-    screen.title("A mistake first")
+    screen.title("Mistakes in a command")
     screen.run("patchline pretrain photo_smoke --data.url data/photos")
     screen.run("patchline pretrain photos_smoke --data.url data/photos --lr 1e-3")
     screen.title("Training, Ctrl-C, and the same command again")
@@ -172,7 +172,7 @@ def train(screen: Terminal) -> None:
 
 
 def after(screen: Terminal) -> None:
-    """What the weights are good for."""
+    """Uses the weights."""
     screen.title("Evaluate, predict, export")
     screen.run("patchline evaluate resize --weights runs/photos --data.url data/photos-test")
     screen.run("patchline predict runs/photos photographs/test/*/*beagle* README.md --top 2")
@@ -187,8 +187,8 @@ _DIGITS = (
 
 
 def picture(screen: Terminal) -> None:
-    """docs/terminal.svg: a run that is stopped by Ctrl-C and resumed by the same command."""
-    screen.title("The picture of the README")
+    """Draws docs/terminal.svg: a run that is stopped by Ctrl-C and resumed by the same command."""
+    screen.title("The picture in the README")
     screen.run("patchline pack digits --out data/digits")
     screen.run("patchline pack digits --split test --out data/digits-test")
     screen.run(_DIGITS, while_it_runs=r"\n1[2-4]\d/300 ", keys="C-c")
@@ -203,7 +203,7 @@ def main() -> None:
     """Runs the session and writes docs/session.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photographs", type=Path, required=True, help="a folder of class folders of JPEGs")
-    parser.add_argument("--work", type=Path, help="where the clone is made (default: a temporary folder)")
+    parser.add_argument("--work", type=Path, help="folder for the clone (default: a temporary folder)")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
     parser.add_argument("--out", type=Path, default=CHECKOUT / "docs" / "session.md")
     arguments = parser.parse_args()
@@ -218,7 +218,7 @@ def main() -> None:
         "VIRTUAL_ENV_DISABLE_PROMPT": "1",
     }
     with terminal(clone, environ) as screen:
-        screen.shown.append(f"# A stranger's session, 80 columns wide\n\n{__doc__.split(chr(10) * 2)[0]}\n")
+        screen.shown.append(f"# A first session, screen by screen\n\n{__doc__.split(chr(10) * 2)[0]}\n")
         screen.shown.append("Command: `python -m docs.session --photographs DIR`.\n")
         for part in arguments.only.split(","):
             PARTS[part](screen)

@@ -1,4 +1,4 @@
-"""A terminal's screen, with its colours, as an SVG that loads nothing.
+"""A terminal's screen, with its colours, as an SVG that loads no other files.
 
 tmux capture-pane -p -e | python -m docs.terminal_figure docs/terminal.svg --title 'patchline pretrain'
 """
@@ -21,7 +21,7 @@ BRIGHT = ["64748b", "fca5a5", "86efac", "fde047", "93c5fd", "f0abfc", "67e8f9", 
 
 
 def draw(screen: str, *, title: str, columns: int = COLUMNS) -> str:
-    """The SVG of a screen's text, in which ANSI sequences set colours."""
+    """The SVG of a screen's text with ANSI colours."""
     theme = TerminalTheme(_rgb("101820"), _rgb("e2e8f0"), [*map(_rgb, BLACK_TO_WHITE)], [*map(_rgb, BRIGHT)])
     console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True, legacy_windows=False)
     for line in screen.rstrip().splitlines():

@@ -5,7 +5,7 @@ import shlex
 import sys
 
 from jobs.dataset_jobs import CardJob
-from shards.card.card import CARD_PATH, MOST_TILES, CardFacts, gather_facts
+from shards.card.card import CARD_PATH, CardFacts, gather_facts
 from shards.card.card_page import Use, render
 from shards.card.card_words import shown, title_of
 from shards.dataset import open_dataset
@@ -18,8 +18,6 @@ log = logging.getLogger(__name__)
 
 def run(job: CardJob) -> int:
     """0 once the card is written; the dataset stays as it is otherwise."""
-    if not 0 <= job.num_mosaic <= MOST_TILES:
-        raise UserError(f"--num-mosaic is {job.num_mosaic}; allowed are 0 to {MOST_TILES}")
     if not job.url:
         raise UserError("the dataset's URL is missing; give a folder or s3://bucket/prefix")
     dataset = open_dataset(job.url)

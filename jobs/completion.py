@@ -10,6 +10,7 @@ from jobs.flags import Flag, flags_of
 from jobs.resolve import WITH_RECIPES, default_job
 from jobs.run_flags import run_flags_of
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, recipes_of
+from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
 
 ASK = "__complete"  # the first word of the question
@@ -47,8 +48,7 @@ class CompletionJob:
     """Shell to print the script for; eval the output in the shell's start-up file."""
 
     def __post_init__(self) -> None:
-        if self.shell not in _SCRIPTS:
-            raise UserError(f"no completion for the shell {self.shell!r}; allowed are {', '.join(_SCRIPTS)}")
+        refuse_wrong_values(self, where="")
 
 
 def run(job: CompletionJob) -> int:

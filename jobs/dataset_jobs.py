@@ -4,9 +4,10 @@ Configurations only: help and mistakes are answered without loading what a stage
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from shards.adoption.foreign_samples import SampleRules
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 from shards.images.config import Limits, Resize
 from shards.packing.about import About
@@ -14,6 +15,7 @@ from shards.packing.config import Dedup
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource
 
+_MOST_PICTURES = 96  # each is embedded in the card
 Phase = Literal["all", "scan", "plan", "shards", "merge"]
 
 
@@ -29,6 +31,7 @@ class PackJob:
     source: (
         DigitsSource | FolderSource | FlatSource | ParquetSource | ManifestSource | ClassTarsSource | TarOfTarsSource
     ) = field(default_factory=FolderSource)
+    """Images to pack, and their labels."""
     split: str = "train"
     """Name of the split, such as train or test."""
     labels_file: str = ""
@@ -37,31 +40,31 @@ class PackJob:
     """Description of the dataset, for its manifest and card; can also be added after packing."""
     licence: str = ""
     """Licence of the images, for the manifest and card; can also be added after packing."""
-    samples_per_shard: int = 1000
+    samples_per_shard: Annotated[int, Range(1)] = 1000
     """Images per shard (a tar file)."""
-    samples_per_block: int = 64
+    samples_per_block: Annotated[int, Range(1)] = 64
     """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
-    seed: int = 0
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed for the order of the images in the shards."""
     limits: Limits = field(default_factory=Limits)
+    """Largest images that are accepted; others are quarantined."""
     dedup: Dedup = field(default_factory=Dedup)
+    """Duplicates to leave out."""
     resize: Resize = field(default_factory=Resize)
-    workers: int = 1
+    """Images to store as smaller copies."""
+    workers: Annotated[int, Range(1)] = 1
     """Worker processes."""
     phase: Phase = "all"
     """Phase to run; all runs one after the other."""
     part: str = "0/1"
     """Share I/N of the phases scan and shards, I from 0 to N-1: task I of a job array of N."""
-    max_quarantined: float = 0.01
+    max_quarantined: Annotated[float, Range(0, 1)] = 0.01
     """Share of images, 0 to 1, that may be refused before the job stops; duplicates do not count."""
     run_dir: str = ""
     """Folder that job.yaml is written to; empty: nowhere."""
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UserError(f"--workers is {self.workers}; allowed are 1 and more")
-        if not 0 <= self.max_quarantined <= 1:
-            raise UserError(f"--max-quarantined is {self.max_quarantined:g}; allowed are 0 to 1")
+        refuse_wrong_values(self, where="")
         if self.share[1] > 1 and self.phase not in ("scan", "shards"):
             raise UserError(f"--part {self.part} needs --phase scan or --phase shards; the other phases are one task")
         self.about()  # a text too long is to be said now, not once all is packed
@@ -103,21 +106,19 @@ class IndexJob:
     """Description of the dataset, for its manifest and card; can also be added after packing."""
     licence: str = ""
     """Licence of the images, for the manifest and card; can also be added after packing."""
-    samples_per_block: int = 64
+    samples_per_block: Annotated[int, Range(1)] = 64
     """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
     limits: Limits = field(default_factory=Limits)
-    workers: int = 1
+    """Largest images that are accepted; others are quarantined."""
+    workers: Annotated[int, Range(1)] = 1
     """Worker processes."""
-    max_quarantined: float = 0.01
+    max_quarantined: Annotated[float, Range(0, 1)] = 0.01
     """Share of samples, 0 to 1, that may be refused before the job stops."""
     run_dir: str = ""
     """Folder that job.yaml is written to; empty: nowhere."""
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UserError(f"--workers is {self.workers}; allowed are 1 and more")
-        if not 0 <= self.max_quarantined <= 1:
-            raise UserError(f"--max-quarantined is {self.max_quarantined:g}; allowed are 0 to 1")
+        refuse_wrong_values(self, where="")
         self.about()
 
     def about(self) -> About:
@@ -133,10 +134,13 @@ class VerifyJob:
     """Dataset to check: a folder or s3://bucket/prefix."""
     deep: bool = False
     """Decode every image as well."""
-    workers: int = 1
+    workers: Annotated[int, Range(1)] = 1
     """Worker processes."""
     run_dir: str = ""
     """Folder that job.yaml is written to; empty: nowhere."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,5 +149,8 @@ class CardJob:
 
     url: str = ""
     """Dataset to show: a folder or s3://bucket/prefix."""
-    num_mosaic: int = 72
+    num_mosaic: Annotated[int, Range(0, _MOST_PICTURES)] = 72
     """Images shown as pictures, 0 to 96."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")

@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from jobs.field_names import known_instead
 from jobs.yaml_tree import Fields, Items, Scalar, Tree
+from shards.config_values import allowed_instead, without_range
 from shards.errors import UserError
 
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
@@ -59,16 +60,17 @@ def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> A
     if not isinstance(tree, Fields):
         return report.fault(tree, f"{name} is {_spelt(tree)}; allowed is a group of fields")
     prefix = f"{name}." if name else ""
-    tree, hints = _with_todays_names(tree, report.renamed.get(kind.__name__, {})), get_type_hints(kind)
+    tree = _with_todays_names(tree, report.renamed.get(kind.__name__, {}))
+    known = {each.name for each in fields(kind)}
     for given, line in tree.lines.items():
-        if given not in hints:
+        if given not in known:
             report.faults.append((line, f"unknown field {prefix}{given}{known_instead(given, prefix, report.root)}"))
     values = {}
     for each in fields(kind):
         own = f"{prefix}{each.name}"
         if each.name in tree.entries:
             inner = getattr(base, each.name, None)
-            values[each.name] = _value(hints[each.name], tree.entries[each.name], base=inner, name=own, report=report)
+            values[each.name] = _value(each.type, tree.entries[each.name], base=inner, name=own, report=report)
         elif base is not None:
             values[each.name] = getattr(base, each.name)
         elif each.name not in report.later.get(kind.__name__, ()):
@@ -145,7 +147,16 @@ def _choice(options: tuple[Any, ...], tree: Tree, *, name: str, report: Report) 
     return report.fault(tree, f"{name} is {_spelt(tree)}; allowed are {', '.join(map(str, options))}")
 
 
-def _single(kind: type, tree: Tree, *, name: str, report: Report) -> Any:
+def _single(kind: Any, tree: Tree, *, name: str, report: Report) -> Any:
+    plain = without_range(kind)
+    value = _read(plain, tree)
+    if value is _WRONG:
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed is {_allowed(plain, tree)}")
+    instead = allowed_instead(value, kind)
+    return report.fault(tree, f"{name} is {_spelt(tree)}; {instead}") if instead else value
+
+
+def _read(kind: type, tree: Tree) -> Any:
     if isinstance(tree, Scalar):
         text, is_plain = tree.text, tree.is_plain
         if kind is str and not (is_plain and (tree.is_nothing or _is_of_another_type(text))):
@@ -156,7 +167,7 @@ def _single(kind: type, tree: Tree, *, name: str, report: Report) -> Any:
             return int(text)
         if kind is float and is_plain and _DECIMAL.fullmatch(text):
             return float(text)
-    return report.fault(tree, f"{name} is {_spelt(tree)}; allowed is {_allowed(kind, tree)}")
+    return _WRONG
 
 
 def _is_of_another_type(text: str) -> bool:

@@ -6,11 +6,13 @@ A field's sentence is the string literal below it in the source.
 import ast
 import sys
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin
+
+from shards.config_values import without_none, without_range
 
 _PLACES = {
     "run_dir": "DIR",
@@ -24,12 +26,16 @@ _ENDINGS = {"_url": "URL", "_file": "FILE", "_csv": "FILE", "files": "FILE"}
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """`--data.url URL`: `takes` is empty for a switch (`--deep`, `--no-deep`), `default` is the value in the job."""
+    """`--data.url URL`: `takes` is empty for a switch (`--deep`, `--no-deep`), `default` is the value in the job.
+
+    `kind` is the type of one value, with its range.
+    """
 
     name: str
     takes: str
     sentence: str
     default: object
+    kind: Any = str
     choices: tuple[str, ...] = ()
     is_many: bool = False
     may_be_none: bool = False
@@ -46,8 +52,8 @@ class Flag:
 
     @property
     def group(self) -> str:
-        """What stands before the first dot; empty for the job's own fields."""
-        return self.name.removeprefix("--").rpartition(".")[0].partition(".")[0]
+        """Everything before the last dot; empty for the job's own fields."""
+        return self.name.removeprefix("--").rpartition(".")[0]
 
     @property
     def usage(self) -> str:
@@ -70,19 +76,33 @@ def flags_of(job: Any, prefix: str = "--") -> Iterator[Flag]:
         if is_dataclass(value):
             inner.append((value, f"{name}."))
             continue
-        choices = tuple(str(word) for word in get_args(_kind(field))) if get_origin(_kind(field)) is Literal else ()
+        (kind,) = without_none(field.type)
+        plain = without_range(kind)
+        choices = tuple(str(word) for word in get_args(plain)) if get_origin(plain) is Literal else ()
         if len(choices) != 1:  # a word that only tells kinds apart
             yield Flag(
                 name=name,
-                takes=_takes(field, choices),
+                takes=_takes(field.name, plain, choices),
                 sentence=sentences(type(job)).get(field.name, ""),
                 default=value,
+                kind=get_args(plain)[0] if get_origin(plain) is tuple else kind,
                 choices=choices,
-                is_many=get_origin(_kind(field)) is tuple,
+                is_many=get_origin(plain) is tuple,
                 may_be_none=NoneType in get_args(field.type),
             )
     for value, name in inner:
         yield from flags_of(value, name)
+
+
+def groups_of(job: Any, prefix: str = "") -> dict[str, str]:
+    """The groups of flags in a job, as `Flag.group` names them, with their sentences."""
+    found: dict[str, str] = {}
+    for field in fields(job):
+        inner = getattr(job, field.name)
+        if is_dataclass(inner):
+            name = prefix + field.name.replace("_", "-")
+            found |= {name: sentences(type(job)).get(field.name, ""), **groups_of(inner, f"{name}.")}
+    return found
 
 
 def default_text(flag: Flag) -> str:
@@ -123,23 +143,15 @@ def _in_class(node: ast.ClassDef) -> dict[str, str]:
     return found
 
 
-def _kind(field: Field[Any]) -> Any:
-    """The field's type, without `| None`."""
-    if isinstance(field.type, UnionType):
-        return next(kind for kind in get_args(field.type) if kind is not NoneType)
-    return field.type
-
-
-def _takes(field: Field[Any], choices: tuple[str, ...]) -> str:
-    kind = _kind(field)
+def _takes(name: str, kind: Any, choices: tuple[str, ...]) -> str:
     if kind is bool:
         return ""
     if choices:
         return f"{{{','.join(choices)}}}"
     if get_origin(kind) is tuple:
-        item = get_args(kind)[0]
-        return "URL WEIGHT ..." if get_origin(item) is tuple else f"{_word(field.name, item)} ..."
-    return _word(field.name, kind)
+        item = without_range(get_args(kind)[0])
+        return "URL WEIGHT ..." if get_origin(item) is tuple else f"{_word(name, item)} ..."
+    return _word(name, kind)
 
 
 def _word(name: str, kind: Any) -> str:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jobs.flags import Flag, default_text, flags_of
+from jobs.flags import Flag, default_text, flags_of, groups_of
 from jobs.mistakes import required_flags
 from jobs.recipes.smoke import SUFFIX
 from jobs.run_flags import run_flags_of, shown_run_flags
@@ -89,7 +89,10 @@ def of_job(name: str, word: str, job: Any, *, about: str, everything: bool, widt
         _usage(name, word, required, width),
         *(_filled(part, width) for part in text or [_sentence(stage.summary)]),
     ]
-    blocks += [f"{title}:\n{_flag_rows(group, width, indent)}" for title, group in groups.items()]
+    about_groups = groups_of(job)
+    for title, group in groups.items():
+        heading = _filled(f"{title}: {about_groups.get(title, '')}".rstrip(), width)
+        blocks.append(f"{heading}\n{_flag_rows(group, width, indent)}")
     blocks += [f"--help-all lists all {len(flags)} flags"] * (len(shown) < len(flags))
     blocks.append(_examples(own, width))
     return "\n\n".join(blocks) + "\n"

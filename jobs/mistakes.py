@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from jobs.flags import Flag
+from shards.config_values import allowed_instead, without_range
 from shards.errors import UserError
 
 HELP_WORDS = ("-h", "--help", "--help-all")
@@ -205,22 +207,23 @@ def _refuse_wrong_values(flag: Flag, values: Sequence[str], *, name: str) -> Non
     if not values and not flag.is_many:
         raise UserError(f"{name} needs a value: {_allowed(flag)}")
     for value in values:
-        if not _is_right(flag, value):
-            raise UserError(f"{name} is {value!r}; allowed is {_allowed(flag)}")
+        try:
+            read = _read(flag, value)
+        except ValueError as error:
+            raise UserError(f"{name} is {value!r}; allowed is {_allowed(flag)}") from error
+        instead = allowed_instead(read, flag.kind) if isinstance(read, int | float) else ""
+        if instead:
+            raise UserError(f"{name} is {value}; {instead}")
 
 
-def _is_right(flag: Flag, value: str) -> bool:
+def _read(flag: Flag, value: str) -> Any:
+    """The value of a flag. ValueError if it is not of the flag's type."""
     if flag.may_be_none and value == "None":
-        return True
-    if flag.choices:
-        return value in flag.choices
-    read = {"INT": int, "FLOAT": float}.get(flag.takes.partition(" ")[0])
-    try:
-        if read:
-            read(value)
-    except ValueError:
-        return False
-    return True
+        return None
+    if flag.choices and value not in flag.choices:
+        raise ValueError(value)
+    kind = without_range(flag.kind)
+    return kind(value) if kind in (int, float) else value
 
 
 def _allowed(flag: Flag) -> str:

@@ -5,13 +5,14 @@ pipeline/training/config.py.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from pipeline.config_values import Device, LossName
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import Gelu, ResNetEpsilons
 from pipeline.models.conversion.config import Change, Format
 from pipeline.training.config import MOST_THREADS, TrainingJob
-from shards.errors import UserError
+from shards.config_values import Range, refuse_wrong_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,22 +22,20 @@ class EvaluateJob:
     weights: str = ""
     """Weights folder to evaluate (RUN/weights)."""
     data: EvaluationConfig = EvaluationConfig()
+    """Dataset to evaluate on, and how its images are prepared."""
     loss: LossName = "softmax"
     """Loss that the weights were trained with: softmax (one label an image) or sigmoid (any number of labels)."""
     run_dir: str = ""
     """Folder that scores.json and job.yaml are written to; empty: nowhere."""
     device: Device = "auto"
     """Where to compute; auto: the GPU if there is one, else the CPU."""
-    threads: int = 0
+    threads: Annotated[int, Range(0, MOST_THREADS, zero="each rank's share of the cores")] = 0
     """Threads of each rank; 0: OMP_NUM_THREADS if it is set, else the rank's share of the cores."""
     json: bool = False
     """Write the scores to standard output as one JSON object, for scripts."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threads <= MOST_THREADS:
-            raise UserError(
-                f"threads is {self.threads}; allowed are 0 (each rank's share of the cores) to {MOST_THREADS:,}"
-            )
+        refuse_wrong_values(self, where="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +45,18 @@ class PlanJob:
     recipe: str = ""
     """Name to show in the table's title."""
     training: TrainingJob = TrainingJob()
+    """Training job to plan."""
     dataset: str = ""
     """Name of the dataset to show in the table."""
-    num_images: int = 0
+    num_images: Annotated[int, Range(0, zero="not known")] = 0
     """Images of the training split; 0: not known."""
-    num_classes: int = 0
+    num_classes: Annotated[int, Range(0, zero="not known")] = 0
     """Classes of the training split; 0: not known."""
-    days: float = 7.0
+    days: Annotated[float, Range(above=0)] = 7.0
     """Days that the run may take."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +70,11 @@ class ImportJob(Change):
     """Weights folder to write."""
     model: str = ""
     """Name of the model that the file must hold, such as vit_b16; empty: any."""
-    num_heads: int | None = None
+    num_heads: Annotated[int, Range(1)] | None = None
     """Attention heads per layer, if the file does not say; none: what is usual for its format."""
     gelu: Gelu | None = None
     """Form of the GELU, if the file does not say; none: what is usual for its format."""
-    layer_norm_epsilon: float | None = None
+    layer_norm_epsilon: Annotated[float, Range(above=0)] | None = None
     """Epsilon of every LayerNorm, if the file does not say; none: what is usual for its format."""
     resnet_epsilons: ResNetEpsilons | None = None
     """Epsilons of the ResNet's norms, if the file does not say; none: what is usual for its format."""
@@ -102,11 +105,14 @@ class DemoJob:
 
     run_dir: str = "demo-run"
     """Folder for everything that the demo writes; emptied first if an earlier demo made it."""
-    steps: int = 300
+    steps: Annotated[int, Range(1)] = 300
     """Training steps of the pre-training run."""
-    finetune_steps: int = 100
+    finetune_steps: Annotated[int, Range(1)] = 100
     """Training steps of the fine-tuning run."""
-    num_ranks: int = 2
+    num_ranks: Annotated[int, Range(1)] = 2
     """Processes that train together."""
-    least_accuracy: float = 0.95
+    least_accuracy: Annotated[float, Range(0, 1)] = 0.95
     """Accuracy after fine-tuning, 0 to 1, below which the demo has failed."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")

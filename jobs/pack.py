@@ -101,7 +101,7 @@ def source_of_split(source: Source, split: str) -> Source:
 def _scan(job: PackJob, spec: PackSpec, store: Store) -> None:
     part, num_parts = job.share
     find_sets(spec.dedup.against)  # a wrong URL is to be said now, not after all images are read
-    listing = listed(store, spec.source, scan_hash=spec.scan_hash(), anew=job.phase == "all")
+    listing = listed(store, spec.source, scan_hash=spec.scan_hash(), relist=job.phase == "all")
     amounts, unit = listing.amounts()
     mine = range(part, len(listing.slices), num_parts)
     tasks = (

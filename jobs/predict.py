@@ -5,11 +5,12 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from jobs import exit_codes
 from jobs.screen import WIDTH, fitted
 from pipeline.config_values import Device
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 from shards.quantities import plural
 from shards.terminal import printable_name
@@ -32,7 +33,7 @@ class PredictJob:
     """Weights folder (RUN/weights), or the run directory."""
     images: tuple[str, ...] = ()
     """Files to predict: JPEG, PNG or WebP. They may follow WEIGHTS without the flag."""
-    top: int = 5
+    top: Annotated[int, Range(1)] = 5
     """Classes to show per image."""
     json: bool = False
     """Write one JSON object per line: the image, and the label and probability of each class."""
@@ -40,8 +41,7 @@ class PredictJob:
     """Where to compute; auto: the GPU if there is one, else the CPU."""
 
     def __post_init__(self) -> None:
-        if self.top < 1:
-            raise UserError(f"--top is {self.top}; allowed is 1 or more: how many classes are shown for an image")
+        refuse_wrong_values(self, where="")
 
 
 def run(job: PredictJob) -> int:

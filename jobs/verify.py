@@ -17,8 +17,6 @@ def run(job: VerifyJob) -> int:
     """0 where nothing is wrong, 1 with the faults listed."""
     if not job.url:
         raise UserError("the dataset's URL is missing; give a folder or s3://bucket/prefix")
-    if job.workers < 1:
-        raise UserError(f"--workers is {job.workers}; allowed are 1 and more")
     if job.run_dir:
         write_record(Path(job.run_dir), stage="verify", job=job)
     faults = verify_dataset(job.url, deep=job.deep, workers=job.workers)

@@ -1,6 +1,6 @@
-"""Patchline in your own code: `from patchline import train_batches`. The names are loaded when they are first used.
+"""Patchline in your own code: `from patchline import train_batches`. Names are loaded on first use.
 
-`import patchline` itself loads nothing else, so it costs nothing; torch comes with the first name that needs it.
+`import patchline` loads nothing else and is therefore fast; torch is loaded with the first name that needs it.
 """
 
 from importlib import import_module
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _refuse_others(package: str) -> None:
-    """ImportError that says so, where another package has the name of one of ours."""
+    """Raises an ImportError with an explanation if another package has the name of one of ours."""
     spec = import_module("importlib.util").find_spec(package)
     places = list(spec.submodule_search_locations or [spec.origin]) if spec else []
     if Path(__file__).resolve().parent.parent / package not in [Path(str(place)).resolve() for place in places]:

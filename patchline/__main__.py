@@ -1,6 +1,6 @@
-"""The command `patchline`, and `python -m patchline`: our own packages are found whatever lies in the current folder.
+"""The command `patchline`, and `python -m patchline`: finds our own packages whatever the current folder contains.
 
-A folder may have a jobs/ or pipeline/ of its own, or a torch.py. Neither this process nor those that it starts look for
+The current folder may contain a jobs/, a pipeline/ or a torch.py. Neither this process nor its children look for
 modules there.
 """
 
@@ -20,7 +20,7 @@ def entry() -> None:
 
 
 def _find_ours_first() -> None:
-    """Puts our folder on the path before any that has packages of the same names, for child processes as well."""
+    """Puts our folder on the path before any folder with packages of the same names, also for child processes."""
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib may be theirs
     before = list(itertools.takewhile(lambda folder: os.path.realpath(folder) != os.path.realpath(home), sys.path))
     hiding = [place for place, folder in enumerate(before) if _has_such(folder)]
@@ -32,7 +32,7 @@ def _find_ours_first() -> None:
 
 
 def _has_such(folder: str) -> bool:
-    """Whether modules of our names are in it."""
+    """Whether it contains modules with our names."""
     return any(os.path.exists(f"{folder or '.'}/{name}{end}") for name in _OURS for end in ("", ".py"))  # noqa: PTH110
 
 

@@ -1,4 +1,5 @@
-"""Fixtures for all tests: S3 servers, the shared test data; and what is skipped without a Slurm or a Ceph."""
+"""Fixtures for all tests: S3 servers, shared test data, and skipping tests that need Slurm or Ceph if it is not
+installed."""
 
 import os
 import secrets
@@ -32,10 +33,14 @@ PACKAGES = {"slurm": "slurm-wlm munge", "rgw": "ceph-mon ceph-mgr ceph-osd rados
 
 
 def pytest_configure() -> None:
-    """Packing's own workers may be the first to be forked; a CPU that stands for a lesser one keeps its kernels apart,
-    since torch.compile's cache does not (kernels of the one crash on the other, or give NaN).
+    """Sets up Ctrl-C, torch.compile's cache and the fork server.
 
-    A shell's background jobs ignore Ctrl-C, and what they start inherits that; tests send it.
+    A shell's background jobs ignore Ctrl-C and pass that on to their children, but tests send Ctrl-C.
+
+    A CPU that simulates a lesser one gets its own cache, because torch.compile's cache does not tell them apart
+    (kernels of one crash on the other, or return NaN).
+
+    The fork server is set up here because packing's workers may be forked before any test forks.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,7 +50,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs programs that are not installed, unless PATCHLINE_REQUIRE (as `slurm,rgw`) names its marker."""
+    """Skips tests that need programs that are not installed, unless PATCHLINE_REQUIRE (such as `slurm,rgw`) names
+    their marker."""
     missing = {
         "slurm": [program for program in SLURM_PROGRAMS if shutil.which(program) is None],
         "rgw": ceph.missing_programs(),
@@ -64,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _stores_of_this_test() -> Iterator[None]:
-    """A process keeps its stores, but endpoints and credentials change from test to test."""
+    """A process caches its stores, but endpoints and credentials change from test to test."""
     open_store.cache_clear()
     yield
     open_store.cache_clear()
@@ -79,26 +85,26 @@ def moto_endpoint() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def ceph_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ceph.Gateway]:
-    """One Ceph for all tests of a run, started by the first that asks."""
+    """One Ceph for all tests of a run, started by the first test that uses it."""
     with ceph.ceph_gateway(tmp_path_factory.mktemp("ceph")) as gateway:
         yield gateway
 
 
 @pytest.fixture
 def s3_endpoint(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The S3 server's endpoint, with credentials and endpoint in the environment, for child processes too."""
+    """The S3 server's endpoint. It and the credentials are in the environment, for child processes too."""
     return use_s3(monkeypatch, moto_endpoint, access_key="test", secret_key="test-secret")
 
 
 @pytest.fixture
 def ceph_endpoint(ceph_gateway: ceph.Gateway, monkeypatch: pytest.MonkeyPatch) -> str:
-    """As `s3_endpoint`, of Ceph's gateway."""
+    """As `s3_endpoint`, with Ceph's gateway."""
     keys = {"access_key": ceph_gateway.access_key, "secret_key": ceph_gateway.secret_key}
     return use_s3(monkeypatch, ceph_gateway.endpoint, **keys)
 
 
 def use_s3(monkeypatch: pytest.MonkeyPatch, endpoint: str, *, access_key: str, secret_key: str) -> str:
-    """Put all that botocore asks into the environment, and nothing else."""
+    """Sets all environment variables that botocore reads, and removes the others."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
@@ -130,7 +136,7 @@ def any_bucket(request: pytest.FixtureRequest) -> str:
 
 
 def new_bucket(endpoint: str) -> str:
-    """Made with the credentials of the environment."""
+    """Creates a bucket with the credentials in the environment."""
     bucket = f"test-{secrets.token_hex(6)}"
     boto3.session.Session().client("s3", endpoint_url=endpoint).create_bucket(Bucket=bucket)
     return bucket
@@ -146,7 +152,7 @@ def digits_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def finished_runs(digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> "FinishedRuns":
-    """Finished tiny runs, each made when it is first asked for."""
+    """Finished tiny runs, each trained on first use."""
     from tests.rigs.training import FinishedRuns  # noqa: PLC0415  # tests/shards run without torch
 
     return FinishedRuns(tmp_path_factory.mktemp("finished"), digits_url)

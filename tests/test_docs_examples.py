@@ -1,4 +1,4 @@
-"""Every example of the documents runs as it stands: in a file, beside the dataset and the run that it names."""
+"""Every example in the documentation runs unchanged, in a file beside the dataset and the run that it uses."""
 
 import os
 import re
@@ -13,21 +13,21 @@ from tests.rigs.training import FinishedRuns
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 DEADLINE_SECONDS = 120.0
-# timm imports torchvision, which may be of another build than torch.
+# timm imports torchvision, whose build may not fit torch's.
 PRELUDE = "from benchmarks.torchvision_operators import import_torchvision\nimport_torchvision()\n"
 NO_NETWORK = {"HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A block of a document: its language and its text."""
+    """A code block of a page: its language and its text."""
 
     language: str
     text: str
 
 
 def examples(document: str, *languages: str) -> list[Example]:
-    """The blocks in these languages, in order."""
+    """The page's blocks in these languages, in order."""
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", (CHECKOUT / "docs" / document).read_text(), re.MULTILINE | re.DOTALL)
     found = [Example(language=language, text=text) for language, text in blocks if language in languages]
     missing = set(languages) - {example.language for example in found}
@@ -36,7 +36,7 @@ def examples(document: str, *languages: str) -> list[Example]:
 
 
 def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """A program in the folder; the `patchline` it finds is that of these tests."""
+    """Runs a program in the folder; `patchline` is that of these tests."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = {**os.environ, **NO_NETWORK, "PYTHONPATH": str(CHECKOUT), "PATH": path}
     return subprocess.run(
@@ -45,7 +45,7 @@ def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_examples_of_streaming(digits_url: str, tmp_path: Path) -> None:
-    """One after the other in a folder where the dataset is called `digits`; they say nothing and leave no list of
+    """Runs one after the other in a folder with the dataset `digits`. They print nothing and leave no list of
     replaced samples."""
     (tmp_path / "digits").symlink_to(digits_url)
     for number, example in enumerate(examples("streaming.md", "python")):
@@ -57,7 +57,7 @@ def test_examples_of_streaming(digits_url: str, tmp_path: Path) -> None:
 
 
 def test_examples_of_models(finished_runs: FinishedRuns, tmp_path: Path) -> None:
-    """Commands and Python in their order, where a finished run is called `runs/digits`; they print nothing."""
+    """Runs shell commands and Python in order, beside a finished run called `runs/digits`. They print nothing."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "digits").symlink_to(finished_runs.get(1))
     for number, example in enumerate(examples("models.md", "bash", "python")):

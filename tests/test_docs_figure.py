@@ -1,6 +1,6 @@
-"""docs/order.svg shows the real order: the ids in the file are those of SampleOrder, and of the words beside them.
+"""docs/order.svg shows the real order: its sample ids are those of SampleOrder.
 
-docs/pos_embed.svg shows what the three modes really make of its table.
+docs/pos_embed.svg shows the real results of the three modes.
 """
 
 import re
@@ -35,7 +35,7 @@ def ids_shown() -> dict[str, int]:
 
 
 def test_the_figure_shows_todays_order() -> None:
-    assert ids_in(FIGURE) == ids_shown(), "draw it anew: python -m docs.order_figure"
+    assert ids_in(FIGURE) == ids_shown(), "draw it again: python -m docs.order_figure"
 
 
 def test_it_is_drawn_from_the_order_alone(tmp_path: Path) -> None:
@@ -62,12 +62,12 @@ def test_each_step_is_what_the_figure_says() -> None:
 
 
 def distances_in(figure: Path) -> dict[str, str]:
-    """Which modes are compared -> what is written below."""
+    """Pair of modes -> the text below its map."""
     return dict(re.findall(r'<g id="apart-([-\w]+)">\s*<text[^>]*>([^<]*)</text>', figure.read_text()))
 
 
 def curve_in(figure: Path, mode: str) -> list[float]:
-    """Heights of a mode's curve, in points of the figure, from above."""
+    """Heights of a mode's curve, in points from the top of the figure."""
     found = re.search(rf'<g id="curve-{mode}">\s*<path d="M ([^"]*)"', figure.read_text())
     assert found, f"{figure.name} has no curve of {mode}"
     return [float(point.split()[1]) for point in found[1].split("L")]
@@ -76,7 +76,7 @@ def curve_in(figure: Path, mode: str) -> list[float]:
 def test_the_figure_says_how_far_the_modes_are_apart() -> None:
     shown = pos_embed_figure.example()
     expected = {f"{one}-{other}": shown.says(one, other) for one, other in pos_embed_figure.PAIRS}
-    assert distances_in(POSITIONS) == expected, "draw it anew: python -m docs.pos_embed_figure"
+    assert distances_in(POSITIONS) == expected, "draw it again: python -m docs.pos_embed_figure"
     assert len(set(expected.values())) == 3
 
 
@@ -86,7 +86,7 @@ def test_its_curves_are_the_first_rows_of_the_maps() -> None:
     rows = np.array([shown.resampled[mode][pos_embed_figure.ROW] for mode in pos_embed_figure.MODES])
     slope, offset = np.polyfit(rows.reshape(-1), drawn.reshape(-1), 1)
     assert slope < 0, "up is more"
-    assert np.allclose(slope * rows + offset, drawn, atol=1e-3), "draw it anew: python -m docs.pos_embed_figure"
+    assert np.allclose(slope * rows + offset, drawn, atol=1e-3), "draw it again: python -m docs.pos_embed_figure"
 
 
 def test_it_is_drawn_from_the_maps_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/models.md says what the code says: its tables are those of the functions, and the tests it names are there."""
+"""docs/models.md agrees with the code: its tables are those that the functions print, and the tests it names exist."""
 
 import re
 from pathlib import Path
@@ -12,8 +12,8 @@ PAGE = (CHECKOUT / "docs" / "models.md").read_text()
 
 
 def test_sizes_and_costs_are_those_that_are_counted() -> None:
-    assert sizes() in PAGE, "print them anew: python -m docs.models_tables"
-    assert costs() in PAGE, "print them anew: python -m docs.models_tables"
+    assert sizes() in PAGE, "print them again: python -m docs.models_tables"
+    assert costs() in PAGE, "print them again: python -m docs.models_tables"
 
 
 def test_every_row_of_the_papers_table_is_one_that_is_tested() -> None:

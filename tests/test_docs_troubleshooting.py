@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md quotes messages as the code says them, and has every exit code."""
+"""docs/troubleshooting.md quotes messages exactly as in the code, and lists every exit code."""
 
 import ast
 import re
@@ -11,14 +11,14 @@ from jobs import exit_codes
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = (CHECKOUT / "docs" / "troubleshooting.md").read_text()
-OTHERS = {"CUDA out of memory", "Address already in use"}  # PyTorch's and the system's own
+OTHERS = {"CUDA out of memory", "Address already in use"}  # messages of PyTorch and of the system
 QUOTED = [" ".join(text.split()) for text in re.findall(r"^\*\*`(.*?)`\*\*", PAGE, re.MULTILINE | re.DOTALL)]
 _FIELD = re.compile(r"%[sdr]|%\.\d+f")
 
 
 @cache
 def said() -> str:
-    """Every text in the code, a line each, with … in the place of a value."""
+    """Every text in the code, one per line, with … in place of values."""
     texts = []
     for room in ("shards", "pipeline", "jobs"):
         for path in sorted((CHECKOUT / room).rglob("*.py")):
@@ -34,7 +34,7 @@ def _text(node: ast.AST) -> str:
 
 @pytest.mark.parametrize("message", [message for message in QUOTED if message not in OTHERS])
 def test_every_message_is_said_somewhere(message: str) -> None:
-    """Piece by piece: a piece between two values may come from another text of the code."""
+    """Compares piece by piece: a piece between two values may come from another text in the code."""
     for piece in (piece.strip(" ;:") for piece in message.split("…")):
         assert piece in said(), f"nothing says {piece!r}"
 

@@ -1,4 +1,4 @@
-"""The optional library is built where it can be; where it cannot, the install goes on and says why in one line."""
+"""The optional library is built if possible. If not, the installation continues and gives the reason in one line."""
 
 import importlib.util
 import os
@@ -26,7 +26,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """hatch_build.py with a stand-in for hatchling, which only pip's own build environment has."""
+    """hatch_build.py with a stand-in for hatchling, which only pip's build environment has."""
     interface = ModuleType("interface")
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "hatchling.builders.hooks.plugin.interface", interface)
@@ -70,7 +70,7 @@ def run(hook: Any, root: Path, version: str = "standard", target: str = "wheel")
 
 
 def refused(hook: Any, root: Path) -> str:
-    """Why the hook went on without the library: one line, and nothing of it left behind."""
+    """Why the hook continued without the library: one line, and nothing of the build left behind."""
     build_data, said = run(hook, root)
     assert build_data == {"artifacts": []}
     assert len(said) == 1
@@ -82,7 +82,7 @@ def refused(hook: Any, root: Path) -> str:
 
 
 def compiler_that(path: Path, action: str) -> Path:
-    """A program that notes its arguments beside itself, one a line, before the action."""
+    """A program that writes its arguments to a file beside itself, one per line, and then runs the action."""
     path.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >>"$0.args"\n{action}\n')
     path.chmod(0o755)
     return path
@@ -204,7 +204,7 @@ def test_a_wrong_compiler_does_not_end_the_install(
 def test_trouble_with_the_disk_does_not_end_the_install(
     hook: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Read-only sources, a full disk: root writes anyway, so the errors are staged."""
+    """Read-only sources or a full disk. root can write anyway, so the errors are simulated."""
 
     def fails(*_: object, **named: object) -> None:
         raise OSError(30, "Read-only file system", "/sources")
@@ -218,9 +218,10 @@ def test_trouble_with_the_disk_does_not_end_the_install(
 
 
 def make_setup(root: Path, **settings: str) -> str:
-    """`make setup` in a checkout that has all but, maybe, the library."""
+    """Runs `make setup` in a checkout that has everything except, perhaps, the library."""
     for name in ("pyproject.toml", "constraints.txt", "hatch_build.py", "Makefile"):
         shutil.copy(CHECKOUT / name, root)
+    shutil.copytree(CHECKOUT / ".githooks", root / ".githooks", dirs_exist_ok=True)
     (root / "pipeline" / "data" / "transform.py").write_text(
         "from pathlib import Path\n\n\ndef decoder_name() -> str:\n"
         f"    found = (Path(__file__).parent / {LIBRARY_NAME!r}).exists()\n"

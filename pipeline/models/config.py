@@ -5,9 +5,9 @@ Ti and S are those of "How to train your ViT?" (Steiner et al., 2021); the ResNe
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Annotated, Literal
 
-from pipeline.config_values import refuse_wrong_values
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 
 Pooling = Literal["token", "average"]
@@ -92,23 +92,23 @@ class ModelConfig:
     name: str = "vit_b16"
     """Model from the paper, such as vit_b16, vit_l16, vit_h14, r50_vit_b16 or bit_r50x1; any other name needs the sizes
     below."""
-    image_size: int = 224
+    image_size: Annotated[int, Range(1)] = 224
     """Height and width of the model's images in pixels; a multiple of the patch."""
-    num_classes: int = 1000
+    num_classes: Annotated[int, Range(0, zero="as many as the dataset has")] = 1000
     """Classes that the head tells apart; 0: as many as the dataset has."""
-    patch: int | None = None
+    patch: Annotated[int, Range(1)] | None = None
     """Height and width of a patch in pixels (in a hybrid: in places of the ResNet's map)."""
-    depth: int | None = None
+    depth: Annotated[int, Range(1)] | None = None
     """Transformer layers."""
-    width: int | None = None
+    width: Annotated[int, Range(1)] | None = None
     """Width of a token (D in the paper)."""
-    mlp_width: int | None = None
+    mlp_width: Annotated[int, Range(1)] | None = None
     """Width of an MLP's hidden layer."""
-    num_heads: int | None = None
+    num_heads: Annotated[int, Range(1)] | None = None
     """Attention heads per layer; must divide the width."""
-    resnet_units: tuple[int, ...] | None = None
+    resnet_units: tuple[Annotated[int, Range(1)], ...] | None = None
     """Units in each stage of the ResNet, of a hybrid or of BiT, such as 3 4 6 3."""
-    resnet_factor: int | None = None
+    resnet_factor: Annotated[int, Range(1)] | None = None
     """How many times wider the ResNet is (the 2 of R50x2)."""
     pooling: Pooling = "token"
     """token: the class token's output; average: no class token, the mean of all tokens after the last norm."""
@@ -117,15 +117,15 @@ class ModelConfig:
     position: Position = "learned_1d"
     """Position embeddings: none, learned_1d, or learned_2d (a table for columns and one for rows, D/2 each; appendix
     D.4)."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Range(0, below=1)] = 0.0
     """Share of values that dropout sets to zero, from 0 to below 1."""
     head_bias: float = 0.0
     """Constant added to every logit in fp32, outside the trained bias (-10 for multi-label pre-training, where bf16
     steps are too wide)."""
-    position_std: float = 0.02
+    position_std: Annotated[float, Range(0)] = 0.02
     """Standard deviation of the initial position embeddings, 0.02 in the paper; runs of a few hundred steps need more
     to learn where a patch is."""
-    layer_norm_epsilon: float = 1e-6
+    layer_norm_epsilon: Annotated[float, Range(above=0)] = 1e-6
     """Epsilon of every LayerNorm: 1e-6 in the paper's code and timm, 1e-12 for weights from Hugging Face."""
     gelu: Gelu = "tanh"
     """Form of the GELU: tanh (the paper's code) or exact (timm, Hugging Face)."""
@@ -136,16 +136,8 @@ class ModelConfig:
         if isinstance(self.resnet_units, list):  # what JSON makes of a tuple
             object.__setattr__(self, "resnet_units", tuple(self.resnet_units))
         refuse_wrong_values(self, where="model.")
-        if self.num_classes < 0 or not 0.0 <= self.dropout < 1.0:
-            raise UserError(
-                f"model.num_classes is {self.num_classes} and model.dropout {self.dropout}; "
-                "allowed are 0 or more classes (0: as the dataset) and a dropout from 0 to below 1"
-            )
-        if self.layer_norm_epsilon <= 0 or self.position_std < 0:
-            raise UserError(
-                f"model.layer_norm_epsilon is {self.layer_norm_epsilon} and model.position_std {self.position_std}; "
-                "allowed are an epsilon above 0 and a deviation of 0 or more"
-            )
+        if self.resnet_units == ():
+            raise UserError("model.resnet_units is (); give the units of one stage or more, such as 3 4 6 3")
         if self.is_bit:
             self._refuse_what_bit_has_not()
         else:
@@ -170,26 +162,18 @@ class ModelConfig:
                 f"model.name is {self.name!r}, which is none of {', '.join(NAMES)}; a model of your own also needs "
                 f"{', '.join(missing)}"
             )
-        too_small = [f"{field} {value}" for field, value in merged.items() if int(value or 0) < 1]
-        if too_small:
-            raise UserError(f"model sizes must be 1 or more, these are not: {', '.join(too_small)}")
         return Size(**{field: int(value or 0) for field, value in merged.items()})
 
     @property
     def resnet(self) -> ResNetSize | None:
         """The ResNet of a hybrid or of BiT; None for a plain Vision Transformer."""
         known = RESNETS.get(self.name)
-        units = self.resnet_units if self.resnet_units is not None else known and known.units
+        units = self.resnet_units if self.resnet_units is not None else known.units if known else None
         if units is None:
             if self.resnet_factor is not None:
                 raise UserError("model.resnet_factor is given without a ResNet; also give --model.resnet-units")
             return None
         factor = self.resnet_factor if self.resnet_factor is not None else known.factor if known else 1
-        if not units or min(units) < 1 or factor < 1:
-            raise UserError(
-                f"model.resnet_units is {units} and model.resnet_factor {factor}; "
-                "allowed are one stage or more, of 1 or more units each, and a factor of 1 or more"
-            )
         return ResNetSize(units=units, factor=factor)
 
     @property
@@ -236,5 +220,3 @@ class ModelConfig:
         if foreign:
             given = ", ".join(f"model.{field} is {getattr(self, field)!r}" for field in foreign)
             raise UserError(f"{given}; {self.name} is a ResNet and has no such part; leave it out")
-        if self.image_size < 1 or not self.resnet:
-            raise UserError(f"model.image_size is {self.image_size}; allowed is 1 or more")

@@ -4,22 +4,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config_values import LossName, refuse_wrong_values
+from pipeline.config_values import LossName
 from pipeline.evaluation_transform import EvaluationTransform
+from shards.config_values import refuse_wrong_values
+from shards.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """`loss`: what the weights were trained with. The probabilities of softmax add up to 1 over all classes, those of
-    sigmoid are each class's own. `transform`: the run's own evaluation. The defaults are taken for weights that do not
-    say: those of other libraries, and folders from before this was written down."""
+    """How to read logits and prepare images. Weights that do not say, of other libraries and of older runs, get the
+    defaults."""
 
     loss: LossName = "softmax"
+    """Loss of the training: softmax probabilities add up to 1 over all classes, sigmoid ones stand alone."""
     transform: EvaluationTransform = EvaluationTransform()
+    """How the run's own evaluation prepares images."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="usage.")
-        refuse_wrong_values(self.transform, where="usage.transform.")
 
 
 def usage_of(description: Mapping[str, Any]) -> Usage:
@@ -27,4 +29,8 @@ def usage_of(description: Mapping[str, Any]) -> Usage:
     said = description.get("usage")
     if said is None:
         return Usage()
-    return Usage(**(said | {"transform": EvaluationTransform(**said["transform"])}))
+    try:
+        transform = EvaluationTransform(**said["transform"])
+    except UserError as error:
+        raise UserError(f"usage.{error}") from error
+    return Usage(**(said | {"transform": transform}))

@@ -1,13 +1,14 @@
 """Everything that defines one training run, pre-training or fine-tuning."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
-from pipeline.config_values import Device, LossName, refuse_wrong_values
+from pipeline.config_values import Device, LossName
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
 from pipeline.training.schedule import ScheduleConfig
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 
 
@@ -17,15 +18,15 @@ class OptimizerConfig:
 
     name: Literal["adamw", "sgd"] = "adamw"
     """AdamW, or SGD with momentum."""
-    beta1: float = 0.9
+    beta1: Annotated[float, Range(0, below=1)] = 0.9
     """AdamW: decay of the gradient's running mean, from 0 to below 1."""
-    beta2: float = 0.999
+    beta2: Annotated[float, Range(0, below=1)] = 0.999
     """AdamW: decay of the squared gradient's running mean, from 0 to below 1."""
-    epsilon: float = 1e-8
+    epsilon: Annotated[float, Range(above=0)] = 1e-8
     """AdamW: added to the denominator."""
-    momentum: float = 0.9
+    momentum: Annotated[float, Range(0, below=1)] = 0.9
     """SGD: momentum, from 0 to below 1."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Range(0)] = 0.0
     """Weight decay, 0 for none; with sgd it is part of the gradient, as in PyTorch."""
     decay: Literal["kernels", "all"] = "kernels"
     """What weight decay touches: kernels (matrices and convolutions only; big_vision's mask .*/kernel$) or all
@@ -33,18 +34,11 @@ class OptimizerConfig:
     decay_scale: Literal["rate", "schedule"] = "rate"
     """What weight decay is multiplied with at each step: the learning rate (PyTorch's AdamW), or the schedule alone
     (big_vision)."""
-    head_decay: float = 1.0
+    head_decay: Annotated[float, Range(0)] = 1.0
     """Factor on the weight decay of the head's matrix (100 in ViT-G)."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="optimizer.")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and 0 <= self.momentum < 1 and self.weight_decay >= 0):
-            raise UserError(f"allowed are betas and momentum from 0 to below 1 and a decay of 0 or more: {self}")
-        if self.epsilon <= 0 or self.head_decay < 0:
-            raise UserError(
-                f"optimizer.epsilon is {self.epsilon} and optimizer.head_decay {self.head_decay}; "
-                "allowed are an epsilon above 0 and a head_decay of 0 or more (1: as every other matrix)"
-            )
         if self.name == "sgd" and self.decay_scale == "schedule":
             raise UserError(
                 "optimizer.decay_scale is 'schedule' with optimizer.name 'sgd', whose decay is part of the gradient; "
@@ -85,15 +79,14 @@ class EngineConfig:
     activation_checkpointing: bool = False
     """Keep each block's input only and compute the block again in the backward pass: less memory, one more forward
     pass, the same bits."""
-    reduce_bucket: int = 50_000_000
+    reduce_bucket: Annotated[int, Range(1)] = 50_000_000
     """Gradient elements that ZeRO reduces at once (DeepSpeed's default of 5e8 would leave ViT-H/14 a single bucket and
     no overlap)."""
-    allgather_bucket: int = 200_000_000
+    allgather_bucket: Annotated[int, Range(1)] = 200_000_000
     """Weight elements that ZeRO gathers at once."""
 
     def __post_init__(self) -> None:
-        if self.reduce_bucket < 1 or self.allgather_bucket < 1:
-            raise UserError(f"engine buckets are counted in elements and must be 1 or more: {self}")
+        refuse_wrong_values(self, where="engine.")
         if self.compile == "on" and self.zero_stage == 3:
             # Tried with 0.19.8: right numbers, but its hooks, which gather the weights inside a block, cut each block
             # into pieces that torch compiles again at every step.
@@ -111,18 +104,17 @@ class CheckpointConfig:
     On its way to S3 a rank's share lies in a temporary file, in TMPDIR.
     """
 
-    every_steps: int = 1000
+    every_steps: Annotated[int, Range(1)] = 1000
     """Steps between two checkpoints; there is always one at the end."""
-    keep_newest: int = 2
+    keep_newest: Annotated[int, Range(1)] = 2
     """How many of the newest checkpoints are kept."""
-    keep_every: int = 0
+    keep_every: Annotated[int, Range(0, zero="none")] = 0
     """Steps between checkpoints that are kept for good; 0: none."""
     url: str = ""
     """Folder or s3://bucket/prefix for checkpoints; empty: RUN/checkpoints."""
 
     def __post_init__(self) -> None:
-        if self.every_steps < 1 or self.keep_newest < 1 or self.keep_every < 0:
-            raise UserError(f"allowed are every_steps and keep_newest of 1 or more, keep_every of 0 or more: {self}")
+        refuse_wrong_values(self, where="checkpoint.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +126,12 @@ class InitialConfig:
     new_head: bool = True
     """Replace the head by a zero-initialised linear one, as the paper fine-tunes; otherwise every tensor must fit."""
 
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="initial.")
 
-# Least and most: a step times a batch is a position in the order of samples, which has 64 bits.
-_MOST_STEPS, _MOST_BATCH = 10**9, 1 << 24
+
+_MOST_STEPS, _MOST_BATCH = 10**9, 1 << 24  # a step times a batch is a position in the sample order, which has 64 bits
 MOST_THREADS = 1024
-_BOUNDS: dict[str, tuple[float, float]] = {
-    "steps": (1, _MOST_STEPS),
-    "log_every_steps": (1, _MOST_STEPS),
-    "global_batch": (1, _MOST_BATCH),
-    "micro_batch": (0, _MOST_BATCH),
-    "clip_norm": (0, float("inf")),
-    "threads": (0, MOST_THREADS),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,57 +141,54 @@ class TrainingJob:
     run_dir: str = ""
     """Folder for everything the run writes; the same command continues the run that is there."""
     data: DataConfig = DataConfig()
+    """Samples to train on: their order, and how they are read and augmented."""
     model: ModelConfig = ModelConfig()
+    """Model to train."""
     initial: InitialConfig = InitialConfig()
-    steps: int = 1000
+    """Weights to start from."""
+    steps: Annotated[int, Range(1, _MOST_STEPS)] = 1000
     """Training steps of the whole run."""
-    global_batch: int = 4096
+    global_batch: Annotated[int, Range(1, _MOST_BATCH)] = 4096
     """Images per step, over all ranks; a multiple of --data.lanes."""
-    micro_batch: int = 0
+    micro_batch: Annotated[int, Range(0, _MOST_BATCH, zero="the whole share")] = 0
     """Images per forward and backward pass of a rank; 0: its whole share of the global batch."""
     loss: LossName = "softmax"
     """softmax: one label an image; sigmoid: any number of labels."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Range(0, below=1, zero="off")] = 0.0
     """Share of the softmax target that is spread over all classes, from 0 (off) to below 1."""
-    clip_norm: float = 0.0
+    clip_norm: Annotated[float, Range(0, zero="off")] = 0.0
     """Largest norm of the gradient, 0 for no clipping (the paper clips at 1 on ImageNet-1k and in fine-tuning only)."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimiser and weight decay."""
     schedule: ScheduleConfig = ScheduleConfig()
-    ema_decay: float = 0.0
+    """Learning rate at each step."""
+    ema_decay: Annotated[float, Range(0, below=1, zero="off")] = 0.0
     """Decay of the exponential moving average (EMA, Polyak averaging) of the weights that the run leaves, 0 for none
     (0.9999 in the paper's ImageNet results, section 4.1); scores during training are of the weights that it trains."""
     engine: EngineConfig = EngineConfig()
+    """ZeRO, precision and compilation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """When checkpoints are saved, where, and which are kept."""
     evaluation: EvaluationConfig = EvaluationConfig()
+    """Evaluation during training and at its end."""
     seed: int = 0
     """Seed for everything random in the run."""
     device: Device = "auto"
     """Where to compute; auto: the GPU if there is one, else the CPU."""
-    threads: int = 0
+    threads: Annotated[int, Range(0, MOST_THREADS, zero="the rank's share of the cores")] = 0
     """Threads of each rank, for computing and decoding; 0: OMP_NUM_THREADS where it is set, else the rank's share of
     the cores."""
-    log_every_steps: int = 1
+    log_every_steps: Annotated[int, Range(1, _MOST_STEPS)] = 1
     """Steps between two lines of metrics.jsonl and TensorBoard."""
-    max_skipped_updates: int = 10
+    max_skipped_updates: Annotated[int, Range(0)] = 10
     """Updates in a row that may be skipped for a gradient that is not finite before the run stops."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
-        for name, (least, most) in _BOUNDS.items():
-            value = getattr(self, name)
-            if value < least:
-                raise UserError(f"{name} is {value}; allowed is {least} or more")
-            if value > most:
-                raise UserError(f"{name} is {value}; allowed is at most {most:,}")
         if self.schedule.warmup_steps >= self.steps and self.schedule.decay != "constant":
             raise UserError(
                 f"schedule.warmup_steps is {self.schedule.warmup_steps}, not below the {self.steps} steps of the run; "
                 "lower --schedule.warmup-steps or raise --steps"
-            )
-        if not (0 <= self.label_smoothing < 1 and 0 <= self.ema_decay < 1):
-            raise UserError(
-                f"label_smoothing is {self.label_smoothing} and ema_decay {self.ema_decay}; "
-                "allowed are 0 (off) to below 1"
             )
         if self.label_smoothing and self.loss != "softmax":
             raise UserError(

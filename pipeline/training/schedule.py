@@ -3,10 +3,9 @@ Words", Table 3 and appendix B.1; vision_transformer's create_learning_rate_sche
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pipeline.config_values import refuse_wrong_values
-from shards.errors import UserError
+from shards.config_values import Range, refuse_wrong_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,19 +14,17 @@ class ScheduleConfig:
     it linear_end) at step num_steps: the last update, step num_steps - 1, is one step short of it.
     """
 
-    learning_rate: float = 1e-3
+    learning_rate: Annotated[float, Range(0)] = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     decay: Literal["linear", "cosine", "constant"] = "cosine"
     """Course of the learning rate after the warm-up."""
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, Range(0)] = 0
     """Steps in which the learning rate rises from 0; fewer than the run's steps."""
-    final_learning_rate: float = 0.0
+    final_learning_rate: Annotated[float, Range(0)] = 0.0
     """Learning rate that the decay ends at."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="schedule.")
-        if self.learning_rate < 0 or self.final_learning_rate < 0 or self.warmup_steps < 0:
-            raise UserError(f"negative values are not allowed in the schedule: {self}")
 
 
 def learning_rate(step: int, *, config: ScheduleConfig, num_steps: int) -> float:

@@ -1,1 +1,1 @@
-"""Tars made by others become a dataset where they lie."""
+"""Turns existing tars into a dataset, in place."""

@@ -1,7 +1,7 @@
-"""Tars made by others become a dataset where they lie: index, blocks, labels and manifest, and no tar is touched.
+"""Turns existing tars into a dataset, in place: writes index, blocks, labels and manifest, and touches no tar.
 
-Three rounds, each of which can be killed and run again: every tar is read once and described in the work folder; the
-record of it all is frozen as plan/plan.json; indexes, tables and, last, the manifest are written from the descriptions.
+It has three phases, and each can be killed and run again: every tar is read once and described in the work folder; the
+record of all tars is frozen as plan/plan.json; indexes, tables and, last, the manifest are made from the descriptions.
 """
 
 import json
@@ -43,7 +43,7 @@ class Adoption:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What all tars hold. `integers_only`: samples with a label that is no integer are refused."""
+    """The content of all tars. `integers_only`: samples with a label that is not an integer are refused."""
 
     facts: list[TarFacts]
     names: tuple[str, ...]
@@ -61,10 +61,10 @@ class IndexTask:
 
 
 def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manifest:
-    """Index the tars; the manifest. UserError where a share above `max_quarantined` of the samples is refused."""
+    """Index the tars and return the manifest. UserError if more than the share `max_quarantined` is refused."""
     store = open_store(adoption.index_url)
     if (there := _manifest_there(store, adoption)) is not None:
-        _discard_descriptions(store)  # where the command was killed just before
+        _discard_descriptions(store)  # left if the command was killed just before this
         return there
     facts = _described(adoption, workers)
     if integers_only := adoption.spec.known_labels() is None and are_mostly_integers(facts):
@@ -94,13 +94,13 @@ def label_names(found: set[str], known: tuple[str, ...] | None) -> tuple[str, ..
         return tuple(sorted(found))
     largest = max((int(label) for label in found), default=-1)
     if largest >= MOST_NUMBERED_CLASSES:
-        message = f"the label {largest} is no number of a class; allowed are 0 to {MOST_NUMBERED_CLASSES - 1}"
+        message = f"the label {largest} is not a class number; allowed are 0 to {MOST_NUMBERED_CLASSES - 1}"
         raise UserError(f"{message}; give the names in --labels-file, or another --label-field")
     return tuple(str(number) for number in range(largest + 1))
 
 
 def write_index(task: IndexTask) -> int:
-    """Write the index file of one shard unless it is there; the shard."""
+    """Write the index file of one shard unless it exists; returns the shard."""
     store = open_store(task.index_url)
     if not _is_indexed(store, task):
         tars, ids, integers_only = _plan_of(task.index_url, task.plan_hash)
@@ -193,13 +193,13 @@ def _merged(adoption: Adoption, store: Store, found: _Found, plan_hash: str) -> 
 
 
 def _discard_descriptions(store: Store) -> None:
-    """Remove what the work folder holds of ours; beside the tars there may be more that is called work."""
+    """Remove our own files from the work folder; next to the tars it may hold others too."""
     for path in [path for path in store.list("work") if _DESCRIPTION.fullmatch(path)]:
         store.delete(path)
 
 
 def _discard_indexes(store: Store, *, first: int) -> None:
-    """Remove what an interrupted command left that had more tars to index."""
+    """Remove the indexes that an interrupted command with more tars left."""
     while store.exists(index_path(first)):
         store.delete(index_path(first))
         first += 1
@@ -217,17 +217,17 @@ def _refused(adopted: pa.Table, position: int) -> pa.Table:
 
 
 def _manifest_there(store: Store, adoption: Adoption) -> Manifest | None:
-    """The manifest, if these very tars are indexed already; UserError where it is of anything else."""
+    """The manifest, if these same tars are indexed already; UserError if it describes anything else."""
     try:
         manifest = Manifest.from_bytes(store.read(MANIFEST_PATH))
         record = json.loads(store.read(PLAN_PATH))
     except MissingObjectError:
         return None
     except ValueError as error:
-        where = f"the {MANIFEST_PATH} at {store.url} is not one of patchline"
+        where = f"the {MANIFEST_PATH} at {store.url} was not written by patchline"
         raise UserError(f"{where} ({error}); give --index-url to leave it alone") from error
     if not manifest.adopted:
-        raise UserError(f"{store.url} is a dataset packed by patchline; give --index-url to index its tars once more")
+        raise UserError(f"{store.url} is a dataset packed by patchline; give --index-url to index its tars again")
     tars = [(some["path"], some["num_bytes"]) for some in record["adopted"]]
     is_same = tars == [(tar.path, tar.num_bytes) for tar in adoption.tars]
     if is_same and record["settings"] == adoption.spec.settings():

@@ -1,4 +1,4 @@
-"""What is refused of tars that others made: whether labels must be integers, and when too much is refused."""
+"""Which samples of existing tars are refused: whether labels must be integers, and when too many are refused."""
 
 import logging
 from collections import Counter
@@ -12,7 +12,7 @@ from shards.store import Store
 
 log = logging.getLogger(__name__)
 
-# What to try by the begin of a reason.
+# What to try, by the beginning of a reason.
 _ADVICE = (
     ("no image", "--image-keys, the suffixes of the images"),
     ("no label", "--label-key, the label's suffix, or --label-field, a field of .json"),
@@ -23,18 +23,18 @@ _ADVICE = (
 
 
 def are_mostly_integers(facts: list[TarFacts]) -> bool:
-    """Whether some labels are no integers, but more than half are: then the others are mistakes. Taken for names, they
-    would make every integer a name, too, and give it another id."""
+    """Whether more than half of the labels, but not all, are integers: then the others are mistakes. Taken as names,
+    they would turn every integer into a name too, with another id."""
     num_labels, num_integers = sum(some.num_labels for some in facts), sum(some.num_integers for some in facts)
     if num_integers == num_labels or 2 * num_integers <= num_labels:
         return False
-    message = "%d samples are refused: a label of theirs is no integer, %d of %d labels are"
+    message = "%d samples are refused: they have a label that is not an integer, but %d of %d labels are integers"
     log.warning(message, sum(some.num_odd for some in facts), num_integers, num_labels)
     return True
 
 
 def refuse_quarantine(facts: list[TarFacts], store: Store, max_quarantined: float, integers_only: bool) -> None:
-    """UserError where a share above `max_quarantined` of the samples, or every one, is refused."""
+    """UserError if all samples are refused, or a larger share of them than `max_quarantined`."""
     refused = sum(some.num_refused for some in facts)
     total = refused + sum(some.num_fit for some in facts)
     if refused < total and refused <= max_quarantined * total:
@@ -53,7 +53,7 @@ def refuse_quarantine(facts: list[TarFacts], store: Store, max_quarantined: floa
 
 
 def commonest_reason(table: pa.Table) -> str:
-    """Of the kind of reason that most refused samples of a description have, the one most frequent."""
+    """The most frequent reason of the most frequent kind of reason in a description."""
     reasons = table["reason"].drop_null()
     pairs = list(zip(general_reasons(reasons).to_pylist(), reasons.to_pylist(), strict=True))
     [(kind, _)] = Counter(kind for kind, _ in pairs).most_common(1)

@@ -1,7 +1,7 @@
-"""Samples in tars that others made, found as webdataset finds them, so that its readers and ours see the same.
+"""Samples in existing tars, found as webdataset finds them, so that its readers and ours see the same.
 
-The rules are those of `webdataset/tariterators.py`: a key is a path up to the first dot of the file's own name,
-neighbours with one key are one sample, what follows that dot, in small letters, tells its members apart.
+The rules are those of `webdataset/tariterators.py`: a key is a path up to the first dot of the file's own name;
+neighbours with the same key are one sample; the suffix after that dot, in lower case, tells its members apart.
 """
 
 import json
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member, is_hidden
 
@@ -19,17 +20,17 @@ _METADATA = re.compile(r"__[^/]*__($|/)")
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRules:
-    """What the members of a sample are called: the image by any of `image_keys`, the first that is there.
-
-    The label, an integer or a name, is the text of the member `label_key`, or, where `label_field` is given, that field
-    of the member `json`, which may be a list.
-    """
+    """Which members of a sample are its image and its label."""
 
     image_keys: tuple[str, ...] = ("jpg", "jpeg", "png", "webp")
+    """Suffixes of the image; the first one found is used."""
     label_key: str = "cls"
+    """Suffix of the member whose text is the label, an integer or a name."""
     label_field: str = ""
+    """Field of the member json that is the label, or a list of labels; empty: `label_key` is used."""
 
     def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
         if not self.image_keys or not all(self.image_keys):
             raise UserError(f"--image-keys is {' '.join(self.image_keys)!r}; give suffixes such as jpg png")
         if not self.label_key:
@@ -56,14 +57,14 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Where webdataset's readers end: they take it for the tar's end, or fail (`is_fatal`)."""
+    """Where webdataset's readers stop: they take it for the tar's end, or fail (`is_fatal`)."""
 
     reason: str
     is_fatal: bool
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and suffix of a member's name; None where it belongs to no sample."""
+    """Key and suffix of a member's name; None if it belongs to no sample."""
     found = _NAME.match(name)
     return (found.group(1), found.group(2)) if found and not _METADATA.match(name) else None
 
@@ -95,7 +96,7 @@ def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Samp
 
 @dataclass(kw_only=True)
 class _Group:
-    """Neighbours with one key."""
+    """Neighbours with the same key."""
 
     key: str
     members: dict[str, Member] = field(default_factory=dict)
@@ -117,7 +118,7 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
             key=group.key,
             name=name,
             suffix=name[len(group.key) + 1 :],
-            image=cast(bytes, image.data),  # the rules ask for it
+            image=cast(bytes, image.data),  # the rules request it
             offset=image.offset,
             labels=_labels(group.members, rules),
         )

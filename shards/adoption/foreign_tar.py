@@ -1,4 +1,4 @@
-"""One tar that others made, read once from its front: its sha256, and of every sample what the index will say."""
+"""One existing tar, read once from its start: its sha256, and what the index will say about every sample."""
 
 import hashlib
 import json
@@ -7,11 +7,13 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
+from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shards.adoption.foreign_samples import Fault, Sample, SampleRules, find_samples
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import DEFAULT_LIMITS, Limits
 from shards.images.image_header import read_header
@@ -36,7 +38,7 @@ ADOPTED_SCHEMA = pa.schema(
         ("crc32", pa.uint32()),
         ("source", pa.string()),
         ("reason", pa.string()),  # null: the sample is fit
-        ("not_integer", pa.string()),  # of a fit sample the first label that is no integer; null: all are
+        ("not_integer", pa.string()),  # of a fit sample, the first label that is not an integer; null: all are
     ]
 )
 PACKED_FORMATS = ("jpg", "png", "webp")
@@ -45,20 +47,19 @@ _FACTS_KEY = b"patchline.adopted"
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptSpec:
-    """What decides what is adopted. `labels_file` has one class name a line, in the order of their ids."""
+    """The settings of an adoption. `labels_file` has one class name per line, in the order of their ids."""
 
     rules: SampleRules
     split: str = "train"
-    samples_per_block: int = 64
+    samples_per_block: Annotated[int, Range(1)] = 64
     labels_file: str = ""
     limits: Limits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
-        if self.samples_per_block < 1:
-            raise UserError(f"--samples-per-block is {self.samples_per_block}; allowed are 1 and more")
+        refuse_wrong_values(self, where="")
 
     def known_labels(self) -> tuple[str, ...] | None:
-        """The only classes allowed; None: any."""
+        """The only allowed classes; None: any."""
         return _label_names(self.labels_file) if self.labels_file else None
 
     def settings(self) -> dict[str, object]:
@@ -67,7 +68,7 @@ class AdoptSpec:
         return settings | {"labels_file": list(self.known_labels() or ())}
 
     def hash(self) -> str:
-        """sha256 of all that decides what is found in a tar."""
+        """sha256 of everything that decides what is found in a tar."""
         decides = self.settings() | {"pillow": version("pillow")}
         return sha256_hex(json.dumps(decides, sort_keys=True).encode())
 
@@ -87,10 +88,10 @@ class TarTask:
 
 @dataclass(frozen=True, kw_only=True)
 class TarFacts:
-    """What is kept of a tar in short. `labels` are all that its fit samples have.
+    """A summary of a tar. `labels` are all labels of its fit samples.
 
-    Of the `num_labels` of all its fit samples `num_integers` are integers; `num_odd` samples have one that is none,
-    `integers` are the labels of the others.
+    Of the `num_labels` labels of its fit samples, `num_integers` are integers; `num_odd` samples have one that is not,
+    and `integers` are the labels of the other samples.
     """
 
     path: str
@@ -106,14 +107,14 @@ class TarFacts:
     integers: tuple[str, ...]
 
     def of_integers(self) -> "TarFacts":
-        """The same once every sample is refused that has a label which is no integer."""
+        """The same, with every sample refused that has a label that is not an integer."""
         return replace(
             self, num_fit=self.num_fit - self.num_odd, num_refused=self.num_refused + self.num_odd, labels=self.integers
         )
 
 
 def read_tar(task: TarTask) -> tuple[int, TarFacts]:
-    """Describe the tar unless that is done; its number and facts."""
+    """Describe the tar unless that is done; returns its number and facts."""
     store = open_store(task.index_url)
     facts = _facts_there(store, task)
     if facts is None:
@@ -130,13 +131,13 @@ def adopted_path(number: int) -> str:
 
 
 def adopted_rows(store: Store, number: int, *, integers_only: bool = False) -> pa.Table:
-    """The description of a tar, a row a sample, refused ones included; labels that are no integers are a reason too
-    where `integers_only`. Descriptions themselves do not say so, since that depends on all tars."""
+    """The description of a tar, one row per sample, refused ones included. With `integers_only`, a label that is not an
+    integer is a reason too; the stored description does not say so, since that depends on all tars."""
     table = read_table(store.read(adopted_path(number)))
     if not integers_only:
         return table
     reasons = [
-        reason if odd is None else f"label {odd!r} is no integer, others are"
+        reason if odd is None else f"label {odd!r} is not an integer, others are"
         for reason, odd in zip(table["reason"].to_pylist(), table["not_integer"].to_pylist(), strict=True)
     ]
     place = table.schema.get_field_index("reason")
@@ -184,7 +185,7 @@ def _facts_there(store: Store, task: TarTask) -> TarFacts | None:
 
 
 def _read(task: TarTask) -> tuple[pa.Table, str]:
-    """A row a sample, and the tar's sha256."""
+    """One row per sample, and the tar's sha256."""
     rules, limits = task.spec.rules, task.spec.limits
     digest = hashlib.sha256()
     rows = _Rows(task)
@@ -207,7 +208,7 @@ class _Rows:
         self._task = task
         self._known = set(task.spec.known_labels() or ())
         self._rows: list[dict[str, object]] = []
-        self._fault = ""  # behind it no other reader finds a sample
+        self._fault = ""  # after it, no other reader finds a sample
         self._is_lost = False  # other readers fail, so no sample is adopted
 
     def add(self, found: Sample | Fault) -> None:
@@ -218,7 +219,7 @@ class _Rows:
             self._is_lost = self._is_lost or found.is_fatal
             return
         if self._fault and not found.reason:
-            found = replace(found, reason="behind a fault of its tar, where other readers stop")
+            found = replace(found, reason="after a fault of its tar, where other readers stop")
         row: dict[str, object] = {
             "key": printable(found.key),
             "source": printable(f"{self._task.path}/{found.name}"),
@@ -232,7 +233,7 @@ class _Rows:
         self._rows.append(row)
 
     def finished(self) -> list[dict[str, object]]:
-        """All rows, once the tar is at its end."""
+        """All rows, once the whole tar is read."""
         later: set[object] = set()
         for row in reversed(self._rows):
             if self._is_lost and row["reason"] is None:

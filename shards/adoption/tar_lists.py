@@ -1,4 +1,4 @@
-"""Which tars an address stands for: all below a folder, those of a pattern with braces, or those of a list."""
+"""Which tars a URL stands for: all below a folder, those of a pattern with braces, or those of a list."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class ListedTar:
 
 
 def split_pattern(url: str) -> tuple[str, str]:
-    """(store, pattern below it) of a URL; the pattern is empty where the URL has no braces."""
+    """(store, pattern below it) of a URL; the pattern is empty if the URL has no braces."""
     if "{" not in url:
         return url, ""
     folder, slash, _ = url.partition("{")[0].rpartition("/")
@@ -30,9 +30,9 @@ def split_pattern(url: str) -> tuple[str, str]:
 
 
 def find_tars(tars_url: str, *, pattern: str = "", tars_file: str = "") -> list[ListedTar]:
-    """The tars below `tars_url`: all of them, sorted, or those named, in that order. UserError where there are none.
+    """The tars below `tars_url`: all of them, sorted, or those named, in that order. UserError if there are none.
 
-    `tars_file` has one path below `tars_url` a line.
+    `tars_file` has one path below `tars_url` per line.
     """
     if pattern and tars_file:
         raise UserError("the URL has a pattern in braces and --tars-file is given; give one of them")
@@ -56,11 +56,11 @@ def find_tars(tars_url: str, *, pattern: str = "", tars_file: str = "") -> list[
 def expanded(pattern: str) -> Iterator[str]:
     """The names of a pattern, with braces as in a shell: `{000..127}` counts, `{a,b}` lists; several are combined.
 
-    UserError where a brace is neither.
+    UserError if a brace is neither.
     """
     parts = _BRACES.split(pattern)  # text, braces, text, braces, ..., text
     if any("{" in text or "}" in text for text in parts[::2]):
-        raise UserError(f"the braces of {pattern!r} do not fit; use {{000..127}} or {{a,b}}")
+        raise UserError(f"the braces of {pattern!r} do not match; use {{000..127}} or {{a,b}}")
     choices = [_choices(inner, pattern) for inner in parts[1::2]]
     total = 1
     for some in choices:
@@ -90,5 +90,5 @@ def _lines(tars_file: str) -> list[str]:
         lines = Path(tars_file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         message = f"--tars-file {tars_file!r} cannot be read: {error}"
-        raise UserError(f"{message}; give a text file with one path of a tar a line") from error
+        raise UserError(f"{message}; give a text file with the path of one tar per line") from error
     return [line.strip() for line in lines if line.strip()]

@@ -24,7 +24,6 @@ from shards.storage.ahead import in_order
 from shards.storage.store_file import StoreFile
 
 CARD_PATH = "card.html"
-MOST_TILES = 96
 TOP_CLASSES = 20
 MOST_GROUPS = 500
 EXAMPLES = 3
@@ -35,7 +34,7 @@ _QUARANTINE_COLUMNS = ("phase", "kind", "reason", "source", "match", "distance")
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOutImage:
-    """One image in quarantine; `match` is what it is a copy of ("" where it is none)."""
+    """One image in quarantine; `match` is what it is a copy of ("" if it is none)."""
 
     source: str
     reason: str
@@ -56,7 +55,7 @@ class QuarantineGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFacts:
-    """Of the plan; of tars made by others only the settings are known, by which they were indexed.
+    """Facts of the plan; for adopted tars, only the settings of their index are known.
 
     `num_relabelled` duplicates had other labels than the image that stayed.
     """
@@ -69,7 +68,7 @@ class PlanFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """All that the card shows; `url` is as it was given.
+    """Everything that the card shows; `url` is as it was given.
 
     `class_counts` is int64[num_classes]; `modes` counts Pillow's names of pixel formats.
     """
@@ -99,14 +98,14 @@ class CardFacts:
 
 
 def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
-    """Read every index file once, and the bytes of `num_tiles` samples. UserError where a file is damaged."""
+    """Read every index file once, and the bytes of `num_tiles` samples. UserError if a file is damaged."""
     manifest = dataset.manifest
     labels = read_table(dataset.checked_file(LABELS_PATH))
     counts = labels.column("num_samples").to_numpy().astype(np.int64)
     top = np.argsort(-counts, kind="stable")[:TOP_CLASSES]
     tally = Tally(top_classes=top[counts[top] > 0], num_classes=len(counts))
     shard_samples = np.array([shard.num_samples for shard in manifest.shards], np.int64)
-    mosaic = Mosaic(shard_samples, num_tiles=min(num_tiles, MOST_TILES), num_classes=len(counts))
+    mosaic = Mosaic(shard_samples, num_tiles=num_tiles, num_classes=len(counts))
     with Progress("card", len(manifest.shards), unit="shards") as progress:
         for shard, data in enumerate(_index_files(dataset)):
             tally.add(read_table(data, columns=list(TALLY_COLUMNS)))
@@ -140,7 +139,7 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
 
 
 def _index_files(dataset: Dataset) -> Iterator[bytes]:
-    """Some index files are on their way while one is looked at."""
+    """Every index file; several are read ahead."""
     shards = range(len(dataset.manifest.shards))
     read = in_order(
         lambda shard: dataset.checked_file(index_path(shard)), shards, threads=READS_AHEAD, window=READS_AHEAD
@@ -152,7 +151,7 @@ def _index_files(dataset: Dataset) -> Iterator[bytes]:
 
 
 def _batches(dataset: Dataset, path: str, columns: tuple[str, ...]) -> Iterator[pa.Table]:
-    """A table piece by piece, those of `columns` that it has; a large one is never held."""
+    """A table in pieces, with those of `columns` that it has; a large one is never in memory as a whole."""
     file = pq.ParquetFile(StoreFile(dataset.store, path))
     present = [name for name in columns if name in file.schema_arrow.names]
     if present:

@@ -10,7 +10,7 @@ from shards.card.card import CardFacts
 from shards.card.card_words import counted, shown
 
 MOST_BARS = 40  # classes that are drawn by name; more are a curve
-MOST_SEARCHED = 50_000  # 2 MB at most of usual names
+MOST_SEARCHED = 50_000  # at most 2 MB of usual names
 LISTED = 12
 
 
@@ -24,7 +24,7 @@ class Row:
 
 
 def class_facts(facts: CardFacts) -> dict[str, object]:
-    """What the page says of the classes."""
+    """What the page says about the classes."""
     counts = facts.class_counts
     filled = counts[counts > 0]
     shares = filled / max(int(filled.sum()), 1)
@@ -57,13 +57,13 @@ def _rows(facts: CardFacts, order: NDArray[np.int64]) -> list[Row]:
 
 
 def searched_of(num_classes: int) -> str:
-    """Which classes a search looks through."""
+    """Which classes a search covers."""
     if num_classes <= MOST_SEARCHED:
         return counted(num_classes, "class", "classes")
     return f"the {MOST_SEARCHED:,} largest of {num_classes:,} classes"
 
 
 def _to_search(facts: CardFacts, order: NDArray[np.int64]) -> str:
-    """A line a class, the largest first: label, number of samples, name. No name has a tab or a line break in it."""
+    """One line per class, largest first: label, number of samples, name. No name has a tab or a line break in it."""
     counts, names = facts.class_counts, facts.class_names
     return "\n".join(f"{place}\t{counts[place]}\t{shown(names[place])}" for place in order[:MOST_SEARCHED].tolist())

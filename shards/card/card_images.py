@@ -38,7 +38,7 @@ class Pick:
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One picture of the mosaic; `shard_path` is of the tar that has it."""
+    """One picture of the mosaic; `shard_path` is the path of its tar."""
 
     pick: Pick
     shard_path: str
@@ -47,7 +47,7 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """An image that was left out and the image of an evaluation set that it is like; a picture may be missing."""
+    """An image that was left out, and the evaluation image that it looks like; a picture may be missing."""
 
     source: str
     evaluation: str
@@ -66,11 +66,11 @@ class Mosaic:
     def __init__(self, shard_samples: NDArray[np.int64], *, num_tiles: int, num_classes: int) -> None:
         num_samples = int(shard_samples.sum())
         num_tiles = min(num_tiles, num_samples)
-        # as many from a shard as there are of num_tiles evenly spaced sample ids in it
+        # as many from a shard as it has of num_tiles evenly spaced sample ids
         sample_ids = ((2 * np.arange(num_tiles) + 1) * num_samples) // (2 * max(num_tiles, 1))
         shards = np.searchsorted(np.cumsum(shard_samples), sample_ids, side="right")
         self._wanted: NDArray[np.int64] = np.bincount(shards, minlength=len(shard_samples))
-        self._num_shown = np.zeros(num_classes + 1, np.int64)  # a class; the last for samples without a label
+        self._num_shown = np.zeros(num_classes + 1, np.int64)  # per class; the last is for samples without a label
         self._picks: list[Pick] = []
 
     def wants(self, shard: int) -> bool:
@@ -103,7 +103,7 @@ def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
     images = in_order(read, picks, threads=READS_AHEAD, window=READS_AHEAD)
     for pick, image in zip(picks, images, strict=True):
         if isinstance(image, (MissingObjectError, EOFError)):
-            continue  # verify says what is missing
+            continue  # verify reports what is missing
         if isinstance(image, Exception):
             raise image
         if small := picture(image):
@@ -111,7 +111,7 @@ def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
 
 
 def read_matches(dataset: Dataset) -> tuple[Match, ...]:
-    """The closest matches with evaluation sets, closest first; none where the plan looked for none."""
+    """The closest matches with evaluation sets, closest first; empty if the plan looked for none."""
     if MATCHES_PATH not in dataset.manifest.files:
         return ()
     batches = pq.ParquetFile(StoreFile(dataset.store, MATCHES_PATH)).iter_batches(

@@ -1,5 +1,5 @@
-"""The card as one HTML page. It asks nothing of the network and runs one script, which its policy names by hash;
-whatever a name contains, it is only text."""
+"""The card as one HTML page. It makes no network request and runs one script, which its content security policy names
+by hash; names are only ever text, whatever they contain."""
 
 import base64
 import hashlib
@@ -126,7 +126,7 @@ def _resolution(tally: Tally) -> Markup:
 
 def _byte_sizes(tally: Tally) -> Markup:
     used = np.flatnonzero(tally.byte_sizes)
-    # two bins of a sixteenth of an octave to a bar, at least an octave and a half in all
+    # two bins of a sixteenth of an octave per bar, at least an octave and a half in all
     first = int(used[0]) // 2 * 2 - 4
     last = max(int(used[-1]) // 2 * 2 + 6, first + 3 * BYTE_STEPS // 2)
     first = max(first, 0)
@@ -138,8 +138,8 @@ def _byte_sizes(tally: Tally) -> Markup:
         bars,
         edges,
         ticks=plots.byte_ticks(*edges),
-        name="bytes an image (log)",
-        about=f"Bytes an image: from {byte_text(low)} to {byte_text(high)}, median about {byte_text(2**median)}.",
+        name="bytes per image (log)",
+        about=f"Bytes per image: from {byte_text(low)} to {byte_text(high)}, median about {byte_text(2**median)}.",
         marks=[(median, f"median {byte_text(2**median)}")],
     )
 

@@ -18,7 +18,7 @@ Ticks = Sequence[tuple[float, str]]
 
 
 def rank_curve(counts: NDArray[np.int64]) -> Markup:
-    """Samples a class, classes sorted from the largest: the long tail. `counts` is int64[num_classes]."""
+    """Samples per class, the largest class first: the long tail. `counts` is int64[num_classes]."""
     falling = np.sort(counts)[::-1]
     most, least = int(falling[0]), max(int(falling[falling > 0][-1]), 1)
     is_log = most >= 10 * least
@@ -32,9 +32,9 @@ def rank_curve(counts: NDArray[np.int64]) -> Markup:
         *_grid_y(y, [(scale(value), label) for value, label in ticks]),
         _curve([(x(rank + 1), y(max(scale(int(falling[rank])), floor))) for rank in ranks]),
         *_ticks_x(x, _round_ticks(1, len(falling))),
-        _axis_names("classes, largest first", "samples a class" + (" (log)" if is_log else "")),
+        _axis_names("classes, largest first", "samples per class" + (" (log)" if is_log else "")),
     ]
-    about = f"Samples a class, sorted: from {most:,} down to {int(falling[-1]):,} over {len(falling):,} classes."
+    about = f"Samples per class, sorted: from {most:,} down to {int(falling[-1]):,} over {len(falling):,} classes."
     return _svg(about, HEIGHT, body)
 
 
@@ -74,7 +74,7 @@ def histogram(
     for place, count in enumerate(counts.tolist()):
         if count:
             left, right = x(edges[0] + place * step), x(edges[0] + (place + 1) * step)
-            tall = max(y(0) - y(count), 1.0)  # one image among millions is still seen
+            tall = max(y(0) - y(count), 1.0)  # one image among millions is still visible
             bars.append(f"M{left:.1f} {y(0):.1f}v{-tall:.1f}h{max(right - left - 1, 0.6):.1f}v{tall:.1f}z")
     body = [
         *_grid_y(y, _round_ticks(0, int(counts.max()))),
@@ -87,9 +87,9 @@ def histogram(
 
 
 def density(sides: NDArray[np.int64], *, steps: int, about: str) -> Markup:
-    """Height against width on log axes, the darker the more images (log), with both margins.
+    """Height against width on log axes, darker for more images (log), with both margins.
 
-    `sides` is int64[height bin, width bin] with `steps` bins an octave, from 1 pixel on.
+    `sides` is int64[height bin, width bin] with `steps` bins per octave, from 1 pixel.
     """
     used = np.flatnonzero(sides.any(axis=0) | sides.any(axis=1))
     low, high = max(int(used[0]) - 1, 0), min(int(used[-1]) + 2, len(sides))
@@ -149,7 +149,7 @@ def heat_map(shares: NDArray[np.float64], names: Sequence[str], *, about: str) -
 
 
 def _percent(share: float) -> str:
-    """A percentage in two characters or three; neither a few of many nor almost all reads as none or all."""
+    """A percentage in two or three characters; a few of many is never 0, and almost all is never 100."""
     if 0 < share < 0.01:
         return "&lt;1"
     return "&gt;99" if 0.99 < share < 1 else f"{100 * share:.0f}"
@@ -178,7 +178,7 @@ def _axis(low: float, high: float, first: float, last: float) -> Callable[[float
 
 
 def _shaded(counts: NDArray[np.int64], corner: Callable[[int, int], tuple[float, float]], cell: float) -> list[str]:
-    """One path a shade, since a rectangle for every cell would be most of the page."""
+    """One path per shade, since a rectangle for every cell would be most of the page."""
     strength = np.log1p(counts) / max(math.log1p(int(counts.max())), 1e-9)
     shade = np.ceil(strength * SHADES).astype(int)
     paths = []
@@ -196,7 +196,7 @@ def _side_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def _round_ticks(low: int, high: int) -> list[tuple[float, str]]:
-    """At most five round whole numbers, `low` itself first where it is 1."""
+    """At most five round whole numbers, `low` itself first if it is 1."""
     rough = max((high - low) / 4, 1)
     size = 10 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
@@ -248,7 +248,7 @@ def _axis_names(horizontal: str, vertical: str, height: int = HEIGHT, *, right: 
 
 
 def _svg(about: str, height: int, body: Iterable[str], *, width: int = WIDTH) -> Markup:
-    # every text in `body` is either made here or escaped where it was put in
+    # every text in `body` is either made here or was escaped when it was put in
     drawn = "".join(body)
     return Markup(  # noqa: S704
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(about)}"'

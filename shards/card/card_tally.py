@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-# Bins an octave, and octaves: sides 1 to 2**20 pixels, bytes 1 to 2**40, width / height 1:16 to 16:1.
+# Bins per octave, and octaves: sides 1 to 2**20 pixels, bytes 1 to 2**40, width / height 1:16 to 16:1.
 SIDE_STEPS, SIDE_OCTAVES = 8, 20
 BYTE_STEPS, BYTE_OCTAVES = 16, 40
 ASPECT_STEPS, ASPECT_OCTAVES = 16, 8
@@ -16,7 +16,7 @@ MOST_LABELS = 64
 SIZES_HELD = 1 << 17
 
 TALLY_COLUMNS = ("size", "ext", "height", "width", "labels", "orientation")
-_SIDEWAYS = 5  # EXIF orientations from here on swap height and width
+_SIDEWAYS = 5  # this and higher EXIF orientations swap height and width
 
 
 def _zeros(*shape: int) -> NDArray[np.int64]:
@@ -24,7 +24,7 @@ def _zeros(*shape: int) -> NDArray[np.int64]:
 
 
 class Sizes:
-    """Counts (height, width). Of a collection with more than SIZES_HELD sizes, the rare ones are forgotten."""
+    """Counts of (height, width). In a collection with more than SIZES_HELD sizes, the rare ones are forgotten."""
 
     def __init__(self) -> None:
         self._keys, self._counts = _zeros(0), _zeros(0)
@@ -32,7 +32,7 @@ class Sizes:
         self._num_new = 0
 
     def add(self, height: NDArray[np.int64], width: NDArray[np.int64]) -> None:
-        """Counted once there are many, since each counting sorts all that is held."""
+        """They are counted many at once, since each count sorts everything held."""
         self._new.append(height << 32 | width)
         self._num_new += len(height)
         if self._num_new >= 4 * SIZES_HELD:
@@ -65,9 +65,9 @@ class Sizes:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What is known of the images so far. `top_classes`: the label ids whose co-occurrence is counted.
+    """What is known about the images so far. `top_classes`: the label ids whose co-occurrence is counted.
 
-    `sides` is [height, width], in eighths of an octave, of the image as it is looked at (EXIF orientation applied).
+    `sides` is [height, width], in eighths of an octave, of the image as it is displayed (EXIF orientation applied).
     `together[i, j]` counts the samples that have both top class i and j, so its diagonal counts those that have i.
     """
 
@@ -142,7 +142,7 @@ class Tally:
 
 
 def first_labels(labels: pa.ListArray) -> NDArray[np.int64]:
-    """The first label of each row, -1 where it has none."""
+    """The first label of each row, -1 if it has none."""
     num_labels = pc.list_value_length(labels).fill_null(0).to_numpy(zero_copy_only=False)
     values = labels.flatten().to_numpy(zero_copy_only=False)
     first = np.full(len(num_labels), -1, np.int64)

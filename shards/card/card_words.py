@@ -45,14 +45,14 @@ def title_of(url: str) -> str:
 
 
 def shown(text: str, most: int = NAME_CHARACTERS) -> str:
-    """`text` as it may be shown: no password, no control or direction-changing characters, the middle of long ones
+    """`text` for display: no password, no control or direction-changing characters, the middle of long ones
     left out."""
     plain = _visible(_without_secrets(text))
     return plain if len(plain) <= most else f"{plain[: most // 2]}…{plain[-(most // 2) :]}"
 
 
 def paragraphs(text: str) -> list[str]:
-    """The lines of a description that are not empty. Whoever wrote them meant them to be read: URLs stay whole."""
+    """The lines of a description that are not empty. Their author meant them to be read: URLs stay whole."""
     return [_visible(line, kept=_JOINERS) for line in text.split("\n") if line.strip()]
 
 
@@ -71,7 +71,7 @@ def byte_text(count: float) -> str:
 
 
 def share_text(count: int, total: int) -> str:
-    """A share in percent; neither a few of many nor almost all are shown as none or all."""
+    """A share in percent; a few of many are never shown as 0, nor almost all as 100."""
     percent = 100 * count / max(total, 1)
     if 0 < percent < 1:
         return "<1 %"
@@ -105,7 +105,7 @@ def _rotations(tally: Tally) -> Iterator[str]:
 
 
 def _visible(text: str, kept: str = "") -> str:
-    """Characters that are not seen, or change how others are, as their escapes."""
+    """The text with escapes for characters that are invisible or change how others look."""
     return "".join(
         _escaped(character) if unicodedata.category(character) in _UNSEEN and character not in kept else character
         for character in text

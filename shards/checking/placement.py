@@ -12,7 +12,7 @@ from shards.store import MissingObjectError, Store
 
 
 def misplaced(store: Store, plan: Plan) -> Iterator[str]:
-    """Positions that are planned or dropped never, or more than once. Positions run from 0 to the images scanned."""
+    """Positions that are planned or dropped more than once, or never. Positions run from 0 to the images scanned."""
     num_scanned = plan.num_samples + plan.num_quarantined
     times = np.zeros(num_scanned, np.uint8)
     for path in plan.files:
@@ -22,7 +22,7 @@ def misplaced(store: Store, plan: Plan) -> Iterator[str]:
             with pq.ParquetFile(StoreFile(store, path)) as file:
                 positions = file.read(columns=["position"], use_threads=False).column("position").to_numpy()
         except (MissingObjectError, pa.ArrowInvalid, KeyError):
-            return  # listed with the files
+            return  # reported with the files
         if len(positions) and not 0 <= positions.min() <= positions.max() < num_scanned:
             yield f"{path} has positions outside 0 to {num_scanned - 1}"
             return

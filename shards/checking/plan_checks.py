@@ -21,7 +21,7 @@ def check_planned(
     sources = {item.position: item.source for item in planned}
     for item in commit.left_out:
         if item.source != sources.get(item.position, item.source):
-            yield f"it lists position {item.position} as left out by another name than the plan's"
+            yield f"it lists position {item.position} as left out under another name than the plan's"
     expected = {
         (f"{item.slot:010d}", item.source): item
         for item in sorted(planned, key=lambda item: item.slot)
@@ -42,7 +42,7 @@ def check_planned(
 def _differences(
     rows: ShardRows, row: int, weights: Sequence[float] | None, planned: PlannedSample, resize: Resize
 ) -> Iterator[str]:
-    """What the index says of a sample otherwise than the plan. A copy has its own bytes, its size follows."""
+    """Where the index differs from the plan. A resized copy has its own bytes; its size follows from the plan's."""
     height, width = int(rows.height[row]), int(rows.width[row])
     pairs: dict[str, tuple[object, object]] = {
         "labels": (tuple(rows.labels[row] or ()), planned.labels),

@@ -82,7 +82,7 @@ def check_checksums(rows: ShardRows, tar: Tar) -> Iterator[str]:
 
 
 def check_members(rows: ShardRows, tar: Tar, *, is_ours: bool) -> Iterator[str]:
-    """The tar's own headers against the index: names, offsets, sizes, and nothing besides where the tar is ours."""
+    """The tar's own headers against the index: names, offsets, sizes, and nothing else if the tar is ours."""
     try:
         with tarfile.open(fileobj=_opened(tar), mode="r:") as archive:
             members = {printable(item.name): (item.offset_data, item.size) for item in archive if item.isreg()}
@@ -102,7 +102,7 @@ def check_members(rows: ShardRows, tar: Tar, *, is_ours: bool) -> Iterator[str]:
 
 
 def check_webdataset(rows: ShardRows, tar: Tar, *, is_ours: bool) -> Iterator[str]:
-    """webdataset's own reader gives every sample with its image, and with its class where the tar is ours."""
+    """webdataset's own reader returns every sample with its image, and with its class if the tar is ours."""
     group_by_keys, tar_file_expander = _webdataset()
     found = {}
     try:
@@ -120,11 +120,11 @@ def check_webdataset(rows: ShardRows, tar: Tar, *, is_ours: bool) -> Iterator[st
 
 
 def _webdataset() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """What webdataset reads tars with. It takes torch along where there is one, which takes seconds, for nothing that
-    is used here; so it is loaded as where there is none, unless torch is loaded already."""
+    """webdataset's functions for reading tars. It imports torch if there is one, which takes seconds and is not needed
+    here; so it is loaded as if there were none, unless torch is loaded already."""
     is_hidden = "torch" not in sys.modules
     if is_hidden:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # what `import torch` takes for not installed
+        sys.modules["torch"] = None  # type: ignore[assignment]  # `import torch` then fails as if it were not installed
     try:
         from webdataset.tariterators import group_by_keys, tar_file_expander  # noqa: PLC0415
     finally:
@@ -138,7 +138,7 @@ def check_json(rows: ShardRows, weights: Weights, tar: Tar) -> Iterator[str]:
     for row, key in enumerate(rows.key):
         facts = _json_facts(tar, key, int(rows.offset[row]) + int(rows.size[row]))
         if facts is None:
-            yield f"{key}.json is not behind the image of row {row}, or is no JSON"
+            yield f"{key}.json does not follow the image of row {row}, or is not JSON"
             continue
         index = {
             "height": int(rows.height[row]),

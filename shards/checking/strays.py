@@ -1,4 +1,4 @@
-"""What lies in a dataset's folders and belongs to nothing: files that no manifest lists, and what writers left."""
+"""Files in a dataset's folders that do not belong to it: not in the manifest, or left by a writer."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Fault:
 
 
 def strays(store: Store, manifest: Manifest) -> Iterator[Fault]:
-    """Of adopted tars only index/ and our own work files are looked at: beside them anything may lie."""
+    """For adopted tars, only index/ and our own work files are checked: anything else may lie next to them."""
     known = {record.path for record in manifest.shards} | set(manifest.files)
     folders = ("index",) if manifest.adopted else ("shards", "index", "plan")
     for path in (path for folder in folders for path in store.list(folder)):
@@ -29,13 +29,13 @@ def strays(store: Store, manifest: Manifest) -> Iterator[Fault]:
             yield Fault(where=path, what="is not in the manifest")
     for path in store.list("work"):
         if not manifest.adopted or _ADOPTED_LEFT.fullmatch(path):
-            yield Fault(where=path, what="is left of the packing, which a finished dataset does not need; delete it")
+            yield Fault(where=path, what="is left over from packing; a finished dataset does not need it: delete it")
     for path in _unfinished(store, folders):
         yield Fault(where=path, what="is an unfinished write that a killed process left; delete it")
 
 
 def _unfinished(store: Store, folders: tuple[str, ...]) -> Iterator[str]:
-    """Temporary files, which a folder's store does not list; unfinished uploads to S3 are no files."""
+    """Temporary files, which a folder's store does not list; unfinished uploads to S3 are not files."""
     for folder in folders:
         if (local := store.local_path(folder)) is not None and local.is_dir():
             root = Path(store.url)

@@ -16,7 +16,7 @@ _SETTINGS = ("split", "samples_per_block")
 
 
 def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
-    """What the manifest repeats of the plan, or of the record of adopted tars. ValueError where that is not JSON."""
+    """What the manifest repeats from the plan, or from the record of adopted tars. ValueError if that is not JSON."""
     fields = json.loads(plan)
     names, settings = fields["label_names"], fields["settings"]
     if manifest.num_classes != len(names):
@@ -46,7 +46,7 @@ def check_label_table(table: pa.Table, names: Sequence[str], counts: Mapping[int
 
 
 def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[LeftOut]) -> Iterator[str]:
-    """quarantine.parquet has what the plan dropped and what the shards left out, each once, and nothing besides."""
+    """quarantine.parquet has what the plan dropped and what the shards left out, each once, and nothing else."""
     found, expected = table.select(QUARANTINE_SCHEMA.names), _expected(dropped, left_out)
     if found.cast(QUARANTINE_SCHEMA).equals(expected):
         return
@@ -67,7 +67,7 @@ def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[Left
 
 
 def check_adopted_quarantine(table: pa.Table, num_scanned: int) -> Iterator[str]:
-    """Of adopted tars nothing else lists what was refused: every position is one of the samples, and there once."""
+    """For adopted tars, nothing else lists the refused samples: every position is a sample's and appears once."""
     positions = table.column("position").to_numpy()
     if len(np.unique(positions)) != len(positions):
         yield "a position is in it more than once"

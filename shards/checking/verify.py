@@ -34,9 +34,9 @@ from shards.parallel import run_tasks
 from shards.progress import Progress
 from shards.store import MissingObjectError, Store
 
-# A limit on what one damaged shard may list; the count is always given.
+# Most faults that one check of a shard lists; their count is always given.
 MAX_FAULTS_A_CHECK = 10
-# What checks meet in damaged files, Parquet and tar alike; pyarrow's errors are among them.
+# What checks raise on damaged files, Parquet and tar alike; pyarrow's errors are among them.
 _BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError, EOFError, tarfile.TarError)
 
 
@@ -69,7 +69,7 @@ class _Index:
 
 
 def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[Fault]:
-    """All faults; none in a good dataset. `deep` decodes every image too. UserError where no dataset is."""
+    """All faults; none in a good dataset. `deep` decodes every image too. UserError if there is no dataset."""
     dataset = open_dataset(url)
     faults = [*_files(dataset), *_sample_ids(dataset), *_plan(dataset), *strays(dataset.store, dataset.manifest)]
     num_shards, planned = len(dataset.manifest.shards), _is_planned(dataset)
@@ -89,7 +89,7 @@ def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[Fa
 
 
 def check_shard(task: ShardCheck) -> ShardFacts:
-    """What is wrong with a shard, by checks of which none stops the others; and what the tables should say of it."""
+    """The faults of a shard, by checks that do not stop one another, and what the tables should say about it."""
     dataset = _opened(task.url, task.fingerprint)
     index, faults = _read_index(dataset, task.shard)
     faults += _index_faults(dataset, task, index) if index else []
@@ -113,7 +113,7 @@ def _read_index(dataset: Dataset, shard: int) -> tuple[_Index | None, list[Fault
         weights = read_table(data, columns=["weights"]).column("weights").to_pylist()
         return _Index(rows=read_rows(data), weights=weights, commit=read_commit(data)), []
     except MissingObjectError:
-        is_listed = path in dataset.manifest.files  # then it is said of the files
+        is_listed = path in dataset.manifest.files  # then it is reported with the files
         return None, [] if is_listed else [Fault(where=path, what="is missing")]
     except _BROKEN as error:
         return None, [Fault(where=path, what=f"cannot be read: {error}")]
@@ -196,7 +196,7 @@ def _plan(dataset: Dataset) -> Iterator[Fault]:
             return
         plan = Plan.from_bytes(data)
     except MissingObjectError:
-        return  # listed with the files
+        return  # reported with the files
     except ValueError as error:
         yield Fault(where=PLAN_PATH, what=str(error))
         return
@@ -214,7 +214,7 @@ def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[Fault]:
         plan = store.read(PLAN_PATH)
         faults = _faults(MANIFEST_PATH, {"settings": tables.check_manifest(manifest, plan)})
     except MissingObjectError:
-        return []  # listed with the files
+        return []  # reported with the files
     if any(found.label_counts is None for found in shards):
         return faults
     faults += _faults(LABELS_PATH, {"classes": _label_table(store, plan, shards)})
@@ -271,7 +271,7 @@ def _readable_blocks(dataset: Dataset) -> BlockTable | None:
     try:
         return read_blocks(dataset.store.read(BLOCKS_PATH))
     except (MissingObjectError, ValueError, KeyError, OSError):
-        return None  # listed with the files
+        return None  # reported with the files
 
 
 def _shortened(faults: Iterator[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A whole tar for checks that jump about in it, mapped and not in memory; a temporary copy where it is remote."""
+"""A whole tar for checks with random access, mapped and not in memory; a temporary copy if it is remote."""
 
 import mmap
 import shutil
@@ -29,7 +29,7 @@ def mapped_tar(store: Store, path: str) -> Iterator[Tar]:
 
 def _mapped(file: BinaryIO) -> Iterator[Tar]:
     if not file.seek(0, 2):
-        yield b""  # nothing can be mapped of an empty file
+        yield b""  # an empty file cannot be mapped
         return
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as tar:
         yield tar

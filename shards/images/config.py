@@ -4,8 +4,9 @@ Configurations only: the command line reads them without loading numpy or Pillow
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from shards.errors import UserError
+from shards.config_values import Range, refuse_wrong_values
 
 MAX_IMAGE_BYTES = 64 << 20
 MAX_IMAGE_PIXELS = 1 << 27  # 134 megapixels, 400 MB once decoded to RGB
@@ -25,15 +26,13 @@ _MOST_PIXELS = 178_956_970  # Pillow opens nothing larger
 class Limits:
     """The largest image that is packed; checked before anything is decoded."""
 
-    max_bytes: int = MAX_IMAGE_BYTES
+    max_bytes: Annotated[int, Range(1, _MOST_BYTES)] = MAX_IMAGE_BYTES
     """Largest image in bytes, as stored."""
-    max_pixels: int = MAX_IMAGE_PIXELS
+    max_pixels: Annotated[int, Range(1, _MOST_PIXELS)] = MAX_IMAGE_PIXELS
     """Largest image in pixels (height x width)."""
 
     def __post_init__(self) -> None:
-        for name, value, most in (("bytes", self.max_bytes, _MOST_BYTES), ("pixels", self.max_pixels, _MOST_PIXELS)):
-            if not 1 <= value <= most:
-                raise UserError(f"--limits.max-{name} is {value}; allowed are 1 to {most}")
+        refuse_wrong_values(self, where="limits.")
 
 
 DEFAULT_LIMITS = Limits()
@@ -43,16 +42,12 @@ DEFAULT_LIMITS = Limits()
 class Resize:
     """Which images are stored as smaller copies."""
 
-    short_side: int = 0
+    short_side: Annotated[int, Range(0, MOST_JPEG_PIXELS, zero="as they are")] = 0
     """Pixels that a longer short side is scaled down to, re-encoded as JPEG; 0 leaves every image as it is."""
-    quality: int = 90
-    """JPEG quality of re-encoded images, 1 to 100."""
+    quality: Annotated[int, Range(1, 100)] = 90
+    """JPEG quality of re-encoded images, 1 to 100; 80 to 95 are usual."""
     convert: bool = False
     """Re-encode GIF, TIFF and BMP, which cannot be stored as they are, even without --resize.short-side."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.short_side <= MOST_JPEG_PIXELS:
-            message = f"--resize.short-side is {self.short_side}; allowed are 0 (as they are) to {MOST_JPEG_PIXELS}"
-            raise UserError(message)
-        if not 1 <= self.quality <= 100:
-            raise UserError(f"--resize.quality is {self.quality}; allowed are 1 to 100, usual are 80 to 95")
+        refuse_wrong_values(self, where="resize.")

@@ -1,7 +1,7 @@
-"""The plan's second look at the scan files: rows dealt to their slots, in memory that does not grow with the rows.
+"""The plan's second pass over the scan files: deals rows to their slots, in memory that does not grow with the rows.
 
-An external sort in two steps. Each task takes a few scan files and writes its rows, sorted by slot, into one local
-file of Arrow batches, one a samples file. Then each samples file gathers its batches.
+An external sort in two passes. Each task takes a few scan files and writes its rows, sorted by slot, into one local
+file of Arrow batches, one per samples file. Then each samples file gathers its batches.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from shards.packing.spec import PackSpec
 from shards.packing.survey import reasons
 from shards.store import open_store
 
-# A samples file holds about this many rows, so that the plan of any collection is made in little memory.
+# A samples file holds about this many rows, so that planning takes little memory for any collection.
 SAMPLES_A_FILE = 1 << 18
 MOST_SHARDS_A_FILE = 256
 
@@ -41,10 +41,10 @@ DROPPED_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class DealTask:
-    """Consecutive scan files, the first row of them at `first_position`.
+    """Consecutive scan files, whose first row is at `first_position`.
 
-    `slots` has a place for every row, -1 where it is dropped; `drops` (position, kind, reason, match, distance) says
-    why, for rows that the scan found fit. `merged` has labels that replace those scanned, by position.
+    `slots` has a slot for every row, -1 if it is dropped; `drops` (position, kind, reason, match, distance) gives the
+    reason for rows that the scan found fit. `merged` has labels that replace the scanned ones, by position.
     """
 
     url: str
@@ -76,12 +76,12 @@ def samples_path(number: int) -> str:
 
 
 def shards_per_file(samples_per_shard: int) -> int:
-    """Shards whose samples are planned in one file, a row group each."""
+    """Shards whose samples are in one samples file, one row group each."""
     return max(1, min(MOST_SHARDS_A_FILE, SAMPLES_A_FILE // samples_per_shard))
 
 
 def deal(task: DealTask) -> int:
-    """Write the rows of some scan files by slot, and those dropped; the number of scan files done."""
+    """Write the rows of some scan files by slot, and the dropped ones; returns the number of scan files."""
     store, kept, dropped, done = open_store(task.url), [], [], 0
     columns = [*_KEPT, "labels", "weights", "reason"]
     for number in task.numbers:
@@ -98,7 +98,7 @@ def deal(task: DealTask) -> int:
 
 
 def gather(task: GatherTask) -> tuple[str, str]:
-    """Write one samples file; its path and sha256."""
+    """Write one samples file; returns its path and sha256."""
     batches = []
     for spill in sorted(Path(task.folder).glob("kept-*")):
         with pa.memory_map(str(spill)) as file:
@@ -121,7 +121,7 @@ def dropped_rows(folder: str) -> pa.Table:
 
 
 def _labelled(table: pa.Table, task: DealTask) -> pa.Table:
-    """Labels as ids, those of merged duplicates put in."""
+    """Labels as ids, with those of merged duplicates."""
     labels, weights = table.column("labels").combine_chunks(), table.column("weights").combine_chunks()
     if task.merged:
         pairs = zip(table.column("position").to_pylist(), labels.to_pylist(), weights.to_pylist(), strict=True)
@@ -136,7 +136,7 @@ def _labelled(table: pa.Table, task: DealTask) -> pa.Table:
 
 
 def _dropped(table: pa.Table, task: DealTask) -> pa.Table:
-    """Refused by the scan or for their labels or format; or left out because there is another."""
+    """Rows that the scan refused, that have wrong labels or formats, or that are copies of others."""
     why = task.drops.filter(pc.is_in(task.drops.column("position"), value_set=table.column("position")))
     refused = table.filter(pc.invert(pc.is_in(table.column("position"), value_set=why.column("position"))))
     refused = pa.table(
@@ -164,7 +164,7 @@ def _spill(table: pa.Table, task: DealTask) -> None:
 
 
 def _write_batches(path: Path, tables: list[pa.Table]) -> None:
-    """One record batch a table, empty ones as well."""
+    """One record batch per table, empty ones included."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, tables[0].schema) as writer:
         for table in tables:
             whole = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]

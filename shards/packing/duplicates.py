@@ -1,4 +1,4 @@
-"""Images of equal bytes within a collection: which one stays, and with whose labels."""
+"""Images of equal bytes within a collection: which one stays, and with which labels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ Labels = tuple[tuple[str, ...], tuple[float, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates:
-    """`rows[i]` has the bytes of `kept[i]`, an earlier row, whose source's name is `kept_sources[i]`.
+    """Row `rows[i]` has the bytes of `kept[i]`, an earlier row, which the source calls `kept_sources[i]`.
 
     `num_relabelled` counts the rows left out whose labels differ from those of the row that stays; `labels` has the
-    merged labels of rows that stay, where labels are merged.
+    merged labels of rows that stay, if labels are merged.
     """
 
     rows: NDArray[np.int64]
@@ -30,7 +30,7 @@ class Duplicates:
 
 
 def candidates(sha_prefix: NDArray[np.uint64], is_fit: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Rows that share the first 8 bytes of their sha256 with another, rising."""
+    """Rows that share the first 8 bytes of their sha256 with another, in rising order."""
     fit = np.flatnonzero(is_fit)
     prefix = sha_prefix[fit]
     order = np.argsort(prefix, kind="stable")
@@ -82,7 +82,7 @@ def _merged(table: pa.Table, dropped: NDArray[np.int64], kept: NDArray[np.int64]
 
 
 def merged_labels(held: Labels, more: Labels) -> Labels:
-    """All labels of both, those held first. Weights survive where both have them; a label keeps its larger one."""
+    """All labels of both, those held first. Weights are kept if both have them; a label keeps the larger one."""
     if held[1] and more[1]:
         weights = dict(zip(*held, strict=True))
         for label, weight in zip(*more, strict=True):

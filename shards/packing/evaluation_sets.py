@@ -1,4 +1,4 @@
-"""Images that must not be in a collection: those of named evaluation sets, and whatever looks like one of them.
+"""Images that must not be in a collection: those of named evaluation sets, and images that look like them.
 
 The ViT paper removes the test images of its downstream tasks from its pre-training data (section 4.1). An evaluation
 set is a packed (or adopted) dataset; the scan phase hashes it, one file a shard, and the plan matches against it.
@@ -29,7 +29,7 @@ _SCHEMA = pa.schema(
         ("row", pa.int64()),
         ("source", pa.string()),
         ("sha256", pa.binary(32)),
-        # Of the image as evaluation_hashes sees it; null: without structure, only an exact copy of it matches.
+        # Made by evaluation_hashes; null: the image has no structure, so only an exact copy matches.
         *((name, pa.binary(HASH_BYTES)) for name in VIEWS),
     ]
 )
@@ -58,7 +58,7 @@ class HashTask:
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """An evaluation image: the set's place in the list given, and the image's place in the set."""
+    """An evaluation image: the number of its set in the list, and its place in the set."""
 
     set_number: int
     shard: int
@@ -67,7 +67,7 @@ class Match:
 
 
 def find_sets(urls: tuple[str, ...]) -> list[EvaluationSet]:
-    """The sets at these URLs; UserError where there is none."""
+    """The sets at these URLs; UserError if one is missing."""
     found = [open_dataset(url) for url in urls]
     return [
         EvaluationSet(url=url, fingerprint=dataset.fingerprint, num_shards=len(dataset.manifest.shards))
@@ -76,14 +76,14 @@ def find_sets(urls: tuple[str, ...]) -> list[EvaluationSet]:
 
 
 def hash_tasks(url: str, sets: list[EvaluationSet], *, hash_name: str) -> Iterator[HashTask]:
-    """All that has to be hashed."""
+    """A task for every shard of every set."""
     for number, item in enumerate(sets):
         for shard in range(item.num_shards):
             yield HashTask(url=url, evaluation_set=item, number=number, shard=shard, hash_name=hash_name)
 
 
 def hash_shard(task: HashTask) -> int:
-    """Write the hashes of a shard's images unless they are there; the number of shards done: 1."""
+    """Write the hashes of a shard's images unless they exist; returns the number of shards done, 1."""
     store = open_store(task.url)
     if _read_hashes(store, task) is None:
         dataset = open_dataset(task.evaluation_set.url)
@@ -96,7 +96,7 @@ def hash_shard(task: HashTask) -> int:
 
 
 def write_hashes(store: Store, item: EvaluationSet, tables: Iterable[pa.Table], *, hash_name: str) -> None:
-    """Write hashes that are known already: a table a shard, of the first set of a packing."""
+    """Write hashes that are already known: one table per shard of a packing's first set."""
     for task, table in zip(hash_tasks(store.url, [item], hash_name=hash_name), tables, strict=True):
         _write(store, task, table)
 
@@ -149,7 +149,7 @@ class EvaluationImages:
         )
 
     def _equal(self, sha256: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows of `sha256` that are an evaluation image's, and which one's."""
+        """Rows of `sha256` that equal an evaluation image's, and the number of that image."""
         known, asked = _prefix(self._sha256)[self._order], _prefix(sha256)
         place = np.minimum(np.searchsorted(known, asked), max(len(known) - 1, 0))
         if not len(known):
@@ -210,7 +210,7 @@ def _rows_of_bytes(tables: list[tuple[int, int, pa.Table]], name: str) -> tuple[
 
 
 def bytes_rows(column: pa.ChunkedArray) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """A column of fixed-size binary as uint8[n, bytes] and where it is not null (there are zeros)."""
+    """A column of fixed-size binary as uint8[n, bytes] and where it is not null (nulls are zeros)."""
     width = column.type.byte_width
     array = column.combine_chunks()
     array = array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)

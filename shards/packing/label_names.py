@@ -1,4 +1,4 @@
-"""Names of classes in a text file, one a line, in the order of their ids."""
+"""Class names in a text file, one per line, in the order of their ids."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from shards.errors import UserError
 
 
 def read_label_names(path: str) -> tuple[str, ...]:
-    """The names; UserError where there are none, or one is there twice."""
+    """The names; UserError if there are none or one appears twice."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:

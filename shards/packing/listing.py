@@ -1,6 +1,6 @@
-"""What a source holds, listed once and cut into slices, so that the tasks of a job array scan the same listing.
+"""A source's entries, listed once and cut into slices, so that all tasks of a job array scan the same listing.
 
-Whoever comes first lists the source; the files are the same whoever does. listing.json is written last.
+The task that comes first lists the source; any other would write the same files. listing.json is written last.
 """
 
 import json
@@ -30,7 +30,7 @@ LISTING_PATH = "work/listing.json"
 SLICE_ENTRIES = 32_768
 SLICE_BYTES = 4 << 30
 # The first slices are smaller, so that the scan of a small collection can be shared too: four of 512 images or 64 MiB,
-# four of twice that, and so on; after 129,024 images all are whole.
+# four of twice that, and so on; after 129,024 images all have the full size.
 FIRST_ENTRIES = 512
 FIRST_BYTES = 64 << 20
 _SLICES_OF_A_SIZE = 4
@@ -49,7 +49,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Consecutive entries of a source. `num_images` counts those that the listing knows of."""
+    """Consecutive entries of a source. `num_images` counts the images that the listing knows of."""
 
     sha256: str
     num_images: int
@@ -64,18 +64,18 @@ class Listing:
     slices: tuple[Slice, ...]
 
     def amounts(self) -> tuple[list[int], str]:
-        """What scanning each slice counts on the progress bar, and its unit: images where they are known."""
+        """What each slice adds to the progress bar, and its unit: images if their numbers are known."""
         if all(some.num_images for some in self.slices):
             return [some.num_images for some in self.slices], "images"
         return [some.num_bytes // 1_000_000 for some in self.slices], "MB"
 
 
-def listed(store: Store, source: Source, *, scan_hash: str, anew: bool = False) -> Listing:
-    """The listing of the source at the store; it is made where there is none, or only one of other settings.
+def listed(store: Store, source: Source, *, scan_hash: str, relist: bool = False) -> Listing:
+    """The source's listing at the store. It is made if there is none, or only one made with other settings.
 
-    `anew` makes it in any case: the source may have grown since. Only for who has no other tasks beside him.
+    `relist` always makes it, since the source may have grown. Only for a process that runs alone.
     """
-    if anew:
+    if relist:
         return _write(store, source, scan_hash)
     try:
         fields = json.loads(store.read(LISTING_PATH))
@@ -88,14 +88,14 @@ def listed(store: Store, source: Source, *, scan_hash: str, anew: bool = False) 
 
 
 def slice_entries(store: Store, number: int, *, sha256: str) -> list[Entry]:
-    """The entries of a slice."""
+    """The entries of a slice, if it still is what the listing says."""
     path = _path(number)
     try:
         data = store.read(path)
     except MissingObjectError:
         data = b""
     if sha256_hex(data) != sha256:
-        message = f"{store.url}/{path} is not as {LISTING_PATH} says: the source changed while it was listed"
+        message = f"{store.url}/{path} does not match {LISTING_PATH}: the source changed while it was listed"
         raise UserError(f"{message}; delete {store.url}/work and scan again")
     return [_entry(row) for row in read_table(data).to_pylist()]
 
@@ -118,7 +118,7 @@ def _write(store: Store, source: Source, scan_hash: str) -> Listing:
 
 
 def _nothing_in(source: Source) -> str:
-    """What was looked for, and where: the rest of a source's settings says nothing about that."""
+    """What was looked for, and where; the source's other settings do not matter here."""
     match source:
         case ClassTarsSource():
             return f"no *.tar below {source.root}"
@@ -148,7 +148,7 @@ def _cut(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
 
 
 def _size(number: int) -> tuple[int, int]:
-    """At how many images or bytes a slice is closed."""
+    """Numbers of images and bytes at which a slice is closed."""
     doublings = number // _SLICES_OF_A_SIZE
     return min(FIRST_ENTRIES << doublings, SLICE_ENTRIES), min(FIRST_BYTES << doublings, SLICE_BYTES)
 

@@ -1,6 +1,6 @@
-"""The pictures behind matches with evaluation sets: both images of the closest and of the most doubtful pairs, small.
+"""Thumbnails of matches with evaluation sets: both images of the closest and of the most doubtful pairs.
 
-Made with the plan, while the source and the evaluation sets are at hand; the card shows them.
+They are made with the plan, while the source and the evaluation sets can be read; the card shows them.
 """
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ _SCHEMA = pa.schema(
         ("evaluation", pa.string()),
         ("evaluation_set", pa.string()),
         ("distance", pa.int32()),
-        ("thumbnail", pa.binary()),  # JPEG; null where the image could not be read again
+        ("thumbnail", pa.binary()),  # JPEG; null if the image could not be read again
         ("evaluation_thumbnail", pa.binary()),
     ]
 )
@@ -57,7 +57,7 @@ def closest_matches(
 
 
 def reader_of(store: Store, spec: PackSpec) -> Reader:
-    """What reads the images of a packing again by their locators."""
+    """The reader that finds the images of a packing by their locators."""
     return StagedReader(store=store) if spec.source.staged else spec.source.reader()
 
 

@@ -49,7 +49,7 @@ _DATASET_FILE = re.compile(
 
 @dataclass(kw_only=True)
 class Merged:
-    """What is gathered from shard to shard."""
+    """What the shards add up to, one after the other."""
 
     num_classes: int
     shards: list[ShardRecord] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Merged:
         self.label_counts = np.zeros(self.num_classes, np.int64)
 
     def add_shard(self, path: str, index: bytes, commit: ShardCommit, *, samples_per_block: int) -> None:
-        """Take in one shard by the bytes of its index file."""
+        """Add one shard, from the bytes of its index file."""
         shard, rows = len(self.shards), read_table(index, columns=["offset", "labels"])
         offsets = rows.column("offset").to_numpy()
         for row, first_byte, end_byte, count in blocks_of_shard(
@@ -108,7 +108,7 @@ class Merged:
 
 
 def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -> Manifest:
-    """Write what describes the whole, the manifest last. Every shard must be committed."""
+    """Write the tables and, last, the manifest. Every shard must be committed."""
     merged = Merged(num_classes=len(plan.label_names), files={PLAN_PATH: plan.hash, **plan.files})
     with Progress("merge", plan.num_shards, unit="shards") as progress:
         for shard in range(plan.num_shards):
@@ -137,18 +137,18 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
 
 
 def discard_work(store: Store) -> None:
-    """Remove what the phases put into the work folder, which a finished dataset does not need."""
+    """Remove the phases' files from the work folder: a finished dataset does not need them."""
     for path in [path for path in store.list("work") if _WORK_FILE.fullmatch(path)]:
         store.delete(path)
 
 
 def is_dataset_file(path: str) -> bool:
-    """Whether a path is one that packing writes; whatever else lies below the URL is its owner's."""
+    """Whether packing writes this path; all other files below the URL belong to the user."""
     return _DATASET_FILE.fullmatch(path) is not None
 
 
 def _discard_stale_shards(store: Store, plan: Plan) -> None:
-    """Remove shards beyond the plan's last: of an earlier packing whose plan somebody deleted."""
+    """Remove shards beyond the plan's last, left by an earlier packing whose plan was deleted."""
     for folder in ("shards", "index"):
         for path in list(store.list(folder)):
             found = _SHARD_FILE.fullmatch(path)
@@ -157,7 +157,7 @@ def _discard_stale_shards(store: Store, plan: Plan) -> None:
 
 
 def refuse_quarantine(plan: Plan, *, max_quarantined: float, url: str, left_out: Sequence[LeftOut] = ()) -> None:
-    """UserError where more images were refused than the job allows; those that have a copy do not count."""
+    """UserError if more images were refused than the job allows; images left out as copies do not count."""
     total, count = plan.num_samples + plan.num_quarantined, plan.num_refused + len(left_out)
     if count <= max_quarantined * total:
         return
@@ -197,7 +197,7 @@ def _committed_index(store: Store, plan: Plan, shard: int) -> tuple[bytes, Shard
 
 
 def _dropped_by_plan(store: Store) -> pa.Table:
-    """The plan's dropped images as rows of the quarantine list: the scan refused them, or the plan for a copy."""
+    """The plan's dropped images as rows of the quarantine list: refused by the scan, or left out as copies."""
     dropped = read_table(store.read(DROPPED_PATH))
     by_plan = pc.is_in(dropped["kind"], value_set=pa.array(SAID_BY_PLAN))
     phase = pc.if_else(by_plan, "plan", "scan")

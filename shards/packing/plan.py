@@ -1,4 +1,4 @@
-"""Second phase of packing: the frozen plan. Which image becomes which sample of which shard, and from what.
+"""Second phase of packing: the frozen plan. Which image becomes which sample of which shard.
 
 plan.json fixes all of it by sha256 and is written last; its own sha256 is the plan's hash, which every shard
 records.
@@ -20,15 +20,15 @@ MATCHES_PATH = "plan/matches.parquet"
 
 
 class AdoptedError(ValueError):
-    """What is there is no plan but the record of tars made by others."""
+    """Not a plan, but the record of an index of existing tars."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The content of plan.json. `files` has the sha256 of every other file below plan/.
 
-    `num_quarantined` images of those scanned are in no shard: `num_refused` for their own sake, the others because
-    there is another (`num_duplicates`, `num_evaluation`). `num_relabelled` duplicates had other labels than the image
+    `num_quarantined` of the scanned images are in no shard: `num_refused` cannot be packed, the others are copies
+    (`num_duplicates`, `num_evaluation`). `num_relabelled` duplicates had other labels than the image
     that stays. `evaluation_sets` has the fingerprint of each set.
     """
 
@@ -70,7 +70,7 @@ class Plan:
 
 
 def read_plan(store: Store, spec: PackSpec) -> Plan | None:
-    """The plan at the store, None before there is one; a UserError where it is of another packing."""
+    """The plan at the store, None before there is one; UserError if it is of another packing."""
     try:
         plan = Plan.from_bytes(store.read(PLAN_PATH))
     except MissingObjectError:
@@ -94,4 +94,4 @@ def refuse_other_versions(plan: Plan, spec: PackSpec) -> None:
     different = differences(plan.versions, spec.versions())
     if different:
         what = f"the plan was made with other versions of libraries:\n{as_lines(different)}"
-        raise UserError(f"{what}\nInstall the plan's versions, or pack anew into another --out")
+        raise UserError(f"{what}\nInstall the plan's versions, or pack again into another --out")

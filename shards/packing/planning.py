@@ -1,4 +1,4 @@
-"""How a plan is made from the scan: survey, duplicates, permutation, dealing. Memory: some 40 bytes an image."""
+"""Makes the plan from the scan: survey, duplicates, permutation, dealing. Takes about 40 bytes of memory per image."""
 
 import tempfile
 from bisect import bisect_left
@@ -33,7 +33,7 @@ _PERMUTATION = 0x7061636B  # "pack": keeps this permutation apart from others of
 
 @dataclass(frozen=True, kw_only=True)
 class _Surveyed:
-    """All scan files in short; file f holds the rows first_rows[f] to first_rows[f + 1] - 1."""
+    """A summary of all scan files; file f holds the rows first_rows[f] to first_rows[f + 1] - 1."""
 
     files: dict[str, str]
     first_rows: NDArray[np.int64]
@@ -41,6 +41,16 @@ class _Surveyed:
     sha_prefix: NDArray[np.uint64]
     labels: set[str]
     overlaps: pa.Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decided:
+    """Which scanned rows stay, the only allowed labels (None: any), and all label names by id."""
+
+    stays: NDArray[np.bool_]
+    duplicates: Duplicates
+    known_labels: tuple[str, ...] | None
+    label_names: tuple[str, ...]
 
 
 def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -> Plan:
@@ -58,8 +68,9 @@ def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -
         message = f"the source has no usable image: of {num_scanned}, {left_out}"
         raise UserError(f"{message}; see column reason of {store.url}/plan/scan-*, or --dedup.against")
     names = known if known is not None else sorted_labels(found.labels)
+    decided = _Decided(stays=stays, duplicates=duplicates, known_labels=known, label_names=names)
     with tempfile.TemporaryDirectory(prefix="patchline-plan-") as folder:
-        files = found.files | _deal(store, spec, found, (stays, duplicates, known, names), folder, workers=workers)
+        files = found.files | _deal(store, spec, found, decided, folder, workers=workers)
         files |= _write_dropped(store, spec, folder, found, sets)
     plan = Plan(
         format_version=FORMAT_VERSION,
@@ -81,12 +92,12 @@ def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -
 
 
 def known_labels(spec: PackSpec) -> tuple[str, ...] | None:
-    """The only labels allowed, in the order of their ids: of the labels file, else of the source; None: any."""
+    """The only allowed labels in the order of their ids, from the labels file or the source; None: any."""
     return read_label_names(spec.labels_file) if spec.labels_file else spec.source.known_labels()
 
 
 def sorted_labels(names: set[str]) -> tuple[str, ...]:
-    """Distinct label names in the order of their ids: by number where all are integers, else as strings."""
+    """Distinct label names in the order of their ids: by number if all are integers, else as strings."""
     if all(name.removeprefix("-").isdecimal() and name.isascii() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
@@ -168,7 +179,7 @@ def _duplicates(store: Store, spec: PackSpec, found: _Surveyed, stays: NDArray[n
 
 
 def _rows_of_scans(store: Store, first_rows: NDArray[np.int64], rows: NDArray[np.int64]) -> Iterator[pa.Table]:
-    """Some rows, rising, of all scan files; files without any are not read."""
+    """Rows of the scan files, given in rising order; files without any of them are not read."""
     edges = np.searchsorted(rows, first_rows)
     for number in np.flatnonzero(np.diff(edges)).tolist():
         table = read_table(store.read(scan_path(number)), columns=["sha256", "source", "labels", "weights"])
@@ -176,57 +187,63 @@ def _rows_of_scans(store: Store, first_rows: NDArray[np.int64], rows: NDArray[np
 
 
 def _deal(
-    store: Store,
-    spec: PackSpec,
-    found: _Surveyed,
-    decided: tuple[NDArray[np.bool_], Duplicates, tuple[str, ...] | None, tuple[str, ...]],
-    folder: str,
-    *,
-    workers: int,
+    store: Store, spec: PackSpec, found: _Surveyed, decided: _Decided, folder: str, *, workers: int
 ) -> dict[str, str]:
-    stays, duplicates, known, names = decided
-    positions = np.flatnonzero(stays)
-    slots = np.full(len(stays), -1, np.int64)
-    slots[positions[permutation(positions, seed=spec.seed)]] = np.arange(len(positions))
-    drops = _drops(found, duplicates)
-    num_files = -(-len(positions) // (shards_per_file(spec.samples_per_shard) * spec.samples_per_shard))
-    num_scans, merged_rows = len(found.first_rows) - 1, sorted(duplicates.labels)
-
-    def tasks() -> Iterator[DealTask]:
-        for begin in range(0, num_scans, SCANS_A_TASK):
-            end = min(begin + SCANS_A_TASK, num_scans)
-            first, after = int(found.first_rows[begin]), int(found.first_rows[end])
-            inside = pc.and_(pc.greater_equal(drops["position"], first), pc.less(drops["position"], after))
-            yield DealTask(
-                url=store.url,
-                spec=spec,
-                numbers=tuple(range(begin, end)),
-                first_position=first,
-                slots=slots[first:after],
-                drops=drops.filter(inside),
-                merged={
-                    row: duplicates.labels[row]
-                    for row in merged_rows[bisect_left(merged_rows, first) : bisect_left(merged_rows, after)]
-                },
-                known_labels=known,
-                label_names=names,
-                num_files=num_files,
-                folder=folder,
-            )
-
+    """Write the plan's samples files; returns the sha256 of each by its path."""
+    num_scans = len(found.first_rows) - 1
     with Progress("deal", num_scans, unit="scan files") as progress:
-        for count in run_tasks(deal, tasks(), workers=workers):
+        for count in run_tasks(deal, _deal_tasks(store, spec, found, decided, folder), workers=workers):
             progress.advance(count)
+    num_files = _num_files(spec, decided)
     files = (
         GatherTask(url=store.url, number=number, samples_per_shard=spec.samples_per_shard, folder=folder)
         for number in range(num_files)
     )
+    written = {}
     with Progress("plan", num_files, unit="samples files") as progress:
-        written = {}
         for path, sha256 in run_tasks(gather, files, workers=workers):
             written[path] = sha256
             progress.advance()
     return written
+
+
+def _deal_tasks(store: Store, spec: PackSpec, found: _Surveyed, decided: _Decided, folder: str) -> Iterator[DealTask]:
+    """One task for every SCANS_A_TASK scan files, with the decisions about their rows."""
+    num_scans = len(found.first_rows) - 1
+    slots, drops = _slots(decided.stays, seed=spec.seed), _drops(found, decided.duplicates)
+    merged = decided.duplicates.labels
+    merged_rows = sorted(merged)
+    for begin in range(0, num_scans, SCANS_A_TASK):
+        end = min(begin + SCANS_A_TASK, num_scans)
+        first, after = int(found.first_rows[begin]), int(found.first_rows[end])
+        rows = merged_rows[bisect_left(merged_rows, first) : bisect_left(merged_rows, after)]
+        inside = pc.and_(pc.greater_equal(drops["position"], first), pc.less(drops["position"], after))
+        yield DealTask(
+            url=store.url,
+            spec=spec,
+            numbers=tuple(range(begin, end)),
+            first_position=first,
+            slots=slots[first:after],
+            drops=drops.filter(inside),
+            merged={row: merged[row] for row in rows},
+            known_labels=decided.known_labels,
+            label_names=decided.label_names,
+            num_files=_num_files(spec, decided),
+            folder=folder,
+        )
+
+
+def _num_files(spec: PackSpec, decided: _Decided) -> int:
+    """Samples files of the plan."""
+    return -(-int(decided.stays.sum()) // (shards_per_file(spec.samples_per_shard) * spec.samples_per_shard))
+
+
+def _slots(stays: NDArray[np.bool_], *, seed: int) -> NDArray[np.int64]:
+    """Each scanned row's slot in the plan; -1 if it is dropped."""
+    positions = np.flatnonzero(stays)
+    slots = np.full(len(stays), -1, np.int64)
+    slots[positions[permutation(positions, seed=seed)]] = np.arange(len(positions))
+    return slots
 
 
 def _drops(found: _Surveyed, duplicates: Duplicates) -> pa.Table:

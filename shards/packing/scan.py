@@ -47,7 +47,7 @@ _SCAN_KEY, _SLICE_KEY = b"patchline.scan", b"patchline.slice"
 
 @dataclass(frozen=True, kw_only=True)
 class ScanTask:
-    """One slice to scan into the dataset at `url`; `slice_sha256` is of its listing."""
+    """One slice to scan into the dataset at `url`; `slice_sha256` is the sha256 of its listing."""
 
     url: str
     spec: PackSpec
@@ -56,12 +56,12 @@ class ScanTask:
 
 
 def scan_path(number: int) -> str:
-    """Where the scan of a slice is."""
+    """The path of a slice's scan file."""
     return f"plan/scan-{number:06d}.parquet"
 
 
 def scan_slice(task: ScanTask) -> int:
-    """Write the scan of a slice unless it is there already; the slice's number."""
+    """Write the scan of a slice unless it exists; returns the slice's number."""
     store = open_store(task.url)
     footer = scan_footer(task.spec.scan_hash(), task.slice_sha256)
     if not is_scanned(store, task.number, footer):
@@ -75,12 +75,12 @@ def scan_slice(task: ScanTask) -> int:
 
 
 def scan_footer(scan_hash: str, slice_sha256: str) -> dict[bytes, bytes]:
-    """What a scan file carries: by which settings it was made, and from which listing."""
+    """The footer of a scan file: the settings and the listing that it was made from."""
     return {_SCAN_KEY: scan_hash.encode(), _SLICE_KEY: slice_sha256.encode()}
 
 
 def is_scanned(store: Store, number: int, footer: dict[bytes, bytes]) -> bool:
-    """Whether the scan of a slice is there, made by the same settings from the same listing."""
+    """Whether the scan of a slice exists, made with the same settings from the same listing."""
     try:
         metadata = pq.read_schema(StoreFile(store, scan_path(number))).metadata or {}
     except (MissingObjectError, pa.ArrowInvalid):

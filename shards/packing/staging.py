@@ -1,7 +1,7 @@
-"""A copy of images that their source cannot give one by one (Parquet), kept in the dataset's work folder.
+"""Copies of images that cannot be read one by one from their source (Parquet), kept in the dataset's work folder.
 
-A Parquet file has no way to a single image: a shard of 1,000 random ones would read 1,000 row groups. The scan reads
-all of them in their own order anyway, so it writes them end to end into one object a slice, and packing reads
+A single image cannot be read from a Parquet file: a shard of 1,000 random images would read 1,000 row groups. The scan
+reads all images in their own order anyway, so it writes them end to end into one object per slice, and packing reads
 them from there by offset. The work folder is removed once the manifest is written.
 """
 
@@ -20,7 +20,7 @@ READS_AHEAD = 16
 
 
 class StagedFile:
-    """The copy of one slice's images; there, whole, when the block ends without an error."""
+    """The copies of one slice's images; they appear, whole, when the block ends without an error."""
 
     def __init__(self, store: Store, number: int) -> None:
         self._number, self._position = number, 0
@@ -36,7 +36,7 @@ class StagedFile:
         self._writing.__exit__(kind, error, trace)
 
     def add(self, entry: Entry, image: bytes) -> Entry:
-        """Append an image; the entry with the locator that finds it again here."""
+        """Append an image; returns its entry with a locator that finds the copy."""
         self._file.write(image)
         locator = f"{self._number}:{self._position}:{len(image)}"
         self._position += len(image)
@@ -50,12 +50,12 @@ class StagedReader:
     store: Store
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """In order; on S3 some are on their way at once."""
+        """In order; from S3, several are fetched at once."""
         for image in in_order_within(self._read, locators, threads=READS_AHEAD, most_bytes=MOST_BYTES_AHEAD):
             if isinstance(image, Exception) and not isinstance(image, OSError | ImageRefusedError):
                 raise image
             yield image
-            del image  # before the next one comes
+            del image  # frees it before the next
 
     def _read(self, locator: str, hold: Hold) -> ImageBytes:
         number, first, size = (int(part) for part in locator.split(":"))

@@ -1,4 +1,4 @@
-"""What packing says at its end: what is in the dataset, what is not, and why."""
+"""The summary at the end of packing: what is in the dataset, what is not, and why."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
 
 
 def refused_words(store: Store) -> str:
-    """As above, by the plan alone: for a source of which too much is refused to pack it."""
+    """The same from the plan alone, for a source with too many refused images to be packed."""
     lines = _left_out(read_table(store.read(DROPPED_PATH), columns=_COLUMNS))
     return "\n".join([*lines, f"the list: {store.url}/{DROPPED_PATH}"])
 

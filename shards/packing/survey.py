@@ -1,4 +1,4 @@
-"""The plan's first look at scan files: which images are fit, and what tells duplicates apart, as small arrays."""
+"""The plan's first pass over the scan files: which images are fit, and what identifies duplicates, as small arrays."""
 
 from dataclasses import dataclass
 
@@ -18,13 +18,13 @@ from shards.packing.scan import is_scanned, scan_footer, scan_path
 from shards.packing.spec import PackSpec
 from shards.store import MissingObjectError, open_store
 
-# Scan files in a task: matching many images at once costs much less than the same images a few at a time.
+# Scan files per task: matching many images at once costs much less than matching them a few at a time.
 SCANS_A_TASK = 32  # a million images
 
 
 @dataclass(frozen=True, kw_only=True)
 class SurveyTask:
-    """Consecutive scan files by their listings' sha256. `known_labels`: the only labels allowed, None where any is."""
+    """Consecutive scan files by their listings' sha256. `known_labels`: the only allowed labels, None: any."""
 
     url: str
     spec: PackSpec
@@ -45,7 +45,7 @@ class Overlap:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """Consecutive scan files in short. `sha_prefix` is the first 8 bytes of each image's sha256."""
+    """A summary of consecutive scan files. `sha_prefix` is the first 8 bytes of each image's sha256."""
 
     first_number: int
     sha256: tuple[str, ...]
@@ -57,7 +57,7 @@ class Survey:
 
 
 def survey(task: SurveyTask) -> Survey:
-    """Raises UserError where a scan file is missing or of other settings."""
+    """Raises UserError if a scan file is missing or was made with other settings."""
     columns = ["labels", "ext", "mode", "sha256", "reason", *(["phash"] if task.spec.is_hashed else [])]
     hashes, tables, fits, labels = [], [], [], set[str]()
     for place, slice_sha256 in enumerate(task.slices_sha256):
@@ -82,7 +82,7 @@ def survey(task: SurveyTask) -> Survey:
 
 
 def reasons(table: pa.Table, spec: PackSpec, known_labels: tuple[str, ...] | None) -> pa.Array:
-    """Why each row of a scan table cannot be packed; null where it can."""
+    """Why each row of a scan table cannot be packed; null if it can."""
     labels = table.column("labels").combine_chunks()
     found = [table.column("reason").combine_chunks()]
     is_empty = pc.equal(pc.list_value_length(labels), 0)
@@ -104,7 +104,7 @@ def _unknown_labels(labels: pa.ListArray, known: tuple[str, ...]) -> pa.Array:
 
 
 def _formats(table: pa.Table, spec: PackSpec) -> pa.Array:
-    """Formats that shards do not hold, where nothing may be encoded anew."""
+    """Formats that shards do not hold, if images may not be re-encoded."""
     ext, mode = table.column("ext").combine_chunks(), table.column("mode").combine_chunks()
     result = pa.nulls(len(ext), pa.string())
     for kind in table.select(["ext", "mode"]).group_by(["ext", "mode"]).aggregate([]).to_pylist():

@@ -1,6 +1,6 @@
 """A plain USTAR archive, hashed while it is written. No times, users or modes of the machine are in it.
 
-Headers are made from a template: a twentieth of what tarfile takes, and the same bytes with every version of Python.
+Headers are made from a template, in a twentieth of tarfile's time and with the same bytes in every version of Python.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ BLOCK_BYTES = 512
 MOST_NAME_BYTES = 100
 MOST_MEMBER_BYTES = 8**11 - 1
 
-# Smaller pieces are gathered, so that a sample costs one or two writes and not nine.
+# Smaller pieces are buffered, so that a sample costs one or two writes and not nine.
 _HELD_BYTES = 1 << 15
 
 # A header is NAME, this, the size, this, the checksum, this (POSIX.1-1988, ustar).
@@ -24,7 +24,7 @@ _FIXED_SUM = sum(_MODE_UID_GID) + sum(_TIME) + sum(_TYPE_MAGIC) + 7 * ord(" ")
 
 
 class TarWriter:
-    """Appends members to `file` from its start; `num_bytes` and `sha256()` are of all that was added."""
+    """Appends members to `file` from its start; `num_bytes` and `sha256()` cover everything added."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -33,7 +33,7 @@ class TarWriter:
         self.num_bytes = 0
 
     def add(self, name: str, data: bytes) -> int:
-        """Append one file; the offset of its first data byte in the archive."""
+        """Append one file; returns the offset of its first data byte in the archive."""
         self._held += header(name, len(data))
         offset = self.num_bytes + BLOCK_BYTES
         if len(data) < _HELD_BYTES:
@@ -49,7 +49,7 @@ class TarWriter:
         return offset
 
     def finish(self) -> None:
-        """Write the end-of-archive marker, two empty blocks, and all that is still held."""
+        """Write the end-of-archive marker, two empty blocks, and everything still buffered."""
         self._held += bytes(2 * BLOCK_BYTES)
         self.num_bytes += 2 * BLOCK_BYTES
         self._write_held()
@@ -69,7 +69,7 @@ class TarWriter:
 
 
 def header(name: str, num_bytes: int) -> bytes:
-    """The header block of a file; ValueError where a plain ustar header cannot say it."""
+    """The header block of a file; ValueError if it does not fit into a plain ustar header."""
     encoded = name.encode()
     if len(encoded) > MOST_NAME_BYTES or not 0 <= num_bytes <= MOST_MEMBER_BYTES:
         sizes = f"name of {len(encoded)} bytes (at most {MOST_NAME_BYTES}), {num_bytes} bytes (to {MOST_MEMBER_BYTES})"

@@ -33,7 +33,7 @@ _JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 class ShardTask:
     """One shard to pack into the dataset at `url`, by the plan whose sha256 is `plan_hash`.
 
-    `samples_sha256` is of the samples file that holds this shard's part of the plan.
+    `samples_sha256` is the sha256 of the samples file with this shard's rows of the plan.
     """
 
     url: str
@@ -70,12 +70,12 @@ class PlannedSample:
 
 
 def pack_shard(task: ShardTask) -> int:
-    """Write one shard and commit it, unless that was done before; the number of its samples in the plan."""
+    """Write and commit one shard, unless that is done; returns the number of its samples in the plan."""
     store = open_store(task.url)
     _refuse_other_samples(task.url, samples_of_shard(task.shard, task.spec), task.samples_sha256)
     samples = planned_samples(store, task.shard, samples_per_shard=task.spec.samples_per_shard)
     commit = committed(store, task.plan_hash, task.shard)
-    if commit is None or commit.left_out:  # what was not to be had may be there now
+    if commit is None or commit.left_out:  # images that were missing may be back
         with store.create(shard_path(task.shard)) as file:
             rows, commit = _write_tar(file, store, task, samples)
         store.write(index_path(task.shard), index_bytes(task.shard, rows, commit))
@@ -83,25 +83,25 @@ def pack_shard(task: ShardTask) -> int:
 
 
 def samples_of_shard(shard: int, spec: PackSpec) -> str:
-    """The samples file that holds a shard's part of the plan."""
+    """The samples file with a shard's rows of the plan."""
     return samples_path(shard // shards_per_file(spec.samples_per_shard))
 
 
 @lru_cache(maxsize=256)
 def _refuse_other_samples(url: str, path: str, sha256: str) -> None:
-    """Each worker reads a samples file once as a whole, to know that it is the plan's."""
+    """Each worker reads a samples file once as a whole, to check that it is the plan's."""
     store = open_store(url)
     try:
         found = sha256_hex(store.read(path))
     except MissingObjectError:
         found = "missing"
     if found != sha256:
-        what = "is missing" if found == "missing" else "is not as the plan says: its sha256 is another"
+        what = "is missing" if found == "missing" else "does not match the plan: its sha256 differs"
         raise UserError(f"{store.url}/{path} {what}; delete {store.url}/plan/plan.json and run --phase plan again")
 
 
 def committed(store: Store, plan_hash: str, shard: int) -> ShardCommit | None:
-    """The commit record of a finished shard of this plan whose tar is there in full; None otherwise."""
+    """The commit record of a finished shard of this plan whose tar is complete; None otherwise."""
     try:
         commit = read_commit(store.read(index_path(shard)))
         whole = store.size(shard_path(shard)) == commit.tar_bytes
@@ -196,7 +196,7 @@ def _add(tar: TarWriter, sample: PlannedSample, image: bytes, header: ImageHeade
 
 
 def _refuse_losses(task: ShardTask, left_out: list[LeftOut], num_samples: int) -> None:
-    # Once committed, a shard is never tried again: a source that is away for a moment must not empty it.
+    # Once committed, a shard is never tried again: a source that is briefly unavailable must not empty it.
     if len(left_out) > max(1, task.max_quarantined * num_samples):
         example = f"{left_out[0].source}: {left_out[0].reason}"
         message = f"{len(left_out)} of {num_samples} images of shard {task.shard} are not as scanned ({example})"

@@ -1,1 +1,1 @@
-"""Collections of images as they are found, each handing out entries and bytes."""
+"""Image collections as they are found. Each yields entries and the bytes of its images."""

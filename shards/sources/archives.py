@@ -1,4 +1,4 @@
-"""Images in tars of one class each (ImageNet-21k), alone or all in one tar (ILSVRC), read where they lie."""
+"""Images in tars of one class each (ImageNet-21k), separate or all inside one tar (ILSVRC), read in place."""
 
 import logging
 import os
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import ClassVar, Literal, Self
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.quantities import plural
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
@@ -22,13 +23,13 @@ log = logging.getLogger(__name__)
 
 READS_AHEAD = 16
 MOST_OPEN_FILES = 64
-HEADER_PIECE_BYTES = 4096  # a header and what extends it
+HEADER_PIECE_BYTES = 4096  # a header and its extensions
 _COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassTarsSource:
-    """A folder or `s3://bucket/prefix` with one tar a class; the tar's name without `.tar` is the label.
+    """A folder or `s3://bucket/prefix` with one tar per class; the tar's name without `.tar` is the label.
 
     The layout of ImageNet-21k's winter 2021 release: 19,167 tars such as n01440764.tar.
     """
@@ -36,10 +37,13 @@ class ClassTarsSource:
     staged: ClassVar[bool] = False
     kind: Literal["class_tars"] = "class_tars"
     root: str = ""
-    """Folder or s3://bucket/prefix that holds one tar of images a class."""
+    """Folder or s3://bucket/prefix that holds one tar of images per class."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
-        """Every tar, sorted by name; those in folders further down, too."""
+        """Every tar at any depth, sorted by name."""
         if not self.root:
             raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the tars")
         for path, num_bytes in open_store(self.root).list_sizes():
@@ -70,13 +74,16 @@ class TarOfTarsSource:
     path: str = ""
     """The archive: a file or s3://bucket/key."""
 
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
+
     def entries(self) -> Iterator[Entry]:
         """Every inner tar, in the archive's order; only the headers of the outer one are read."""
         store, path = self._place()
         for member in self._outer_members(store, path):
             if isinstance(member.data, ImageRefusedError):
                 where = f"--source.path {self.path!r}, {printable(member.name) or 'the archive'}"
-                raise UserError(f"{where}: {member.data}; give the archive as it was published, whole")
+                raise UserError(f"{where}: {member.data}; give the whole archive, as it was published")
             yield _tar_entry(path, member.name, member.offset, member.size)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
@@ -94,7 +101,7 @@ class TarOfTarsSource:
         try:
             end = store.size(path)
         except MissingObjectError as error:
-            raise UserError(f"--source.path {self.path!r} is not there; give a tar of class tars") from error
+            raise UserError(f"--source.path {self.path!r} does not exist; give a tar of class tars") from error
         pieces = Pieces(lambda first, end: store.read_range(path, first, end), 0, end, piece_bytes=HEADER_PIECE_BYTES)
         return read_members(
             pieces, wanted=lambda name: is_tar_name(name, where=self.path), max_bytes=0, with_data=lambda _: False
@@ -114,16 +121,16 @@ class TarReader:
     store: Store
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """In order; from a bucket some are on their way at once."""
+        """In order; from a bucket, several are fetched at once."""
         if isinstance(self.store, LocalStore):
             with _OpenFiles(self.store) as files:
                 yield from (files.read(locator) for locator in locators)
             return
         for image in in_order_within(self._fetch, locators, threads=READS_AHEAD, most_bytes=MOST_BYTES_AHEAD):
             if isinstance(image, Exception) and type(image) is not OSError:
-                raise image  # a fault of the store: trying again may mend it
+                raise image  # a fault of the store: a retry may help
             yield image
-            del image  # before the next one comes
+            del image  # frees it before the next
 
     def _fetch(self, locator: str, hold: Hold) -> ImageBytes:
         path, first, size = split_locator(locator)
@@ -135,7 +142,7 @@ class TarReader:
 
 
 class _OpenFiles:
-    """The local tars read last, kept open: shards take their images from all classes in turn."""
+    """The local tars read last, kept open: a shard's images come from all classes in turn."""
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store
@@ -158,7 +165,7 @@ class _OpenFiles:
         except OSError as error:
             return OSError(error.strerror or str(error))
         if len(data) < size:
-            return OSError(f"{path} is cut off: it has {len(data)} of the {size} bytes from byte {first} on")
+            return OSError(f"{path} is cut off: it has {len(data)} of the {size} bytes from byte {first}")
         return data
 
     def _file(self, path: str) -> FileIO:
@@ -172,19 +179,19 @@ class _OpenFiles:
 
 
 def split_locator(locator: str) -> tuple[str, int, int]:
-    """(path, offset, size) of `PATH:OFFSET:SIZE`; the path may hold colons."""
+    """(path, offset, size) of `PATH:OFFSET:SIZE`; the path may contain colons."""
     path, first, size = locator.rsplit(":", 2)
     return path, int(first), int(size)
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file looks like an image that its owner means: by its suffix, and not hidden."""
+    """Whether a file is meant as an image: it has an image suffix and is not hidden."""
     stem, dot, suffix = name.rpartition(".")
     return f"{dot}{suffix}".lower() in IMAGE_SUFFIXES and bool(stem) and not is_hidden(name)
 
 
 def is_tar_name(name: str, *, where: str) -> bool:
-    """Whether a file is to be read as a tar; UserError for a compressed one."""
+    """Whether a file is read as a tar; UserError for a compressed one."""
     if is_hidden(name):
         return False
     if name.lower().endswith(_COMPRESSED_SUFFIXES):
@@ -215,14 +222,14 @@ def _images(store: Store, entries: Sequence[Entry], max_bytes: int) -> Iterator[
                 if member.data is not None:
                     yield _image_entry(entry, member), member.data
         except ConnectionError:
-            raise  # trying again may mend it
+            raise  # a retry may help
         except (OSError, EOFError, MissingObjectError) as error:
             yield entry, OSError(str(error))
 
 
 def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
     path, first, num_bytes = split_locator(entry.locator)
-    end = min(first + num_bytes, store.size(path))  # it may have been cut off since
+    end = min(first + num_bytes, store.size(path))  # it may have been truncated since
     others: list[str] = []
 
     def wanted(name: str) -> bool:
@@ -233,7 +240,7 @@ def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
     with closing(stored_pieces(store, path, first, max(first, end))) as pieces:
         yield from read_members(pieces, wanted=wanted, max_bytes=max_bytes)
     if others:
-        message = "%s: passed over %s with no image suffix, the first of them %s"
+        message = "%s: skipped %s with no image suffix, the first of them %s"
         log.warning(message, entry.name, plural(len(others), "member"), printable(others[0]))
 
 

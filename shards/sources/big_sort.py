@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-RUN_ROWS = 1 << 17  # some 20 MB of Python objects where a row is a file name
-BATCH_ROWS = 512  # of each run that are in memory while runs are merged
+RUN_ROWS = 1 << 17  # about 20 MB of Python objects if a row is a file name
+BATCH_ROWS = 512  # of each run, in memory while runs are merged
 
 Row = tuple[bytes, ...]
 _first = itemgetter(0)
 
 
 def sorted_rows(rows: Iterable[Row], *, run_rows: int = RUN_ROWS) -> Iterator[Row]:
-    """Rows, all of one width, by their first field; rows that share it stay in the order they came in."""
+    """Rows of equal width, sorted by their first field; rows that share it keep their order."""
     left = iter(rows)
     run = _next_run(left, run_rows)
     if len(run) < run_rows:
@@ -31,7 +31,7 @@ def sorted_rows(rows: Iterable[Row], *, run_rows: int = RUN_ROWS) -> Iterator[Ro
         with pa.ipc.new_file(pa.PythonFile(file, "w"), _schema(len(run[0]))) as writer:
             while run:
                 edges.append(edges[-1] + _write_run(writer, run))
-                run.clear()  # before the next one is made
+                run.clear()  # frees it before the next
                 run = _next_run(left, run_rows)
         with pa.ipc.open_file(pa.PythonFile(file)) as batches:
             runs = [_read_run(batches, first, end) for first, end in pairwise(edges)]
@@ -51,7 +51,7 @@ def _schema(width: int) -> "pa.Schema":
 
 
 def _write_run(writer: "pa.ipc.RecordBatchFileWriter", run: list[Row]) -> int:
-    """Append a run; the number of its batches."""
+    """Append a run; returns the number of its batches."""
     import pyarrow as pa
 
     schema = _schema(len(run[0]))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
 from shards.sources.entry import Entry, ImageBytes, too_large
 
@@ -27,7 +28,10 @@ class DigitsSource:
     staged: ClassVar[bool] = False
     kind: Literal["digits"] = "digits"
     split: Literal["train", "test"] = "train"
-    """Which digits; --split sets it."""
+    """Split of the digits; --split sets it."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
         """In the order of load_digits."""
@@ -36,7 +40,7 @@ class DigitsSource:
             yield Entry(locator=str(index), name=f"digits/{index:04d}.png", labels=(str(labels[index]),))
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Each made anew."""
+        """Makes each again."""
         images = self.reader().read_many([entry.locator for entry in entries])
         for entry, image in zip(entries, images, strict=True):
             yield entry, image if len(image) <= max_bytes else too_large(len(image), max_bytes=max_bytes)

@@ -1,7 +1,7 @@
-"""What every source of images hands out: entries in a fixed order, and the bytes of images.
+"""What every image source provides: entries in a fixed order, and the bytes of images.
 
-A source is read twice. The scan reads all of it in its own order, once, and asks `images`; packing reads single
-images again in the order of the plan, and asks the `reader`, which finds an image by its locator.
+A source is read twice. The scan reads all of it once, in its own order, through `images`. Packing reads single images
+again, in the order of the plan, through the `reader`, which finds an image by its locator.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,10 @@ from shards.errors import ImageRefusedError
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp"))
 
-# Images that are read ahead of their turn have no more than this together; the one whose turn it is comes on top.
+# Most bytes of all images read ahead of their turn; the image whose turn it is comes on top.
 MOST_BYTES_AHEAD = 64 << 20
 
-# The bytes of an image, or why there are none: an error of the file system, or a refusal.
+# The bytes of an image, or why there are none: a file system error or a refusal.
 ImageBytes = bytes | OSError | ImageRefusedError
 
 
@@ -23,9 +23,9 @@ ImageBytes = bytes | OSError | ImageRefusedError
 class Entry:
     """One image of a source, or a container of images (a tar of a class, a row group) that the scan opens.
 
-    `locator` is for the source's own reader: where the bytes are. `name` is the source's name for it, valid Unicode.
-    `labels` are names of classes (empty: unknown), `weights` their weights (empty, or one a label). `num_bytes` is
-    what the scan will read for it, 0 where the listing does not say; `num_images` is 0 where only opening it tells.
+    `locator` tells the source's own reader where the bytes are. `name` is the source's name for it, valid Unicode.
+    `labels` are class names (empty: unknown), `weights` their weights (empty, or one per label). `num_bytes` is what
+    the scan will read for it, 0 if the listing does not say; `num_images` is 0 if only opening it can tell.
     """
 
     locator: str
@@ -40,7 +40,7 @@ class Reader(Protocol):
     """Reads images of one source again by their locators."""
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """The bytes of each, in order, or the error met: one unreadable image must not end the others."""
+        """The bytes of each in order, or its error: one unreadable image must not stop the others."""
         ...
 
 
@@ -49,26 +49,26 @@ class ImageSource(Protocol):
 
     @property
     def staged(self) -> bool:
-        """Whether an image cannot be read again alone; then the scan keeps a copy of each for packing."""
+        """Whether single images cannot be read again; the scan then keeps a copy of each for packing."""
         ...
 
     def entries(self) -> Iterator[Entry]:
-        """All of it in a fixed order, streaming; UserError where the source cannot be listed."""
+        """All entries in a fixed order, streamed; UserError if the source cannot be listed."""
         ...
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Every image of `entries`, in order, a container's one by one, each with an Entry of its own.
+        """Every image of `entries` in order, those of a container one by one, each with its own Entry.
 
-        What has more than `max_bytes` is refused without being read.
+        An image of more than `max_bytes` is refused without being read.
         """
         ...
 
     def reader(self) -> Reader:
-        """Reads single images; not asked of a staged source."""
+        """Reads single images; never called for a staged source."""
         ...
 
     def known_labels(self) -> tuple[str, ...] | None:
-        """The names of all classes in the order of their ids, where the source itself says."""
+        """The names of all classes in the order of their ids, if the source itself knows them."""
         ...
 
 
@@ -78,5 +78,5 @@ def printable(name: str) -> str:
 
 
 def too_large(num_bytes: int, *, max_bytes: int) -> ImageRefusedError:
-    """The refusal of an image that has more bytes than allowed."""
+    """The refusal of an image of more bytes than allowed."""
     return ImageRefusedError(f"too large: {num_bytes} bytes, allowed are {max_bytes}")

@@ -1,4 +1,4 @@
-"""Images that lie as files: one folder a class, or labels in the file names or in a table beside them."""
+"""Images in files: one folder per class, or labels in the file names or in a table."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar, Literal
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.entry import Entry, ImageBytes, printable
@@ -18,14 +19,17 @@ from shards.sources.tree import Tree, list_images, refused_entry
 class FolderSource:
     """Class folders in a folder or an S3 prefix: `root/CLASS/...`; the folder's name is the label.
 
-    Images in folders further down (`root/CLASS/images/*.JPEG`) are of the same class. One that lies in `root` itself
-    has no label.
+    Images in folders further down (`root/CLASS/images/*.JPEG`) are of the same class. Images in `root` itself
+    have no label.
     """
 
     staged: ClassVar[bool] = False
     kind: Literal["folder"] = "folder"
     root: str = ""
-    """Folder or s3://bucket/prefix that holds one folder of images a class."""
+    """Folder or s3://bucket/prefix that holds one folder of images per class."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
         """Sorted by path."""
@@ -50,8 +54,8 @@ class FolderSource:
 class FlatSource:
     """Images in a folder or an S3 prefix, and below it, whose folders say nothing about their labels.
 
-    Labels come from file names, or from a table: a file in several of its rows has the labels of all; one that the
-    table leaves out has no label; one that only the table knows is an unreadable image.
+    Labels come from the file names or from a table. A file in several rows has the labels of all of them; a file that
+    the table leaves out has no label; a file that only the table names is an unreadable image.
     """
 
     staged: ClassVar[bool] = False
@@ -71,6 +75,7 @@ class FlatSource:
     """What separates several labels in the table."""
 
     def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
         try:
             groups = re.compile(self.label_pattern).groups
         except re.error as error:
@@ -103,7 +108,7 @@ class FlatSource:
             yield Entry(locator=path, name=name, labels=labels, num_bytes=num_bytes)
 
     def _labelled_by_table(self) -> Iterator[Entry]:
-        """Two sorted sequences, the files and the table, joined: neither is ever in memory."""
+        """Joins two sorted sequences, the files and the table; neither is ever in memory as a whole."""
         files = list_images(self.root)
         file = next(files, None)
         for key, rows in groupby(sorted_rows(self._rows()), key=lambda row: row[0]):
@@ -120,7 +125,7 @@ class FlatSource:
             file = next(files, None)
 
     def _rows(self) -> Iterator[Row]:
-        """(file, its labels, nothing) of each row; (nothing, the row's number, reason) of one that makes no sense."""
+        """(file, its labels, empty) of each row; (empty, the row's number, reason) of an invalid row."""
         columns = {"file-column": self.file_column, "label-column": self.label_column}
         for number, values in read_rows(self.labels_csv, columns):
             try:
@@ -135,7 +140,7 @@ class FlatSource:
                 yield b"", str(number).encode(), str(refusal).encode()
 
     def _entries(self, path: bytes, rows: Iterator[Row], num_bytes: int) -> Iterator[Entry]:
-        """The entry of a file that the table knows, or of each row that makes no sense."""
+        """The entry of a file that the table names, or of each invalid row."""
         if not path:
             table = printable(self.labels_csv.rpartition("/")[2])
             yield from (refused_entry(f"{table} row {number.decode()}", why.decode()) for _, number, why in rows)

@@ -1,4 +1,4 @@
-"""Files that a source is given by name, pattern or folder, on disk or in a bucket."""
+"""Files given to a source by name, pattern or folder, on disk or in a bucket."""
 
 import glob
 import os
@@ -20,7 +20,7 @@ _WILDCARDS = "*?["
 def find_files(places: Sequence[str], *, suffixes: tuple[str, ...]) -> list[str]:
     """All files at paths, `s3://bucket/key`s or patterns of either, or below folders; sorted, each once.
 
-    In folders, files whose name ends in one of `suffixes`, at any depth. UserError where a place has none.
+    In folders, files at any depth whose name ends in one of `suffixes`. UserError if a place has none.
     """
     found: set[str] = set()
     for place in places:

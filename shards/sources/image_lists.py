@@ -1,9 +1,10 @@
-"""Images listed in CSV or Parquet files by path or URL, with a label or several, and weights (the way of JFT)."""
+"""Images listed in CSV or Parquet files by path or URL, with one or more labels, and weights (as in JFT)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.found_files import find_files
@@ -17,11 +18,11 @@ from shards.sources.web import is_web
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestSource:
-    """CSV or Parquet files, local or `s3://`, with a row an image.
+    """CSV or Parquet files, local or `s3://`, with one row per image.
 
-    A CSV begins with a header; it may end in .csv.gz, .tsv or .tsv.gz, too. A row that makes no sense is one refused
-    image. So is a URL with a password or a signature, since the plan and the index would keep it. Images are read
-    twice, by the scan and by packing, unless copies are kept.
+    A CSV begins with a header; its name may also end in .csv.gz, .tsv or .tsv.gz. An invalid row is one refused image.
+    So is a URL with a password or a signature, since the plan and the index would keep it. Images are read twice, by
+    the scan and by packing, unless copies are kept.
     """
 
     kind: Literal["manifest"] = "manifest"
@@ -41,6 +42,9 @@ class ManifestSource:
     """Keep a copy of each image from the scan until it is packed, so that nothing is fetched twice: for slow servers,
     or images that change."""
 
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
+
     @property
     def staged(self) -> bool:
         """Whether the scan keeps copies."""
@@ -57,7 +61,7 @@ class ManifestSource:
                 yield self._entry(path, number, values, is_below_address=is_below_address)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Each read from where it lies; those of servers are fetched ahead."""
+        """Each read from its location; those on servers are fetched ahead."""
         return Locations(root=self._root()).images(entries, max_bytes=max_bytes)
 
     def reader(self) -> Locations:
@@ -79,8 +83,8 @@ class ManifestSource:
             return self.root
         folders = {path.rpartition("/")[0] or ("/" if path.startswith("/") else ".") for path in self._paths()}
         if len(folders) > 1:
-            message = "--source.files are in more than one folder, so relative paths in them have no one meaning"
-            raise UserError(f"{message}; set --source.root to the folder that paths begin from")
+            message = "--source.files are in more than one folder, so relative paths in them are ambiguous"
+            raise UserError(f"{message}; set --source.root to the folder that they start from")
         return folders.pop()
 
     def _entry(self, path: str, number: int, values: RowValues, *, is_below_address: bool) -> Entry:

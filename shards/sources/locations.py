@@ -1,4 +1,4 @@
-"""The bytes at a location as collections are listed by: a path, `s3://bucket/key`, `http://` or `https://`."""
+"""The bytes at a location from a list of images: a path, `s3://bucket/key`, `http://` or `https://`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from shards.storage.buckets import SCHEME, Buckets
 
 @dataclass(frozen=True, kw_only=True)
 class Locations:
-    """Reads whatever a location names. Relative ones are below `root`, a folder or an S3 prefix."""
+    """Reads any location. Relative paths are below `root`, a folder or an S3 prefix."""
 
     root: str
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """In order; those of servers are fetched ahead."""
+        """In order; those on servers are fetched ahead."""
         entries = [Entry(locator=locator, name="") for locator in locators]
         return (image for _, image in self.images(entries, max_bytes=MOST_BYTES))
 
@@ -35,13 +35,13 @@ class Locations:
 
 
 def is_remote(location: str) -> bool:
-    """Whether reading a location means asking a server."""
+    """Whether a location is on a server."""
     return location.startswith(SCHEME) or is_web(location)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Most:
-    """How much is read of an image, and whom to ask for room before."""
+    """Most bytes to read of an image, and the call that waits for room for them."""
 
     num_bytes: int
     hold: Hold
@@ -51,7 +51,7 @@ def _read(location: str, start: str, buckets: Buckets, most: _Most) -> ImageByte
     if location.startswith(REFUSED):
         return ImageRefusedError(location.removeprefix(REFUSED))
     if "\0" in location:
-        return ImageRefusedError("a NUL byte is in its location")
+        return ImageRefusedError("its location contains a NUL byte")
     if is_web(location):
         return fetch_url(location, max_bytes=most.num_bytes, hold=most.hold)
     if location.startswith(SCHEME):

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Self
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import find_files, open_found
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-# A batch is held in memory: as many rows as are likely to have this many bytes, at least one.
+# A batch is in memory as a whole: about as many rows as have this many bytes, at least one.
 BATCH_BYTES, MOST_BATCH_ROWS = 16 << 20, 16
 READS_AHEAD = 16
-# Of a column as it is read, since row groups may be as large as their files. From a bucket each is a request.
+# Read buffer of a column, since a row group may be as large as its file. From a bucket, each buffer is a request.
 _LOCAL_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 
 
@@ -30,12 +31,12 @@ _LOCAL_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 class ParquetSource:
     """Parquet files, folders or patterns, local or `s3://`, with a column of images and one of labels.
 
-    The image is `struct<bytes, path>`, or bytes alone; the label text, an integer, or a list of such. A row without
-    bytes, a label without a name, or a damaged row group is a refused image, or as many as the group has.
+    The image is `struct<bytes, path>`, or bytes alone; the label is text, an integer, or a list of these. A row without
+    bytes or with a label that has no name is a refused image, and so is every row of a damaged row group.
 
-    A page of a Parquet file cannot be read in parts: a worker has memory for two to three times the largest one. A
-    writer that puts a gigabyte of images into one (pyarrow's does, of large images, unless told `write_batch_size=1`
-    and `use_dictionary=False`) makes files that take gigabytes to read.
+    A page of a Parquet file is read as a whole: a worker needs memory for two to three times the largest page. A writer
+    that puts a gigabyte of images into a page (pyarrow does so with large images, unless given `write_batch_size=1` and
+    `use_dictionary=False`) makes files that take gigabytes to read.
     """
 
     staged: ClassVar[bool] = True  # a row group is read whole or not at all
@@ -49,15 +50,18 @@ class ParquetSource:
     label_names: tuple[str, ...] = ()
     """Names of integer labels, in order; empty: those that Hugging Face's datasets write into the files."""
 
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
+
     def entries(self) -> Iterator[Entry]:
-        """File by file, one entry a row group; no more than the files' footers are read."""
+        """File by file, one entry per row group; only the files' footers are read."""
         buckets, first_names = Buckets(), None
         for path, (names, groups) in self._footers(self.paths(), buckets):
             if first_names is None:
                 first_names = names
             if names != first_names:
                 message = f"{printable(path)} has other names for its integer labels than the files before it"
-                raise UserError(f"{message}; pack such files apart, or give --source.label-names for all")
+                raise UserError(f"{message}; pack such files separately, or give --source.label-names for all")
             yield from groups
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
@@ -84,7 +88,7 @@ class ParquetSource:
         return find_files(self.files, suffixes=(".parquet",))
 
     def _footers(self, paths: list[str], buckets: Buckets) -> Iterator[tuple[str, tuple[tuple[str, ...], list[Entry]]]]:
-        """(names of labels, entries) of each file; those of a bucket are fetched ahead."""
+        """(label names, entries) of each file; the footers of files in a bucket are fetched ahead."""
         threads = READS_AHEAD if any(path.startswith(SCHEME) for path in paths) else 1
         footers = in_order(lambda path: self._footer(path, buckets), paths, threads=threads, window=threads)
         for path, footer in zip(paths, footers, strict=True):
@@ -136,7 +140,7 @@ class ParquetSource:
         return sum(column.total_compressed_size for column in columns if column.path_in_schema.split(".")[0] in wanted)
 
     def _names(self, schema: "pa.Schema") -> tuple[str, ...]:
-        """What integer labels stand for; nothing where nobody says."""
+        """The names of integer labels; empty if neither the settings nor the file give them."""
         if self.label_names:
             return self.label_names
         try:
@@ -157,7 +161,7 @@ class ParquetSource:
             for batch in self._batches(file, int(group)):
                 yield from self._batch_images(batch, names, max_bytes, (entry, row))
                 row += batch.num_rows
-                del batch  # before the next is read
+                del batch  # frees it before the next
         except _unreadable() as error:
             if isinstance(error, ConnectionError):
                 raise
@@ -167,7 +171,7 @@ class ParquetSource:
                 yield Entry(locator=locator, name=name), OSError(reason)
 
     def _batches(self, file: "pq.ParquetFile", group: int) -> "Iterator[pa.RecordBatch]":
-        """A few rows at a time; yet the reader holds a page of the file whole, since it is compressed as one."""
+        """A few rows at a time; the reader still holds a whole page of the file, which is compressed as one."""
         facts = file.metadata.row_group(group)
         rows = BATCH_BYTES * facts.num_rows // max(1, facts.total_byte_size)
         columns = [self.image_column, self.label_column]
@@ -205,7 +209,7 @@ class ParquetSource:
 
 
 class _OpenFile:
-    """The file opened last, since neighbours are usually asked for together."""
+    """Keeps the last file open, since neighbouring row groups are usually read together."""
 
     def __init__(self, buckets: Buckets) -> None:
         self._buckets, self._path, self._held = buckets, "", ExitStack()
@@ -242,7 +246,7 @@ def _file_name(path: str) -> str:
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    """What a file that cannot be read is met with."""
+    """The exceptions that an unreadable file raises."""
     import pyarrow as pa
 
     return pa.ArrowInvalid, OSError, EOFError, MissingObjectError

@@ -1,4 +1,4 @@
-"""Labels and weights as tables have them: one or many, text or numbers."""
+"""Labels and weights in the cells of a table: one or many, text or numbers."""
 
 import math
 import struct
@@ -8,15 +8,15 @@ from typing import Any
 from shards.errors import ImageRefusedError
 from shards.sources.entry import printable
 
-# Labels, and their weights: none, or one a label.
+# Labels, and their weights: none, or one per label.
 Weighted = tuple[tuple[str, ...], tuple[float, ...]]
 
 
 def label_names(value: Any, *, separator: str = "", names: Sequence[str] = ()) -> tuple[str, ...]:
-    """The labels in a table's cell: text, a number, or a list of such. Raises ImageRefusedError for anything else.
+    """The labels in a cell: text, a number, or a list of these. Raises ImageRefusedError for anything else.
 
-    Bytes are those of a CSV, cut at `separator` where there is one. Whole numbers stand for `names`, if there are
-    any; one that stands for none is a label by itself. Nothing, empty text and NaN are no label.
+    Bytes come from a CSV and are split at `separator` if it is given. Whole numbers are indices into `names`; a number
+    without a name is a label itself. None, empty text and NaN are no label.
     """
     if isinstance(value, bytes):
         text = value.decode("utf-8", "backslashreplace")
@@ -24,7 +24,7 @@ def label_names(value: Any, *, separator: str = "", names: Sequence[str] = ()) -
     if isinstance(value, list):
         return tuple(name for item in value for name in label_names(item, names=names))
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # pandas makes floats of integers where one is missing
+        value = int(value)  # pandas turns integers into floats if one is missing
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ()
     if isinstance(value, int) and not isinstance(value, bool):
@@ -36,14 +36,14 @@ def label_names(value: Any, *, separator: str = "", names: Sequence[str] = ()) -
 
 
 def weighted(labels: tuple[str, ...], value: Any, *, separator: str) -> Weighted:
-    """Labels with the weights of a table's cell. Raises ImageRefusedError where they do not belong together."""
+    """Labels with the weights of another cell. Raises ImageRefusedError if their numbers differ."""
     numbers = _numbers(value, separator)
     if not numbers:
         return labels, ()
     if len(numbers) != len(labels):
         raise ImageRefusedError(f"{len(numbers)} weights for {len(labels)} labels; allowed is one each, or none")
     if len(set(labels)) < len(labels):
-        raise ImageRefusedError("a label with a weight is there twice")
+        raise ImageRefusedError("a label with a weight appears twice")
     return labels, numbers
 
 
@@ -57,10 +57,10 @@ def _numbers(value: Any, separator: str) -> tuple[float, ...]:
 
 def _number(item: Any) -> float:
     try:
-        # As it is stored, with 32 bits; OverflowError where that is not finite.
+        # As it is stored, with 32 bits; OverflowError if that is not finite.
         (number,) = struct.unpack("f", struct.pack("f", float(item)))
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf:
-        raise ImageRefusedError(f"the weight {printable(str(item))!r}: allowed are numbers from 0 on")
+        raise ImageRefusedError(f"the weight {printable(str(item))!r}: allowed are numbers of 0 or more")
     return float(number)

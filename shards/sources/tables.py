@@ -1,4 +1,4 @@
-"""Rows of CSV and Parquet files, streamed: some columns, one row at a time, wherever the file lies."""
+"""Rows of CSV and Parquet files, streamed: some columns, one row at a time, from disk or a bucket."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,11 @@ RowValues = tuple[Any, ...] | ImageRefusedError
 def read_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, RowValues]]:
     """(number, values of `columns`) of each row; the keys of `columns` are the options that name them.
 
-    The header of a CSV is its row 1; rows of Parquet are counted from 0. A row of a CSV with too many or too few
-    columns is a refusal. UserError: the file is unreadable, or has no such column.
+    The header of a CSV is row 1; rows of Parquet are counted from 0. A CSV row with too many or too few columns is
+    refused. UserError if the file is unreadable or lacks a column.
     """
     if not path.lower().endswith(TABLE_SUFFIXES):
-        raise UserError(f"{printable(path)!r} is no table; give a file that ends in {', '.join(TABLE_SUFFIXES)}")
+        raise UserError(f"{printable(path)!r} is not a table; give a file that ends in {', '.join(TABLE_SUFFIXES)}")
     buckets = Buckets()
     try:
         if path.lower().endswith(".parquet"):
@@ -41,7 +41,7 @@ def read_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, RowV
 
 
 def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> None:
-    """UserError, which lists the columns there are, where one is missing or there twice."""
+    """UserError that lists the file's columns, if a wanted one is missing or occurs twice."""
     for option, column in wanted.items():
         if have.count(column) != 1:
             what = "no column" if column not in have else f"{have.count(column)} columns"
@@ -95,7 +95,7 @@ def _open_csv(path: str, buckets: Buckets, columns: list[str] | None, refuse: An
         name = name.removesuffix(".gz")
     return pc.open_csv(
         file,
-        # With threads, rows that are refused would be met in no fixed order.
+        # With threads, refused rows would come in no fixed order.
         read_options=pc.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
         parse_options=pc.ParseOptions(
             delimiter="\t" if name.endswith(".tsv") else ",", newlines_in_values=True, invalid_row_handler=refuse
@@ -108,7 +108,7 @@ def _open_csv(path: str, buckets: Buckets, columns: list[str] | None, refuse: An
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    """What a file that cannot be read is met with."""
+    """The exceptions that an unreadable file raises."""
     import pyarrow as pa
 
     return pa.ArrowInvalid, OSError, EOFError, MissingObjectError

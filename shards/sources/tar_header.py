@@ -9,12 +9,12 @@ from dataclasses import dataclass
 BLOCK_BYTES = 512
 _ADLER_BASE = 65521
 _GNU_MAGIC = b"ustar  \0"  # has no prefix field: times are in its place
-_SPARSE_GOES_ON = 482  # the byte of a GNU sparse file's header that tells of more blocks before its data
+_MORE_BLOCKS = 482  # byte of a GNU sparse file's header: more blocks follow before its data
 
 
 @dataclass(slots=True)
 class Header:
-    """What the archive says of its next member. `kind` is the type flag; `size` that of the data in the archive."""
+    """What the archive says about its next member. `kind` is the type flag, `size` that of the data in the archive."""
 
     name: str
     size: int
@@ -24,7 +24,7 @@ class Header:
 
 
 def parse_header(block: bytes) -> Header | None:
-    """The header in a block; None where there is none: the checksum does not fit, or a number is none."""
+    """The header in a block; None if it is not one: its checksum is wrong, or a number is invalid."""
     if len(block) != BLOCK_BYTES:
         return None
     try:
@@ -36,15 +36,15 @@ def parse_header(block: bytes) -> Header | None:
     kind = block[156:157]
     name = _until_nul(block[:100])
     if kind == b"\0" and name.endswith(b"/"):
-        kind = b"5"  # how V7 says that it is a folder
+        kind = b"5"  # V7's way to mark a folder
     if block[345] and block[257:262] == b"ustar" and block[257:265] != _GNU_MAGIC:
         name = _until_nul(block[345:500]) + b"/" + name
-    more = kind == b"S" and block[_SPARSE_GOES_ON] != 0
+    more = kind == b"S" and block[_MORE_BLOCKS] != 0
     return Header(name=decoded(name), size=size, kind=kind, more_header_blocks=more)
 
 
 def begins_again(block: bytes) -> Header | None:
-    """A header that is told from other data by its magic too: where reading goes on after a damaged stretch."""
+    """A header that its magic also tells from other data: reading continues there after a damaged stretch."""
     return parse_header(block) if block[257:262] == b"ustar" else None
 
 
@@ -68,19 +68,19 @@ def parse_long_name(data: bytes) -> str:
 
 
 def parse_pax(data: bytes) -> dict[str, str]:
-    """The records `LENGTH KEY=VALUE` of a pax header. Raises ValueError where they are damaged."""
+    """The records `LENGTH KEY=VALUE` of a pax header. Raises ValueError if they are damaged."""
     records = {}
     position = 0
     while position < len(data) and data[position]:
         digits = data[position : data.index(b" ", position)]
         if not digits.isdigit():
-            raise ValueError(f"the length of the record at byte {position} is no number")
+            raise ValueError(f"the length of the record at byte {position} is not a number")
         end = position + int(digits)
         key, equals, value = data[position + len(digits) + 1 : end - 1].partition(b"=")
         if not equals or data[end - 1 : end] != b"\n":
             raise ValueError(f"the record at byte {position} has no end or no value")
         if key == b"size" and not value.isdigit():
-            raise ValueError(f"the size {value!r} is no number")
+            raise ValueError(f"the size {value!r} is not a number")
         records[decoded(key)] = decoded(value)
         position = end
     return records

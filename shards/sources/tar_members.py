@@ -1,6 +1,6 @@
-"""The members of a plain tar, streamed once from its front. Nothing is unpacked; what is unsafe is refused.
+"""The members of a plain tar, streamed once from its start. Nothing is unpacked; unsafe members are refused.
 
-Python's tarfile reads the same formats, but makes an object of twenty fields of each header, stops at the first
+Python's tarfile reads the same formats, but makes an object of twenty fields from each header, stops at the first
 damaged one, and does not say where an archive broke off.
 """
 
@@ -30,7 +30,7 @@ _KINDS = {
     b"S": "a sparse file",
     b"M": "the rest of a file that began in another volume",
 }
-_SPARSE_GOES_ON = 504  # the byte of a sparse file's further header blocks that tells of one more
+_MORE_BLOCKS = 504  # byte of a sparse file's further header blocks: one more follows
 _REFUSAL = "refusal"  # beside the pax keys, which are "path", "size" or have a dot
 
 
@@ -46,7 +46,7 @@ class BrokenOffTarError(DamagedTarError):
 class Member:
     """A file of an archive. `offset` is of its first data byte, in the object that is read.
 
-    `data` is None where it was not asked for, and an error where it is refused; a fault of the archive has no name.
+    `data` is None if it was not requested, and an error if it is refused; a fault of the archive has no name.
     """
 
     name: str  # bytes that are not UTF-8 are surrogate escapes
@@ -62,12 +62,12 @@ def _always(_: str) -> bool:
 def read_members(
     pieces: Pieces, *, wanted: Callable[[str], bool], max_bytes: int, with_data: Callable[[str], bool] = _always
 ) -> Iterator[Member]:
-    """Regular files whose name is `wanted`, and all that is refused, in the archive's order.
+    """Regular files whose name is `wanted`, and everything that is refused, in the archive's order.
 
-    The bytes are read of those whose name is wanted `with_data`, and not more than `max_bytes`. Refused are links,
-    devices and the like, and names that lead elsewhere. Faults of the archive come as DamagedTarError: a damaged
-    stretch, after which reading goes on at the next header; the place where it breaks off; a missing end mark; data
-    behind the end mark.
+    Bytes are read of files whose name is wanted `with_data`, and at most `max_bytes` of each. Links, devices and the
+    like are refused, and names that lead out of the archive. Faults of the archive are DamagedTarErrors: a damaged
+    stretch, after which reading continues at the next header; the place where it breaks off; a missing end mark; data
+    after the end mark.
     """
     for header in _Headers(pieces).read():
         if isinstance(header, DamagedTarError):
@@ -88,12 +88,12 @@ def read_members(
 
 
 def is_hidden(name: str) -> bool:
-    """Whether the file's own name begins with a dot, as macOS's `._NAME` beside each file."""
+    """Whether the file's own name begins with a dot, like macOS's `._NAME` next to each file."""
     return name.rpartition("/")[2].startswith(".")
 
 
 class _Headers:
-    """Finds header after header; whoever takes a header may take its data, too."""
+    """Finds header after header; the caller may read a header's data before it takes the next."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces, self._begin = pieces, pieces.position
@@ -131,12 +131,12 @@ class _Headers:
         yield self._no_end_mark()
 
     def _complete(self, header: Header) -> None:
-        """What earlier records say of this member."""
+        """Apply what earlier records say about this member."""
         if header.kind in _WITHOUT_DATA:
             header.size = 0
         while header.more_header_blocks:
             block = self._pieces.take(BLOCK_BYTES)
-            header.more_header_blocks = len(block) == BLOCK_BYTES and block[_SPARSE_GOES_ON] != 0
+            header.more_header_blocks = len(block) == BLOCK_BYTES and block[_MORE_BLOCKS] != 0
         if not self._for_next and not self._for_all:
             return
         records = {**self._for_all, **self._for_next}
@@ -149,7 +149,7 @@ class _Headers:
         header.refusal = records.get(_REFUSAL, "")
 
     def _extend(self, header: Header) -> None:
-        """Keep what a record says of the members that follow. Of two that say the same of one, the first holds."""
+        """Keep what a record says about the members that follow. If two records set the same field, the first wins."""
         if header.size > MAX_EXTENSION_BYTES:
             self._for_next[_REFUSAL] = f"its extended header has {header.size} bytes, allowed are {MAX_EXTENSION_BYTES}"
             return
@@ -167,7 +167,7 @@ class _Headers:
                 self._for_next[_REFUSAL] = f"its pax header is damaged: {error}"
 
     def _next_header(self, block: bytes) -> tuple[DamagedTarError, Header | None]:
-        """The fault of a block that is no header, and the next header behind it."""
+        """The fault of a block that is not a header, and the next header after it."""
         pieces = self._pieces
         begin = pieces.position - len(block)
         self._for_next = {}
@@ -182,12 +182,12 @@ class _Headers:
         return self._fault(f"no header is in bytes {begin} to {end}"), header
 
     def _after_end_mark(self) -> Iterator[DamagedTarError]:
-        """Zeros fill the last record; anything else would be lost without a word."""
+        """Zeros fill the last record; anything else would be lost silently."""
         pieces = self._pieces
         while block := pieces.take(BLOCK_BYTES):
             if block.strip(b"\0"):
                 begin = pieces.position - len(block)
-                yield self._fault(f"bytes {begin} to {pieces.end} are behind its end mark and are not read")
+                yield self._fault(f"bytes {begin} to {pieces.end} are after its end mark and are not read")
                 return
 
     def _no_end_mark(self) -> DamagedTarError:
@@ -201,7 +201,7 @@ class _Headers:
 
 
 def _refusal(header: Header) -> str:
-    """Why a member is never read, whatever it is called; empty: it may be."""
+    """Why a member is never read, whatever its name; empty if it may be read."""
     name = header.name
     if header.refusal:
         return header.refusal

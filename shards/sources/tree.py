@@ -1,4 +1,4 @@
-"""The images below a folder or an S3 prefix: listed in one order wherever they lie, and read by path."""
+"""The images below a folder or an S3 prefix, listed in the same order on disk and on S3, and read by path."""
 
 import logging
 import os
@@ -19,23 +19,23 @@ from shards.store import open_store
 log = logging.getLogger(__name__)
 READS_AHEAD = 16
 MOST_BYTES = 1 << 31
-REFUSED = "\0"  # begins the locator of what has no place to be read from; no path holds it
+REFUSED = "\0"  # starts the locator of an entry that can never be read; no path contains it
 _PIECE_BYTES = 1 << 20
 _SUFFIXES = frozenset(suffix.encode() for suffix in IMAGE_SUFFIXES)
-# A named pipe that nobody writes to would hold up the opening for ever.
+# Without O_NONBLOCK, opening a named pipe that nobody writes to would block forever.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def refused_entry(name: str, reason: str) -> Entry:
-    """The entry of something that cannot be read as an image, whatever is tried; reading it gives the reason."""
+    """The entry of something that can never be read as an image; reading it returns the reason."""
     return Entry(locator=REFUSED + reason, name=name)
 
 
 def list_images(root: str) -> Iterator[tuple[str, int]]:
-    """Paths below `root`, at any depth, whose name ends as an image's does, sorted by their bytes; S3 adds the sizes.
+    """Paths below `root`, at any depth, with an image suffix, sorted by their bytes; S3 adds the sizes.
 
-    Hidden files and folders (their name begins with a dot, as macOS's `._NAME`) are passed over. Links are followed,
-    but not to a folder that one is in. UserError where a folder cannot be listed.
+    Hidden files and folders (their names begin with a dot, like macOS's `._NAME`) are skipped. Links are followed, but
+    not back to a folder that contains them. UserError if a folder cannot be listed.
     """
     if not root:
         raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the images")
@@ -53,11 +53,11 @@ def list_images(root: str) -> Iterator[tuple[str, int]]:
             yield os.fsdecode(path_bytes), 0
     if others:
         kinds = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(5))
-        log.info("%s: passed over %s with no image suffix: %s", root, plural(others.total(), "file"), kinds)
+        log.info("%s: skipped %s with no image suffix: %s", root, plural(others.total(), "file"), kinds)
 
 
 def is_image_name(name: bytes) -> bool:
-    """Whether a file is called as images are."""
+    """Whether a file has an image suffix."""
     return name[name.rfind(b".") :].lower() in _SUFFIXES
 
 
@@ -68,7 +68,7 @@ class Tree:
     root: str
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """In order; from a bucket some are on their way at once."""
+        """In order; from a bucket, several are fetched at once."""
         entries = (Entry(locator=locator, name="") for locator in locators)
         return (image for _, image in self._read(entries, MOST_BYTES))
 
@@ -87,7 +87,7 @@ class Tree:
 def read_ahead(
     function: Callable[[Entry, Hold], ImageBytes], entries: Iterator[Entry]
 ) -> Iterator[tuple[Entry, ImageBytes]]:
-    """`function` of every entry by threads, in order. Its errors are a fault of the store: they end the job."""
+    """Call `function` for every entry in threads, in order. Its errors are faults of the store: they end the job."""
 
     def read(entry: Entry, hold: Hold) -> tuple[Entry, ImageBytes]:
         return entry, function(entry, hold)
@@ -96,18 +96,18 @@ def read_ahead(
         if isinstance(result, Exception):
             raise result
         yield result
-        del result  # before the next one comes
+        del result  # frees it before the next
 
 
 def read_below(start: str, path: str, *, max_bytes: int) -> ImageBytes:
-    """The file at a relative path; `start` is its folder with a slash behind it."""
+    """The file at a relative path; `start` is its folder, ending in a slash."""
     if reason := outside(path):
         return ImageRefusedError(reason)
     return read_file(start + path, max_bytes=max_bytes)
 
 
 def outside(path: str) -> str:
-    """Why a path is none below a folder; empty: it is one."""
+    """Why a path is not below its folder; empty if it is."""
     if path.startswith(REFUSED):
         return path.removeprefix(REFUSED)
     if not path or path[0] == "/" or (".." in path and ".." in path.split("/")) or "\0" in path:
@@ -116,7 +116,7 @@ def outside(path: str) -> str:
 
 
 def read_file(path: str, *, max_bytes: int) -> ImageBytes:
-    """A local file, read by as few calls as can be: open, size, read."""
+    """A local file, read with as few system calls as possible: open, size, read."""
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
         try:
@@ -135,7 +135,7 @@ def read_file(path: str, *, max_bytes: int) -> ImageBytes:
 
 
 def fetch(store: Store, path: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
-    """An object of a store; of one that is too large no more than the limit is read."""
+    """An object of a store; of one that is too large, only the limit is read."""
     try:
         with store.open_read(path) as file:
             return read_at_most(file, max_bytes=max_bytes, hold=hold)
@@ -146,7 +146,7 @@ def fetch(store: Store, path: str, *, max_bytes: int, hold: Hold = no_wait) -> I
 
 
 def read_at_most(file: BinaryIO, *, max_bytes: int, hold: Hold = no_wait) -> bytes | ImageRefusedError:
-    """All of a stream, or the refusal of one that is longer than allowed."""
+    """A whole stream, or its refusal if it is longer than allowed."""
     pieces, num_bytes = [], 0
     while piece := file.read(_PIECE_BYTES):
         num_bytes += len(piece)
@@ -162,12 +162,12 @@ def _fetch_listed(store: Store, entry: Entry, max_bytes: int, hold: Hold) -> Ima
         return too_large(entry.num_bytes, max_bytes=max_bytes)
     if reason := outside(entry.locator):
         return ImageRefusedError(reason)
-    hold(entry.num_bytes)  # where the listing says how many; if not, they are counted as they come
+    hold(entry.num_bytes)  # 0 if the listing does not say: then they are counted as they arrive
     return fetch(store, entry.locator, max_bytes=max_bytes, hold=hold)
 
 
 def _rest(descriptor: int, missing: int) -> bytes:
-    """Network file systems may give less than was asked for; the end comes early where the file was cut meanwhile."""
+    """Network file systems may return less than requested. Ends early if the file was truncated meanwhile."""
     pieces = []
     while missing and (piece := os.read(descriptor, missing)):
         pieces.append(piece)
@@ -176,7 +176,7 @@ def _rest(descriptor: int, missing: int) -> bytes:
 
 
 class _Walk:
-    """All that is below a local folder. `others` counts the files that are not called images by their suffixes."""
+    """Everything below a local folder. `others` counts the files without an image suffix, by suffix."""
 
     def __init__(self, root: bytes, others: Counter[str]) -> None:
         self._root, self._others = root, others
@@ -188,7 +188,7 @@ class _Walk:
             status = os.stat(folder)  # noqa: PTH116
             place = status.st_dev, status.st_ino
             if place in inside:
-                log.warning("%s leads back to a folder that it is in; it is not entered", _shown(folder))
+                log.warning("%s leads back to a folder that contains it; it is not followed", _shown(folder))
                 return
             for (name,) in sorted_rows(self._names(folder)):
                 if name.endswith(b"/"):
@@ -200,7 +200,7 @@ class _Walk:
             raise UserError(f"{what}; give a folder that this user may read") from error
 
     def _names(self, folder: bytes) -> Iterator[Row]:
-        """The images of a folder and, with a slash behind each, its folders."""
+        """The images in a folder, and its folders with a slash appended."""
         with os.scandir(folder) as found:
             for item in found:
                 name = item.name
@@ -209,9 +209,9 @@ class _Walk:
                 if _is_folder(item):
                     yield (name + b"/",)
                 elif is_image_name(name):
-                    yield (name,)  # whatever it is: if it cannot be read, it belongs into quarantine
+                    yield (name,)  # whatever it is: if it cannot be read, it belongs in quarantine
                 elif item.is_symlink() and not os.path.exists(item.path):  # noqa: PTH110
-                    log.warning("the link %s leads nowhere and is passed over", _shown(item.path))
+                    log.warning("the link %s is broken and is skipped", _shown(item.path))
                 else:
                     self._others[_suffix(name)] += 1
 
@@ -219,12 +219,12 @@ class _Walk:
 def _is_folder(item: os.DirEntry[bytes]) -> bool:
     try:
         return item.is_dir()
-    except OSError:  # a link to itself, or to where one may not look
+    except OSError:  # a link to itself, or into a folder without permission
         return False
 
 
 def _suffix(name: bytes) -> str:
-    """The end of a file name from its last dot on, as a kind of files."""
+    """A file name from its last dot, as a kind of file."""
     _, dot, suffix = name.rpartition(b".")
     return f".{_shown(suffix)}" if dot and len(suffix) < 8 else "without a suffix"
 

@@ -1,4 +1,4 @@
-"""Passwords and signatures in the addresses that collections are listed by: they must not get into what is written."""
+"""Passwords and signatures in the addresses of images: they must never be written into a dataset."""
 
 import re
 from urllib.parse import unquote
@@ -10,19 +10,19 @@ _ADVICE = "use s3://bucket/key with credentials from the environment, or a publi
 
 
 def is_address(location: str) -> bool:
-    """Whether a location begins as a URL does, of whatever kind."""
+    """Whether a location begins like a URL of any kind."""
     return _SCHEME.match(location) is not None
 
 
 def secret_reason(location: str) -> str:
-    """Why an address is not to be used: it has a secret in it. Empty: it has none that is known as one."""
+    """Why an address is refused: it contains a secret. Empty if it contains none that is recognised."""
     authority, rest = _split(location)
     if "@" in authority:
-        return f"a user name or password is in its address; {_ADVICE}"
+        return f"its address contains a user name or password; {_ADVICE}"
     if _is_odd(authority):
-        return f"its port is no number, as where a password has a slash; {_ADVICE}"
+        return f"its port is not a number, as if it were a password with a slash; {_ADVICE}"
     if any(_is_secret(part.partition("=")[0]) for part in re.split(r"[?&;#]", unquote(unquote(rest)))[1:]):
-        return f"a signature or key is in its address; {_ADVICE}"
+        return f"its address contains a signature or key; {_ADVICE}"
     return ""
 
 
@@ -40,7 +40,7 @@ def shown_address(location: str) -> str:
 
 
 def _split(location: str) -> tuple[str, str]:
-    """(user, host and port; all behind them). A relative path has no host."""
+    """(user, host and port; everything after them). A relative path has no host."""
     scheme = _SCHEME.match(location)
     behind = location[scheme.end() :] if scheme else location
     end = re.search(r"[/?#\\]", behind) if scheme else None
@@ -49,7 +49,7 @@ def _split(location: str) -> tuple[str, str]:
 
 
 def _is_odd(authority: str) -> bool:
-    """Whether what should be a port is none; an IPv6 address has colons in brackets."""
+    """Whether the port is not a number; an IPv6 address has colons in brackets."""
     _, colon, port = authority.rpartition("]")[2].partition(":")
     return bool(colon) and not (port.isascii() and (port.isdecimal() or not port))
 

@@ -16,25 +16,25 @@ from shards.storage.ahead import Hold, no_wait
 ATTEMPTS = 3
 BACKOFF_SECONDS = 0.5
 ANSWER_SECONDS = 20.0  # of silence
-FETCH_SECONDS = 120.0  # for all of an image, so that a trickle ends, too
+FETCH_SECONDS = 120.0  # for a whole image, so that a trickle ends too
 _PIECE_BYTES = 64 << 10
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _AS_THEY_ARE = "%/:=&?~#+!$,;'@()*[]"
 
 
 def is_web(location: str) -> bool:
-    """Whether a location is to be fetched from a web server."""
+    """Whether a location is on a web server."""
     return location[:8].lower().startswith(("http://", "https://"))
 
 
 def fetch_url(url: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
-    """The body of a GET, asked for up to three times; the error of the last where none is whole.
+    """The body of a GET request, retried up to twice; the last error if none succeeds.
 
-    Redirects lead to http and https only. No more than `max_bytes` are read.
+    Redirects lead to http and https only. At most `max_bytes` are read.
     """
     if reason := secret_reason(url):
         return ImageRefusedError(reason)
-    error = OSError("not asked for")
+    error = OSError("not requested")
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(random.uniform(0.5, 1) * BACKOFF_SECONDS * 4**attempt)  # noqa: S311
@@ -42,11 +42,11 @@ def fetch_url(url: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
             return _get(url, max_bytes, hold)
         except urllib.error.HTTPError as refusal:
             refusal.close()
-            # The usual words, since the server's own may hold the address that it leads to.
+            # The standard phrase, since the server's own may contain the address that it redirects to.
             error = OSError(f"the server answers {refusal.code} {http.client.responses.get(refusal.code, '')}".rstrip())
             if refusal.code not in _TRY_AGAIN:
                 return error
-        except (ValueError, http.client.InvalidURL):  # their texts may hold a password of the URL
+        except (ValueError, http.client.InvalidURL):  # their texts may contain a password of the URL
             return ImageRefusedError("not a usable URL")
         except (OSError, http.client.HTTPException) as fault:
             cause = fault.reason if isinstance(fault, urllib.error.URLError) else fault
@@ -71,14 +71,14 @@ def _get(url: str, max_bytes: int, hold: Hold) -> bytes | ImageRefusedError:
             if num_bytes > max_bytes:
                 return ImageRefusedError(f"too large: more than {max_bytes} bytes")
             if time.monotonic() - waited > deadline:
-                raise TimeoutError(f"not whole after {FETCH_SECONDS:.0f} s")
+                raise TimeoutError(f"not complete after {FETCH_SECONDS:.0f} s")
     if promised.isdecimal() and num_bytes != int(promised):
         raise OSError(f"the body broke off at byte {num_bytes} of {promised}")
     return b"".join(pieces)
 
 
 def _wait(hold: Hold, num_bytes: int) -> float:
-    """The seconds until there was room."""
+    """Wait for room; returns the seconds that it took."""
     begin = time.monotonic()
     hold(num_bytes)
     return time.monotonic() - begin

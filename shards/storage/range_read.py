@@ -4,9 +4,9 @@ import math
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
-from shards.errors import UserError
+from shards.config_values import Range, refuse_wrong_values
 from shards.storage.objects import Store
 
 
@@ -14,14 +14,13 @@ from shards.storage.objects import Store
 class ReadConfig:
     """How bytes are read from a store."""
 
-    connections: int = 8
+    connections: Annotated[int, Range(1)] = 8
     """Concurrent reads per rank."""
-    hedge_share: float = 0.05
+    hedge_share: Annotated[float, Range(0, 1, zero="none")] = 0.05
     """Second requests for slow reads, as a share of all requests, 0 to 1; 0: none."""
 
     def __post_init__(self) -> None:
-        if self.connections < 1 or not 0 <= self.hedge_share <= 1:
-            raise UserError(f"allowed are connections of 1 or more and a hedge_share of 0 to 1: {self}")
+        refuse_wrong_values(self, where="data.reading.")
 
 
 @runtime_checkable

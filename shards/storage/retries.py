@@ -9,31 +9,32 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from shards.errors import StorageError, UserError
+from shards.config_values import Range, refuse_wrong_values
+from shards.errors import StorageError
 from shards.storage.fork_lock import ForkLock
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryConfig:
-    """How long reading goes on in trouble.
+    """When requests are retried, and when a read gives up."""
 
-    `fruitless_attempts`: in a row, before a read is given up whose bodies bring nothing, or whose storage has never
-    answered. `deadline_seconds`: how long a read may go without anything new. The budget, of retries after answers that
-    are errors, has a share of a retry more for each read, and at most the reserve, with which it begins.
-    """
-
-    fruitless_attempts: int = 6
-    backoff_seconds: float = 0.2
-    most_backoff_seconds: float = 10.0
-    deadline_seconds: float = 120.0
-    budget_share: float = 0.1
-    budget_reserve: float = 200.0
+    fruitless_attempts: Annotated[int, Range(1)] = 6
+    """Requests in a row without a new byte, or to a store that has never answered, before a read gives up."""
+    backoff_seconds: Annotated[float, Range(0)] = 0.2
+    """Longest pause before the first retry; it doubles with each further one."""
+    most_backoff_seconds: Annotated[float, Range(0)] = 10.0
+    """Longest pause before any retry."""
+    deadline_seconds: Annotated[float, Range(0)] = 120.0
+    """Time that a read may take without a new byte."""
+    budget_share: Annotated[float, Range(0)] = 0.1
+    """Retries after error responses that each read adds to the budget of its process."""
+    budget_reserve: Annotated[float, Range(0)] = 200.0
+    """Retries that the budget begins with, and never exceeds."""
 
     def __post_init__(self) -> None:
-        values = (self.backoff_seconds, self.most_backoff_seconds, self.deadline_seconds, self.budget_share)
-        if self.fruitless_attempts < 1 or min(*values, self.budget_reserve) < 0:
-            raise UserError(f"allowed are fruitless_attempts of 1 or more, and nothing below 0: {self}")
+        refuse_wrong_values(self, where="")
 
 
 def backoff_seconds(failures: int, *, config: RetryConfig, draw: float) -> float:

@@ -1,12 +1,13 @@
-"""What short runs and a short stream give: their losses and batches, recorded before the code was rearranged.
+"""The losses and batches of short runs and a short stream, recorded before the code was rearranged.
 
     python -m tests.baseline.record     losses.json and batches.json, again: only if a change of results is intended
 
-The runs are real processes on digits, in fp32, with everything on that draws or averages. The instruction set is fixed
-to make machines differ as little as possible. On the CPU that recorded them, results must be equal to the last bit.
+The runs are real processes on digits, in fp32, with everything switched on that draws random numbers or averages
+weights. The instruction set is fixed so that machines differ as little as possible. On the CPU that recorded them,
+results must be bit-identical.
 
-format_1/ is a run as the version before the second manifest format left it (`keep_old_run`); it cannot be recorded
-again by this version.
+format_1/ is a run left by the version before the second manifest format (`keep_old_run`). This version cannot record it
+again.
 """
 
 import json
@@ -52,7 +53,7 @@ TINY = (
         "0.1",
     ),
 )
-RUNS = {  # name -> ranks, words
+RUNS = {  # name -> ranks, arguments
     "one rank": (1, ()),
     "two ranks, ZeRO 2": (2, ("--engine.zero-stage", "2", "--micro-batch", "4")),
     "of an older version": (2, ("--checkpoint.every-steps", "3", "--ema-decay", "0.9")),
@@ -61,7 +62,7 @@ OLD, OLD_STEPS = "of an older version", 3
 
 
 def cpu() -> str:
-    """What equality to the last bit depends on."""
+    """Everything that bit-identical results depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     flags = next(line.split() for line in lines if line.startswith("flags"))
@@ -71,7 +72,7 @@ def cpu() -> str:
 
 @contextmanager
 def inside(folder: Path) -> Iterator[None]:
-    """The current folder is another one inside: no record names a folder of this machine."""
+    """Changes the current folder, so that no record names a folder of this machine."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -81,7 +82,7 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def pack_digits() -> None:
-    """The dataset of everything here, at `digits` in the current folder."""
+    """Packs the dataset that everything here uses, as `digits` in the current folder."""
     if main(["pack", "digits", "--out", "digits", "--samples-per-shard", "300", "--samples-per-block", "10"]) != 0:
         raise AssertionError("the digits could not be packed")
 
@@ -92,7 +93,7 @@ def folder_of(name: str) -> Path:
 
 
 def trained(name: str, *more: str, steps: int = STEPS) -> Path:
-    """The run directory of one of RUNS, trained in the current folder."""
+    """Trains one of RUNS in the current folder; its run directory."""
     num_ranks, words = RUNS[name]
     run_dir = folder_of(name)
     command = ["pretrain", "digits_smoke", "--data.url", "digits", "--run-dir", str(run_dir), *TINY, *words]
@@ -105,12 +106,12 @@ def trained(name: str, *more: str, steps: int = STEPS) -> Path:
 
 
 def losses_of(run_dir: Path) -> list[float]:
-    """Loss of every step, as it was written."""
+    """The loss of every step, as it was written."""
     return [float(line["loss"]) for line in read_metrics(run_dir)]
 
 
 def batches_of(url: str) -> list[dict[str, Any]]:
-    """Of a few batches, across the end of a small epoch: the samples, and checksums of their pixels and labels."""
+    """A few batches across the end of a small epoch: the samples, and checksums of their pixels and labels."""
     config = DataConfig(
         lanes=8, window_blocks=2, num_threads=1, augment=AugmentConfig(), randaugment=RandAugmentConfig(num_ops=2)
     )
@@ -125,7 +126,7 @@ def batches_of(url: str) -> list[dict[str, Any]]:
 
 
 def record() -> None:
-    """Losses and batches."""
+    """Records losses and batches."""
     with tempfile.TemporaryDirectory() as folder, inside(Path(folder)):
         pack_digits()
         found = {name: losses_of(trained(name)) for name in RUNS if name != OLD}
@@ -134,7 +135,7 @@ def record() -> None:
 
 
 def keep_old_run(run_dir: Path) -> None:
-    """A run of twice OLD_STEPS as it was after the first half, and the losses of all of it."""
+    """Keeps a run of twice OLD_STEPS as it was after the first half, and the losses of the whole run."""
     shutil.rmtree(OLD_RUN, ignore_errors=True)
     OLD_RUN.mkdir()
     OLD_LOSSES.write_text(json.dumps({"cpu": cpu(), "losses": losses_of(run_dir)}, indent=1) + "\n")

@@ -1,4 +1,5 @@
-"""The code may be rearranged, its results may not: batches, losses of short runs, and a run of an older version."""
+"""Rearranging the code must not change results: batches, losses of short runs, and resuming a run of an older
+version."""
 
 import json
 import shutil
@@ -28,7 +29,7 @@ from tests.rigs.training import resumed_steps
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A folder with the digits, which is the current one for as long as these tests run."""
+    """A folder with the digits, which is the current folder during these tests."""
     with inside(tmp_path_factory.mktemp("baseline")):
         pack_digits()
         yield
@@ -45,7 +46,7 @@ def test_losses_are_what_they_were(name: str) -> None:
 
 
 def test_a_run_of_an_older_version_continues() -> None:
-    """It was stopped after half of its steps. Its manifest is of the first format, its job has the names of then."""
+    """It was stopped after half of its steps. Its manifest has the first format, its job the old field names."""
     shutil.copytree(OLD_RUN, folder_of(OLD))
     run_dir = trained(OLD, steps=2 * OLD_STEPS)
     assert resumed_steps(run_dir) == [0, OLD_STEPS]
@@ -54,5 +55,5 @@ def test_a_run_of_an_older_version_continues() -> None:
 
 
 def same_as(losses: list[float], recorded_on: str) -> Any:
-    """To the last bit on the CPU that recorded them; others round differently."""
+    """Bit-identical on the CPU that recorded the values; other CPUs round differently."""
     return losses if recorded_on == cpu() else pytest.approx(losses, rel=1e-4)

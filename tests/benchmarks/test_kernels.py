@@ -1,4 +1,4 @@
-"""What the kernels' benchmark compares computes the same."""
+"""The kernels that the benchmark compares compute the same results."""
 
 import pytest
 import torch

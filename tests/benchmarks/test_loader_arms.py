@@ -1,4 +1,4 @@
-"""Our own arms on a few generated images; those of the peers need an environment of their own."""
+"""Our own arms on a few generated images; the peers' arms need their own environment."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(20):
         (images / f"n{number % 3}_word{number}.JPEG").write_bytes(image_bytes(number, height=40, width=60))
     work = tmp_path_factory.mktemp("work")
-    for _ in range(2):  # the second time nothing is left to do
+    for _ in range(2):  # the second time there is nothing left to do
         prepare(images, work, IMAGES, peers=sys.executable, layouts=(PATCHLINE, SMALL_BLOCKS, WEBDATASET))
     return work
 
@@ -45,7 +45,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_arm_hands_over_one_epoch(arm: str, work: Path) -> None:
     settings = Settings(work=str(work), images=IMAGES, batch=BATCH, lanes=4, image_size=SIZE)
     found = one_epoch(ARMS[arm][0](settings), settings)
-    assert found["label_counts"] == [21, 15, 12]  # the 20 images twice, and 8 more: all of the first class and one
+    assert found["label_counts"] == [21, 15, 12]  # the 20 images twice, and 8 more: the whole first class and one
     assert found["cpu_seconds_per_1000"] >= 0
     assert 0 < found["first_batch_seconds"] < found["epoch_wall_seconds"]
 

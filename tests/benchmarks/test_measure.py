@@ -1,4 +1,4 @@
-"""A command is measured with all that it leaves behind, and nothing of this process is changed by it."""
+"""A command is measured with everything that outlives it, and measuring changes nothing in this process."""
 
 import ctypes
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.measure import run
 
-_GET_CHILD_SUBREAPER = 37  # of Linux' prctl
+_GET_CHILD_SUBREAPER = 37  # from Linux's prctl
 
 
 def is_subreaper() -> bool:

@@ -1,4 +1,4 @@
-"""Ours is measured on what it is asked for; the peer's arm needs an environment of its own."""
+"""Our arm computes the batch that it should; the peer's arm needs its own environment."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What the tables of the benchmarks are made of."""
+"""The functions behind the benchmarks' tables."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ def test_arms_take_turns_and_the_first_round_is_not_counted() -> None:
 
     rounds = in_turn("abc", arm, rounds=2, keep=lambda done: kept.append(len(done)))
     assert "".join(ran) == "abcbcacab"
-    assert [list(one) for one in rounds] == [["a", "b", "c"]] * 2  # in the order given, whatever the turn
+    assert [list(one) for one in rounds] == [["a", "b", "c"]] * 2  # in the given order, whichever arm runs first
     assert [one["a"]["seconds"] for one in rounds] == [6.0, 8.0]
     assert kept == [1, 2]
 

@@ -1,4 +1,4 @@
-"""The benchmark of starts: its arms are commands that answer, and what it asks is met or not."""
+"""The startup benchmark: its arms are commands that answer, and its aims are met or not."""
 
 from benchmarks.startup import BARE, COMMANDS, IMPORT, STARTING, aims, arms, measured, results, table
 from jobs.stages import STAGES

@@ -1,4 +1,4 @@
-"""The threads' benchmark: a busy machine is busy, and left as it was; every setting has a row."""
+"""The threads benchmark: a busy machine is busy and idle again afterwards; every setting has a row."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""torchvision's Python half imports whatever build of torch is beside it; where there is none, nothing is declared."""
+"""torchvision's Python half imports with any build of torch; without torchvision, nothing is declared."""
 
 import sys
 
@@ -15,5 +15,5 @@ def test_torchvision_imports_twice() -> None:
 
 
 def test_where_it_is_not_installed_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision", None)  # as import finds it where it is not there
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as if it were not installed
     assert import_torchvision() is None

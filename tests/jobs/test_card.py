@@ -1,4 +1,4 @@
-"""The card beside the manifest, on a folder and on S3; the dataset stays verified."""
+"""The card is written beside the manifest, in a folder and on S3; the dataset still verifies."""
 
 import shlex
 from dataclasses import replace

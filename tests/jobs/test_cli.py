@@ -69,7 +69,9 @@ def assert_refused(ended: Ended, message: str) -> None:
         pytest.param(("pretrain", "digits_smoke", "--steps"), "--steps", id="no value"),
         pytest.param(("pretrain", "digits_smoke", "--engine.zero-stage", "4"), "4", id="not one of the choices"),
         pytest.param(
-            ("pretrain", "digits_smoke", "--steps", "0"), "steps is 0; allowed is 1 or more", id="refused by the job"
+            ("pretrain", "digits_smoke", "--steps", "0"),
+            "--steps is 0; allowed are 1 to 1,000,000,000",
+            id="out of range",
         ),
         pytest.param(("pretrain", "nothing.yaml"), "nothing.yaml cannot be read: No such file", id="no such record"),
         pytest.param(("evaluate", "resize"), "--weights is missing", id="evaluate without weights"),

@@ -1,4 +1,4 @@
-"""The demo end to end, shortened: every stage is the real one, on the embedded S3 server."""
+"""The demo from end to end, shortened: real stages on the embedded S3 server."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`patchline diff`: the fields in which two jobs differ."""
+"""`patchline diff` lists the fields in which two jobs differ."""
 
 from pathlib import Path
 

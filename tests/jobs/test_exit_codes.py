@@ -1,4 +1,4 @@
-"""Scripts, Slurm sites and the batch script rely on these numbers."""
+"""Scripts, Slurm sites and the batch script depend on these numbers."""
 
 import re
 from pathlib import Path

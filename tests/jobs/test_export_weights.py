@@ -1,4 +1,4 @@
-"""`patchline export`: from a run's weights to each format, and back by `patchline import`."""
+"""`patchline export` converts a run's weights to each format, and `patchline import` reads them back."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +68,6 @@ def test_the_same_again_is_no_fault_and_anything_else_is_refused_unless_asked_fo
     assert (run(job), run(job)) == (0, 0)
     with pytest.raises(UserError, match=r"has other content: .*--overwrite"):
         run(other)
-    assert run(job) == 0  # it was left as it is
+    assert run(job) == 0  # it is unchanged
     assert run(other, overwrite=True) == 0
     assert run(other) == 0

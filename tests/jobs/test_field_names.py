@@ -1,4 +1,4 @@
-"""Names of fields, and what a mistaken one was meant to be."""
+"""Names of fields, and suggestions for misspelt ones."""
 
 import pytest
 

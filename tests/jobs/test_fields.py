@@ -1,4 +1,4 @@
-"""Values are read by the type of their field, strictly; what a file does not say comes from its base."""
+"""Values are read strictly by the type of their field; fields that a file omits come from its base."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

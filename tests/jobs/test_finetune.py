@@ -1,4 +1,4 @@
-"""`patchline finetune` needs weights to start from; all else is pre-training's."""
+"""`patchline finetune` needs initial weights; everything else is the same as in pre-training."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def test_what_pretraining_needs_is_needed_too(job: TrainingJob, message: str) ->
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_fine_tune_as_the_paper_does(recipe: str) -> None:
-    """Table 4 and appendix B.1.1: SGD with momentum 0.9, cosine, no weight decay, clipping at 1, a new head."""
+    """Table 4 and appendix B.1.1: SGD with momentum 0.9, cosine decay, no weight decay, clipping at 1, a new head."""
     job = RECIPES[recipe]()
     assert (job.optimizer.name, job.optimizer.momentum, job.optimizer.weight_decay) == ("sgd", 0.9, 0.0)
     assert (job.schedule.decay, job.clip_norm, job.initial.new_head) == ("cosine", 1.0, True)

@@ -1,4 +1,4 @@
-"""Flags of jobs: every leaf field is one, with a sentence of its own, what it takes and its value."""
+"""Every leaf field of a job is a flag, with a sentence, its allowed values and its default."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from jobs.stages import RECIPE, STAGES, recipes_of
 
 
 def jobs() -> Iterator[Any]:
-    """A job of every stage; of stages with recipes, one of each recipe."""
+    """A job of every stage, and of every recipe for stages with recipes."""
     for stage, entry in STAGES.items():
         words = list(recipes_of(stage)) if entry.second == RECIPE else [entry.second]
         yield from (pytest.param(default_job(stage, word), id=f"{stage} {word}") for word in words)
@@ -32,7 +32,7 @@ def test_every_flag_has_its_own_sentence(job: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """Inherited from."""
+    """A dataclass with fields that are inherited."""
 
     first: int = 1
     """The first."""
@@ -42,7 +42,7 @@ class Parent:
 
 @dataclass(frozen=True, kw_only=True)
 class Child(Parent):
-    """Has one of its own, and one said anew."""
+    """A dataclass with a field of its own and one that it redefines."""
 
     second: int = 2
     """The second,

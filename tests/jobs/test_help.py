@@ -1,4 +1,4 @@
-"""Help: within the columns there are, required flags first, the usual ones by default, and commands that are right."""
+"""Help fits the terminal, shows required flags first and common flags by default, and gives commands that work."""
 
 import re
 

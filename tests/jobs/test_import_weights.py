@@ -1,4 +1,4 @@
-"""`patchline import`: from a published file to a weights folder that evaluation and fine-tuning take."""
+"""`patchline import` turns a published file into a weights folder for evaluation and fine-tuning."""
 
 import logging
 from dataclasses import replace
@@ -86,7 +86,7 @@ def test_a_folder_is_not_written_over_itself(job: ImportJob) -> None:
 def test_a_file_is_not_written_over_by_its_own_weights(
     job: ImportJob, tmp_path: Path, name: str, is_link: bool
 ) -> None:
-    """Nor what lies beside it; and a link has two folders."""
+    """Nor are files beside it; a link counts as being in two folders."""
     run(job)
     source = Path(job.out) / name
     if name.endswith(".bin"):

@@ -15,7 +15,7 @@ from tests.rigs.datasets import packed_folders
 
 @pytest.fixture
 def tars_url(tmp_path: Path) -> str:
-    """The shards of a packed dataset alone: tars as any other."""
+    """Only the shards of a packed dataset: tars like any others."""
     return str(packed_folders(tmp_path) / "shards")
 
 

@@ -1,4 +1,4 @@
-"""What Ctrl-C and TERM do to commands that do not train."""
+"""What Ctrl-C and TERM do to commands other than training."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
     ],
 )
 def test_it_ends_at_once(name: str, code: int, loaded: str, said: str) -> None:
-    """What is not Python's to unwind: an import, or what has not ended at the first signal."""
+    """In code that Python cannot unwind, such as an import, or if the command has not ended after the first signal."""
     program = (
         "import os, signal\n"
         "from jobs.interrupts import Interrupts\n"
@@ -34,7 +34,7 @@ def test_it_ends_at_once(name: str, code: int, loaded: str, said: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=CHECKOUT)
     assert done.returncode == code
     (line,) = done.stderr.splitlines()
-    assert line[9:] == said  # behind the time of day
+    assert line[9:] == said  # after the time of day
 
 
 def test_while_it_works_it_is_raised() -> None:
@@ -66,7 +66,7 @@ def test_packing_keeps_what_is_whole_and_goes_on(tmp_path: Path, number: signal.
 
 
 def test_what_saves_nothing_says_so(tmp_path: Path, s3_bucket: str) -> None:
-    """While a read stands still."""
+    """While a read hangs."""
     dataset = packed_folders(tmp_path)
     with behind_a_proxy(str(dataset), s3_bucket) as (url, proxy):
         proxy.rates = {"silence": 1.0}

@@ -1,4 +1,4 @@
-"""Ranks as real processes: their environment, their exit code, and their end."""
+"""Ranks as real processes: their environment, their exit code, and how they end."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from jobs.launch import Ranks, start_ranks
 
 
 def ranks_of(*scripts: str) -> Ranks:
-    """A process a script."""
+    """One process per script."""
     return Ranks(processes=tuple(subprocess.Popen([sys.executable, "-S", "-c", script]) for script in scripts))
 
 
@@ -46,11 +46,11 @@ def test_killing_ends_all_at_once() -> None:
     assert ranks.poll()
     ranks.kill()
     assert [process.returncode for process in ranks.processes] == [-signal.SIGKILL] * 2
-    ranks.kill()  # once more is no error
+    ranks.kill()  # a second time is no error
 
 
 def test_every_rank_knows_its_place(tmp_path: Path) -> None:
-    """An unknown stage makes each rank say who it is; the logs of ranks above 0 are appended to."""
+    """An unknown stage makes each rank print its rank; the logs of ranks above 0 are appended to."""
     for _ in range(2):
         ranks = start_ranks(["nope"], num_ranks=3, environ=os.environ, log_dir=tmp_path / "logs")
         assert [process.wait() for process in ranks.processes] == [2, 2, 2]

@@ -1,4 +1,4 @@
-"""The job that a word stands for when no stage is named."""
+"""The job that a name means if no stage is given."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_a_run_directory_stands_for_its_record(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_hides_no_recipe_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`pack digits --out digits` makes one."""
+    """`pack digits --out digits` creates such a folder."""
     (tmp_path / "digits").mkdir()
     monkeypatch.chdir(tmp_path)
     assert stages_found("digits") == ("pack",)

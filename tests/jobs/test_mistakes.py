@@ -74,6 +74,11 @@ def test_nothing_is_suggested_for_nonsense() -> None:
         (["--clip-norm", "x"], "--clip-norm is 'x'; allowed is a number"),
         (["--engine.zero-stage", "4"], "--engine.zero-stage is '4'; allowed is 1 or 2 or 3"),
         (["--model.resnet-units", "3", "x"], "--model.resnet-units is 'x'; allowed is a whole number"),
+        (["--steps", "0"], "--steps is 0; allowed are 1 to 1,000,000,000"),
+        (["--optimizer.weight-decay", "-1"], "--optimizer.weight-decay is -1; allowed is 0 or more"),
+        (["--optimizer.weight-decay=nan"], "--optimizer.weight-decay is nan; allowed is a finite number"),
+        (["--model.resnet-units", "3", "0"], "--model.resnet-units is 0; allowed is 1 or more"),
+        (["--evaluation.transform.short_side", "-1"], "--evaluation.transform.short_side is -1; allowed is 0 (256/224"),
         (["--steps", "1", "2"], "unexpected word '2'; a value follows its flag"),
         (["stray"], "unexpected word 'stray'"),
         (
@@ -95,7 +100,7 @@ def test_wrong_words(words: list[str], message: str) -> None:
     [
         ["--steps", "3", "--seed=4", "--run_dir", "x", "--data.augment.no-flip", "--data.augment.flip"],
         ["--model.resnet-units", "3", "4", "--model.patch", "None", "--schedule.learning-rate", "1e-3"],
-        ["--optimizer.weight-decay", "-1", "--data.mix", "s3://a/b", "2", "c", "0.5"],
+        ["--model.head-bias", "-10", "--data.mix", "s3://a/b", "2", "c", "0.5"],
     ],
 )
 def test_right_words(words: list[str]) -> None:

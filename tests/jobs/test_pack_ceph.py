@@ -1,4 +1,4 @@
-"""Packing to the S3 that clusters of one's own run."""
+"""Packing to the S3 store that on-premises clusters use."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Packing that dies of SIGKILL at 50 random moments, on a folder and on an S3-compatible store, loses nothing."""
+"""Packing that is killed by SIGKILL at 50 random moments, in a folder and on an S3-compatible store, loses nothing."""
 
 import signal
 import subprocess
@@ -50,7 +50,7 @@ def alive_in_session(session: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-        except OSError:  # ended in between
+        except OSError:  # it has ended since
             continue
         if int(its_session) == session and state not in "ZX":
             found.append(int(stat.parent.name))
@@ -58,7 +58,7 @@ def alive_in_session(session: int) -> list[int]:
 
 
 def test_workers_end_with_a_command_that_was_killed(job: PackJob, tmp_path: Path) -> None:
-    """Two workers, their parent killed: nobody is left, and the same command goes on."""
+    """The parent of two workers is killed: no worker survives, and the same command continues."""
     assert isinstance(job.source, FolderSource)
     out = tmp_path / "out"
     words = ["--source.root", job.source.root, "--out", str(out), "--samples-per-shard", "4", "--workers", "2"]

@@ -1,4 +1,5 @@
-"""Every kind of source, made of real photographs, packed from a folder and from S3, read back by plain readers."""
+"""Every kind of source, made from real photographs, packed from a folder and from S3, and read back by plain
+readers."""
 
 import csv
 import io
@@ -36,7 +37,7 @@ class Photograph:
 
 @pytest.fixture(scope="module")
 def photographs(test_data: Path) -> list[Photograph]:
-    """60 photographs, given 12 classes: too few are of one class otherwise."""
+    """60 photographs, assigned to 12 classes: otherwise too few would share a class."""
     files = sorted((test_data / "imagenet-sample").iterdir())[:NUM_IMAGES]
     synsets = [file.name.split("_")[0] for file in files[:12]]
     return [
@@ -106,7 +107,7 @@ def as_csv_manifest(photographs: list[Photograph]) -> dict[str, bytes]:
 
 
 def as_parquet_manifest(photographs: list[Photograph]) -> dict[str, bytes]:
-    """JFT style: several labels an image, with weights."""
+    """As for JFT: several labels per image, with weights."""
     rows = [
         {"path": f"images/{photograph.name}", "label": [photograph.synset, "any"], "weights": [1.0, 0.25]}
         for photograph in photographs
@@ -124,7 +125,7 @@ def csv_of(rows: list[tuple[str, str]]) -> bytes:
 
 
 Files = Callable[[list[Photograph]], dict[str, bytes]]
-# Name -> recipe, the files it packs, and its source's fields with {url} for the place of the files.
+# Name -> recipe, the files it packs, and its source's fields, with {url} for the files' folder.
 KINDS: dict[str, tuple[str, Files, dict[str, object]]] = {
     "class folders": ("folder", as_folder, {"root": "{url}"}),
     "flat": ("flat", as_flat, {"root": "{url}"}),
@@ -199,7 +200,7 @@ def test_every_kind_of_source(kind: str, source_url: str, photographs: list[Phot
 
 
 def test_tars_made_by_others(source_url: str, photographs: list[Photograph], tmp_path: Path) -> None:
-    """Uneven ones; the tars stay as they are."""
+    """Tars of different lengths, which stay unchanged."""
     store, tars = open_store(source_url), {}
     labels = {synset: number for number, synset in enumerate(by_class(photographs))}
     for number, (begin, end) in enumerate([(0, 31), (31, 33), (33, 60)]):

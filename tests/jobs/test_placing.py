@@ -1,4 +1,4 @@
-"""What lies where weights go: the same again is no fault, anything else is refused unless asked for."""
+"""Existing files in the output folder: identical ones are fine, others are refused unless --overwrite is given."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`patchline plan RECIPE`: a table for every training recipe."""
+"""`patchline plan RECIPE` prints a table for every training recipe."""
 
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def test_the_epochs_of_every_paper_recipe_are_whole() -> None:
 
 
 def test_a_run_has_a_plan(tmp_path: Path) -> None:
-    """Its job.yaml, for a model whose classes are known by then."""
+    """From its job.yaml, in which the number of classes is known."""
     write_record(tmp_path, stage="finetune", job=finetune.RECIPES["imagenet_518_h14"]())
     ended = patchline("plan", str(tmp_path / "job.yaml"), "--num-classes", "1000", "--num-images", "1280000")
     assert ended.code == 0, ended.errors

@@ -1,4 +1,4 @@
-"""`patchline predict` on real digits and on what is no image: what is written where, and the exit code."""
+"""`patchline predict` on real digits and on files that are not images: output, messages and exit code."""
 
 import json
 from pathlib import Path

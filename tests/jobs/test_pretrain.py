@@ -1,4 +1,5 @@
-"""`patchline pretrain` under kill -9: whatever the moment, the same command ends at the unbroken run's losses."""
+"""`patchline pretrain` under kill -9: whenever it is killed, the same command ends with the losses of the unbroken
+run."""
 
 import json
 import os
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 STAGE_1 = ("--engine.zero-stage", "1")
 
 
-# Each start makes progress or not; each is killed at the next moment of this list.
+# Each start is killed at the next moment of this list, whether it made progress or not.
 TEN_MOMENTS: list[Moment] = [
     attempts_at_least(1),  # before the first step
     step_at_least(1),

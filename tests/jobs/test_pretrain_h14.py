@@ -1,7 +1,8 @@
-"""The paper's largest model with all its layers: one whole optimiser step under ZeRO-1, in memory that a laptop has.
+"""The paper's largest model with all its layers: one whole optimiser step under ZeRO-1, in the memory of a laptop.
 
-In bf16, since fp32 needs 24 GB of two ranks. A CPU that only emulates bf16 does 2 GFLOP/s in its backward pass, six
-minutes for an image of 224 pixels: there the images have 56, which leaves out position embeddings and activations.
+In bf16, because fp32 needs 24 GB for two ranks. A CPU that only emulates bf16 computes its backward pass at 2 GFLOP/s,
+which takes six minutes for an image of 224 pixels. Such a CPU uses 56 pixels, with fewer position embeddings and
+activations.
 """
 
 import os
@@ -28,12 +29,12 @@ TOKENS_LEFT_OUT = 257 - (IMAGE_SIZE // 14) ** 2 - 1
 WORDS = (
     *("--engine.precision", "bf16", "--model.image-size", str(IMAGE_SIZE)),
     *("--model.num-classes", "1000", "--steps", "1", "--schedule.warmup-steps", "0", "--device", "cpu"),
-    *("--global-batch", "2", "--data.lanes", "2"),  # an image a rank, in one pass
+    *("--global-batch", "2", "--data.lanes", "2"),  # one image per rank, in one pass
 )
 
 
 def peak_bytes(ranks: Ranks) -> int:
-    """The most memory that the ranks took, by the kernel's own account, each at its own worst moment."""
+    """The sum of the ranks' peak memory according to the kernel."""
     most = {process.pid: 0 for process in ranks.processes}
     while any(process.poll() is None for process in ranks.processes):
         for process in ranks.processes:
@@ -47,7 +48,7 @@ def peak_bytes(ranks: Ranks) -> int:
 
 
 def high_water_bytes(pid: int) -> int:
-    """Of a process; 0 once it is gone."""
+    """The peak memory of a process; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -57,15 +58,15 @@ def high_water_bytes(pid: int) -> int:
 
 @pytest.fixture
 def large_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder whose 10 GB are not left to pytest, which keeps those of three sessions."""
+    """A folder whose 10 GB are deleted at once; pytest would keep those of three sessions."""
     yield tmp_path
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
 
 @pytest.mark.slow
 def test_vit_h14_takes_a_step_on_two_ranks_inside_20_gb(digits_url: str, large_folder: Path) -> None:
-    """Its head is zero, so the first gradient reaches the head alone: there Adam moves each weight by the rate, and all
-    other matrices by their decay, to the last bit that fp32 has."""
+    """Its head is zero, so the first gradient reaches only the head. There Adam moves each weight by the learning
+    rate. All other matrices change only by their weight decay, exactly to the last bit of fp32."""
     run_dir, job = large_folder / "run", vit_h14_jft()
     words = ["pretrain", "vit_h14_jft", "--data.url", digits_url, "--run-dir", str(run_dir), *WORDS]
     ranks = start_ranks(words, num_ranks=2, environ=os.environ, log_dir=large_folder)

@@ -1,4 +1,4 @@
-"""`--processes N` with real ranks: signals are handed on, the ranks end with their parent, and no message is lost."""
+"""`--processes N` with real ranks: signals are passed on, the ranks end with their parent, and no message is lost."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def steps_of(run_dir: Path) -> int:
 
 
 def ranks_in(run_dir: Path) -> list[int]:
-    """Ids of the ranks that train there."""
+    """Ids of the ranks that train in this folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -126,7 +126,7 @@ def test_a_command_without_a_run_directory_logs_where_nothing_stays() -> None:
 
 
 def test_torchrun_reads_why_a_rank_stopped(tmp_path: Path) -> None:
-    """In torch's own format."""
+    """In torch's own error format."""
     tell_torchrun(tmp_path / "error.json")
     from torch.distributed.elastic.multiprocessing.errors import (  # noqa: PLC0415 - it takes seconds
         ChildFailedError,

@@ -1,5 +1,5 @@
-"""Photographs of any size and CIFAR-10 go through packing and a few steps of training: real ones where they are, and
-images of the same layouts that the tests make."""
+"""Photographs of any size and CIFAR-10 are packed and trained on for a few steps: real ones if available, and
+generated images in the same layouts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_cifar10_trains(test_data: Path, tmp_path: Path) -> None:
 
 
 def test_made_photographs_train(tmp_path: Path) -> None:
-    """Mixed sizes in one flat folder, named as ImageNet's samples are."""
+    """Mixed sizes in one flat folder, named as in the ImageNet sample."""
     photos, url = tmp_path / "images", str(tmp_path / "photos")
     photos.mkdir()
     for number in range(24):
@@ -57,7 +57,7 @@ def test_made_photographs_train(tmp_path: Path) -> None:
 
 
 def test_a_made_parquet_trains_and_fine_tunes(tmp_path: Path) -> None:
-    """CIFAR-10's layout: 32x32 PNG of 10 classes in a struct of bytes and path, beside an integer label."""
+    """CIFAR-10's layout: 32x32 PNG of 10 classes in a struct of bytes and path, with an integer label."""
     images = [
         {"bytes": image_bytes(i, height=32, width=32, image_format="PNG"), "path": f"{i}.png"} for i in range(320)
     ]

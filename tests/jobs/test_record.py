@@ -1,4 +1,4 @@
-"""RUN/job.yaml replays any job; a file of one's own changes a recipe; neither is ever read as something else."""
+"""RUN/job.yaml replays any job, a user's file changes a recipe, and neither is ever read as something else."""
 
 import logging
 import re
@@ -149,7 +149,7 @@ def test_every_fault_has_its_line(tmp_path: Path) -> None:
 
 
 def test_without_a_recipe_no_field_may_be_missing(tmp_path: Path) -> None:
-    """A short file once trained ViT-B/16, the first of all defaults."""
+    """A short file once trained ViT-B/16 from defaults alone."""
     for text in ("steps: 10\n", "stage: pretrain\nsteps: 10\n", "stage: pretrain\njob: {steps: 10}\n"):
         with pytest.raises(UserError, match=r"(?s)every field\. Missing are\n  run_dir.*\nAdd `recipe: NAME`"):
             read(written(tmp_path, text))
@@ -170,7 +170,7 @@ def test_a_record_from_before_a_field_existed_says_what_it_stands_for(
     assert caplog.messages[0].endswith(
         "written before these fields existed; they keep their former meaning: model.pooling"
     )
-    del record["job"]["model"]["dropout"]  # which records always had
+    del record["job"]["model"]["dropout"]  # which records have always had
     with pytest.raises(UserError, match=r"Missing are\n  model\.dropout\n"):
         read(written(tmp_path, yaml.safe_dump(record)))
 

@@ -1,4 +1,4 @@
-"""What the second word of a command stands for."""
+"""The meaning of a command's second word."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Words that are not of the job."""
+"""Flags that are not fields of the job."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from shards.errors import UserError
             ["p", "--extend"],
             ["p", "--extend"],
             RunOptions(),
-        ),  # the stage has no such flag, which others will say
+        ),  # the stage has no such flag, which is reported elsewhere
         ("verify", ["p", "--processes", "2"], ["p", "--processes", "2"], RunOptions()),
     ],
 )

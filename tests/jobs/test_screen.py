@@ -1,4 +1,4 @@
-"""Names on a terminal: nothing in them acts, and each fits its line."""
+"""Names on a terminal: control characters in them have no effect, and each name fits its line."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Whole commands on a real terminal of 80 and of 120 columns: nothing is glued, nothing too long, nothing twice."""
+"""Whole commands on a real terminal of 80 and of 120 columns: no line is joined to another, too long, or repeated."""
 
 import re
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ CONTINUATION = re.compile(r"^ {9}")
 
 @pytest.fixture(params=[80])
 def screen(request: pytest.FixtureRequest) -> Iterator[Screen]:
-    """A terminal of so many columns."""
+    """A terminal of `columns` columns."""
     screen = Screen(request.param)
     yield screen
     screen.close()
 
 
 def checked(screen: Screen) -> list[str]:
-    """The lines without their times; none is longer than the terminal, or two in one."""
+    """The lines without their times, after checking that none is too long or holds two messages."""
     lines = [line for line in screen.read() if line]
     assert screen.controls == ""
     assert screen.num_wrapped == 0, lines

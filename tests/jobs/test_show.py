@@ -1,4 +1,4 @@
-"""`patchline show`: the job with every field, which the stage reads back as the same job."""
+"""`patchline show` prints the job with every field, which the stage reads back as the same job."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_a_file_is_shown_with_all_that_it_leaves_out(tmp_path: Path) -> None:
     assert ended.code == 0, ended.errors
     (tmp_path / "shown.yaml").write_text(ended.output)
     recipe = finetune.digits_48()
-    schedule = replace(recipe.schedule, warmup_steps=7)  # 70 of the recipe's 100 steps, 7 of its 10 to warm up
+    schedule = replace(recipe.schedule, warmup_steps=7)  # 70 of the recipe's 100 steps, 7 of its 10 warm-up steps
     assert default_job("finetune", str(tmp_path / "shown.yaml")) == replace(recipe, steps=70, schedule=schedule)
 
 

@@ -1,4 +1,5 @@
-"""What commands load: to answer, nothing heavy; for datasets, no torch; for training, torch after it said so."""
+"""What commands import: nothing heavy to answer, no torch for datasets, and for training torch only after the first
+message."""
 
 import json
 import subprocess
@@ -15,7 +16,7 @@ HEAVY = (
     *("torch", "numpy", "pyarrow", "PIL", "cv2", "scipy", "sklearn", "deepspeed", "boto3", "webdataset", "simplejpeg"),
     *("matplotlib", "jinja2", "tensorboard", "tyro", "pydantic", "rich", "yaml"),
 )
-MOST_MODULES = 320  # 250 are loaded where this was written, most of them Python's own
+MOST_MODULES = 320  # about 250 are loaded, most of them Python's own
 ANSWERED = [
     [],
     ["--help"],
@@ -35,7 +36,7 @@ ANSWERED = [
 
 
 def test_what_only_answers_loads_nothing_heavy() -> None:
-    """One process answers all of them, and says after each what it has loaded."""
+    """One process runs all of them, and reports after each what it has imported."""
     program = (
         "import contextlib, io, json, sys\n"
         "from jobs.cli import main\n"
@@ -56,7 +57,7 @@ def test_what_only_answers_loads_nothing_heavy() -> None:
 
 @pytest.fixture
 def tripwire(tmp_path: Path) -> dict[str, str]:
-    """An environment in which whoever imports torch, in any process, says so on standard error and ends."""
+    """An environment in which any process that imports torch says so on standard error and ends."""
     (tmp_path / "wire").mkdir()
     (tmp_path / "wire" / "torch.py").write_text("import os\nos.write(2, b'torch is loaded\\n')\nos._exit(99)\n")
     return {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": f"{tmp_path / 'wire'}:{CHECKOUT}"}

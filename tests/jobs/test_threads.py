@@ -1,4 +1,4 @@
-"""Threads that wait asleep: the environment, what libgomp makes of it, and the same weights either way."""
+"""Threads that sleep while they wait: the environment, libgomp's reading of it, and the same weights either way."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_a_users_own_setting_stays(environ: dict[str, str], added: dict[str, str
 
 
 def trained(url: str, run_dir: Path, **environ: str) -> tuple[bytes, set[str]]:
-    """The weights after two steps on two threads in a process of its own, and the policies that libgomp read."""
+    """The weights after two steps with two threads in a separate process, and the policies that libgomp read."""
     words = pretrain_words(url, run_dir, "--steps", "2", "--schedule.warmup-steps", "0", "--threads", "2")
     command = [sys.executable, "-m", "jobs.cli", *words]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
@@ -47,10 +47,10 @@ def trained(url: str, run_dir: Path, **environ: str) -> tuple[bytes, set[str]]:
 @pytest.mark.slow
 def test_libgomp_hears_it_and_the_weights_are_the_same(digits_url: str, tmp_path: Path) -> None:
     outside = {name: value for name, value in os.environ.items() if name not in NAMES}
-    shown = outside | {"OMP_DISPLAY_ENV": "TRUE"}  # libgomp says what it read when it is loaded
+    shown = outside | {"OMP_DISPLAY_ENV": "TRUE"}  # libgomp prints its settings when it is loaded
     quiet, policies = trained(digits_url, tmp_path / "quiet", **shown)
     assert policies == {"PASSIVE"}
-    own = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "1000"}  # without a bound, a busy machine stands still
+    own = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "1000"}  # without a limit, a busy machine makes no progress
     spinning, policies = trained(digits_url, tmp_path / "spinning", **shown, **own)
     assert policies == {"ACTIVE"}
     assert quiet == spinning

@@ -1,4 +1,4 @@
-"""Exit codes of verify, and the faults in the log."""
+"""Exit codes of `verify`, and the faults in its log."""
 
 import logging
 from pathlib import Path

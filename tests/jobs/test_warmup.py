@@ -1,4 +1,4 @@
-"""The warm-up of a run that is shorter than its recipe, of one that is extended, and what commands make of it."""
+"""The warm-up of a run that is shorter than its recipe or extended, and its use by commands."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_a_run_that_is_extended_keeps_its_warmup(
     [pytest.param(60, 9, id="the same length"), pytest.param(50, 6, id="another, which the run refuses")],
 )
 def test_the_same_command_keeps_the_warmup_that_its_run_has(tmp_path: Path, recorded_steps: int, warmup: int) -> None:
-    """Of a run that was extended, or that an older version began."""
+    """If the run was extended, or started by an older version."""
     record = f"stage: pretrain\njob: {{steps: {recorded_steps}, schedule: {{warmup_steps: 9}}}}"
     (tmp_path / "job.yaml").write_text(record)
     job, _ = with_warmup("pretrain", RECIPE, ["--steps", "60", "--run-dir", str(tmp_path)])

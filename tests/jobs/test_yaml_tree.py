@@ -1,4 +1,4 @@
-"""YAML is read with lines and spelling; what could grow, run or be dropped is refused."""
+"""YAML is read with line numbers and original spelling; anything that could expand, execute or be lost is refused."""
 
 from pathlib import Path
 

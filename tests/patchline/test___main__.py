@@ -1,4 +1,4 @@
-"""`python -m patchline` in a folder that has packages and modules of the names of ours and of our libraries."""
+"""`python -m patchline` in a folder with packages and modules that have the names of ours and of our libraries."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def python_m(*words: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Somebody's project, of which whatever is imported fails; with a dataset that two workers packed in it."""
+    """A user's project in which every import fails, with a dataset that two workers packed in it."""
     folder = tmp_path_factory.mktemp("project")
     for name in THEIRS:
         (folder / name).parent.mkdir(exist_ok=True)
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ranks_and_the_demos_server_find_ours(folder: Path) -> None:
-    """Both started as the demo starts them, from within the folder."""
+    """Both are started as the demo starts them, from within the folder."""
     program = (
         "import os\n"
         "from pathlib import Path\n"
@@ -57,7 +57,7 @@ def test_ranks_and_the_demos_server_find_ours(folder: Path) -> None:
 
 
 def test_a_path_that_hides_ours_is_put_behind(folder: Path, tmp_path: Path) -> None:
-    """For workers as well. Somebody's jobs/ on PYTHONPATH is not meant for us; their numpy would be."""
+    """Also for workers. A user's jobs/ on PYTHONPATH is not meant for us; their numpy would be."""
     for name in ("jobs", "pipeline", "shards"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('not ours')\n")

@@ -1,4 +1,4 @@
-"""`import patchline`: nothing is loaded before it is used, and the names are those of the packages below."""
+"""`import patchline` loads nothing before it is used, and its names are those of the packages below it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Which devices compute bf16 natively: a table of GPUs and of CPUs, as the environment lets them."""
+"""Which devices compute bf16 natively: a table of GPUs, and of CPUs as restricted by the environment."""
 
 from collections.abc import Mapping
 from pathlib import Path

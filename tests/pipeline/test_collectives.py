@@ -1,4 +1,4 @@
-"""Exchanges in a real gloo group of two and three processes."""
+"""Collectives in a real gloo group of two and three processes."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ VALUES: list[Any] = [
 
 
 def exchange(world: World) -> dict[str, Any]:
-    """Everything once, on one rank."""
+    """Runs every collective once, on one rank."""
     device = world.device
     return {
         "gathered": gather_json(VALUES[world.rank], device=device),
@@ -45,7 +45,7 @@ def test_every_rank_gets_the_same(num_ranks: int) -> None:
 
 
 def refuse_nan(world: World) -> list[float]:
-    """A sum with a value that is not a number, on one rank only."""
+    """Sums a value that is NaN on only one rank."""
     return sums([float("nan") if world.is_first else 1.0, 1.0], device=world.device)
 
 

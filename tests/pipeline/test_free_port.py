@@ -1,4 +1,4 @@
-"""Ports to meet at."""
+"""Free ports for a rendezvous."""
 
 from pipeline.free_port import free_port
 

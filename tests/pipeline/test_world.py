@@ -1,4 +1,4 @@
-"""Who I am: a table of environments, and the refusals."""
+"""The World from a table of environments, and the environments that are refused."""
 
 import os
 import subprocess
@@ -107,7 +107,7 @@ def test_threads_that_are_asked_for_win(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def what_enter_did(world: World) -> tuple[int, int, str, int]:
-    """As the libraries below see it."""
+    """The environment as the libraries see it."""
     return dist.get_rank(), dist.get_world_size(), os.environ["DS_ACCELERATOR"], torch.get_num_threads()
 
 
@@ -118,7 +118,7 @@ def test_enter_joins_the_group_with_the_worlds_threads(num_ranks: int) -> None:
 
 
 def test_entering_leaves_no_rank_for_child_processes_to_believe() -> None:
-    """A job submitted from a process that once entered a world must not think that torchrun started it."""
+    """A job submitted by a process that once entered a world must not conclude that torchrun started it."""
     program = (
         "import os\n"
         "from pipeline.world import current_world, enter, leave\n"

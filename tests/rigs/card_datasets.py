@@ -1,11 +1,11 @@
-"""Datasets written file by file, for what no small packing would bring about: many classes, odd names, a full list of
-what was left out."""
+"""Datasets written file by file, for cases that no small packing produces: many classes, odd names, a full list of
+quarantined images."""
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from shards.index import (
@@ -46,7 +46,8 @@ MATCHES_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """An image as the index has it. `num_bytes` is only for one without `image`, whose bytes are not in the shard."""
+    """An image as the index lists it. `num_bytes` is only for a sample without `image`, whose bytes are not in the
+    shard."""
 
     labels: tuple[int, ...] = (0,)
     image: bytes = b""
@@ -67,36 +68,16 @@ def write_dataset(
     settings: dict[str, object] | None = None,
     num_relabelled: int = 0,
 ) -> Manifest:
-    """A dataset's files at `store`; a "shard" is its images one after the other, which is all that the card reads."""
-    files: dict[str, bytes] = {}
-    records: list[ShardRecord] = []
-    counts = np.zeros(len(names), np.int64)
-    for shard, samples in enumerate(shards):
-        data = b"".join(sample.image for sample in samples)
-        commit = ShardCommit(tar_sha256=sha256_hex(data), tar_bytes=len(data), data_end=len(data), plan_hash="")
-        store.write(shard_path(shard), data)
-        files[index_path(shard)] = index_bytes(shard, _rows(samples), commit)
-        first = sum(record.num_samples for record in records)
-        records.append(
-            ShardRecord(
-                path=shard_path(shard),
-                first_sample_id=first,
-                num_samples=len(samples),
-                sha256=commit.tar_sha256,
-                num_bytes=len(data),
-            )
-        )
-        for sample in samples:
-            np.add.at(counts, np.array(sample.labels, np.int64), 1)
-    labels = [{"label": label, "name": name, "num_samples": int(counts[label])} for label, name in enumerate(names)]
+    """Writes a dataset's files to `store`. A "shard" is just its images joined, which is all that the card reads."""
+    records, files = _write_shards(store, shards)
     files |= {
-        BLOCKS_PATH: table_bytes(pa.Table.from_pylist([{"shard": 0}] * len(records), schema=BLOCKS_SCHEMA)),
-        LABELS_PATH: table_bytes(pa.Table.from_pylist(labels, schema=LABELS_SCHEMA)),
-        QUARANTINE_PATH: table_bytes(pa.Table.from_pylist(list(quarantine), schema=QUARANTINE_SCHEMA)),
+        BLOCKS_PATH: _table([{"shard": 0}] * len(records), BLOCKS_SCHEMA),
+        LABELS_PATH: _table(_label_rows(shards, names), LABELS_SCHEMA),
+        QUARANTINE_PATH: _table(quarantine, QUARANTINE_SCHEMA),
         PLAN_PATH: _plan(settings or {}, num_relabelled).to_bytes(),
     }
     if matches:
-        files[MATCHES_PATH] = table_bytes(pa.Table.from_pylist(list(matches), schema=MATCHES_SCHEMA))
+        files[MATCHES_PATH] = _table(matches, MATCHES_SCHEMA)
     for path, data in files.items():
         store.write(path, data)
     manifest = Manifest(
@@ -112,6 +93,36 @@ def write_dataset(
     )
     store.write(MANIFEST_PATH, manifest.to_bytes())
     return manifest
+
+
+def _write_shards(store: Store, shards: Sequence[Sequence[Sample]]) -> tuple[list[ShardRecord], dict[str, bytes]]:
+    """Writes the shards; returns their records, and their index files by path."""
+    records: list[ShardRecord] = []
+    files: dict[str, bytes] = {}
+    for shard, samples in enumerate(shards):
+        data = b"".join(sample.image for sample in samples)
+        commit = ShardCommit(tar_sha256=sha256_hex(data), tar_bytes=len(data), data_end=len(data), plan_hash="")
+        store.write(shard_path(shard), data)
+        files[index_path(shard)] = index_bytes(shard, _rows(samples), commit)
+        records.append(
+            ShardRecord(
+                path=shard_path(shard),
+                first_sample_id=sum(record.num_samples for record in records),
+                num_samples=len(samples),
+                sha256=commit.tar_sha256,
+                num_bytes=len(data),
+            )
+        )
+    return records, files
+
+
+def _label_rows(shards: Sequence[Sequence[Sample]], names: Sequence[str]) -> list[dict[str, object]]:
+    counts = Counter(label for samples in shards for sample in samples for label in sample.labels)
+    return [{"label": label, "name": name, "num_samples": counts[label]} for label, name in enumerate(names)]
+
+
+def _table(rows: Sequence[dict[str, object]], schema: pa.Schema) -> bytes:
+    return table_bytes(pa.Table.from_pylist(list(rows), schema=schema))
 
 
 def _rows(samples: Sequence[Sample]) -> list[IndexRow]:

@@ -1,8 +1,8 @@
-"""A real Ceph RADOS Gateway on loopback, for tests: the S3 that clusters of one's own run.
+"""A real Ceph RADOS Gateway on loopback, for tests: the S3 store that on-premises clusters use.
 
 One monitor, one manager, one OSD that keeps its objects in memory, one gateway. Needs the programs (Debian: ceph-mon,
-ceph-mgr, ceph-osd, radosgw, ceph-common), no systemd and no containers; up in about 13 s on two cores. It checks
-signatures and the checksum of what is uploaded, which moto does not.
+ceph-mgr, ceph-osd, radosgw, ceph-common), but no systemd and no containers; starts in about 13 s on two cores. Unlike
+moto, it checks signatures and the checksums of uploads.
 """
 
 import http.client
@@ -29,7 +29,7 @@ STOP_SECONDS = 10.0
 POLL_SECONDS = 0.1
 LOG_TAIL_LINES = 30
 
-# cephx stays on: without it radosgw never gets past its handshake. memstore: nothing is written but logs.
+# cephx stays on: without it radosgw never completes its handshake. memstore: only logs are written to disk.
 CONF = """\
 [global]
 fsid = {fsid}
@@ -60,7 +60,7 @@ rgw frontends = beast endpoint=127.0.0.1:{gateway_port}
 
 @dataclass(frozen=True, kw_only=True)
 class Gateway:
-    """Where it answers, and one user's keys."""
+    """The endpoint, and one user's keys."""
 
     endpoint: str
     access_key: str
@@ -74,7 +74,8 @@ def missing_programs() -> list[str]:
 
 @contextmanager
 def ceph_gateway(folder: Path) -> Iterator[Gateway]:
-    """Start the four daemons with all their files in the new `folder`, yield once S3 answers, stop them by pid."""
+    """Starts the four daemons with all their files in the new `folder`, yields once S3 answers, and stops them by
+    pid."""
     if missing := missing_programs():
         raise FileNotFoundError(f"Ceph is not installed: no {', '.join(missing)} on PATH")
     cluster = _Cluster(folder)
@@ -95,7 +96,7 @@ class _Cluster:
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> Gateway:
-        """The order matters: each daemon asks the one before it."""
+        """Starts the daemons in order: each one needs those before it."""
         fsid = str(uuid.uuid4())
         self._write_conf(fsid)
         self._start_monitor(fsid)
@@ -112,7 +113,7 @@ class _Cluster:
         return Gateway(endpoint=endpoint, access_key=access_key, secret_key=secret_key)
 
     def stop(self) -> None:
-        """The gateway first: who asks ends before who answers. Nothing in memory is worth a slow farewell."""
+        """Stops the gateway first, because it depends on the others. Nothing in memory needs a slow shutdown."""
         for daemon in reversed(self._daemons):
             daemon.terminate()
             try:
@@ -123,7 +124,7 @@ class _Cluster:
         self._daemons.clear()
 
     def log_tail(self) -> str:
-        """The last lines of what every daemon said."""
+        """The last lines of every daemon's log."""
         parts = []
         for path in sorted(self.folder.glob("*.log")):
             lines = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]

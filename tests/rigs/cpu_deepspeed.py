@@ -1,4 +1,4 @@
-"""DeepSpeed, loaded for CPUs: it chooses when it is imported, and every fork of the tests trains on the CPU."""
+"""Imports DeepSpeed for CPUs: it chooses its accelerator on import, and all forks of the tests train on the CPU."""
 
 import os
 

@@ -1,7 +1,7 @@
-"""A pytest plugin: what each test costs in seconds of CPU, its processes included, which a busy machine hardly changes.
+"""A pytest plugin: the CPU-seconds of each test including its child processes, which hardly change on a busy machine.
 
-`--cpu-seconds N` ends the run with the N dearest tests and the sum of each folder. What a fixture of several tests
-costs is counted for the first of them.
+`--cpu-seconds N` lists the N most expensive tests and the sum of each folder at the end. A fixture shared by several
+tests counts for the first of them.
 """
 
 import resource
@@ -18,25 +18,25 @@ _BEFORE: dict[str, float] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--cpu-seconds`."""
+    """Adds `--cpu-seconds`."""
     parser.addoption("--cpu-seconds", type=int, default=0, metavar="N", help="list the N tests that take most CPU")
 
 
 def used_so_far() -> float:
-    """Of this process, its living descendants, and those that somebody has waited for."""
+    """CPU-seconds of this process, its living descendants, and those that were waited for."""
     mine = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(use.ru_utime + use.ru_stime for use in mine) + sum(process.cpu_seconds for process in OWN.living())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Before the first of its fixtures."""
+    """Notes the time before the test's first fixture."""
     _BEFORE[nodeid] = used_so_far()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """The report of the last phase carries the number, from a worker of pytest-xdist too."""
+    """Puts the number into the report of the last phase, which also reaches pytest from a worker of pytest-xdist."""
     report = yield
     if report.when == "teardown" and item.nodeid in _BEFORE:
         report.user_properties.append((_NAME, used_so_far() - _BEFORE.pop(item.nodeid)))
@@ -44,7 +44,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """The dearest tests, then the folders."""
+    """Lists the most expensive tests, then the folders."""
     if not (most := config.getoption("--cpu-seconds")):
         return
     costs, folders = Counter[str](), Counter[str]()

@@ -1,5 +1,5 @@
-"""A proxy before an S3 server that breaks bodies off (the fault that botocore never retries), holds uploads back in
-the middle, or changes a byte of them on the way."""
+"""A proxy in front of an S3 server that truncates bodies (a fault that botocore never retries), holds uploads back,
+or changes a byte of them on the way."""
 
 import http.client
 import threading
@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
 
 
 @dataclass
 class CuttingProxy:
-    """`cuts` has the bytes to send of each coming GET's body before the connection is closed; then all pass.
+    """`cuts` has the number of body bytes to send for each coming GET before the connection is closed; later GETs pass.
 
-    `ranges` collects the Range headers of the GETs seen ("" where there was none). `parts` is how many parts of
-    multipart uploads pass; those that come then wait until the proxy ends, and set `holding`. `flips` says whether a
-    bit of every upload's body is changed.
+    `ranges` collects the Range headers of the GETs ("" if there was none). `parts` is the number of parts of multipart
+    uploads that pass; later parts wait until the proxy ends, and set `holding`. `flips`: changes one bit of every
+    upload's body.
     """
 
     upstream: str
@@ -30,7 +31,7 @@ class CuttingProxy:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hold(self, path: str) -> bool:
-        """Whether this upload waited until the end of the proxy, and must not be passed on."""
+        """Whether this upload waited until the end of the proxy, and must not be forwarded."""
         if "partNumber=" not in path:
             return False
         with self.lock:
@@ -44,9 +45,9 @@ class CuttingProxy:
 
 @contextmanager
 def cutting_proxy(upstream: str) -> Iterator[CuttingProxy]:
-    """Runs in a thread until the block ends."""
+    """Runs the proxy in a thread until the block ends."""
     proxy = CuttingProxy(upstream=upstream)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(proxy))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: _Handler(proxy, *args))
     proxy.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -59,48 +60,49 @@ def cutting_proxy(upstream: str) -> Iterator[CuttingProxy]:
         thread.join()
 
 
-def _handler_of(proxy: CuttingProxy) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
-            proxy.ranges.append(self.headers.get("Range", ""))
-            self._pass_on(b"", cuts=proxy.cuts)
+    def __init__(self, proxy: CuttingProxy, *args: Any) -> None:
+        self.proxy = proxy
+        super().__init__(*args)  # answers the requests of a connection
 
-        def do_HEAD(self) -> None:
-            self._pass_on(b"")
+    def do_GET(self) -> None:
+        self.proxy.ranges.append(self.headers.get("Range", ""))
+        self._pass_on(b"", cuts=self.proxy.cuts)
 
-        def do_DELETE(self) -> None:
-            self._pass_on(b"")
+    def do_HEAD(self) -> None:
+        self._pass_on(b"")
 
-        def do_PUT(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            if proxy.hold(self.path):
-                self.close_connection = True
-                return
-            self._pass_on(bytes([body[0] ^ 1]) + body[1:] if proxy.flips and body else body)
+    def do_DELETE(self) -> None:
+        self._pass_on(b"")
 
-        def do_POST(self) -> None:
-            self._pass_on(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-
-        def _pass_on(self, body: bytes, *, cuts: list[int] | None = None) -> None:
-            """Ask upstream the same, and hand on its answer, its body cut off by the first of `cuts`."""
-            headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
-            connection = http.client.HTTPConnection(urlsplit(proxy.upstream).netloc, timeout=30)
-            connection.request(self.command, self.path, body=body or None, headers=headers)
-            answer = connection.getresponse()
-            content = answer.read()
-            connection.close()
-            self.send_response(answer.status)
-            for name, value in answer.getheaders():
-                if name.lower() not in ("connection", "transfer-encoding", "date", "server"):
-                    self.send_header(name, value)
-            self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(content[: cuts.pop(0)] if cuts else content)
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.proxy.hold(self.path):
             self.close_connection = True
+            return
+        self._pass_on(bytes([body[0] ^ 1]) + body[1:] if self.proxy.flips and body else body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-            """Quiet."""
+    def do_POST(self) -> None:
+        self._pass_on(self.rfile.read(int(self.headers.get("Content-Length", 0))))
 
-    return Handler
+    def _pass_on(self, body: bytes, *, cuts: list[int] | None = None) -> None:
+        """Forwards the request and returns the answer, with its body truncated by the first of `cuts`."""
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+        connection = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=30)
+        connection.request(self.command, self.path, body=body or None, headers=headers)
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        self.send_response(response.status)
+        for name, value in response.getheaders():
+            if name.lower() not in ("connection", "transfer-encoding", "date", "server"):
+                self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(content[: cuts.pop(0)] if cuts else content)
+        self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+        """Logs nothing."""

@@ -1,4 +1,4 @@
-"""Small packed datasets for tests, and what a folder of one consists of."""
+"""Small packed datasets for tests, and the hashes of their files."""
 
 import hashlib
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.rigs.images import class_folders, image_bytes
 
 
 def packed_folders(folder: Path, *, num_classes: int = 3, images_a_class: int = 5) -> Path:
-    """Generated class folders packed into `folder`/packed: shards of 4 samples, blocks of 3."""
+    """Packs generated class folders into `folder`/packed: shards of 4 samples, blocks of 3."""
     root = class_folders(folder / "images", num_classes=num_classes, images_a_class=images_a_class)
     out = folder / "packed"
     source = FolderSource(root=str(root))
@@ -19,10 +19,10 @@ def packed_folders(folder: Path, *, num_classes: int = 3, images_a_class: int = 
 
 
 def packed_with_undecodable(folder: Path) -> Path:
-    """As `packed_folders`, with one image more, c0/spoiled.jpg: a good header, then nothing that a decoder accepts."""
+    """As `packed_folders`, plus one image, c0/spoiled.jpg, with a valid header and data that no decoder accepts."""
     root = class_folders(folder / "images")
     good = image_bytes(99)
-    body = good.index(b"\xff\xda") + 14  # behind the header of the scan
+    body = good.index(b"\xff\xda") + 14  # after the header of the scan
     (root / "c0" / "spoiled.jpg").write_bytes(good[:body] + b"\xff\xc4" + good[body + 40 :])
     out = folder / "packed"
     assert (
@@ -32,7 +32,7 @@ def packed_with_undecodable(folder: Path) -> Path:
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
-    """sha256 of every file below `folder`, hidden ones included."""
+    """sha256 of every file below `folder`, including hidden files."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

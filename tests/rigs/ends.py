@@ -1,7 +1,8 @@
-"""A pytest plugin: no process outlives the test that started it, least of all one whose time ran out.
+"""A pytest plugin: no process outlives the test that started it, even if the test times out.
 
-Servers that a fixture of several tests started live until that fixture ends them. When a test's time runs out its
-processes are ended first, so that whatever waits for them (a pool, a `with`) returns, and its fixtures end as always.
+Servers started by a fixture that several tests share live until that fixture ends them. When a test times out, its
+processes are ended first, so that everything that waits for them (a pool, a `with`) returns, and its fixtures end as
+usual.
 """
 
 import signal
@@ -18,14 +19,14 @@ OWN = OwnProcesses()
 
 @pytest.fixture(autouse=True)
 def _processes_end_with_their_test() -> Iterator[None]:
-    """The first of a test's own fixtures to begin, and so the last to end."""
+    """The first of a test's own fixtures to start, and so the last to end."""
     yield
     OWN.end()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-    """Keep what a fixture of several tests has started."""
+    """Keeps processes started by a fixture that several tests share."""
     if fixturedef.scope == "function":
         return (yield)
     before = {process.identity for process in OWN.living()}
@@ -36,7 +37,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer() -> Generator[None, object, object]:
-    """pytest-timeout's alarm fails the test where it waits; before that, end what it may wait for."""
+    """pytest-timeout's alarm fails the test where it waits. This ends the processes it may be waiting for first."""
     timer = yield
     fails = signal.getsignal(signal.SIGALRM)
 

@@ -1,4 +1,4 @@
-"""One connection through the faulty proxy (see faulty_proxy.py), and what can go wrong on it."""
+"""One connection through the faulty proxy (see faulty_proxy.py), and the faults that can occur on it."""
 
 import asyncio
 import random
@@ -22,8 +22,8 @@ KINDS = (*REFUSALS, "reset", "short", "stall", "silence", "etag", "range")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`reset` (the connection), `short` (an end before the promised one) and `stall` come after so many bytes of the
-    body, by default somewhere in it. `silence` is no answer at all; `etag` and `range` are wrong headers."""
+    """`reset` (of the connection), `short` (the body ends early) and `stall` happen after `after_bytes` of the body,
+    by default somewhere in it. `silence` is no answer at all; `etag` and `range` are wrong headers."""
 
     kind: str
     after_bytes: int | None = None
@@ -35,7 +35,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A GET of an object: what it asked for, and what was done to it ("" where nothing was)."""
+    """A GET of an object: its headers, and the fault that it got ("" if none)."""
 
     range: str
     if_match: str
@@ -45,7 +45,7 @@ class Seen:
 
 @dataclass(kw_only=True)
 class FaultyProxy:
-    """`faults` are those of the coming GETs (None: none) in their order; behind them `rates` has the share of GETs
+    """`faults` are those of the coming GETs in order (None: no fault). After them, `rates` gives the share of GETs
     with each kind of fault, drawn with `seed`."""
 
     upstream: str
@@ -54,16 +54,16 @@ class FaultyProxy:
     rates: dict[str, float] = field(default_factory=dict)
     seed: int = 0
     seen: list[Seen] = field(default_factory=list)
-    stalling: threading.Event = field(default_factory=threading.Event)  # an answer stands still
-    num_standing: int = 0  # connections that stand still now
-    num_connections: int = 0  # of clients, so far
+    stalling: threading.Event = field(default_factory=threading.Event)  # set while an answer is stalled
+    num_standing: int = 0  # connections that are stalled now
+    num_connections: int = 0  # client connections so far
     chance: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
 
     def next_fault(self) -> Fault | None:
-        """What happens to this GET."""
+        """The fault of this GET."""
         if self.faults:
             return self.faults.pop(0)
         drawn = self.chance.random()
@@ -74,17 +74,17 @@ class FaultyProxy:
         return None
 
     def counts(self) -> Counter[str]:
-        """GETs by their fault ("" for none)."""
+        """The number of GETs by fault ("" for none)."""
         return Counter(request.fault for request in self.seen)
 
 
 class _ClosedError(Exception):
-    """One side is gone, or is to be."""
+    """One side has closed the connection, or it is to be closed."""
 
 
 @dataclass(kw_only=True)
 class _Head:
-    """The first line and the headers of a request or an answer, and what has come behind them."""
+    """The first line and the headers of a request or an answer, and the bytes received after them."""
 
     lines: list[str]
     rest: bytes
@@ -104,7 +104,7 @@ class _Head:
 
 
 class Connection:
-    """One connection of a client and, behind it, one to the server."""
+    """A client's connection, and the connection to the server behind it."""
 
     def __init__(self, proxy: FaultyProxy, client: socket.socket) -> None:
         self.proxy, self.client = proxy, client
@@ -114,7 +114,7 @@ class Connection:
         _without_delay(client)
 
     async def run(self) -> None:
-        """One request after another, until either side closes."""
+        """Serves one request after another, until either side closes."""
         left = b""
         try:
             while True:
@@ -157,7 +157,7 @@ class Connection:
             raise _ClosedError
 
     async def _answer(self, request: _Head) -> _Head:
-        """From the server, over the connection there is or, where the server has closed it, a new one."""
+        """The server's answer, over the existing connection or, if the server has closed it, over a new one."""
         for _ in range(2):
             is_old = self.server is not None
             server = self.server or await self._connect()
@@ -171,7 +171,7 @@ class Connection:
         raise _ClosedError
 
     async def _body(self, begun: bytes, length: int, fault: Fault | None) -> None:
-        """What the server sends, up to a fault in the middle."""
+        """Forwards the server's body, up to a fault within it."""
         stop = length
         if fault and fault.kind in ("reset", "short", "stall"):
             given = self.proxy.chance.randrange(length) if fault.after_bytes is None and length else fault.after_bytes
@@ -195,7 +195,7 @@ class Connection:
             raise _ClosedError
 
     async def _stand_still(self) -> None:
-        """Until the client is gone."""
+        """Waits until the client has closed the connection."""
         self.proxy.num_standing += 1
         self.proxy.stalling.set()
         try:
@@ -206,7 +206,7 @@ class Connection:
         raise _ClosedError
 
     async def _pass_on(self, request: _Head) -> None:
-        """A request of another kind, with its body, and all of its answer."""
+        """Forwards any other request with its body, and its whole answer."""
         request.set_header("connection", "close")
         server = await self._connect()
         await self.loop.sock_sendall(server, bytes(request) + request.rest)

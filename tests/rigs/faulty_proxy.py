@@ -1,9 +1,9 @@
-"""A proxy before an S3 server whose answers to GETs of objects go wrong, as a list or chance has it.
+"""A proxy in front of an S3 server that spoils answers to GETs of objects, as listed or at random.
 
-`faulty_proxy` runs in a thread, for tests. `faulty_proxy_process` runs in a process of its own, for benchmarks, where
-its time must not be that of the client; it is cheap: bodies go from socket to socket through one buffer.
-Requests are handed on as they are (their signature covers the host that the client named), all but GETs of objects
-over connections of their own.
+`faulty_proxy` runs in a thread, for tests. `faulty_proxy_process` runs in its own process, for benchmarks, so that its
+time is not counted as the client's. It is cheap: bodies go from socket to socket through one buffer. Requests are
+forwarded unchanged (their signature covers the host that the client named). All requests except GETs of objects use
+their own connections.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def faulty_proxy(upstream: str, *, rates: dict[str, float] | None = None, seed: int = 0) -> Iterator[FaultyProxy]:
-    """Runs in a thread until the block ends."""
+    """Runs the proxy in a thread until the block ends."""
     proxy = FaultyProxy(upstream=upstream, rates=rates or {}, seed=seed)
     with closing(socket.create_server(("127.0.0.1", 0), backlog=512)) as listener:
         proxy.endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -43,7 +43,7 @@ def faulty_proxy(upstream: str, *, rates: dict[str, float] | None = None, seed: 
 
 @dataclass(kw_only=True)
 class ProxyProcess:
-    """Where the proxy answers, and, once it has ended, its GETs by their fault and its own CPU-seconds."""
+    """The proxy's endpoint and, once it has ended, its GETs by fault and its CPU-seconds."""
 
     endpoint: str
     counts: dict[str, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class ProxyProcess:
 
 @contextmanager
 def faulty_proxy_process(upstream: str, *, rates: dict[str, float], seed: int = 0) -> Iterator[ProxyProcess]:
-    """As `faulty_proxy`, in a process of its own."""
+    """As `faulty_proxy`, in its own process."""
     words = [sys.executable, "-m", "tests.rigs.faulty_proxy", upstream, json.dumps(rates), str(seed)]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT)
     assert process.stdin
@@ -85,7 +85,7 @@ async def _serve(proxy: FaultyProxy, listener: socket.socket) -> None:
 
 
 def _main(upstream: str, rates: str, seed: str) -> None:
-    """Says where it answers, and at the end of its input what it did."""
+    """Prints the endpoint, and at the end of standard input the proxy's counts."""
     with faulty_proxy(upstream, rates=json.loads(rates), seed=int(seed)) as proxy:
         sys.stdout.write(proxy.endpoint + "\n")
         sys.stdout.flush()

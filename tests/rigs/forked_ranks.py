@@ -1,4 +1,4 @@
-"""Ranks of one stage as `jobs.launch` starts them, but forked from the server that has loaded everything."""
+"""Ranks of one stage, as `jobs.launch` starts them, but forked from the server that has loaded everything."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tests.rigs.s3 import free_port
 
 
 class Fork:
-    """A forked process that is asked as subprocess.Popen is."""
+    """A forked process with the interface of subprocess.Popen."""
 
     def __init__(self, process: ForkServerProcess) -> None:
         self._process = process
@@ -30,32 +30,32 @@ class Fork:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; -SIGNAL where one ended it."""
+        """None while it runs; -SIGNAL if a signal ended it."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """As `returncode`."""
+        """The same as `returncode`."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Until it has ended."""
+        """Waits until it has ended."""
         self._process.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """To a process that runs."""
+        """Sends a signal to a running process."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 class _Handed:
-    """A file of this process, given to the fork: standard error as pytest's capture has it now."""
+    """A file of this process, passed to the fork: standard error as pytest captures it now."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -69,7 +69,8 @@ def _taken(handed: Any) -> int:
 
 
 def fork_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], log_dir: Path) -> Ranks:
-    """`patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, the others write to log_dir/rank-N.log."""
+    """Runs `patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, the others write to
+    log_dir/rank-N.log."""
     log_dir.mkdir(parents=True, exist_ok=True)
     shared = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}

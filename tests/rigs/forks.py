@@ -1,7 +1,7 @@
-"""The server of forks, of which a test run has one: it has loaded all that a stage needs, and a fork begins at once.
+"""The fork server, one per test run: it has loaded all that a stage needs, so that forks start at once.
 
-Loading it takes as long as ten steps of a tiny model do: torch, its compiler (which making an optimiser loads) and
-DeepSpeed. Whoever forks first starts the server for all.
+Loading torch, its compiler (needed to create an optimiser) and DeepSpeed takes as long as ten steps of a tiny model.
+The first test that forks starts the server for all.
 """
 
 import multiprocessing
@@ -10,12 +10,12 @@ from multiprocessing.context import ForkServerContext
 _STAGES = ("pack", "verify", "pretrain", "finetune", "evaluate", "demo")
 _SLOW = ("torch._dynamo", "torch.utils.tensorboard", "tests.rigs.cpu_deepspeed")
 PRELOADED = ["jobs.cli", *(f"jobs.{stage}" for stage in _STAGES), *_SLOW, "tests.rigs.processes"]
-# Two ranks, or two tests, share two cores; and OpenMP's threads that wait take a core from those that work.
+# Two ranks, or two tests, share two cores, and OpenMP's waiting threads would take a core from working threads.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def forks() -> ForkServerContext:
-    """Whose processes come from that server."""
+    """The context whose processes come from that server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context

@@ -1,4 +1,4 @@
-"""Images made by the tests: noise with a few shapes, different for every seed, the same every time."""
+"""Images made by the tests: noise with a few shapes, different for every seed and always the same for one seed."""
 
 import io
 import struct
@@ -33,7 +33,7 @@ def class_folders(root: Path, *, num_classes: int = 3, images_a_class: int = 5) 
 
 
 def png_promising(height: int, width: int) -> bytes:
-    """A PNG of a few bytes whose header promises so many pixels; most of them are not there."""
+    """A PNG of a few bytes whose header promises `height` x `width` pixels, most of which are missing."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -1,4 +1,4 @@
-"""A command as a terminal runs it, in a process group of its own, for tests that send it real signals."""
+"""Runs a command as a terminal does, in its own process group, for tests that send real signals."""
 
 import multiprocessing
 import os
@@ -24,18 +24,18 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command that runs, forked from the server that has loaded the project."""
+    """A running command, forked from the server that has loaded the project."""
 
     process: BaseProcess
     errors: Path
 
     @property
     def said(self) -> str:
-        """What it has written to standard error so far."""
+        """Its standard error so far."""
         return self.errors.read_text() if self.errors.exists() else ""
 
     def wait_until(self, is_so: Callable[[], bool], *, seconds: float = DEADLINE_SECONDS) -> None:
-        """TimeoutError where it is not so in time, or the command has ended."""
+        """Waits. TimeoutError if the condition does not become true in time, or the command has ended."""
         pause, deadline = threading.Event(), time.monotonic() + seconds
         while not is_so():
             if time.monotonic() > deadline or self.process.exitcode is not None:
@@ -43,16 +43,16 @@ class Command:
             pause.wait(_POLL_SECONDS)
 
     def wait_until_said(self, text: str) -> None:
-        """Until it has written this."""
+        """Waits until it has written this text."""
         self.wait_until(lambda: text in self.said)
 
     def signal(self, number: int) -> None:
-        """To the whole group, as a terminal does."""
+        """Sends a signal to the whole group, as a terminal does."""
         assert self.process.pid
         os.killpg(self.process.pid, number)
 
     def end(self, *, seconds: float = DEADLINE_SECONDS) -> int:
-        """Its exit code. TimeoutError where it does not end in time."""
+        """Waits for its exit code. TimeoutError if it does not end in time."""
         self.process.join(seconds)
         if self.process.exitcode is None:
             raise TimeoutError(f"it does not end: {self.said}")
@@ -80,7 +80,7 @@ def started(
 
 @contextmanager
 def behind_a_proxy(folder: str, bucket: str) -> Iterator[tuple[str, FaultyProxy]]:
-    """A copy of a dataset in a bucket, and the proxy at which a command with its endpoint finds it."""
+    """A copy of a dataset in a bucket, and a proxy through which a command with its endpoint reads it."""
     url = f"s3://{bucket}/data"
     store = open_store(url)
     for path in Path(folder).rglob("*"):
@@ -92,7 +92,7 @@ def behind_a_proxy(folder: str, bucket: str) -> Iterator[tuple[str, FaultyProxy]
 
 def _as_terminal(words: list[str], environ: dict[str, str], errors: Path) -> None:
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the server may have held it back
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the server may have blocked it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.clear()
     os.environ.update(environ)

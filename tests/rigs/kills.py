@@ -1,4 +1,4 @@
-"""Kills a real run on real processes at given moments and starts it again with the same command."""
+"""Kills a real run on real processes at given moments, and starts it again with the same command."""
 
 import threading
 import time
@@ -14,12 +14,12 @@ _DEADLINE_SECONDS = 240.0
 
 
 def attempts_at_least(count: int) -> Moment:
-    """True once the run was started `count` times and each start is on record."""
+    """True once the run has been started `count` times and each start is recorded."""
     return lambda run_dir: len(list((run_dir / "checkpoints" / "attempts").glob("*.json"))) >= count
 
 
 def step_at_least(step: int) -> Moment:
-    """True once metrics.jsonl has the line of `step`, whole or half-written."""
+    """True once metrics.jsonl has the line of `step`, whole or partly written."""
 
     def reached(run_dir: Path) -> bool:
         path = run_dir / "metrics.jsonl"
@@ -29,12 +29,12 @@ def step_at_least(step: int) -> Moment:
 
 
 def saving(step: int) -> Moment:
-    """True once anything of the checkpoint of `step` is there: its files are being written, or just were."""
+    """True once any file of the checkpoint of `step` exists: its files are being written, or have just been."""
     return lambda run_dir: any((run_dir / "checkpoints").glob(f"step-{step:08d}/*/*"))
 
 
 def after_seconds(seconds: float) -> Moment:
-    """True `seconds` after the first question."""
+    """True `seconds` after the first call."""
     began: list[float] = []
 
     def passed(_: Path) -> bool:
@@ -45,7 +45,7 @@ def after_seconds(seconds: float) -> Moment:
 
 
 def run_and_kill(words: list[str], run_dir: Path, *, moment: Moment, num_ranks: int, log_dir: Path) -> bool:
-    """Starts the command and kills all ranks (SIGKILL) at the moment; False where the run ended before it."""
+    """Starts the command and kills all ranks (SIGKILL) at the moment; False if the run ended before it."""
     ranks = start(words, num_ranks=num_ranks, log_dir=log_dir)
     try:
         return wait_until(ranks, moment, run_dir)
@@ -54,7 +54,7 @@ def run_and_kill(words: list[str], run_dir: Path, *, moment: Moment, num_ranks: 
 
 
 def wait_until(ranks: Ranks, moment: Moment, run_dir: Path) -> bool:
-    """Waits for the moment; False where the ranks ended before it."""
+    """Waits for the moment; False if the ranks ended before it."""
     pause = threading.Event()
     deadline = time.monotonic() + _DEADLINE_SECONDS
     while ranks.poll() and time.monotonic() < deadline:

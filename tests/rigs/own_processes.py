@@ -1,7 +1,7 @@
-"""The processes that a run of tests started, found wherever they are in the tree, and ended by pid.
+"""Finds the processes that a run of tests started, wherever they are in the process tree, and ends them by pid.
 
-A process is ours if it descends from this one, or if it was started with the marker of this run in its environment:
-so an orphan is found too, which init has adopted. Linux's /proc says both (proc(5)).
+A process is ours if it descends from this one, or if it was started with this run's marker in its environment. That
+also finds orphans adopted by init. Linux's /proc provides both (proc(5)).
 """
 
 import os
@@ -22,27 +22,27 @@ _GONE_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """What the kernel said of one process: its start tells it from a later process of the same id."""
+    """The kernel's facts about one process. Its start time tells it from a later process with the same id."""
 
     pid: int
     parent: int
     started: int
     is_zombie: bool
-    cpu_seconds: float  # its own and those of the children that it has waited for
+    cpu_seconds: float  # CPU-seconds of its own and of the children that it has waited for
 
     @property
     def identity(self) -> tuple[int, int]:
-        """The same for as long as the process lives, and never again."""
+        """Stays the same while the process lives, and is never reused."""
         return self.pid, self.started
 
 
 def read_process(pid: int) -> Process | None:
-    """None once it is gone."""
+    """The process, or None if it has ended."""
     try:
         text = (_PROC / str(pid) / "stat").read_text()
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold anything
+    fields = text[text.rindex(")") + 2 :].split()  # the name before it may contain anything
     return Process(
         pid=pid,
         parent=int(fields[1]),
@@ -53,13 +53,13 @@ def read_process(pid: int) -> Process | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Zombies are not: those of orphans wait for an init that may take its time."""
+    """False for zombies: those of orphans wait for an init that may take its time."""
     process = read_process(pid)
     return process is not None and not process.is_zombie
 
 
 class OwnProcesses:
-    """Of the run of tests in this process, from now on: this marks the environment that children inherit."""
+    """The processes of this run of tests from now on. Marks the environment that children inherit."""
 
     def __init__(self) -> None:
         self._marker = f"PATCHLINE_TESTS_{secrets.token_hex(8)}=1"
@@ -68,9 +68,9 @@ class OwnProcesses:
         self._strangers: set[int] = set()
 
     def living(self) -> list[Process]:
-        """All of ours, parents before children, zombies and this process left out."""
+        """All of ours, parents before children, without zombies and this process."""
         pids = {int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()}
-        self._strangers &= pids  # one that is gone leaves its id to another, perhaps to one of ours
+        self._strangers &= pids  # the id of an ended process may be reused, perhaps by one of ours
         processes = [read_process(pid) for pid in pids - self._strangers]
         known = [process for process in processes if process is not None]
         is_root = {process.pid: process.parent == os.getpid() or self._is_marked(process.pid) for process in known}
@@ -79,11 +79,11 @@ class OwnProcesses:
         return [process for process in ours if not process.is_zombie]
 
     def keep(self, processes: Iterable[Process]) -> None:
-        """Servers that several tests share: they and what they start is not ended."""
+        """Keeps servers that several tests share: they and their children are not ended."""
         self._kept |= {process.identity for process in processes}
 
     def end(self) -> list[Process]:
-        """Kills all that are not kept, and returns them once they are gone."""
+        """Kills all processes that are not kept, and returns them once they have ended."""
         ended: list[Process] = []
         deadline = time.monotonic() + _GONE_SECONDS
         while rest := self._not_kept():
@@ -110,7 +110,7 @@ class OwnProcesses:
 
 
 def _with_descendants(processes: list[Process], is_root: Callable[[Process], bool]) -> list[Process]:
-    """The roots and all that descend from them, parents before children."""
+    """The roots and all their descendants, parents before children."""
     children: dict[int, list[Process]] = {}
     for process in processes:
         children.setdefault(process.parent, []).append(process)
@@ -125,12 +125,12 @@ def _with_descendants(processes: list[Process], is_root: Callable[[Process], boo
 
 
 def _server_of_forks() -> int | None:
-    """Of multiprocessing, which every test shares; its children are tests' own."""
+    """multiprocessing's fork server, which every test shares; its children belong to the tests."""
     pid: int | None = getattr(forkserver, "_forkserver")._forkserver_pid  # noqa: B009
     return pid
 
 
 def _tracker_of_resources() -> int | None:
-    """Of multiprocessing too."""
+    """multiprocessing's resource tracker, shared too."""
     pid: int | None = getattr(resource_tracker, "_resource_tracker")._pid  # noqa: B009
     return pid

@@ -1,4 +1,4 @@
-"""Packing killed again and again: processes forked from one that has imported the project, ended by SIGKILL."""
+"""Kills packing again and again: processes forked from one that has imported the project, ended by SIGKILL."""
 
 import multiprocessing
 import os
@@ -15,13 +15,13 @@ from shards.store import open_store
 
 
 def killed_often(job: PackJob, outs: Callable[[int], str], *, num_kills: int, seed: int) -> tuple[list[str], int]:
-    """Pack to outs(0), outs(1), ..., killing each command at a random moment and running it again until it is done.
+    """Packs to outs(0), outs(1), ..., killing each command at a random moment and running it again until it is done.
 
-    Goes on until `num_kills` commands really died of SIGKILL; the finished datasets' URLs, and how often one command
-    died in mid-work rather than before or after it.
+    Continues until `num_kills` commands have died of SIGKILL. Returns the URLs of the finished datasets, and how often
+    a command died in the middle of its work rather than before or after it.
     """
     draw, kills, in_work, finished = random.Random(seed), 0, 0, list[str]()
-    for number in (0, 1):  # the first one starts the server of forks too
+    for number in (0, 1):  # the first one also starts the fork server
         finished.append(outs(number))
         seconds = _unbroken_seconds(replace(job, out=finished[-1]))
     while kills < num_kills:

@@ -1,4 +1,4 @@
-"""The phases of packing one by one, for tests of what one of them does."""
+"""Runs the phases of packing one by one, for tests of single phases."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def pack_spec(source: Source, **changes: object) -> PackSpec:
 
 
 def scanned(store: Store, spec: PackSpec) -> Listing:
-    """List and scan all of a source, and hash the evaluation sets."""
+    """Lists and scans a whole source, and hashes the evaluation sets."""
     listing = listed(store, spec.source, scan_hash=spec.scan_hash())
     for number, some in enumerate(listing.slices):
         scan_slice(ScanTask(url=store.url, spec=spec, number=number, slice_sha256=some.sha256))
@@ -30,5 +30,5 @@ def scanned(store: Store, spec: PackSpec) -> Listing:
 
 
 def planned(store: Store, spec: PackSpec) -> Plan:
-    """Scan a source and plan its packing."""
+    """Scans a source and plans its packing."""
     return make_plan(store, spec, scanned(store, spec), workers=1)

@@ -1,6 +1,6 @@
-"""Real processes for tests, quickly: forked from a server that has imported the project (and torch) once.
+"""Real processes for tests, started quickly: forked from a server that has imported the project (and torch) once.
 
-Ranks are in a real gloo group; commands have their own environment, standard output and standard error.
+Ranks are in a real gloo group. Commands have their own environment, standard output and standard error.
 """
 
 import os
@@ -25,7 +25,7 @@ ANSWER_SECONDS = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a command ended and what it said."""
+    """The exit code and output of a command."""
 
     code: int
     output: str
@@ -47,7 +47,7 @@ def one_world(rank: int = 0, num_ranks: int = 1, *, port: int = 0) -> World:
 
 
 def run_ranks(function: Callable[..., Any], *arguments: object, num_ranks: int) -> list[Any]:
-    """`function(world, *arguments)` in a process group of `num_ranks` processes; their results in rank order."""
+    """Runs `function(world, *arguments)` in a process group of `num_ranks` processes; their results in rank order."""
     port = free_port()
     with ProcessPoolExecutor(num_ranks, mp_context=forks()) as pool:
         worlds = [one_world(rank, num_ranks, port=port) for rank in range(num_ranks)]
@@ -56,12 +56,12 @@ def run_ranks(function: Callable[..., Any], *arguments: object, num_ranks: int) 
 
 
 def patchline(*words: str, environ: Mapping[str, str] | None = None) -> Ended:
-    """`patchline WORDS` in a process of its own, in this environment with `environ` added to it."""
+    """Runs `patchline WORDS` in its own process, in this environment plus `environ`."""
     return _ended(main, list(words), {**ONE_THREAD, **os.environ, **(environ or {})})
 
 
 def program(text: str, *words: str) -> Ended:
-    """`python -c TEXT WORDS`, likewise."""
+    """Runs `python -c TEXT WORDS` in the same way."""
     return _ended(partial(_run_program, text), list(words), {**ONE_THREAD, **os.environ})
 
 

@@ -1,4 +1,4 @@
-"""An S3 server on loopback for tests: moto's, in a process of its own. It checks no credentials."""
+"""An S3 server on loopback for tests: moto's, in its own process. It checks no credentials."""
 
 import http.client
 import socket
@@ -15,7 +15,7 @@ POLL_SECONDS = 0.05
 
 @contextmanager
 def moto_server() -> Iterator[str]:
-    """Start a server on a free port, yield its endpoint once it answers, and stop it by its pid."""
+    """Starts a server on a free port, yields its endpoint once it answers, and stops it by its pid."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -32,7 +32,7 @@ def moto_server() -> Iterator[str]:
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on now."""
+    """A port of the loopback address on which nothing listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

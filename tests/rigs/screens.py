@@ -1,4 +1,4 @@
-"""What a person sees: a pseudo-terminal, and the lines that stand on its screen after what was written to it."""
+"""Shows what a user sees: a pseudo-terminal, and the lines on its screen after everything written to it."""
 
 import logging
 import os
@@ -14,8 +14,8 @@ _QUIET_SECONDS = 0.05
 
 
 class Screen:
-    """A pseudo-terminal of so many columns. It knows text, carriage returns and new lines, which is all that may come:
-    `controls` holds any other control character."""
+    """A pseudo-terminal of `columns` columns. It knows text, carriage returns and new lines; `controls` collects all
+    other control characters, which should not occur."""
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
@@ -31,7 +31,7 @@ class Screen:
         return os.fdopen(os.dup(self.inside), "w", encoding="utf-8", buffering=1)
 
     def take(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Puts standard output, standard error and the log of this process on it for the rest of a test."""
+        """Redirects standard output, standard error and the log of this process to it for the rest of a test."""
         handler = logging.StreamHandler(self.open())
         handler.setFormatter(logging.Formatter("%(message)s"))
         monkeypatch.setattr(sys, "stdout", self.open())
@@ -39,11 +39,11 @@ class Screen:
         monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
 
     def type(self, text: str) -> None:
-        """What a person types."""
+        """Types text as a user does."""
         os.write(self.outside, text.encode())
 
     def read(self, *, seconds: float = _QUIET_SECONDS) -> list[str]:
-        """The lines on the screen once nothing comes for so long, without blanks at their ends."""
+        """The lines on the screen once nothing has been written for a while, without trailing blanks."""
         data = b""
         while select.select([self.outside], [], [], seconds)[0]:
             data += os.read(self.outside, 65536)

@@ -1,11 +1,11 @@
 """A real Slurm on this one machine: munged, slurmctld and a few slurmd on loopback, for tests.
 
-Needs the programs (Debian: slurm-wlm, munge), no systemd, no cgroups, no containers. Nodes have fictitious
-host names and share the loopback address, each with its own port; they do not resolve, so jobs take a node's
-NodeAddr for the master address and `lo` for gloo, as `job_environment` here says.
+Needs the programs (Debian: slurm-wlm, munge), but no systemd, no cgroups and no containers. Nodes have fictitious host
+names and share the loopback address, each with its own port. The names do not resolve, so jobs use a node's NodeAddr as
+the master address and `lo` for gloo (`job_environment`).
 
-Everything lives in one new folder and is stopped by process id: the daemons we started, and what they left
-behind (slurmstepd, batch shells, ranks), known by the SLURM_CONF in their environment.
+Everything is in one new folder and is stopped by process id: the daemons that we started and their children
+(slurmstepd, batch shells, ranks), which are recognised by the SLURM_CONF in their environment.
 """
 
 import os
@@ -72,7 +72,7 @@ def missing_programs() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
-    """Size and patience of the cluster."""
+    """Size and timeouts of the cluster."""
 
     num_nodes: int = 2
     cpus_per_node: int = 2
@@ -85,7 +85,7 @@ class SlurmConfig:
 
 
 class SlurmCluster:
-    """A running cluster between `with SlurmCluster(config) as cluster:` and the end of the block."""
+    """A cluster that runs from `with SlurmCluster(config) as cluster:` to the end of the block."""
 
     def __init__(self, config: SlurmConfig) -> None:
         self.config = config
@@ -117,7 +117,7 @@ class SlurmCluster:
     def node_names(self) -> list[str]:
         return [f"n{i + 1}" for i in range(self.config.num_nodes)]
 
-    # What a test does with it.
+    # For tests.
 
     def sbatch(
         self,
@@ -126,7 +126,7 @@ class SlurmCluster:
         options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> int:
-        """Submit a batch script with its arguments; `options` are sbatch's own. Returns the job id."""
+        """Submits a batch script with its arguments; `options` are sbatch's own. Returns the job id."""
         answer = self.command(
             "sbatch", "--parsable", f"--chdir={self.folder}", *options, str(script), *arguments, env=env
         )
@@ -136,7 +136,7 @@ class SlurmCluster:
         return self.command("scontrol", *arguments)
 
     def squeue_state(self, job_id: int) -> str:
-        """The state as Slurm spells it (PENDING, RUNNING, COMPLETED, ...), of finished jobs too."""
+        """The state in Slurm's spelling (PENDING, RUNNING, COMPLETED, ...), also of finished jobs."""
         return self.command("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T").strip()
 
     def job(self, job_id: int) -> dict[str, str]:
@@ -145,7 +145,7 @@ class SlurmCluster:
         return dict(re.findall(r"(\S+?)=(\S*)", text))
 
     def command(self, program: str, *arguments: str, env: Mapping[str, str] | None = None) -> str:
-        """Run one Slurm command on this cluster and return its output; failing, say what it said."""
+        """Runs one Slurm command on this cluster and returns its output. If it fails, the error shows its output."""
         done = subprocess.run(
             [program, *arguments],
             env={**self.job_environment(), **(env or {})},
@@ -159,7 +159,7 @@ class SlurmCluster:
         return done.stdout
 
     def wait_for(self, predicate: Callable[[], bool], *, deadline_seconds: float) -> None:
-        """Return once the predicate holds; past the deadline, or with a daemon gone, fail with the logs."""
+        """Returns once the predicate is true. Fails with the logs after the deadline, or if a daemon has ended."""
         deadline = time.monotonic() + deadline_seconds
         pause = threading.Event()
         while not predicate():
@@ -179,7 +179,7 @@ class SlurmCluster:
         return "\n".join(parts)
 
     def job_environment(self) -> dict[str, str]:
-        """This process's environment without an outer Slurm's variables, pointing at this cluster."""
+        """This process's environment without the variables of an outer Slurm, set up for this cluster."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
         return kept | {
             "SLURM_CONF": str(self.conf_path),
@@ -195,12 +195,12 @@ class SlurmCluster:
             try:
                 if mark in path.read_bytes().split(b"\0"):
                     found.append(int(path.parent.name))
-            except OSError:  # it ended meanwhile, or is not ours to read
+            except OSError:  # it has ended since, or we may not read it
                 continue
         return found
 
     def stop(self) -> None:
-        """Cancel the jobs, end the daemons in the order of their need for each other, then the orphans."""
+        """Cancels the jobs, then ends the daemons in the order of their dependencies, then the orphans."""
         if len(self._daemons) > 1:
             me = f"--user={os.getuid()}"
             subprocess.run(["scancel", me], env=self.job_environment(), capture_output=True, timeout=60, check=False)
@@ -220,7 +220,7 @@ class SlurmCluster:
             pause.wait(POLL_SECONDS)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    # How it starts.
+    # Starting.
 
     def _write_files(self) -> None:
         (self.folder / "state").mkdir()
@@ -286,7 +286,7 @@ def _user_name() -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports free a moment ago: all are held until the last is known, so that they differ."""
+    """Ports that were free a moment ago. All are held until the last is known, so that they differ."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for held in sockets:

@@ -1,4 +1,4 @@
-"""Whole commands on a pseudo-terminal, each in a process of its own."""
+"""Runs whole commands on a pseudo-terminal, each in its own process."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from tests.rigs.screens import Screen
 
 
 def patchline_on(screen: Screen, *words: str, act: Callable[[Screen], None] = lambda _: None) -> int:
-    """`patchline WORDS` on that terminal until it ends; `act` is called again and again meanwhile. Its exit code."""
+    """Runs `patchline WORDS` on that terminal until it ends, calling `act` repeatedly meanwhile; its exit code."""
     process = forks().Process(target=_as_command, args=(list(words), os.ttyname(screen.inside)))
     process.start()
     deadline = time.monotonic() + ANSWER_SECONDS
@@ -29,9 +29,9 @@ def patchline_on(screen: Screen, *words: str, act: Callable[[Screen], None] = la
 
 
 def _as_command(words: list[str], terminal: str) -> None:
-    os.setsid()  # the terminal that is opened next becomes this process's own, and its Ctrl-C comes here
+    os.setsid()  # the terminal opened next becomes this process's own, so that it receives its Ctrl-C
     with Path(terminal).open("rb+", buffering=0) as file:
         for number in range(3):
             os.dup2(file.fileno(), number)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
     sys.exit(main(words))

@@ -1,4 +1,4 @@
-"""The rig itself: a Ceph that answers as the real one does, and leaves nothing running."""
+"""Tests of the rig: Ceph answers like a production cluster and leaves nothing running."""
 
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ def client_of(gateway: Gateway, *, secret_key: str) -> Any:
 
 
 def processes_with(word: str) -> list[int]:
-    """Ids of the processes with this in their command line."""
+    """Ids of the processes with this text in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if word.encode() in path.read_bytes():
                 found.append(int(path.parent.name))
-        except OSError:  # it ended meanwhile
+        except OSError:  # it has ended since
             continue
     return found
 

@@ -1,4 +1,5 @@
-"""Whatever a test waits for when its time runs out, nothing that it started lives on; what tests share does."""
+"""When a test times out, nothing that it started survives, whatever it was waiting for. Processes that tests share
+survive."""
 
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from tests.rigs.own_processes import is_alive
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SLEEPS = "import os, pathlib, sys, time; pathlib.Path(str(os.getpid())).touch(); time.sleep(1000)"
-# Each is the body of a test that has one second: `sleeper` is the words of a process that says its id and sleeps.
+# Each is the body of a test with a limit of one second. `sleeper` is a command that prints its pid and sleeps.
 WAITS = {
     "for a command": "subprocess.run(sleeper)",
     "for the child of a command": "subprocess.run(['sh', '-c', f'{shlex.join(sleeper)} & wait'])",

@@ -1,4 +1,4 @@
-"""The proxy hands on everything that it is not told to break."""
+"""The proxy forwards everything that it is not told to spoil."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The rig itself: a real Slurm that runs jobs on two nodes, and ends without leaving a process behind."""
+"""Tests of the rig: a real Slurm runs jobs on two nodes, and ends without leaving a process behind."""
 
 from collections.abc import Iterator
 

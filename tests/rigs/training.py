@@ -19,7 +19,7 @@ TINY = (
 
 
 def pretrain_words(url: str, run_dir: Path, *more: str) -> list[str]:
-    """Words of a `patchline pretrain` that takes a few seconds."""
+    """Arguments of a `patchline pretrain` that takes a few seconds."""
     return ["pretrain", "digits_smoke", "--data.url", url, "--run-dir", str(run_dir), *TINY, *more]
 
 
@@ -34,14 +34,14 @@ def run(words: list[str], *, num_ranks: int, log_dir: Path) -> int:
 
 
 class FinishedRuns:
-    """Runs to their end that several tests look at or copy: each is made once a session. Leave them as they are."""
+    """Finished runs that several tests read or copy, each trained once per session. Do not change them."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url = folder, url
         self._made: dict[tuple[int, tuple[str, ...]], Path] = {}
 
     def get(self, num_ranks: int, *options: str) -> Path:
-        """The run directory of the tiny run on so many ranks with these options."""
+        """The run directory of the tiny run with `num_ranks` ranks and these options."""
         key = num_ranks, options
         if key not in self._made:
             run_dir = self.folder / f"run-{len(self._made)}"
@@ -58,7 +58,7 @@ class FinishedRuns:
 
 
 def losses(run_dir: Path) -> dict[int, float]:
-    """Loss of every step in metrics.jsonl; a step that stands there twice is an error."""
+    """The loss of every step in metrics.jsonl; a step that occurs twice is an error."""
     lines: list[dict[str, Any]] = read_metrics(run_dir)
     steps = [int(line["step"]) for line in lines]
     if len(steps) != len(set(steps)):

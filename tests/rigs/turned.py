@@ -1,4 +1,4 @@
-"""A dataset of images that are stored turned, and its twin of the same images stored upright."""
+"""A dataset of images that are stored rotated, and its twin of the same images stored upright."""
 
 import io
 from pathlib import Path
@@ -23,7 +23,7 @@ _UNDO = {
 
 
 def packed_twins(folder: Path) -> tuple[Path, Path]:
-    """(upright, turned): both look the same, sample by sample; lossless, so bit by bit."""
+    """(upright, turned): both look the same, sample by sample and bit by bit, since they are lossless."""
     return _packed(folder / "upright", is_turned=False), _packed(folder / "turned", is_turned=True)
 
 
@@ -40,7 +40,7 @@ def _packed(folder: Path, *, is_turned: bool) -> Path:
 
 
 def _stored(upright: bytes, orientation: int) -> bytes:
-    """The PNG that this orientation turns into the upright one."""
+    """The PNG that this orientation turns upright."""
     exif, file, how = Image.Exif(), io.BytesIO(), _UNDO[orientation]
     exif[0x0112] = orientation
     with Image.open(io.BytesIO(upright)) as image:

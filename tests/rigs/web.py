@@ -1,4 +1,4 @@
-"""A web server on loopback that serves what a test says, well or badly."""
+"""A web server on loopback whose answers, good and bad, are set by the test."""
 
 import threading
 from collections import Counter
@@ -16,7 +16,7 @@ class WebServer:
         self.asked: Counter[str] = Counter()
 
     def serve(self, path: str, body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> str:
-        """Answer with a body; the URL."""
+        """Sets the body of an answer; returns its URL."""
 
         def answer(request: BaseHTTPRequestHandler) -> None:
             request.send_response(status)
@@ -29,7 +29,7 @@ class WebServer:
         return self.url + path
 
     def serve_in_turn(self, path: str, *paths: str) -> str:
-        """Answer as other paths do, one after the other; the last again and again."""
+        """Answers like other paths, one after another; the last one is repeated."""
 
         def answer(request: BaseHTTPRequestHandler) -> None:
             self.pages[paths[min(self.asked[path], len(paths)) - 1]](request)
@@ -40,7 +40,7 @@ class WebServer:
 
 @contextmanager
 def web_server() -> Iterator[WebServer]:
-    """A server in a thread, until the block ends."""
+    """Runs a server in a thread until the block ends."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -51,7 +51,7 @@ def web_server() -> Iterator[WebServer]:
                 self.send_error(404)
 
         def log_message(self, *_: object) -> None:
-            """Nothing to the terminal."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     served = WebServer(server.server_address[1])

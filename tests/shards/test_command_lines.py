@@ -1,4 +1,4 @@
-"""Commands are cut before their flags, and are the same command when they are copied."""
+"""Commands are wrapped before their flags, and still work when they are copied."""
 
 import shlex
 

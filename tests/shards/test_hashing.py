@@ -1,4 +1,4 @@
-"""The keyed hash never changes: its values are written down."""
+"""The keyed hash never changes: its values are fixed here."""
 
 import numpy as np
 

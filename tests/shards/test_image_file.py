@@ -1,4 +1,4 @@
-"""Image files as they are: what is read of them, and the reason where one is refused."""
+"""Single image files: what is read of them, and the reason if one is refused."""
 
 import io
 import os

@@ -72,7 +72,7 @@ def test_a_part_of_the_rows_holds_nothing_of_the_others(first: int, end: int) ->
 
 
 def test_rows_without_labels_have_none() -> None:
-    """As tables of others may have them: an empty list or nothing at all."""
+    """As in tables made by others: an empty list or null."""
     table = pq.read_table(pa.BufferReader(index_bytes(7, ROWS, COMMIT)))
     column = table.schema.get_field_index("labels")
     data = table_bytes(table.set_column(column, "labels", pa.array([None, [3], None], pa.list_(pa.int32()))))

@@ -1,4 +1,4 @@
-"""The manifest's JSON, and what is no manifest."""
+"""The manifest's JSON, and files that are not a manifest."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""Mixing is exact and a pure function: every period its quotas, every dataset in order, any rank, from any point."""
+"""Mixing is exact and a pure function: every period has its quotas, every dataset is in order, for any rank, from
+any point."""
 
 from collections.abc import Sequence
 
@@ -69,7 +70,7 @@ def lane_stream(mixture: Mixture, group: int, first: int, count: int) -> tuple[N
 @settings(max_examples=60, deadline=None)
 @given(shares=QUOTAS, seed=SEEDS, lanes=st.integers(1, 5), first=st.integers(0, 10**12))
 def test_every_period_is_exact(shares: tuple[int, ...], seed: int, lanes: int, first: int) -> None:
-    """Wherever it begins."""
+    """Wherever the period starts."""
     mixture = Mixture(shares, seed=seed, lanes=lanes)
     for group in range(lanes):
         dataset, _ = lane_stream(mixture, group, first, 2 * mixture.period)
@@ -81,7 +82,7 @@ def test_every_period_is_exact(shares: tuple[int, ...], seed: int, lanes: int, f
 @settings(max_examples=60, deadline=None)
 @given(shares=QUOTAS, seed=SEEDS, lanes=st.integers(1, 5))
 def test_every_dataset_is_read_in_its_own_order(shares: tuple[int, ...], seed: int, lanes: int) -> None:
-    """Per lane group 0, 1, 2, ... without gap or repeat."""
+    """Per lane group 0, 1, 2, ... without gaps or repeats."""
     mixture = Mixture(shares, seed=seed, lanes=lanes)
     for group in range(lanes):
         dataset, own = lane_stream(mixture, group, 0, 3 * mixture.period + 1)
@@ -92,7 +93,7 @@ def test_every_dataset_is_read_in_its_own_order(shares: tuple[int, ...], seed: i
 @settings(max_examples=60, deadline=None)
 @given(shares=QUOTAS, seed=SEEDS, lanes=st.integers(1, 5))
 def test_draws_are_spread_evenly(shares: tuple[int, ...], seed: int, lanes: int) -> None:
-    """After any number of draws no dataset is as much as D draws from its exact share."""
+    """After any number of draws, every dataset is less than D draws from its exact share."""
     mixture = Mixture(shares, seed=seed, lanes=lanes)
     dataset, _ = lane_stream(mixture, 0, 0, 2 * mixture.period)
     drawn = np.cumsum(dataset[:, None] == np.arange(len(shares)), axis=0)
@@ -121,7 +122,7 @@ def test_any_access_and_any_rank_gives_the_same(shares: tuple[int, ...], seed: i
 @settings(max_examples=30, deadline=None)
 @given(seed=SEEDS, shares=st.tuples(st.integers(1, 5), st.integers(1, 5)), lanes=st.integers(1, 3))
 def test_every_epoch_of_every_dataset_is_a_permutation(seed: int, shares: tuple[int, int], lanes: int) -> None:
-    """How it composes with the order: own positions are positions of the dataset's own SampleOrder."""
+    """Combined with the order: a dataset's own positions are positions in its own SampleOrder."""
     sizes = ([3, 5, 2, 4], [2, 2, 3])
     orders = [SampleOrder(np.array(s), seed=seed, lanes=lanes, window_blocks=2) for s in sizes]
     mixture = Mixture(shares, seed=seed, lanes=lanes)
@@ -137,7 +138,7 @@ def test_every_epoch_of_every_dataset_is_a_permutation(seed: int, shares: tuple[
 
 
 def test_lane_groups_are_not_in_step() -> None:
-    """Or a batch would have all its samples of a rare dataset at once."""
+    """Otherwise a batch would have all its samples of a rare dataset at once."""
     mixture = Mixture((63, 1), seed=0, lanes=64)
     dataset, _ = mixture.split(np.arange(64 * 64))
     a_draw = dataset.reshape(64, 64).sum(axis=1)  # of the rare dataset, over the lanes
@@ -161,7 +162,7 @@ def test_wrong_quotas_are_refused(shares: tuple[int, ...], lanes: int, message: 
 
 
 def test_frozen_table_guards_against_silent_change() -> None:
-    """These were written down when MIXING_VERSION became 1; a change here breaks every run that resumes."""
+    """These values are those of MIXING_VERSION 1; a change here breaks every run that resumes."""
     assert MIXING_VERSION == 1
     dataset, own = Mixture((5, 3, 1), seed=7, lanes=2).split(np.arange(36))
     assert dataset.tolist() == [int(number) for number in DATASETS.split()]

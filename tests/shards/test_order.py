@@ -1,4 +1,5 @@
-"""The order is exact: every epoch a permutation, every number of ranks the same batches, nothing precomputed."""
+"""The order is exact: every epoch is a permutation, any number of ranks gets the same batches, nothing is
+precomputed."""
 
 import itertools
 import json
@@ -73,7 +74,7 @@ def test_any_number_of_ranks_from_any_step(data: st.DataObject, seed: int, lanes
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**40), lanes=st.integers(1, 4))
 def test_batches_run_on_across_the_end_of_an_epoch(data: st.DataObject, seed: int, lanes: int) -> None:
-    """No sample is dropped, repeated or padded there, whatever the batch size: even one larger than the dataset."""
+    """No sample is dropped, repeated or padded there, for any batch size, even one larger than the dataset."""
     sizes = np.array(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=6).filter(lambda s: sum(s) >= lanes)))
     batch_size = lanes * data.draw(st.integers(1, 20))
     order = SampleOrder(sizes, seed=seed, lanes=lanes, window_blocks=2)
@@ -112,7 +113,7 @@ def test_next_window_walks_the_windows_that_the_positions_touch() -> None:
 
 
 def test_frozen_tables_guard_against_silent_change() -> None:
-    """These ids were written down when ORDER_VERSION was 1; a change here breaks every run that resumes."""
+    """These ids are those of ORDER_VERSION 1; a change here breaks every run that resumes."""
     assert ORDER_VERSION == 1
     order = SampleOrder(np.array([4, 4, 4, 3]), seed=7, lanes=3, window_blocks=2)
     assert stream(order, 3, 30).tolist() == [int(number) for number in SMALL.split()]
@@ -177,7 +178,7 @@ print(json.dumps([num_ids, cpu_seconds, later_seconds, peak_bytes]))
 
 
 def test_303_million_samples_need_two_seconds_and_500_mb() -> None:
-    """Measured by the process itself, in CPU time: others may be at work on the same machine."""
+    """Measured by the process itself, in CPU time, because the machine may be busy."""
     done = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True, cwd=CHECKOUT)
     num_ids, cpu_seconds, later_seconds, peak_bytes = json.loads(done.stdout)
     assert num_ids == 4096
@@ -197,7 +198,7 @@ def test_a_step_without_positions_is_refused(step: int) -> None:
 
 
 def test_nobody_waits_for_an_epoch_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is being made holds up neither another epoch nor a second maker of its own."""
+    """Computing one epoch blocks neither another epoch nor a second computation of the same one."""
     order = SampleOrder(np.full(5, 3), seed=0, lanes=2, window_blocks=1)
     first, begun, gate = order.batch(0, 12).tolist(), threading.Event(), threading.Event()
     made: list[int] = []

@@ -1,4 +1,4 @@
-"""The same results in one process and in several."""
+"""Results are the same in one process and in several."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ WAIT_SECONDS = 60
 
 
 def square(number: int) -> tuple[int, int]:
-    """What the workers do here, and in which process."""
+    """The workers' task: the square, and the process that computed it."""
     return number * number, os.getpid()
 
 
@@ -51,7 +51,7 @@ def test_a_workers_error_ends_the_work_as_it_is(workers: int) -> None:
 
 
 def setting(_: int) -> str | None:
-    """What a worker finds in its environment."""
+    """The environment as a worker sees it."""
     return os.environ.get("PATCHLINE_TEST_SETTING")
 
 
@@ -66,7 +66,7 @@ def test_one_task_needs_no_other_process() -> None:
 
 
 def say_and_wait(path: Path) -> None:
-    """Write down the process, whole at once, and outlive the test."""
+    """Writes down the process, atomically, and outlives the test."""
     path.with_suffix(".new").write_text(str(os.getpid()))
     path.with_suffix(".new").replace(path)
     time.sleep(10 * WAIT_SECONDS)
@@ -88,7 +88,7 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """AssertionError where it takes too long."""
+    """AssertionError if it takes too long."""
     end = time.monotonic() + WAIT_SECONDS
     while not is_so():
         assert time.monotonic() < end
@@ -96,7 +96,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def wait_long(folder: str) -> None:
-    """Says that it has begun."""
+    """Writes that it has started."""
     (Path(folder) / str(os.getpid())).touch()
     threading.Event().wait(WAIT_SECONDS)
 

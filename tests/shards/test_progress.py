@@ -1,4 +1,4 @@
-"""A log gets a line with count, share, rate and time left; a terminal gets a live line that vanishes."""
+"""A log gets lines with count, share, rate and time left; a terminal gets a live line that vanishes."""
 
 import logging
 from contextlib import suppress

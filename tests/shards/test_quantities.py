@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers in a form for people."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A folder and the S3 servers behave the same."""
+"""A folder and the S3 servers behave in the same way."""
 
 import os
 import re
@@ -14,13 +14,13 @@ from shards.errors import UserError
 from shards.store import LocalStore, MissingObjectError, Store, open_store
 
 SERVERS = ["s3", pytest.param("ceph", marks=pytest.mark.rgw)]
-# UTF-8 order: what is behind U+FFFF comes last, where UTF-16 would have it before U+E000; "-" is before "/".
+# UTF-8 order: names above U+FFFF come last, which UTF-16 would sort before U+E000; "-" comes before "/".
 ODD_NAMES = ["+", "_x", "a b", "a%20b", "a-b", "a/b", "a/c/d", "ab/x", "z&<z>", "~", "ä", "\ue000", "\U0001f600"]
 
 
 @pytest.fixture(params=["folder", *SERVERS])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """Each kind of store, empty."""
+    """An empty store of each kind."""
     if request.param == "folder":
         return open_store(str(tmp_path / "root"))
     return open_store(f"s3://{request.getfixturevalue(f'{request.param}_bucket')}/some/prefix")
@@ -28,7 +28,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.fixture
 def client(any_bucket: str) -> Any:
-    """A plain client of the server that has `any_bucket`."""
+    """A plain client for the server that has `any_bucket`."""
     return boto3.session.Session().client("s3")
 
 

@@ -1,4 +1,4 @@
-"""Whatever is written while the live line is shown stands above it, whole, and on lines of its own."""
+"""Everything written while the live line is shown appears above it, whole and on its own lines."""
 
 import logging
 import sys

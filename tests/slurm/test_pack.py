@@ -1,4 +1,4 @@
-"""slurm/pack.sbatch on a real Slurm: four phases as job arrays that wait for one another."""
+"""slurm/pack.sbatch on a real Slurm: four phases as job arrays, each waiting for the one before it."""
 
 import subprocess
 import sys

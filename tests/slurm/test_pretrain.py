@@ -55,7 +55,7 @@ def wait_until_ended(cluster: SlurmCluster, job_id: int) -> dict[str, str]:
 
 
 def logged_steps(run_dir: Path) -> list[tuple[int, float]]:
-    """(step, loss) of every whole line that metrics.jsonl has now."""
+    """(step, loss) of every whole line in metrics.jsonl so far."""
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     records = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -66,7 +66,7 @@ def logged_steps(run_dir: Path) -> list[tuple[int, float]]:
 def unbroken(
     slurm_cluster: SlurmCluster, digits_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> list[tuple[int, float]]:
-    """The losses of a run that nothing disturbs."""
+    """The losses of an undisturbed run."""
     run_dir = tmp_path_factory.mktemp("runs") / "unbroken"
     job = wait_until_ended(slurm_cluster, submit(slurm_cluster, *RECIPE, f"--data.url={digits_url}", run_dir=run_dir))
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), slurm_cluster.log_tail()
@@ -80,7 +80,7 @@ def requeue(cluster: SlurmCluster, job_id: int) -> None:
 
 
 def signal_batch_shell(cluster: SlurmCluster, job_id: int) -> None:
-    """What --signal=B:USR1@120 does before the time limit."""
+    """Sends the signal that --signal=B:USR1@120 sends before the time limit."""
     cluster.command("scancel", "--batch", "--signal=USR1", str(job_id))
 
 
@@ -92,8 +92,8 @@ def kill_a_rank(cluster: SlurmCluster, job_id: int) -> None:
 @pytest.mark.parametrize(
     "cut_off",
     [
-        requeue,  # preemption and node failure look like this: TERM to all, KILL soon after
-        signal_batch_shell,  # the script passes it on, the ranks save, the script requeues itself
+        requeue,  # as in a preemption or node failure: TERM to all, KILL soon after
+        signal_batch_shell,  # the script forwards it, the ranks save, the script requeues itself
         kill_a_rank,  # a crash: Slurm would not requeue, the script does
     ],
 )
@@ -112,7 +112,7 @@ def test_a_run_cut_off_half_way_equals_an_unbroken_one(
 
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), slurm_cluster.log_tail()
     assert (run_dir / "DONE").exists()
-    assert "continuing from step " in output_of(slurm_cluster, run_dir).read_text()  # continued, not begun again
+    assert "continuing from step " in output_of(slurm_cluster, run_dir).read_text()  # resumed, not started again
     assert logged_steps(run_dir) == unbroken
 
 

@@ -1,8 +1,8 @@
-"""A campaign of kills: `python -m tests.soak.kills --kills 100` (or `make soak`).
+"""Kills training runs again and again: `python -m tests.soak.kills --kills 100` (or `make soak`).
 
-One run is killed (SIGKILL to both ranks) at random times, each time started again by the same command, until it has
-survived the given number of kills and ended; then the next run begins. Every run must end at the unbroken run's losses.
-Writes tests/soak/kills.json: the moments, what each start resumed from, and the verdict.
+A run is killed (SIGKILL to both ranks) at random times, and started again each time by the same command, until it has
+survived its number of kills and finished; then the next run begins. Every run must end with the losses of the unbroken
+run. Writes tests/soak/kills.json: the times of the kills, the step each start resumed from, and the verdict.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 2.0, 9.0
 
 
 def campaign(num_kills: int, *, folder: Path, seed: int) -> dict[str, object]:
-    """Runs and kills until `num_kills` kills are done; a dict of what happened."""
+    """Runs and kills until `num_kills` kills are done; returns what happened."""
     draw = random.Random(seed)
     url = str(folder / "digits")
     pack.run(replace(digits(), out=url))
@@ -50,7 +50,7 @@ def campaign(num_kills: int, *, folder: Path, seed: int) -> dict[str, object]:
 
 
 def main() -> int:
-    """0 where every killed run equals the unbroken one."""
+    """0 if every killed run equals the unbroken one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

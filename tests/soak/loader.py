@@ -1,10 +1,10 @@
-"""A campaign of kills against the loader: a process that streams is killed at random moments and started again.
+"""Kills the loader again and again: a process that streams is killed at random moments and started again.
 
 python -m tests.soak.loader --kills 200
 
-Every start goes on from the last position that an earlier one saved, reading from a folder and from an S3 server in
-turns. After each kill nothing may be left, every start must bring its first batch within a deadline, and all batches
-together must be those of an unbroken run. Writes tests/soak/results/loader.json.
+Every start continues from the last position that an earlier one saved, reading from a folder and from an S3 server in
+turn. After each kill nothing may be left behind, every start must return its first batch within a deadline, and all
+batches together must equal those of an unbroken run. Writes tests/soak/results/loader.json.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _NAMES_OF_S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGIO
 
 
 def main() -> int:
-    """1 where anything was left behind or any batch differs."""
+    """1 if anything was left behind or any batch differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""A campaign of kills against packing: every command killed at a random moment and run again, the bytes compared.
+"""Kills packing again and again: every command is killed at a random moment and run again, and the bytes are compared.
 
 python -m tests.soak.packing --kills 300 --out tests/soak/results/packing.json
 """
@@ -23,7 +23,7 @@ KILLS_A_ROUND = 25
 
 
 def main() -> int:
-    """1 where any dataset differs from the unbroken one."""
+    """1 if any dataset differs from the unbroken one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--out", type=Path)

@@ -123,8 +123,6 @@ def save_as(
 
 def _refuse_impossible(config: ModelConfig, change: Change) -> None:
     """Values of flags that no model can have, in the words of the flags."""
-    if change.num_classes is not None and change.num_classes < 1:
-        raise UserError(f"--num-classes is {change.num_classes}; allowed is 1 or more: the classes of the head")
     size, stride = change.image_size, 1 if config.is_bit else config.stride
     if size is not None and size < stride:
         raise UserError(f"--image-size is {size}; allowed are multiples of {stride} (px), from {stride} on")

@@ -1,4 +1,4 @@
-"""Frozen copies of every recipe, fully resolved: `python -m tests.jobs.recipes.freeze` writes them anew."""
+"""Frozen copies of every recipe, fully resolved: `python -m tests.jobs.recipes.freeze` writes them again."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,12 +28,12 @@ def resolved(stage: str, name: str) -> str:
 
 
 def path_of(stage: str, name: str) -> Path:
-    """Where a recipe's copy lies."""
+    """The path of a recipe's copy."""
     return FOLDER / f"{stage}-{name}.yaml"
 
 
 def freeze() -> None:
-    """Writes all copies, and removes those of recipes that are gone."""
+    """Writes all copies, and removes those of deleted recipes."""
     FOLDER.mkdir(exist_ok=True)
     for path in FOLDER.glob("*.yaml"):
         path.unlink()

@@ -1,5 +1,6 @@
 """No recipe changes in silence: each is compared, fully resolved, with its frozen copy."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -21,6 +22,13 @@ def test_a_recipe_is_what_it_was(stage: str, name: str) -> None:
 def test_a_copy_is_a_record_of_the_recipe(stage: str, name: str) -> None:
     job: Any = RECIPES[stage][name]()
     assert read_record(path_of(stage, name), stage=stage, kind=type(job)) == job
+
+
+@pytest.mark.parametrize(("stage", "name"), ALL)
+def test_a_recipe_says_where_it_is_from_and_how_it_is_run(stage: str, name: str) -> None:
+    said = inspect.getdoc(RECIPES[stage][name]) or ""
+    words = ("Source: ", "Expected") if stage in ("pretrain", "finetune") else ()
+    assert [word for word in (*words, f"patchline {stage} {name} ") if word not in said] == []
 
 
 def test_no_copy_is_of_a_recipe_that_is_gone() -> None:

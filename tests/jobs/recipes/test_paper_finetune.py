@@ -1,4 +1,4 @@
-"""The fine-tuning recipes beside the paper's Table 4 and section 4.1, written down a second time."""
+"""The fine-tuning recipes compared with the paper's Table 4 and section 4.1, written down independently."""
 
 import inspect
 
@@ -6,7 +6,7 @@ import pytest
 
 from jobs.recipes.paper_finetune import RECIPES
 
-# recipe, model, pixels, steps, warm-up, the sweep's rates, Polyak factor
+# recipe, model, pixels, steps, warm-up, the sweep's rates, EMA decay
 TABLE_4 = [
     ("imagenet_384", "vit_b16", 384, 20_000, 500, (0.003, 0.01, 0.03, 0.06), 0.0),
     ("imagenet_518_h14", "vit_h14", 518, 20_000, 500, (0.003, 0.01, 0.03, 0.06), 0.9999),

@@ -1,4 +1,4 @@
-"""The ImageNet recipes beside the paper's Table 3 and big_vision's vit_i21k.py, written down a second time."""
+"""The ImageNet recipes compared with the paper's Table 3 and big_vision's vit_i21k.py, written down independently."""
 
 import inspect
 
@@ -44,7 +44,7 @@ def test_augreg(name: str, mixup: float, magnitude: int, width: int) -> None:
     assert (job.data.mixup.alpha, job.data.randaugment.num_ops, job.data.randaugment.magnitude) == (mixup, 2, magnitude)
     assert (job.optimizer.weight_decay, job.optimizer.decay_scale) == (1e-4, "schedule")
     in_torchs_terms = scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate)
-    assert in_torchs_terms.weight_decay == pytest.approx(0.1)  # as the name of big_vision's checkpoint says
+    assert in_torchs_terms.weight_decay == pytest.approx(0.1)  # as in the name of big_vision's checkpoint
     assert (job.model.pooling, job.model.representation, job.model.size.width) == ("average", False, width)
     assert job.model.position_std == pytest.approx(width**-0.5)
 

@@ -1,4 +1,4 @@
-"""The JFT recipes beside the paper's Table 3, written down a second time."""
+"""The JFT recipes compared with the paper's Table 3, written down independently."""
 
 import inspect
 

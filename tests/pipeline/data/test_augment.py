@@ -249,17 +249,17 @@ def test_evaluation_windows(
 
 
 @pytest.mark.parametrize(
-    ("min_area", "max_area", "min_ratio", "max_ratio"),
+    ("areas", "ratios", "message"),
     [
-        pytest.param(0.0, 1.0, 0.75, 1.33, id="no area at all"),
-        pytest.param(0.5, 0.4, 0.75, 1.33, id="areas the wrong way round"),
-        pytest.param(0.5, 1.1, 0.75, 1.33, id="more than the image"),
-        pytest.param(0.5, 1.0, 0.0, 1.33, id="no width at all"),
-        pytest.param(0.5, 1.0, 1.4, 1.33, id="ratios the wrong way round"),
+        pytest.param((0.0, 1.0), (0.75, 1.33), "min_area is 0.0; allowed are above 0 to 1", id="no area at all"),
+        pytest.param((0.5, 0.4), (0.75, 1.33), "min_area is 0.5, more than .*max_area, 0.4", id="areas crossed"),
+        pytest.param((0.5, 1.1), (0.75, 1.33), "max_area is 1.1; allowed are above 0 to 1", id="more than the image"),
+        pytest.param((0.5, 1.0), (0.0, 1.33), "min_ratio is 0.0; allowed is above 0", id="no width at all"),
+        pytest.param((0.5, 1.0), (1.4, 1.33), "min_ratio is 1.4, more than .*max_ratio, 1.33", id="ratios crossed"),
     ],
 )
-def test_bounds_that_can_not_be_met_are_refused(
-    min_area: float, max_area: float, min_ratio: float, max_ratio: float
+def test_bounds_that_cannot_be_met_are_refused(
+    areas: tuple[float, float], ratios: tuple[float, float], message: str
 ) -> None:
-    with pytest.raises(UserError, match="allowed are areas"):
-        AugmentConfig(min_area=min_area, max_area=max_area, min_ratio=min_ratio, max_ratio=max_ratio)
+    with pytest.raises(UserError, match=rf"^data\.augment\.{message}"):
+        AugmentConfig(min_area=areas[0], max_area=areas[1], min_ratio=ratios[0], max_ratio=ratios[1])

@@ -1,4 +1,4 @@
-"""What the library takes, what it leaves to others, and what is refused before it is called."""
+"""Which images the library decodes, which it leaves to other decoders, and which are refused before it is called."""
 
 import shutil
 from collections.abc import Callable
@@ -123,7 +123,7 @@ def test_another_library_is_refused() -> None:
 
 
 class _WrongInOne(CropDecoder):
-    """The last number is wrong in views that are all of `wrong`."""
+    """Returns a wrong last value for views that have all the properties in `wrong`."""
 
     wrong: frozenset[str] = frozenset()
 

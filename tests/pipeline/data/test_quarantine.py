@@ -1,4 +1,4 @@
-"""What was replaced is listed and counted; too much of it stops the run with the list's path."""
+"""Replaced samples are listed and counted; too many of them stop the run, and the message has the list's path."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -254,7 +254,14 @@ def test_threads_do_not_disturb_each_other(photographs: list[Pixels]) -> None:
     assert all((one == other).all() for one, other in zip(alone, together, strict=True))
 
 
-@pytest.mark.parametrize(("num_ops", "magnitude"), [(-1, 10), (2, -1), (2, 21)])
-def test_refusals(num_ops: int, magnitude: int) -> None:
-    with pytest.raises(UserError, match=f"num_ops is {num_ops} and magnitude {magnitude}; allowed are"):
+@pytest.mark.parametrize(
+    ("num_ops", "magnitude", "message"),
+    [
+        (-1, 10, r"num_ops is -1; allowed is 0 \(off\) or more"),
+        (2, -1, "magnitude is -1; allowed are 0 to 20"),
+        (2, 21, "magnitude is 21; allowed are 0 to 20"),
+    ],
+)
+def test_refusals(num_ops: int, magnitude: int, message: str) -> None:
+    with pytest.raises(UserError, match=rf"^data\.randaugment\.{message}"):
         RandAugmentConfig(num_ops=num_ops, magnitude=magnitude)

@@ -1,5 +1,5 @@
-"""One sequence of (step, sample id, sha256 of the augmented pixels): on any ranks and threads, from a folder and from
-S3, from any step, and after kills."""
+"""The sequence of (step, sample id, sha256 of the augmented pixels) is the same on any ranks and threads, from a
+folder and from S3, from any step, and after kills."""
 
 import os
 import random
@@ -13,13 +13,13 @@ import pytest
 from tests.rigs.loader import Record, Streaming, kill, launch, left_behind, records, records_until, wait_for_batch
 from tests.rigs.loader_kills import NUM_SAMPLES, copied, killed_often, packed
 
-STEPS = 6  # of 16 samples: over an epoch's end, 61
+STEPS = 6  # of 16 samples: past the end of an epoch, 61
 PHOTOGRAPHS = "imagenet-sample"
 
 
 @pytest.fixture(scope="module", params=["generated", "photographs"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """61 images of the kind, packed into a folder."""
+    """61 images of one kind, packed into a folder."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "generated":
         return packed(folder)
@@ -32,18 +32,19 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module", params=[pytest.param(0, id="plain"), pytest.param(2, id="RandAugment")])
 def streaming(request: pytest.FixtureRequest, url: str) -> Streaming:
-    """One rank with one thread. RandAugment moves images by up to 100 pixels, so it needs large ones."""
+    """The settings of one rank with one thread. RandAugment moves images by up to 100 pixels, so its images are
+    large."""
     return Streaming(url=url, num_threads=1, randaugment_ops=request.param, image_size=224 if request.param else 32)
 
 
 @pytest.fixture(scope="module")
 def expected(streaming: Streaming) -> list[Record]:
-    """What it sees."""
+    """The sequence on one rank with one thread."""
     return records_until(streaming, STEPS)
 
 
 def of_all_ranks(streaming: Streaming, *, position: dict[str, object] | None = None, stop_step: int) -> list[Record]:
-    """The global batches, joined in the order of the ranks, of which each read for itself."""
+    """The global batches, joined in the order of the ranks; each rank read its own share."""
     parts = [
         records_until(replace(streaming, rank=rank), stop_step, position=position)
         for rank in range(streaming.num_ranks)
@@ -59,7 +60,7 @@ def of_all_ranks(streaming: Streaming, *, position: dict[str, object] | None = N
 
 
 def test_the_sequence_is_worth_comparing(expected: list[Record]) -> None:
-    """It holds each sample of the first epoch once, and no picture twice: the second epoch crops anew."""
+    """It has each sample of the first epoch once and no picture twice: the second epoch has other crops."""
     assert [record.step for record in expected] == list(range(STEPS))
     samples = sorted(sample for record in expected[:4] for sample in record.sample_ids)
     assert len(samples) == 64
@@ -85,7 +86,7 @@ def test_a_folder_and_s3_give_the_same(
 
 
 def test_any_step_can_be_the_first(streaming: Streaming) -> None:
-    """Also one that is hundreds of epochs away."""
+    """Also a step that is hundreds of epochs away."""
     ((_, position),) = islice(records(streaming), 1)
     draw = random.Random(7)
     for step in [1, 3, 4, draw.randrange(10, 100), draw.randrange(1000, 10_000)]:
@@ -97,8 +98,8 @@ def test_any_step_can_be_the_first(streaming: Streaming) -> None:
 
 
 def test_kills_leave_nothing_and_change_nothing(url: str, s3_bucket: str, tmp_path: Path) -> None:
-    """Real processes, killed by SIGKILL at random moments, each going on from the last position saved before it, from a
-    folder and S3 in turns; and at last on other numbers of ranks and threads."""
+    """Real processes are killed by SIGKILL at random moments. Each continues from the last position saved before it,
+    from a folder and S3 in turn, and the last one with other numbers of ranks and threads."""
     streaming = Streaming(url=url, randaugment_ops=2, image_size=224)
     remote = replace(streaming, url=copied(url, f"s3://{s3_bucket}/dataset"))
     done = killed_often([streaming, remote], num_kills=6, seed=3, folder=tmp_path)
@@ -123,7 +124,7 @@ signal.pause()
 
 
 def test_the_search_for_what_is_left_finds_it(tmp_path: Path) -> None:
-    """A process in a session of its own, a temporary file and a lock in the working folder."""
+    """A process in its own session, a temporary file, and a lock in the working folder."""
     started = launch(["-c", LITTERER], folder=tmp_path)
     wait_for_batch(started)
     kill(started)

@@ -1,4 +1,4 @@
-"""Predictions: the same logits as an evaluation's, for files, Pillow images and pixels of any size."""
+"""Predictions have the same logits as an evaluation, for files, Pillow images and pixels of any size."""
 
 import io
 from pathlib import Path
@@ -26,7 +26,7 @@ CROP = EvaluationTransform(mode="central_crop", short_side=40)
 
 
 def saved(folder: Path, usage: Usage) -> Path:
-    """A tiny model of random weights."""
+    """A tiny model with random weights."""
     config = ModelConfig(
         name="vit", image_size=32, patch=16, depth=1, width=8, mlp_width=8, num_heads=2, num_classes=len(LABELS)
     )
@@ -130,7 +130,7 @@ def test_what_is_no_image_is_named(predictor: Predictor, image: Any, message: st
 def test_a_damaged_image_is_named_among_others(tmp_path: Path, predictor: Predictor) -> None:
     good, damaged = tmp_path / "a.jpg", tmp_path / "b.png"
     good.write_bytes(image_bytes(5))
-    damaged.write_bytes(png_promising(200, 200))  # its header is fine
+    damaged.write_bytes(png_promising(200, 200))  # its header is valid
     views = predictor.views([good, damaged])
     assert isinstance(views[0], np.ndarray)
     assert isinstance(views[1], UserError)

@@ -1,4 +1,4 @@
-"""Scores over a whole dataset in a real process group: the same for one and two ranks, and right by hand."""
+"""Scores over a whole dataset in a real process group: the same for one and two ranks, and as computed by hand."""
 
 import math
 from contextlib import suppress
@@ -27,7 +27,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def scores(world: World, url: str, batch_size: int, loss: LossName, bias: tuple[float, ...]) -> Scores:
-    """Of a model whose head is zero but for its bias: it says the same of every image."""
+    """Scores of a model whose head is zero except for its bias: it predicts the same for every image."""
     model = build_model(TINY)
     with torch.no_grad():
         model.head.bias.copy_(torch.tensor(bias))
@@ -36,7 +36,7 @@ def scores(world: World, url: str, batch_size: int, loss: LossName, bias: tuple[
 
 
 def random_scores(world: World, url: str, batch_size: int) -> Scores:
-    """Of a model that says something else of every image."""
+    """Scores of a model that predicts something different for every image."""
     model = build_model(TINY)
     with torch.no_grad():
         model.head.weight.normal_(generator=torch.Generator().manual_seed(0))
@@ -58,7 +58,7 @@ def softplus(x: float) -> float:
 def test_a_model_that_always_says_one_class_is_right_in_that_classes_share(packed: str, num_ranks: int) -> None:
     bias = (2.0, 0.0, 1.0)
     found = run_ranks(scores, packed, 4, "softmax", bias, num_ranks=num_ranks)
-    for score in found:  # every rank has the sums over all
+    for score in found:  # every rank has the sums over all ranks
         assert (score.num_images, score.accuracy) == (NUM_SAMPLES, PER_CLASS / NUM_SAMPLES)
         partition = math.log(sum(math.exp(x) for x in bias))
         assert score.loss == pytest.approx(sum(partition - x for x in bias) / 3, rel=1e-6)
@@ -80,7 +80,7 @@ def test_batches_and_ranks_change_no_score(packed: str) -> None:
 
 
 def batches_before_it_was_left(world: World, url: str, most: int) -> int:
-    """How often a caller was asked that leaves before this batch; all are counted where it never does."""
+    """How often a caller was called that stops before this batch; all batches if it never stops."""
     num = 0
 
     def leave() -> None:

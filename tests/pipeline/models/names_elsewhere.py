@@ -1,7 +1,7 @@
 """The tensors of our models under timm's and transformers' names.
 
-Written down once more, apart from pipeline/models/conversion/, which imports and exports files: one mistake cannot hide
-in both.
+These mappings are independent of pipeline/models/conversion/, which imports and exports files, so that a mistake in one
+cannot hide in the other.
 """
 
 import torch
@@ -56,7 +56,7 @@ def bit_as_timm(model: Model) -> State:
 
 
 def vit_as_hugging_face(model: Model) -> State:
-    """A Vision Transformer's tensors under transformers' names; q, k and v apart."""
+    """A Vision Transformer's tensors under transformers' names; q, k and v are separate."""
     layers = {"attention.out.": "attention.o_proj.", "norm1.": "layernorm_before.", "norm2.": "layernorm_after."}
     layers |= {"mlp.dense1.": "mlp.fc1.", "mlp.dense2.": "mlp.fc2."}
     outer = {"head.": "classifier.", "norm.": "vit.layernorm.", "embed.class_token": "vit.embeddings.cls_token"}

@@ -1,8 +1,8 @@
-"""The same random weights in our models and in timm's or Hugging Face's, and how far apart the logits are, in fp32.
+"""Compares the logits of our models with timm's or Hugging Face's, in fp32, with the same random weights.
 
 python -m tests.pipeline.models.parity    prints the table that docs/models.md shows (a few minutes on two cores, 3 GB)
 
-test_parity.py holds every row to the bound. The weights are copied by the mappings of names_elsewhere.py.
+test_parity.py checks that every row is within the bound. The weights are copied by the mappings in names_elsewhere.py.
 """
 
 import importlib
@@ -29,8 +29,9 @@ Logits = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One model here and there. `fields`: of ModelConfig; `arguments`: of timm.create_model. `image`: (height, width)
-    in pixels; with a `mode` the position embeddings of 224 are resampled for it, there by the library's own code."""
+    """One model in both libraries. `fields`: of ModelConfig; `arguments`: of timm.create_model. `image`: (height,
+    width) in pixels. With a `mode`, the position embeddings of 224 px are resampled to it; the other library uses
+    its own code."""
 
     title: str
     name: str
@@ -44,7 +45,7 @@ class Row:
 
     @property
     def config(self) -> ModelConfig:
-        """The model that the weights are of."""
+        """The configuration of the weights."""
         return ModelConfig(name=self.name, num_classes=NUM_CLASSES, **self.fields)
 
 
@@ -92,7 +93,7 @@ ROWS = (
 
 
 def imported(library: str) -> ModuleType:
-    """timm or transformers, which need no compiled operator of torchvision. ImportError where it is not installed."""
+    """timm or transformers, which need no compiled operator of torchvision. ImportError if it is not installed."""
     import_torchvision()
     return importlib.import_module(library)
 
@@ -111,10 +112,10 @@ def random_model(config: ModelConfig) -> Model:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() != 4:  # convolutions are standardised: their initial weights are as good as any
+            if parameter.dim() != 4:  # convolutions are standardised: their initial weights will do
                 parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
             if name.endswith("norm_out.weight"):
-                parameter.add_(0.2)  # zero at first, where the unit's own path would prove nothing
+                parameter.add_(0.2)  # zero at first, which would leave the unit's own path untested
     return model.eval()
 
 
@@ -125,12 +126,12 @@ def random_images(height: int, width: int) -> torch.Tensor:
 
 
 def theirs_of(images_BHW3: torch.Tensor) -> torch.Tensor:
-    """What timm and transformers take: float[B, 3, H, W] in [-1, 1]."""
+    """The input of timm and transformers: float[B, 3, H, W] in [-1, 1]."""
     return ((images_BHW3.float() - 127.5) / 127.5).permute(0, 3, 1, 2)
 
 
 def difference(model: Model, other: Logits, images_BHW3: torch.Tensor) -> float:
-    """The largest difference of two models' logits, which themselves differ enough to say something."""
+    """The largest difference of two models' logits, which vary enough for the comparison to mean something."""
     with torch.no_grad():
         ours_BK, theirs_BK = model(images_BHW3), other(theirs_of(images_BHW3))
     assert float(ours_BK.std()) > 0.1
@@ -150,19 +151,19 @@ def resized(model: Model, image_size: int, *, mode: Mode) -> Model:
 
 
 def timm_logits(timm: ModuleType, model: Model, row: Row) -> Logits:
-    """timm's model with our weights, all of them and no other."""
+    """timm's model with exactly our weights."""
     arguments = row.arguments | ({"img_size": row.image[0]} if row.mode else {})
-    with torch.device("meta"):  # its own initial weights would take time and mean nothing
+    with torch.device("meta"):  # its own initial weights would take time and are not needed
         other: torch.nn.Module = timm.create_model(row.theirs, num_classes=NUM_CLASSES, **arguments)
     state = bit_as_timm(model) if model.config.is_bit else vit_as_timm(model)
-    if row.mode:  # timm's own way with a checkpoint of another size
+    if row.mode:  # timm's own resampling of a checkpoint of another size
         state = timm.models.vision_transformer.checkpoint_filter_fn(state, other)
     other.load_state_dict(state, strict=True, assign=True)
     return other.eval()
 
 
 def hugging_face_logits(transformers: ModuleType, model: Model, row: Row) -> Logits:
-    """ViTForImageClassification with our weights, all of them and no other."""
+    """ViTForImageClassification with exactly our weights."""
     size, config = model.config.size, model.config
     theirs = transformers.ViTConfig(
         hidden_size=size.width,
@@ -182,11 +183,11 @@ def hugging_face_logits(transformers: ModuleType, model: Model, row: Row) -> Log
     return lambda x_B3HW: other(x_B3HW, interpolate_pos_encoding=row.mode is not None).logits
 
 
-HEADER = ("model", "there", "image", "GELU", "epsilon", "resampled as", "largest difference")
+HEADER = ("model", "library's model", "image", "GELU", "epsilon", "resampled as", "largest difference")
 
 
 def words_of(row: Row) -> tuple[str, ...]:
-    """What the table says of a row before it is measured, in the order of HEADER."""
+    """The cells of a row before it is measured, in the order of HEADER."""
     config = row.config
     settings = ("-", "-") if config.is_bit else (config.gelu, f"{config.layer_norm_epsilon:g}")
     there = f"{row.library} `{row.theirs}`"
@@ -194,8 +195,8 @@ def words_of(row: Row) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Print the table, a row as soon as it is measured, and the versions it holds for."""
-    logging.disable()  # transformers tells what it initialises before the weights are copied
+    """Prints the table, each row as soon as it is measured, and the versions of the libraries."""
+    logging.disable()  # transformers logs what it initialises before the weights are copied
     say = sys.stdout.write
     for cells in (HEADER, ["---"] * len(HEADER)):
         say("| " + " | ".join(cells) + " |\n")

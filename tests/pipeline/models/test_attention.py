@@ -1,4 +1,5 @@
-"""Attention: PyTorch's own forward everywhere; the gradients of bf16 on a CPU as exact, and kept for as little."""
+"""Attention: PyTorch's own forward everywhere; bf16 gradients on a CPU that are as exact and save as little memory
+for backward."""
 
 import os
 import subprocess
@@ -22,7 +23,7 @@ SHAPES = [
 
 
 def fused(shape: tuple[int, ...], dtype: torch.dtype, *, spread: float = 1.0) -> torch.Tensor:
-    """q, k, v: [3, B, h, N, d], strided as their product leaves them."""
+    """q, k, v: [3, B, h, N, d], strided as views of their product."""
     batch, heads, tokens, width = shape
     generator = torch.Generator().manual_seed(0)
     product = torch.randn(batch, tokens, 3, heads, width, generator=generator) * spread
@@ -30,13 +31,13 @@ def fused(shape: tuple[int, ...], dtype: torch.dtype, *, spread: float = 1.0) ->
 
 
 def pytorchs(qkv: torch.Tensor) -> torch.Tensor:
-    """The same by PyTorch alone."""
+    """The same with plain PyTorch."""
     q, k, v = qkv.unbind(0)
     return F.scaled_dot_product_attention(q, k, v)
 
 
 def gradient(qkv: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """For a gradient of the result that is the same in every precision."""
+    """A gradient of the result that is the same in every precision."""
     seed = torch.Generator().manual_seed(1)
     towards = torch.randn(result.shape, generator=seed).to(torch.bfloat16).to(result.dtype)
     return torch.autograd.grad(result, qkv, towards)[0]
@@ -61,7 +62,8 @@ def test_gradients_in_fp32_are_pytorchs_to_the_bit(shape: tuple[int, ...]) -> No
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("spread", [pytest.param(0.5, id="even shares"), pytest.param(2.0, id="sharp shares")])
 def test_gradients_in_bf16_are_right_to_its_rounding(shape: tuple[int, ...], spread: float) -> None:
-    """Of q, of k and of v against fp64 on the same numbers; a step of bf16 is 1/256, and PyTorch's own are as far."""
+    """Those of q, k and v against fp64 on the same numbers. A step of bf16 is 1/256, and PyTorch's own gradients are
+    as far off."""
     qkv = fused(shape, torch.bfloat16, spread=spread)
     exact = qkv.detach().double().requires_grad_()
     found, expected = gradient(qkv, attend(qkv)), gradient(exact, pytorchs(exact))
@@ -84,7 +86,7 @@ def test_between_forward_and_backward_only_q_k_and_v_are_kept() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_torchs_own_check_of_an_operator(shape: tuple[int, ...]) -> None:
-    """Schema, autograd, and the shapes and strides that torch.compile is told against those that come out."""
+    """Checks schema, autograd, and that the shapes and strides declared for torch.compile are those of the results."""
     qkv = fused(shape, torch.bfloat16)
     torch.library.opcheck(torch.ops.patchline.attend_on_cpu.default, (qkv,))
     gradient_of_result = torch.ones_like(attend(qkv).detach())
@@ -97,7 +99,8 @@ def test_another_kernel_of_pytorchs_gives_the_strides_that_were_promised() -> No
 
 
 def test_more_tokens_and_forward_mode_are_left_to_pytorch() -> None:
-    """Where whole matrices take as long, and where the operator would give a derivative of zero without a word."""
+    """With more tokens, whole matrices take as long; in forward mode, the operator would silently give a derivative
+    of zero."""
     many = fused((1, 1, 641, 8), torch.bfloat16)
     assert torch.equal(gradient(many, attend(many)), gradient(many, pytorchs(many)))
     qkv = fused((1, 2, 5, 8), torch.bfloat16).detach()
@@ -106,6 +109,6 @@ def test_more_tokens_and_forward_mode_are_left_to_pytorch() -> None:
 
 
 def test_importing_it_loads_no_compiler() -> None:
-    """That would be a second at each start of the command line."""
+    """That would add a second to each start of the command line."""
     code = "import sys, pipeline.models; sys.exit('torch._inductor.compile_fx' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})

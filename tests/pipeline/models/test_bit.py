@@ -1,4 +1,4 @@
-"""BiT's ResNets, against the plainest reading of them; timm's is compared with in test_parity.py."""
+"""BiT's ResNets against the simplest implementation. test_parity.py compares them with timm's."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Models by their configuration, and the two ways to run their blocks."""
+"""Models from their configuration, and the two ways to run their blocks."""
 
 import os
 import shutil
@@ -85,12 +85,12 @@ def test_checkpointing_changes_no_bit_of_loss_and_gradients(config: ModelConfig)
 
 
 def bytes_kept(depth: int, *, recomputed: bool) -> int:
-    """What autograd keeps between forward and backward besides the parameters, each storage once."""
+    """The bytes that autograd keeps between forward and backward besides the parameters, each storage once."""
     model = build_model(replace(VIT, depth=depth))
     if recomputed:
         checkpoint_blocks(model)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, torch.Tensor] = {}  # holds them, so that no address comes twice
+    kept: dict[int, torch.Tensor] = {}  # keeps them alive, so that no address is reused
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         kept[tensor.untyped_storage().data_ptr()] = tensor
@@ -137,7 +137,8 @@ def test_compiling_keeps_names_and_results(backend: str, recomputed: bool) -> No
 
 
 def test_every_kind_of_block_is_compiled_for_training_and_for_evaluation() -> None:
-    """A BiT has eight kinds of units, one function: torch's own limit of eight would leave the rest as they are."""
+    """A BiT has eight kinds of units and one forward function: torch's default limit of eight would leave the rest
+    uncompiled."""
     model = build_model(replace(BIT, resnet_units=(2, 2, 2, 2)))
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()

@@ -1,4 +1,4 @@
-"""Costs: parameters to the integer, operations by formula and counted, and the paper's own pre-training costs."""
+"""Costs: exact numbers of parameters, operations by formula and counted, and the paper's own pre-training costs."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ TINY: dict[str, Any] = {"image_size": 32, "depth": 2, "width": 24, "mlp_width": 
 
 
 def jft(name: str) -> ModelConfig:
-    """As pre-trained on JFT-300M: 18,291 classes, and the hidden layer where the model may have one."""
+    """The model as pre-trained on JFT-300M: 18,291 classes, and the hidden layer if the model may have one."""
     return ModelConfig(name=name, num_classes=18_291, representation=not name.startswith("bit"))
 
 
@@ -115,12 +115,12 @@ def test_forward_operations_in_units_of_a_billion(config: ModelConfig, giga: flo
     assert train_flops(config) == 3 * forward_flops(config)
 
 
-# The paper's Table 6: name, epochs over JFT-300M, its exaFLOPs, and how far ours may be from them, with all taps of
-# the convolutions and without those on padding. 0.2 % or its rounding is the aim; what is further away says how far.
+# The paper's Table 6: name, epochs over JFT-300M, its exaFLOPs, and the allowed difference of ours, with all taps of
+# the convolutions and without those on padding. The aim is 0.2 % or the paper's rounding; larger differences are given.
 # All 1,728 combinations of these were tried: head or none, hidden layer or none, class token or none, taps on padding,
 # attention's products or not, 300 or 303 million images, no gradient of the first layer's input, additions and norms
-# counted or not, weights standardised once a batch or not, a unit's stride in its first convolution. None gives all
-# rows; the best gives 13, with guesses of what a norm takes and of 8 images a device. B/16 to B/32 is 4.02 or more in
+# counted or not, weights standardised once per batch or not, a unit's stride in its first convolution. None gives all
+# rows; the best gives 13, with a guessed cost of a norm and 8 images per device. B/16 to B/32 is 4.02 or more in
 # the paper, which only 49 tokens give; L/16 to L/32 is 4.01 or less, which only 50 do.
 TABLE_6 = [
     pytest.param("vit_b32", 7, 55, 0.0235, 0.0235, id="ViT-B/32: 56.3, 2.3 % above, unexplained"),

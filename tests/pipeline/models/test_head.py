@@ -1,4 +1,4 @@
-"""The classifier: fp32 in any model, with a constant that no weight holds."""
+"""The classifier: fp32 in any model, with a constant that is not part of any weight."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The ResNet in front of a hybrid, against the plainest reading of it; timm's is compared with in test_parity.py."""
+"""The ResNet in front of a hybrid, against the simplest implementation. test_parity.py compares it with timm's."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_stages_halve_the_map_and_double_the_channels() -> None:
 
 
 def test_a_place_of_the_map_is_a_patch() -> None:
-    """R50+ViT-B/16: 32 px are 2 x 2 places of 1024 channels."""
+    """R50+ViT-B/16: 32 px are 2 x 2 positions of 1024 channels."""
     shapes = shapes_of(ModelConfig(name="r50_vit_b16", **SIZES))
     assert shapes["embed.patch.weight"] == (32, 1024)
     assert shapes["embed.position"] == (1, 1 + 2 * 2, 32)

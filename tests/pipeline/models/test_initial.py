@@ -1,4 +1,4 @@
-"""Initial weights by their statistics: every kind of tensor as in the paper's JAX code."""
+"""The statistics of initial weights: every kind of tensor as in the paper's JAX code."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ def assert_uniform(values: torch.Tensor, bound: float) -> None:
 
 @pytest.mark.parametrize("third", [pytest.param(0, id="q"), pytest.param(1, id="k"), pytest.param(2, id="v")])
 def test_q_k_and_v_are_three_xavier_matrices(third: int) -> None:
-    """The fused matrix's fan would give sqrt(6/4D), sqrt(2) too small."""
+    """The fan of the fused matrix would give sqrt(6/4D), too small by a factor of sqrt(2)."""
     fused = tensor("blocks.3.attention.qkv.weight", 3 * D, D)
     assert_uniform(fused[third * D : (third + 1) * D], math.sqrt(6 / (2 * D)))
 
@@ -61,7 +61,7 @@ def test_other_matrices_of_a_block_are_xavier_uniform(name: str, shape: tuple[in
     ],
 )
 def test_lecun_normal(name: str, fan_in: int) -> None:
-    """flax's: variance 1 / fan_in after the truncation at two standard deviations of the wider normal."""
+    """As in flax: variance 1 / fan_in after truncation at two standard deviations of the wider normal."""
     kernel = {3 * 7 * 7: 7, 64 * 3 * 3: 3}.get(fan_in, 1)
     shape = (fan_in // kernel**2, kernel, kernel) if "conv" in name else (fan_in,)
     values = tensor(name, M, *shape)

@@ -1,4 +1,4 @@
-"""Names of classes from files of others: each once."""
+"""Class names from the files of other libraries are made unique."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The same weights give the same logits as timm's and Hugging Face's models: less than 2e-5 apart in fp32."""
+"""With the same weights, the logits differ from timm's and Hugging Face's by less than 2e-5 in fp32."""
 
 from dataclasses import replace
 from functools import partial
@@ -52,7 +52,7 @@ def test_each_row_is_in_the_table_once() -> None:
 
 @pytest.mark.parametrize("epsilons", ["timm", "paper"])
 def test_in_fp64_the_resnets_differ_by_their_epsilons_alone(timm: ModuleType, epsilons: Any) -> None:
-    """What is left in fp32 is rounding; and the paper's epsilons are not timm's, hence the field."""
+    """In fp32 the rest is rounding. The paper's epsilons differ from timm's, hence the field."""
     images = random_images(48, 80)
     transformer: dict[str, Any] = {"patch": 2, "depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2}
     fields: dict[str, Any] = {"image_size": 48, "resnet_units": (2, 2), "resnet_epsilons": epsilons}

@@ -1,4 +1,4 @@
-"""Pixels in the paper's value range."""
+"""Pixels in the value range of the paper's code."""
 
 import pytest
 import torch

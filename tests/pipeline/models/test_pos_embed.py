@@ -1,4 +1,4 @@
-"""Resampled position embeddings: scipy.ndimage.zoom(order=1) as the paper's code, and as timm and Hugging Face."""
+"""Resampled position embeddings: as scipy.ndimage.zoom(order=1) in the paper's code, as timm, and as Hugging Face."""
 
 from types import ModuleType
 

@@ -34,7 +34,7 @@ def test_a_standardised_weight_has_mean_zero_and_variance_one_for_each_channel_o
 
 
 @pytest.mark.parametrize(
-    ("epsilons", "deviation"),  # a weight of deviation 1e-4 is divided by this
+    ("epsilons", "deviation"),  # divides a weight with a standard deviation of 1e-4
     [
         pytest.param(HYBRID_EPSILONS["paper"], 1.1e-4, id="hybrid: beside the deviation, 1e-5"),
         pytest.param(BIT_EPSILONS["paper"], (1e-8 + 1e-10) ** 0.5, id="BiT: in the variance, 1e-10"),
@@ -78,7 +78,7 @@ def test_tensorflows_same_padding(size: int, kernel: int, stride: int, expected:
 
 @pytest.mark.parametrize("size", [6, 7])
 def test_same_and_even_padding_see_other_places(size: int) -> None:
-    """For a stride of 2 on an even map the windows are one place apart; on an odd one they are the same."""
+    """With a stride of 2, the receptive fields are one position apart on an even map, and the same on an odd one."""
     same = filled(StandardConv((2, 3, 3), stride=2, same=True, epsilons=PLAIN))
     even = filled(StandardConv((2, 3, 3), stride=2, epsilons=PLAIN))
     x = torch.randn(1, 2, size, size)

@@ -1,4 +1,4 @@
-"""What config.json says about how weights are used."""
+"""What config.json says about the use of the weights."""
 
 from dataclasses import asdict
 
@@ -23,7 +23,7 @@ def test_folders_from_before_are_softmax_and_a_plain_resize() -> None:
     [
         pytest.param({"loss": "hinge", "transform": {}}, "usage.loss is 'hinge'", id="loss"),
         pytest.param({"transform": {"mode": "tiles"}}, "usage.transform.mode is 'tiles'", id="mode"),
-        pytest.param({"transform": {"short_side": "604"}}, "not supported", id="text for a number"),
+        pytest.param({"transform": {"short_side": "604"}}, "usage.transform.short_side is '604'", id="text"),
         pytest.param({"transform": {}, "colour": 3}, "colour", id="a field of another version"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The model against the paper: equations 1 to 4 in plain NumPy, and what may be changed in them."""
+"""The model against the paper: equations 1 to 4 in plain NumPy, and the options that change them."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ TINY |= {"mlp_width": 40, "num_heads": 3}
 
 
 def random_model(*, seed: int = 0, **fields: Any) -> ViT:
-    """A tiny model in which no tensor is zero or one, head included."""
+    """A tiny model in which no tensor is zero or one, including the head."""
     model = ViT(ModelConfig(**(TINY | fields)))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_logits_are_the_papers_equations(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-12])
 def test_layer_norms_epsilon_is_flaxs_or_the_one_asked_for(epsilon: float) -> None:
-    """Features as small as epsilon tell 1e-6 from PyTorch's 1e-5."""
+    """Features as small as epsilon show the difference between 1e-6 and PyTorch's 1e-5."""
     model, images = random_model(depth=1, layer_norm_epsilon=epsilon), random_images()
     with torch.no_grad():
         for parameter in (*model.embed.parameters(), *model.blocks.parameters()):
@@ -209,7 +209,7 @@ def test_2d_positions_of_another_grid_are_resampled_along_each_axis() -> None:
 
 @pytest.mark.parametrize("fields", [{"position": "none"}, {"position": "learned_1d"}, {"position": "learned_2d"}])
 def test_what_positions_tell(fields: dict[str, Any]) -> None:
-    """Without positions the patches are a bag: any order of them gives the same logits."""
+    """Without positions the patches are a set: any order of them gives the same logits."""
     model, images = random_model(**fields), random_images()
     shuffled = images.roll(shifts=4, dims=1)  # by one patch
     assert torch.allclose(model(images), model(shuffled), atol=1e-5) == (fields["position"] == "none")

@@ -1,4 +1,4 @@
-"""Weights folders: bit-exact round trips, fitting to another size, and messages for folders that cannot be used."""
+"""Weights folders: bit-exact round trips, fitting to another size, and messages for unusable folders."""
 
 import json
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def saved(folder: Path, model: Model, labels: tuple[str, ...] = LABELS) -> str:
 
 
 def initial_of(target: ModelConfig) -> TensorByName:
-    """What a fresh model would have."""
+    """The initial weights of a new model."""
     state = build_model(target, seed=9).state_dict()
     return lambda name: state[name]
 
@@ -199,7 +199,7 @@ def test_every_model_fits_another_image_size(tmp_path: Path, source: ModelConfig
 def test_what_would_compute_something_else_is_refused(
     tmp_path: Path, source: dict[str, Any], target: dict[str, Any], message: str
 ) -> None:
-    """The same shapes, so nothing else would say it."""
+    """The shapes are the same, so nothing else would show the difference."""
     weights, config = open_weights(saved(tmp_path, random_model(**source))), config_of(**target)
     with pytest.raises(UserError, match=message):
         fit_weights(weights, config, initial=initial_of(config), new_head=True)
@@ -276,7 +276,7 @@ def test_what_does_not_fit_is_named_with_both_shapes(
 
 
 def rewrite(folder: Path, **entries: object) -> None:
-    """Changes entries of config.json; None removes one."""
+    """Changes entries of config.json; None removes an entry."""
     description = json.loads((folder / "config.json").read_text()) | entries
     kept = {key: value for key, value in description.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(kept))
@@ -332,7 +332,7 @@ def test_no_folder_at_all(tmp_path: Path, name: str) -> None:
 
 
 def test_a_folder_left_in_between_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written over and killed between any two renames: the old weights, the new ones, or none; never a mixture."""
+    """Overwritten and killed between any two renames: it has the old weights, the new ones or none, never a mixture."""
     folder, rename = tmp_path / "w", Path.replace
     for num_renames in range(2):
         saved(folder, random_model())
@@ -355,7 +355,7 @@ def test_a_folder_left_in_between_is_no_folder(tmp_path: Path, monkeypatch: pyte
 
 
 def test_tensors_know_their_config(tmp_path: Path) -> None:
-    """Files of two exports of one shape do not pass for a folder; folders from before the hash do."""
+    """Files of two exports with the same shapes are not accepted as one folder; folders older than the hash are."""
     one, other = Path(saved(tmp_path / "one", random_model())), Path(saved(tmp_path / "o", random_model(gelu="exact")))
     (one / "config.json").write_bytes((other / "config.json").read_bytes())
     with pytest.raises(UserError, match=r"config\.json at .* is not the one that model\.safetensors was written with"):

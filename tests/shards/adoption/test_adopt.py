@@ -27,7 +27,7 @@ from shards.storage.ranges import RangeReads
 from shards.store import Store, open_store
 from tests.rigs.images import image_bytes
 
-SIZES = (5, 1, 9)  # samples a tar: uneven, as others make them
+SIZES = (5, 1, 9)  # samples per tar: uneven, as in others' tars
 NUM_CLASSES = 4
 SPEC = AdoptSpec(rules=SampleRules(), samples_per_block=2)
 
@@ -73,7 +73,7 @@ def run(adoption: Adoption, *, workers: int = 1, max_quarantined: float = 0.0) -
 
 
 def images_of(dataset: Dataset) -> set[bytes]:
-    """All images, as a rank reads them in an epoch and the begin of the next."""
+    """All images, as a rank reads them in one epoch and the start of the next."""
     order = SampleOrder(dataset.block_sizes, seed=1, lanes=1, window_blocks=2)
     reads = RangeReads(dataset.shard_store, ReadConfig(connections=2))
     reader = SampleReader(dataset, order, reads)
@@ -135,7 +135,7 @@ def test_webdataset_and_pyarrow_read_it(tmp_path: Path) -> None:
 
 
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
-    """They are backslash escapes in the index, and the checks know it."""
+    """The index has them as backslash escapes, and the checks know that."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
         for suffix, data in with_cls(0, 0).items():
@@ -185,7 +185,7 @@ def test_any_number_of_workers_and_a_rerun_write_the_same(tmp_path: Path) -> Non
 
 
 def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
-    """Indexes of an earlier record, and descriptions of tars that have been replaced, are made anew."""
+    """Indexes with an older format and descriptions of replaced tars are made again."""
     url = str(tmp_path)
     store = open_store(url)
     write_tars(store, with_cls)
@@ -226,7 +226,7 @@ def test_refused_samples_are_listed_and_counted(tmp_path: Path) -> None:
 
 
 def test_odd_labels_among_integers_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """They must not make names of the integers, which would give every class another id."""
+    """They must not turn the integers into names, which would give every class another id."""
     odd = {(0, 3): b"1.0", (1, 0): b"cat"}
 
     def members(tar: int, number: int) -> dict[str, bytes]:
@@ -238,10 +238,13 @@ def test_odd_labels_among_integers_are_refused(tmp_path: Path, caplog: pytest.Lo
     for workers in (1, 2):
         url = str(tmp_path / f"index-{workers}")
         with pytest.raises(
-            UserError, match=r"2 of 15 samples .* most often: \"label '1\.0' is no integer, others are\""
+            UserError, match=r"2 of 15 samples .* most often: \"label '1\.0' is not an integer, others are\""
         ):
             run(adoption_of(tars, index_url=url), max_quarantined=0.1)
-        assert "2 samples are refused: a label of theirs is no integer, 13 of 15 labels are" in caplog.text
+        assert (
+            "2 samples are refused: they have a label that is not an integer, but 13 of 15 labels are integers"
+            in caplog.text
+        )
         manifest = run(adoption_of(tars, index_url=url), workers=workers, max_quarantined=0.2)
         assert (manifest.num_samples, manifest.num_quarantined, len(manifest.shards)) == (13, 2, 2)
         assert verify_dataset(url, deep=True) == []
@@ -251,8 +254,8 @@ def test_odd_labels_among_integers_are_refused(tmp_path: Path, caplog: pytest.Lo
         store = open_store(url)
         rows = read_table(store.read(QUARANTINE_PATH)).to_pylist()
         assert [(row["position"], row["reason"]) for row in rows] == [
-            (3, "label '1.0' is no integer, others are"),
-            (14, "label 'cat' is no integer, others are"),
+            (3, "label '1.0' is not an integer, others are"),
+            (14, "label 'cat' is not an integer, others are"),
         ]
         written.append({path: store.read(path) for path in store.list()})
     assert written[0] == written[1]
@@ -325,12 +328,12 @@ def test_another_index_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was indexed when there were other tars"):
         run(adoption_of(url))
     store.write("manifest.json", b'{"of": "another tool"}')
-    with pytest.raises(UserError, match=r"is not one of patchline .*; give --index-url"):
+    with pytest.raises(UserError, match=r"was not written by patchline .*; give --index-url"):
         run(adoption_of(url))
 
 
 def test_nothing_of_others_is_removed(tmp_path: Path) -> None:
-    """Not even what is called as our own work folder."""
+    """Not even a folder with the name of our own work folder."""
     store = open_store(str(tmp_path))
     write_tars(store, with_cls)
     others = ("work/notes.txt", "work/adopted.parquet", "index/notes.txt", "train.csv")
@@ -361,5 +364,5 @@ def test_label_names(found: set[str], known: tuple[str, ...] | None, names: tupl
 
 
 def test_a_number_that_can_be_no_class() -> None:
-    with pytest.raises(UserError, match="the label 1440764000 is no number of a class"):
+    with pytest.raises(UserError, match="the label 1440764000 is not a class number"):
         label_names({"1440764000"}, None)

@@ -1,4 +1,4 @@
-"""When labels must be integers, and which reason is named."""
+"""When labels must be integers, and which reason the message gives."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Samples are found as webdataset finds them; labels from .cls and .json; reasons where there is none."""
+"""Samples are found as webdataset finds them; labels come from .cls and .json; missing labels have a reason."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""One tar of others: what is found in it, what is refused, and that it is read only once."""
+"""One tar made by others: what is found, what is refused, and that it is read only once."""
 
 import hashlib
 import io
@@ -128,9 +128,9 @@ def test_labels_that_are_no_integers_are_told_apart(tmp_path: Path) -> None:
     settled = adopted_rows(open_store(str(tmp_path / "index")), 7, integers_only=True)
     assert settled["reason"].to_pylist() == [
         None,
-        "label '1.0' is no integer, others are",
+        "label '1.0' is not an integer, others are",
         None,
-        "label '\u0663' is no integer, others are",
+        "label '\u0663' is not an integer, others are",
     ]
     assert (facts.of_integers().num_fit, facts.of_integers().num_refused, facts.of_integers().labels) == (
         2,
@@ -157,7 +157,7 @@ def test_a_tar_with_a_member_twice_is_lost(tmp_path: Path) -> None:
 
 
 def end_of(tar: bytes) -> int:
-    """Where the last member ends."""
+    """The end of the last member."""
     used = len(tar.rstrip(b"\0"))
     return used + -used % 512
 
@@ -175,7 +175,7 @@ def test_what_is_behind_a_damaged_stretch_is_refused(tmp_path: Path) -> None:
     assert (facts.num_fit, facts.num_refused) == (1, 2)
     assert rows[0]["reason"] is None
     assert "no header is in bytes" in str(rows[1]["reason"])
-    assert rows[2]["reason"] == "behind a fault of its tar, where other readers stop"
+    assert rows[2]["reason"] == "after a fault of its tar, where other readers stop"
 
 
 def test_the_settings_decide_the_hash(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an address of tars stands for."""
+"""The tars that an address names."""
 
 from pathlib import Path
 

@@ -77,7 +77,7 @@ def test_quarantine_is_grouped_by_the_general_part_of_the_reason(tmp_path: Path)
 @pytest.mark.parametrize(
     ("reasons", "general"),
     [
-        ((f"a list.csv row {n}: the weight '{n}': allowed are numbers from 0 on" for n in range(3)), "the weight …"),
+        ((f"a list.csv row {n}: the weight '{n}': allowed are numbers of 0 or more" for n in range(3)), "the weight …"),
         (
             (f"x: y.tsv.gz row {n}: a label is a dict; allowed are text" for n in range(3)),
             "a label is a dict; allowed are text",

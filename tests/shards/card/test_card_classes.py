@@ -1,4 +1,4 @@
-"""The list that a search looks through."""
+"""The list of classes that the search uses."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The card as a page: readable as XML-like markup, self-contained, small, and safe whatever the names are."""
+"""The card as a page: well-formed, self-contained, small, and safe for any name."""
 
 import base64
 import hashlib
@@ -176,7 +176,7 @@ def test_many_classes_stay_readable_and_small(tmp_path: Path) -> None:
     samples = [Sample(labels=(int(label),)) for label in labels]
     write_dataset(open_store(str(tmp_path)), [samples], [f"n{number:08d}" for number in range(21_000)])
     page = page_of(tmp_path)
-    assert len(page) < 600_000  # the list to search is most of it
+    assert len(page) < 600_000  # most of it is the list for the search
     text = Page(page).text
     assert "Largest classes" in text
     assert "Smallest classes that have a sample" in text

@@ -1,4 +1,4 @@
-"""Every plot is well-formed, says in words what it shows, and survives extreme numbers."""
+"""Every plot is well-formed, describes itself in words, and handles extreme numbers."""
 
 import math
 from collections.abc import Callable
@@ -42,8 +42,8 @@ def test_curves_over_classes(plot: Callable[[object], Markup], name: str) -> Non
 
 
 def test_a_long_tail_is_on_a_log_axis() -> None:
-    assert "samples a class (log)" in texts(plots.rank_curve(COUNTS["long tail"]))
-    assert "samples a class" in texts(plots.rank_curve(COUNTS["narrow"]))
+    assert "samples per class (log)" in texts(plots.rank_curve(COUNTS["long tail"]))
+    assert "samples per class" in texts(plots.rank_curve(COUNTS["narrow"]))
 
 
 def test_where_half_of_the_labels_are() -> None:

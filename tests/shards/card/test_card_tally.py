@@ -1,4 +1,4 @@
-"""The card's histograms against counts made one by one."""
+"""The card's histograms against counts of single samples."""
 
 import numpy as np
 import pyarrow as pa

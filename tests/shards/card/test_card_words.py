@@ -1,4 +1,4 @@
-"""The card's words: names that may be shown, numbers with their nouns, shares that are never rounded to nothing."""
+"""The card's words: printable names, numbers with their nouns, shares that are never rounded to nothing."""
 
 from collections import Counter
 

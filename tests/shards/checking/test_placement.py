@@ -1,4 +1,4 @@
-"""The proof that every image is in exactly one place."""
+"""The proof that every image is in exactly one shard or in quarantine."""
 
 from dataclasses import replace
 from pathlib import Path

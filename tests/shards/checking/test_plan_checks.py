@@ -1,4 +1,4 @@
-"""A shard that is as planned has no faults; each difference is found."""
+"""A shard that matches the plan has no faults; each difference is found."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_a_shard_holds_what_the_plan_dealt_to_it(dataset: Dataset) -> None:
         "neither in it nor listed": (rows, commit, [*planned, replace(second, slot=77)]),
         "is not what the plan dealt": (rows, replace(commit, left_out=(lost,)), planned),
         "did not deal to it": (rows, replace(commit, left_out=(stranger,)), planned),
-        "by another name": (rows, replace(commit, left_out=(replace(lost, source="x"),)), [first, second, *others]),
+        "under another name": (rows, replace(commit, left_out=(replace(lost, source="x"),)), [first, second, *others]),
         "not in the plan's order": (replace(rows, **turned), commit, planned),
     }
     for message, (found, footer, dealt) in faults.items():

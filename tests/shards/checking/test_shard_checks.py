@@ -115,7 +115,7 @@ def test_json_members_say_the_same_as_the_index(dataset: Dataset) -> None:
         ]
     assert "another weights than" in next(checks.check_json(rows, [[9.0], *weights[1:]], tar))
     moved = replace(rows, key=["x", *rows.key[1:]])
-    assert list(checks.check_json(moved, weights, tar)) == ["x.json is not behind the image of row 0, or is no JSON"]
+    assert list(checks.check_json(moved, weights, tar)) == ["x.json does not follow the image of row 0, or is not JSON"]
     assert list(checks.check_json(rows, weights, tar[: int(rows.offset[3])]))
 
 

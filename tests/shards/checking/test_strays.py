@@ -1,4 +1,4 @@
-"""Files that belong to nothing are named; the files of a dataset, and of others beside adopted tars, are not."""
+"""Files that belong to nothing are named; files of a dataset, and other files beside adopted tars, are not."""
 
 from dataclasses import replace
 from pathlib import Path

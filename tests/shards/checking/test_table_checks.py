@@ -1,4 +1,4 @@
-"""Tables that fit the plan have no faults; each difference is found."""
+"""Tables that match the plan have no faults; each difference is found."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A whole dataset: nothing wrong in a good one, and the place of whatever is wrong."""
+"""A whole dataset: no faults in an intact one, and the place of every fault in others."""
 
 import json
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def test_workers_find_the_same_faults_in_the_same_order(store: Store) -> None:
 
 
 def test_an_image_that_is_nowhere_is_found(store: Store) -> None:
-    """A dataset whose every hash fits, but whose plan lost an image."""
+    """All hashes of the dataset match, but its plan lost an image."""
     plan = json.loads(store.read(PLAN_PATH))
     samples = read_table(store.read("plan/samples-00000.parquet"))
     place = samples.schema.get_field_index("position")
@@ -94,7 +94,7 @@ def test_a_shard_that_nobody_knows_is_found(store: Store) -> None:
 
 @pytest.fixture
 def lists(tmp_path: Path) -> Store:
-    """Two weighted labels an image, one image refused, one a duplicate."""
+    """Two weighted labels per image, one image refused, one duplicate."""
     rows = [f"{number}.jpg,a|b,{number}|0.5" for number in range(9)]
     (tmp_path / "list.csv").write_text("\n".join(["path,label,score", *rows]) + "\n")
     for number in range(9):
@@ -108,7 +108,7 @@ def lists(tmp_path: Path) -> Store:
 
 
 def column_of(name: str, value: object) -> Callable[[pa.Table], pa.Table]:
-    """A change that gives every row this value."""
+    """A change that sets this value in every row."""
 
     def change(table: pa.Table) -> pa.Table:
         place = table.schema.get_field_index(name)

@@ -1,4 +1,4 @@
-"""PNG, WebP and GIF: in agreement with Pillow on every mode, and nothing truncated taken."""
+"""PNG, WebP and GIF headers agree with Pillow in every mode, and truncated files are refused."""
 
 import io
 import struct
@@ -34,7 +34,7 @@ def chunk(name: bytes, contents: bytes) -> bytes:
 
 
 def png_of(bits: int, colour: int, *, chunks: bytes | None = None) -> bytes:
-    """Black; with `chunks` in the place of palette and pixels."""
+    """A black PNG, with `chunks` in place of palette and pixels."""
     if chunks is None:
         channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
         pixels = bytes(40 * (1 + 56 * bits * channels // 8))
@@ -44,7 +44,7 @@ def png_of(bits: int, colour: int, *, chunks: bytes | None = None) -> bytes:
 
 
 def num_bytes(value: object) -> str | None:
-    """For the name of a test case: bytes themselves are unreadable."""
+    """The number of bytes as the name of a test case, since bytes are unreadable."""
     return f"{len(value)} bytes" if isinstance(value, bytes) else None
 
 

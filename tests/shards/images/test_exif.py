@@ -1,4 +1,4 @@
-"""The orientation tag in every byte order, and blocks that say nothing."""
+"""The orientation tag in every byte order, and blocks without one."""
 
 import struct
 
@@ -17,7 +17,7 @@ def exif_block(*entries: tuple[int, int, int, int], order: str = "<", magic: byt
 
 
 def num_bytes(value: object) -> str | None:
-    """For the name of a test case: bytes themselves are unreadable."""
+    """The number of bytes as the name of a test case, since bytes are unreadable."""
     return f"{len(value)} bytes" if isinstance(value, bytes) else None
 
 

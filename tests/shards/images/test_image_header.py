@@ -1,4 +1,4 @@
-"""Headers of images in all formats, and everything that is not one."""
+"""Headers of images in all formats, and data that has none."""
 
 import io
 import random
@@ -18,7 +18,7 @@ FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "TIFF": "t
 
 
 def png_of_size(height: int, width: int) -> bytes:
-    """A PNG that claims a size and has next to no pixels."""
+    """A PNG that claims a size and has almost no pixels."""
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
     for name in (b"IDAT", b"IEND"):
@@ -34,7 +34,7 @@ def jpeg_of_size(height: int, width: int) -> bytes:
 
 
 def tiff(orientation: int, mode: str = "RGB") -> bytes:
-    """48 pixels wide and 20 high, as stored."""
+    """A TIFF, stored 48 pixels wide and 20 high."""
     file = io.BytesIO()
     image = Image.open(io.BytesIO(image_bytes(1, height=20, width=48))).convert(mode)
     image.save(file, "TIFF", tiffinfo={0x0112: orientation})
@@ -42,7 +42,7 @@ def tiff(orientation: int, mode: str = "RGB") -> bytes:
 
 
 def num_bytes(value: object) -> str | None:
-    """For the name of a test case: bytes themselves are unreadable."""
+    """The number of bytes as the name of a test case, since bytes are unreadable."""
     return f"{len(value)} bytes" if isinstance(value, bytes) else None
 
 
@@ -103,14 +103,14 @@ def test_limits() -> None:
     with pytest.raises(ImageRefusedError, match="20x48 pixels, allowed are 959"):
         read_header(data, Limits(max_pixels=959))
     assert Limits() == Limits(max_bytes=MAX_IMAGE_BYTES, max_pixels=MAX_IMAGE_PIXELS)
-    with pytest.raises(UserError, match=r"--limits.max-bytes is 0"):
+    with pytest.raises(UserError, match=r"limits\.max_bytes is 0"):
         Limits(max_bytes=0)
-    with pytest.raises(UserError, match=r"--limits.max-pixels is 178956971; allowed are 1 to 178956970"):
+    with pytest.raises(UserError, match=r"limits\.max_pixels is 178956971; allowed are 1 to 178,956,970"):
         Limits(max_pixels=178_956_971)
 
 
 def survives(data: bytes) -> bool:
-    """Whether it has a header; any error but a refusal is a fault."""
+    """Whether it has a header. Any error except a refusal fails the test."""
     try:
         header = read_header(data)
     except ImageRefusedError as error:
@@ -129,7 +129,7 @@ def survives(data: bytes) -> bool:
 def test_truncated_anywhere_it_is_refused(image_format: str) -> None:
     data = image_bytes(1, image_format=image_format)
     whole = [size for size in range(len(data)) if survives(data[:size])]
-    if image_format not in ("TIFF", "BMP"):  # their headers do not tell where they end
+    if image_format not in ("TIFF", "BMP"):  # their headers do not say where they end
         assert whole in ([], [len(data) - 1])  # a GIF's trailer may be missing
 
 

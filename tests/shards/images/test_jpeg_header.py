@@ -1,4 +1,4 @@
-"""The marker parser: it agrees with Pillow on whatever Pillow writes, and takes and refuses what libjpeg does."""
+"""The marker parser agrees with Pillow on everything that Pillow writes, and accepts and refuses what libjpeg does."""
 
 import io
 from itertools import product
@@ -26,7 +26,7 @@ def jpeg(mode: str = "RGB", **options: object) -> bytes:
 
 def pillow_facts(data: bytes) -> tuple[int, int, str, int]:
     with Image.open(io.BytesIO(data)) as image:
-        return image.height, image.width, image.mode, image.getexif().get(0x0112) or 1  # some real ones say 0
+        return image.height, image.width, image.mode, image.getexif().get(0x0112) or 1  # some real files have 0
 
 
 def with_segment(marker: int, contents: bytes, data: bytes = PLAIN) -> bytes:
@@ -40,7 +40,7 @@ def replaced(old: bytes, new: bytes) -> bytes:
 
 
 def num_bytes(value: object) -> str | None:
-    """For the name of a test case: bytes themselves are unreadable."""
+    """The number of bytes as the name of a test case, since bytes are unreadable."""
     return f"{len(value)} bytes" if isinstance(value, bytes) else None
 
 

@@ -17,7 +17,7 @@ def random_hashes(count: int, rng: np.random.Generator) -> Hashes:
 
 
 def flipped(hashes: Hashes, *, coarse: int, fine: int, rng: np.random.Generator) -> Hashes:
-    """Copies in which so many bits of the coarse part and of the rest differ."""
+    """Copies that differ in given numbers of coarse and other bits."""
     bits = np.unpackbits(hashes, axis=1)
     for row in bits:
         row[rng.choice(COARSE_BITS, coarse, replace=False)] ^= 1
@@ -26,7 +26,7 @@ def flipped(hashes: Hashes, *, coarse: int, fine: int, rng: np.random.Generator)
 
 
 def by_brute_force(hashes: Hashes, queries: Hashes, max_distance: int) -> list[tuple[int, int]]:
-    """The definition, pair by pair."""
+    """The definition, computed pair by pair."""
     result = []
     for query in queries:
         bits = np.unpackbits(hashes ^ query, axis=1)
@@ -63,7 +63,7 @@ def test_the_closest_is_that_of_brute_force(max_distance: int) -> None:
 def test_the_closest_of_crowded_hashes_is_that_of_brute_force(
     seed: int, max_distance: int, data: st.DataObject
 ) -> None:
-    """All hashes near to each other: many matches for each query, ties, and words with many hashes."""
+    """All hashes are close to each other: many matches per query, ties, and words shared by many hashes."""
     rng = np.random.default_rng(seed)
     centre = random_hashes(1, rng)
     sizes = data.draw(st.tuples(st.integers(1, 40), st.integers(0, 40)))
@@ -79,7 +79,7 @@ def test_of_equal_hashes_the_first_is_found() -> None:
 
 
 def test_many_equal_queries_and_hashes_are_compared_in_small_pieces() -> None:
-    """A placeholder image that is in a collection thousands of times must not need memory for all pairs at once."""
+    """A placeholder image that occurs thousands of times in a collection must not need memory for all pairs at once."""
     rng = np.random.default_rng(0)
     hashes = np.repeat(random_hashes(1, rng), 70_000, axis=0)
     queries = np.repeat(flipped(hashes[:1], coarse=0, fine=5, rng=rng), 20, axis=0)

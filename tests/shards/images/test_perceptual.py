@@ -26,7 +26,7 @@ def encoded(image: Image.Image, image_format: str = "PNG", **options: object) ->
 
 
 def picture(*, height: int = 240, width: int = 320) -> Image.Image:
-    """Something at every frequency that the hash looks at, as in a photograph."""
+    """An image with content at every frequency of the hash, like a photograph."""
     cells = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
     return Image.fromarray(cells).resize((width, height), Image.Resampling.BICUBIC)
 
@@ -80,7 +80,7 @@ def test_images_are_hashed_as_they_are_seen(orientation: int, image_format: str)
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored = picture()
-    # What has to be done to the upright image so that the EXIF rotation undoes it.
+    # How to transform the upright image so that the EXIF rotation restores it.
     undo = {2: [0], 3: [3], 4: [1], 5: [5], 6: [2], 7: [6], 8: [4]}
     for transpose in undo.get(orientation, []):
         stored = stored.transpose(Image.Transpose(transpose))

@@ -1,4 +1,4 @@
-"""Smaller copies: what stays untouched, what the pixels of a copy are, and what is refused."""
+"""Smaller copies: which images stay untouched, the pixels of a copy, and what is refused."""
 
 import io
 import random
@@ -17,7 +17,7 @@ from tests.rigs.images import image_bytes
 
 SMALL = Resize(short_side=16, quality=95)
 CONVERT = Resize(convert=True, quality=95)
-# Four flat quarters, so that colours and their places survive JPEG and any filter.
+# Four plain quarters, whose colours and positions survive JPEG and any filter.
 COLOURS = np.array([[[220, 40, 40], [40, 200, 60]], [[50, 60, 210], [230, 220, 70]]], dtype=np.uint8)
 QUARTERS = Image.fromarray(np.kron(COLOURS, np.ones((32, 48, 1), dtype=np.uint8)))  # 64 high, 96 wide
 
@@ -29,7 +29,7 @@ def encoded(image: Image.Image, image_format: str, **options: object) -> bytes:
 
 
 def copied(data: bytes, resize: Resize = SMALL) -> tuple[NDArray[np.uint8], ImageHeader]:
-    """The decoded copy and its header, which must be true."""
+    """The decoded copy and its header, which must agree."""
     copy, header = fitted(data, read_header(data), resize)
     assert read_header(copy) == header
     assert (header.ext, header.orientation) == ("jpg", 1)
@@ -39,7 +39,7 @@ def copied(data: bytes, resize: Resize = SMALL) -> tuple[NDArray[np.uint8], Imag
 
 
 def corners(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The middles of the four quarters."""
+    """The centres of the four quarters."""
     height, width = pixels.shape[:2]
     return pixels[height // 4 :: height // 2, width // 4 :: width // 2][:2, :2].astype(np.int64)
 
@@ -222,7 +222,7 @@ def test_what_does_not_decode_is_refused(image_format: str) -> None:
 
 @pytest.mark.parametrize(("short_side", "quality"), [(-1, 90), (65_501, 90), (256, 0), (256, 101)])
 def test_settings_out_of_range(short_side: int, quality: int) -> None:
-    with pytest.raises(UserError, match=r"--resize\."):
+    with pytest.raises(UserError, match=r"^resize\.(short_side|quality) is .*; allowed are"):
         Resize(short_side=short_side, quality=quality)
 
 

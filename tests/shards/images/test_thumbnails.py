@@ -1,4 +1,4 @@
-"""Thumbnails: small, upright, RGB, and none where an image is broken."""
+"""Thumbnails: small, upright, RGB; none for a broken image."""
 
 import io
 

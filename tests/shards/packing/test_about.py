@@ -1,4 +1,4 @@
-"""Descriptions and licences: what is allowed in them, and what they change."""
+"""Descriptions and licences: the allowed texts, and the files they change."""
 
 import logging
 from pathlib import Path

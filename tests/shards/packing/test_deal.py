@@ -1,4 +1,4 @@
-"""Rows dealt to slots through files: every row once, in the order of the slots, however they were spread."""
+"""Rows are dealt to slots through files: every row once, in the order of the slots, however the rows were spread."""
 
 from pathlib import Path
 

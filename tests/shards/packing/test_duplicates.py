@@ -1,4 +1,4 @@
-"""Exact duplicates: found among all, the first stays, labels kept or merged."""
+"""Exact duplicates are found in the whole collection; the first stays; labels are kept or merged."""
 
 import hashlib
 
@@ -17,7 +17,7 @@ def prefixes(images: list[bytes]) -> np.ndarray:
 
 
 def table(images: list[bytes], labels: list[list[str]], weights: list[list[float]]) -> pa.Table:
-    """What a scan file says of images."""
+    """The images' rows of a scan file."""
     columns = {
         "sha256": pa.array([hashlib.sha256(data).digest() for data in images], pa.binary(32)),
         "source": [f"image {number}" for number in range(len(images))],

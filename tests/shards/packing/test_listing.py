@@ -1,4 +1,4 @@
-"""The listing: cut by number and size, frozen, the same for every task."""
+"""The listing is cut by number and size, frozen, and the same for every task."""
 
 import tarfile
 from collections.abc import Iterator
@@ -74,15 +74,15 @@ def test_a_listing_is_kept_until_settings_change_or_it_is_asked_anew(tmp_path: P
     assert listed(store, source, scan_hash="x") == first
     assert listed(store, source, scan_hash="y").slices[0].num_images == 3
     store.write(LISTING_PATH, b"{}")
-    assert listed(store, source, scan_hash="x", anew=True).slices[0].num_images == 3
+    assert listed(store, source, scan_hash="x", relist=True).slices[0].num_images == 3
 
 
 def test_a_slice_that_is_not_the_listings_is_refused(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     listing = listed(store, DigitsSource(), scan_hash="x")
-    with pytest.raises(UserError, match=r"listing-000000\.parquet is not as .* says: the source changed"):
+    with pytest.raises(UserError, match=r"listing-000000\.parquet does not match .*: the source changed"):
         slice_entries(store, 0, sha256="0" * 64)
-    with pytest.raises(UserError, match=r"listing-000001\.parquet is not"):
+    with pytest.raises(UserError, match=r"listing-000001\.parquet does not match"):
         slice_entries(store, 1, sha256=listing.slices[0].sha256)
 
 

@@ -1,4 +1,4 @@
-"""Which pairs are shown: the closest and the most doubtful ones, with both pictures where they can be read."""
+"""The closest and the most doubtful pairs are shown, with both pictures if they can be read."""
 
 from pathlib import Path
 
@@ -44,6 +44,6 @@ def test_the_ends_of_the_range_are_shown(tmp_path: Path, num_overlaps: int, dist
     for row in found:
         is_there = row["source"] != "own 0"
         assert (row["thumbnail"] is not None) == is_there
-        # There are four samples in a shard: the fifth row is of an index that was changed since.
+        # A shard has four samples: the fifth row belongs to an index that has changed since.
         assert (row["evaluation_thumbnail"] is not None) == (row["distance"] % 5 < 4)
         assert (row["evaluation"], row["evaluation_set"]) == ("c1/x.jpg", url)

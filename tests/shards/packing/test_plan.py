@@ -1,4 +1,4 @@
-"""The plan as a record: read back, hashed, refused where it is of another packing."""
+"""The plan as a record: read back, hashed, and refused if it belongs to another packing."""
 
 from dataclasses import replace
 from pathlib import Path

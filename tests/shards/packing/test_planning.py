@@ -1,4 +1,4 @@
-"""How the plan is made: every image once, in one permutation, whatever was dropped."""
+"""Making the plan: every image once, in one permutation, whatever was left out."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -161,7 +161,7 @@ def test_a_scan_of_other_settings_is_refused(store: Store, spec: PackSpec) -> No
     scanned(store, spec)
     root = Path(spec.source.root)  # type: ignore[union-attr]
     (root / "c1" / "late.jpg").write_bytes(image_bytes(5))
-    changed = listed(store, spec.source, scan_hash=spec.scan_hash(), anew=True)
+    changed = listed(store, spec.source, scan_hash=spec.scan_hash(), relist=True)
     with pytest.raises(UserError, match="the scan of another source or of other settings"):
         make_plan(store, spec, changed, workers=1)
     assert not store.exists(PLAN_PATH)

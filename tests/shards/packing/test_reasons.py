@@ -1,4 +1,4 @@
-"""Reasons without what is about one image."""
+"""Reasons without the details of one image."""
 
 import pyarrow as pa
 import pytest
@@ -16,7 +16,7 @@ from shards.packing.reasons import general_reasons
         ('unknown label "it\'s"', "unknown label …"),
         (r"unknown label 'it\'s \"'", "unknown label …"),
         ("'../x' is not a path below the source's root: no '..'", "… is not a path below the source's root"),
-        ("some list.csv row 12: a label with a weight is there twice", "a label with a weight is there twice"),
+        ("some list.csv row 12: a label with a weight appears twice", "a label with a weight appears twice"),
         ("x.parquet row 3: the weight '1: 2': allowed are numbers", "the weight …"),
         ("bob's list.tsv.gz row 3: no label", "no label"),
         ("a quote 'that never ends: so", "a quote 'that never ends"),

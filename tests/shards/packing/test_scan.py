@@ -1,4 +1,4 @@
-"""The scan: what it finds, what it refuses, and that it is made once."""
+"""The scan: what it finds, what it refuses, and that it runs only once."""
 
 import hashlib
 import zlib
@@ -43,7 +43,7 @@ def test_every_entry_is_listed_with_facts_or_a_reason(tmp_path: Path) -> None:
     assert (good["crc32"], good["sha256"]) == (zlib.crc32(data), hashlib.sha256(data).digest())
     assert (good["labels"], good["phash"], good["orientation"]) == (["cat"], None, 1)
     reasons = {name: row["reason"] for name, row in rows.items()}
-    assert reasons["cat_1.jpg"] is reasons["nolabel.jpg"] is None  # that no label is known, the plan says
+    assert reasons["cat_1.jpg"] is reasons["nolabel.jpg"] is None  # the plan reports unknown labels
     assert reasons["cat_2.jpg"] == "empty file"
     assert "unreadable: No such file" in reasons["dog_4.webp"]
     assert "not a" in reasons["dog_3.png"]
@@ -63,7 +63,7 @@ def test_a_scan_is_kept_for_the_same_listing_and_settings_only(tmp_path: Path) -
     other = pack_spec(spec.source, limits=Limits(max_pixels=10))
     assert not is_scanned(store, 0, scan_footer(other.scan_hash(), sha256))
     (root / "c0" / "new.jpg").write_bytes(image_bytes(9))
-    changed = listed(store, spec.source, scan_hash=spec.scan_hash(), anew=True)
+    changed = listed(store, spec.source, scan_hash=spec.scan_hash(), relist=True)
     assert not is_scanned(store, 0, scan_footer(spec.scan_hash(), changed.slices[0].sha256))
     scanned(store, spec)
     assert read_table(store.read(scan_path(0))).num_rows == 3

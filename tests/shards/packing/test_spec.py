@@ -1,4 +1,4 @@
-"""Settings that decide bytes: bad ones are refused, and each of them is part of the scan's or the plan's hash."""
+"""Settings that affect bytes: bad values are refused, and each setting is part of the hash of the scan or the plan."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def test_impossible_settings_are_refused(change: dict[str, int], message: str) -
 
 @pytest.mark.parametrize("distance", [-1, 128, 256])
 def test_impossible_distances_are_refused(distance: int) -> None:
-    with pytest.raises(UserError, match=f"--dedup.max-distance is {distance} bits"):
+    with pytest.raises(UserError, match=rf"^dedup\.max_distance is {distance}; allowed are 0 to 127$"):
         Dedup(max_distance=distance)
 
 
@@ -36,7 +36,7 @@ def test_impossible_distances_are_refused(distance: int) -> None:
     ("change", "is_same"),
     [
         ({}, True),
-        ({"seed": 9, "samples_per_shard": 9, "resize": Resize(short_side=9)}, True),  # the scan does not ask for them
+        ({"seed": 9, "samples_per_shard": 9, "resize": Resize(short_side=9)}, True),  # the scan does not use them
         ({"dedup": Dedup(duplicates="keep")}, True),
         ({"source": DigitsSource(split="test")}, False),
         ({"limits": Limits(max_pixels=9)}, False),

@@ -1,4 +1,4 @@
-"""Copies of images in the work folder: read again by locator, whole or absent."""
+"""Copies of images in the work folder are read by locator, whole or not at all."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What packing says at its end: counts, the first three refused images with their reasons, where the list is."""
+"""Packing's summary: counts, the first three refused images with their reasons, and the place of the list."""
 
 from pathlib import Path
 

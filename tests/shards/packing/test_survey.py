@@ -1,4 +1,4 @@
-"""The first look at scan files: why an image cannot be packed, and what tells duplicates apart."""
+"""The first pass over scan files: why an image cannot be packed, and how duplicates are recognised."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The archive is plain USTAR, the same bytes everywhere, with offsets that hold."""
+"""The archive is plain USTAR, the same bytes everywhere, with correct offsets."""
 
 import hashlib
 import io
@@ -70,7 +70,7 @@ def test_what_does_not_fit_into_a_header_is_refused(name: str, num_bytes: int) -
 
 
 def tarfile_header(name: str, num_bytes: int) -> bytes:
-    """As the standard library makes it."""
+    """The header as the standard library makes it."""
     member = tarfile.TarInfo(name)
     member.size, member.mode = num_bytes, 0o644
     return member.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict")

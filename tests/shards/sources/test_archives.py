@@ -1,4 +1,4 @@
-"""Class tars and a tar of them: entries, images and single reads, in a folder and in a bucket."""
+"""Class tars and a tar of class tars: entries, images and single reads, from a folder and from a bucket."""
 
 import io
 import tarfile
@@ -50,7 +50,7 @@ NAMES = [
 
 @pytest.fixture(params=["folder", "bucket"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty folder or prefix; the name has a colon, as locators do."""
+    """An empty folder or prefix, whose name has a colon as locators do."""
     if request.param == "folder":
         return str(tmp_path / "a:b")
     return f"s3://{request.getfixturevalue('s3_bucket')}/a:b"
@@ -163,7 +163,7 @@ def test_a_damaged_class_tar_does_not_end_the_others(url: str, change: str) -> N
     [
         (ClassTarsSource(), "--source.root is missing"),
         (TarOfTarsSource(), "--source.path is ''"),
-        (TarOfTarsSource(path="/nowhere/x.tar"), "is not there"),
+        (TarOfTarsSource(path="/nowhere/x.tar"), "does not exist"),
     ],
 )
 def test_mistakes_of_settings(source: ImageSource, message: str) -> None:
@@ -198,7 +198,7 @@ def test_a_damaged_archive_of_all_classes_is_a_mistake(tmp_path: Path, outer: by
 
 
 def test_the_outer_archive_is_listed_by_its_headers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inner tars of 10 GiB, holes all of them, are listed at once."""
+    """Inner tars of 10 GiB, made of holes only, are listed at once."""
     with (tmp_path / "all.tar").open("wb") as file:
         for number in range(5):
             info = tarfile.TarInfo(f"n{number}.tar")
@@ -246,4 +246,4 @@ def test_members_that_are_not_called_images_are_counted(tmp_path: Path, caplog: 
     found = images_of(ClassTarsSource(root=str(tmp_path)))
     assert [entry.name for entry, _ in found] == ["n01/a.jpg", "n01/b.jfif"]
     [line] = [record.getMessage() for record in caplog.records]
-    assert "passed over 3 members with no image suffix, the first of them c" in line
+    assert "skipped 3 members with no image suffix, the first of them c" in line

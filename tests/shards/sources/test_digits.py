@@ -15,7 +15,7 @@ def test_the_split_is_fixed_and_covers_all() -> None:
     train, test = split_indices("train"), split_indices("test")
     assert (len(train), len(test)) == (1438, 359)
     assert sorted([*train.tolist(), *test.tolist()]) == list(range(1797))
-    assert test[:6].tolist() == [5, 11, 20, 21, 28, 34]  # written down: the split may never change
+    assert test[:6].tolist() == [5, 11, 20, 21, 28, 34]  # fixed here: the split must never change
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

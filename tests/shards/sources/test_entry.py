@@ -1,4 +1,4 @@
-"""Names that are not Unicode, and the refusal of what is too large."""
+"""Names that are not Unicode, and refusing images that are too large."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Class folders and flat folders: what is listed, in what order, under which label."""
+"""Class folders and flat folders: which files are listed, in which order, with which labels."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ def listed(source: FolderSource | FlatSource) -> list[tuple[str, tuple[str, ...]
 
 
 def read(source: FolderSource | FlatSource) -> list[tuple[Entry, ImageBytes]]:
-    """All images, read in the source's order, and found again by locator in another."""
+    """All images, read in the source's order, and again by locator in another order."""
     images = list(source.images(list(source.entries()), max_bytes=1 << 20))
     again = list(source.reader().read_many([entry.locator for entry, _ in reversed(images)]))
     for (_, first), second in zip(reversed(images), again, strict=True):

@@ -1,4 +1,4 @@
-"""Collections listed in tables: one label or several, weights, and rows that make no sense."""
+"""Collections listed in tables: one or several labels, weights, and invalid rows."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.rigs.web import web_server
 
 
 def read(source: ManifestSource) -> list[tuple[Entry, ImageBytes]]:
-    """All images, and the same again by their locators."""
+    """All images, and all of them again by locator."""
     images = list(source.images(list(source.entries()), max_bytes=1 << 20))
     again = list(source.reader().read_many([entry.locator for entry, _ in images]))
     assert [str(image) for image in again] == [str(image) for _, image in images]
@@ -62,7 +62,7 @@ def test_a_csv_with_all_that_is_odd(tmp_path: Path) -> None:
     assert [str(image) for _, image in images[5:10]] == [
         "the row names no image",
         "list.csv row 8: 2 weights for 1 labels; allowed is one each, or none",
-        "list.csv row 9: the weight 'much': allowed are numbers from 0 on",
+        "list.csv row 9: the weight 'much': allowed are numbers of 0 or more",
         "the row has 2 columns, the header has 3",
         "No such file or directory",
     ]

@@ -1,4 +1,4 @@
-"""Reading from paths, buckets and web servers alike."""
+"""The same reads from paths, buckets and web servers."""
 
 from pathlib import Path
 

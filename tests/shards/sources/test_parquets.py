@@ -18,7 +18,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def write_images(path: Path, labels: list[Any], *, row_group_size: int = 3, names: Any = None) -> Path:
-    """A file of generated images, one a label, by seeds 0, 1, ...; `names` as Hugging Face writes them."""
+    """A file of generated images with seeds 0, 1, ..., one for each label; `names` as Hugging Face writes them."""
     images = [{"bytes": image_bytes(row), "path": f"{row}.jpg"} for row in range(len(labels))]
     table = pa.table({"image": pa.array(images, IMAGE), "label": pa.array(labels)})
     if names is not None:

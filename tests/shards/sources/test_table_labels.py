@@ -1,4 +1,4 @@
-"""Cells of tables as labels and weights."""
+"""Table cells as labels and weights."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from shards.sources.table_labels import label_names, weighted
         (b"", ()),
         ("猫".encode(), ("猫",)),
         (b"caf\xe9", ("caf\\xe9",)),
-        ("a|b", ("a|b",)),  # text of a Parquet file is one label
+        ("a|b", ("a|b",)),  # text in a Parquet file is one label
         (["a", "b"], ("a", "b")),
         ([1, 7], ("one", "7")),
         (0, ("zero",)),
@@ -68,7 +68,7 @@ def test_weights(value: Any, weights: tuple[float, ...]) -> None:
         (("a",), b"1e60", "the weight '1e60'"),
         (("a",), b"-1", "the weight '-1'"),
         (("a",), [None], "the weight 'None'"),
-        (("a", "a"), b"1|2", "is there twice"),
+        (("a", "a"), b"1|2", "appears twice"),
     ],
 )
 def test_weights_that_do_not_belong_to_the_labels(labels: tuple[str, ...], value: Any, message: str) -> None:

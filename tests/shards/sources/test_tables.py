@@ -1,4 +1,4 @@
-"""Rows of tables: streamed, bad ones in their places."""
+"""Rows of tables are streamed, and invalid rows are reported with their position."""
 
 import gzip
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_parquet_gives_its_own_types(tmp_path: Path) -> None:
         ("t.csv", b"", "cannot be read: Empty CSV file"),
         ("t.csv.gz", b"path,label\n", "cannot be read"),
         ("t.parquet", b"path,label\n", "cannot be read"),
-        ("t.xlsx", b"", "is no table; give a file that ends in .csv"),
+        ("t.xlsx", b"", "is not a table; give a file that ends in .csv"),
     ],
 )
 def test_a_table_of_no_use_is_the_users_mistake(name: str, data: bytes, message: str, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_name_with_a_prefix() -> None:
 
 
 def test_gnu_headers_have_no_prefix() -> None:
-    """GNU tar keeps times where ustar has the prefix."""
+    """GNU tar stores times where ustar has the prefix."""
     changed = bytearray(block("name", tar_format=tarfile.GNU_FORMAT))
     changed[345:357] = b"14371573000\0"
     changed[148:156] = b"%06o\0 " % (sum(changed[:148]) + 8 * 32 + sum(changed[156:]))
@@ -70,7 +70,7 @@ def test_every_changed_byte_is_found(position: int, change: int) -> None:
     changed = bytearray(good)
     changed[position] = (changed[position] + change) % 256
     header = parse_header(bytes(changed))
-    # A checksum field of other spelling may have the same value.
+    # A checksum field written differently may have the same value.
     assert header is None or 148 <= position < 156
 
 

@@ -1,4 +1,5 @@
-"""Tars are read as Python's tarfile reads them; what is unsafe, damaged or cut off is refused where it is."""
+"""Tars are read as Python's tarfile reads them; unsafe, damaged and truncated members are refused with their
+position."""
 
 import io
 import tarfile
@@ -18,7 +19,7 @@ PNG = b"\x89PNG" + bytes(600)
 
 
 def tar_of(*members: tarfile.TarInfo | tuple[str, bytes], tar_format: int = tarfile.GNU_FORMAT) -> bytes:
-    """A tar; a TarInfo gets as many zeros as its size says."""
+    """A tar; each TarInfo gets as many zeros as its size says."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tar_format) as archive:
         for member in members:
@@ -168,7 +169,7 @@ def test_hidden_files(name: str, expected: bool) -> None:
 
 
 def test_sizes_and_names_of_pax_headers() -> None:
-    """A size of 0 in the header itself, the true one in the record, as for more than 8 GiB."""
+    """The header's own size is 0 and the record has the true one, as for more than 8 GiB."""
     header = special("true.jpg", tarfile.REGTYPE, size=0)
     records = b"12 size=604\n24 path=folder/name.jpg\n"
     record = special("x", b"x", size=len(records))
@@ -259,7 +260,7 @@ def test_any_zeros_are_an_end_mark(num_zeros: int) -> None:
 def test_data_behind_the_end_mark_is_not_passed_over_in_silence() -> None:
     found = members_of(TWO + TWO)
     assert len(found) == 3
-    expected = f"bytes {len(TWO)} to {2 * len(TWO)} are behind its end mark and are not read, after 2 members"
+    expected = f"bytes {len(TWO)} to {2 * len(TWO)} are after its end mark and are not read, after 2 members"
     assert str(found[2].data) == f"damaged tar: {expected}"
 
 

@@ -1,4 +1,4 @@
-"""What is listed below a folder, in what order, and what reading gives."""
+"""Which files below a folder are listed, in which order, and what reading returns."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from shards.store import open_store
 
 
 def put(root: Path, *names: bytes) -> None:
-    """Files whose content is their name."""
+    """Writes files whose content is their name."""
     for name in names:
         path = root / os.fsdecode(name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def test_what_is_no_image_is_counted_and_hidden_files_are_not(tmp_path: Path, ca
     put(tmp_path, b"a.jpg", b"b.txt", b"c.txt", b"noname", b"._a.jpg", b".git/x.jpg", b".jpg")
     with caplog.at_level(logging.INFO):
         assert [path for path, _ in list_images(str(tmp_path))] == ["a.jpg"]
-    assert "passed over 3 files with no image suffix: 2 .txt, 1 without a suffix" in caplog.text
+    assert "skipped 3 files with no image suffix: 2 .txt, 1 without a suffix" in caplog.text
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -60,8 +60,8 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path, caplog: pytest.Lo
     (root / "lost-class").symlink_to(tmp_path / "nowhere")
     listed = [path for path, _ in list_images(str(root))]
     assert listed == ["c0/x.jpg", "c1/x.jpg", "lost.jpg", "self.jpg", "y.jpg"]
-    assert "leads back to a folder that it is in" in caplog.text
-    assert "lost-class leads nowhere" in caplog.text
+    assert "leads back to a folder that contains it; it is not followed" in caplog.text
+    assert "lost-class is broken" in caplog.text
     images = list(Tree(root=str(root)).read_many(listed))
     assert (images[0], images[4]) == (b"real/x.jpg", b"elsewhere/y.jpg")
     assert [str(image) for image in images[2:4]] == ["No such file or directory", "Too many levels of symbolic links"]

@@ -1,4 +1,4 @@
-"""Addresses with passwords and signatures: known as such, and never shown."""
+"""Addresses with passwords and signatures are recognised and never shown."""
 
 import pytest
 

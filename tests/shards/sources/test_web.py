@@ -1,4 +1,4 @@
-"""Fetching from servers that answer well, badly, late or with too much."""
+"""Fetching from servers that answer well, badly, late or with too much data."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ def test_a_body_comes_whole_and_odd_characters_are_quoted(web: WebServer) -> Non
 @pytest.mark.parametrize(
     ("status", "times"),
     [
-        (404, 1),  # asking again would not help
+        (404, 1),  # retrying would not help
         (403, 1),
         (503, 3),
         (429, 3),
@@ -92,7 +92,7 @@ def test_addresses_that_lead_nowhere_are_an_error_of_their_own(web: WebServer, u
 def test_an_address_with_a_password_is_not_asked(web: WebServer) -> None:
     result = fetch_url(web.serve("/x", b"1").replace("//", "//me:sesame@"), max_bytes=100)
     assert isinstance(result, ImageRefusedError)
-    assert "password is in its address" in str(result)
+    assert "contains a user name or password" in str(result)
     assert not web.asked
 
 
@@ -112,7 +112,7 @@ def test_a_trickle_ends(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("shards.sources.web.FETCH_SECONDS", -1.0)
     result = fetch_url(web.serve("/x", b"x" * 10), max_bytes=100)
     assert isinstance(result, OSError)
-    assert "not whole after" in str(result)
+    assert "not complete after" in str(result)
 
 
 def test_only_web_addresses_are_fetched() -> None:

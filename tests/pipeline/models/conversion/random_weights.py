@@ -1,4 +1,4 @@
-"""Small models with random weights, whose every tensor is its own, and what files of others hold of them."""
+"""Small models with random weights, whose tensors all differ, and the same weights in the files of other libraries."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 def random_model(config: ModelConfig, *, seed: int = 1) -> Model:
-    """Noise in every tensor."""
+    """A model with noise in every tensor."""
     model = build_model(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def logits(model: Model, image_size: int | None = None) -> torch.Tensor:
 
 
 def assert_same_tensors(weights: Weights, model: Model) -> None:
-    """Bit for bit, and all of them."""
+    """All tensors are the same, bit for bit."""
     state = model.state_dict()
     assert set(weights.shapes) == set(state)
     assert [name for name in state if not torch.equal(weights.tensor(name), state[name])] == []

@@ -1,4 +1,4 @@
-"""Sizes that a config.json declares: one number or two, and the grid of patches they give."""
+"""Sizes declared in a config.json: one number or two, and the resulting grid of patches."""
 
 from typing import Any
 

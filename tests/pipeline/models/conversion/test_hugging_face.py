@@ -1,4 +1,4 @@
-"""Hugging Face's folders: transformers itself gives our logits from them; ours come back; what is refused."""
+"""Hugging Face folders: transformers computes our logits from them, ours are read back, other models are refused."""
 
 import json
 import logging
@@ -57,7 +57,7 @@ def test_from_pretrained_gives_our_logits(transformers: ModuleType, tmp_path: Pa
 
 
 def test_what_transformers_saves_comes_in(transformers: ModuleType, tmp_path: Path) -> None:
-    """Under whichever names its version writes; its defaults are exact GELU and 1e-12."""
+    """Under the names that any version writes. The defaults are exact GELU and 1e-12."""
     config = transformers.ViTConfig(
         hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20, image_size=16, patch_size=4
     )
@@ -70,7 +70,7 @@ def test_what_transformers_saves_comes_in(transformers: ModuleType, tmp_path: Pa
 
 
 def test_newer_names_are_read_too(transformers: ModuleType, tmp_path: Path) -> None:
-    """As the model itself names its tensors since transformers 5."""
+    """The names that the model itself uses since transformers 5."""
     folder = saved(tmp_path)
     other = transformers.ViTForImageClassification.from_pretrained(folder)
     save_file({name: value.contiguous() for name, value in other.state_dict().items()}, folder / "model.safetensors")
@@ -173,7 +173,7 @@ def test_a_grid_that_looks_square_is_not_guessed(transformers: ModuleType, tmp_p
 def test_a_pooler_beside_a_classifier_is_no_part_of_it(
     transformers: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """transformers classifies from the class token itself; old files carry a pooler all the same."""
+    """transformers classifies from the class token itself, but old files have a pooler as well."""
     folder = saved(tmp_path)
     other = transformers.ViTForImageClassification.from_pretrained(folder).eval()
     pooler = {"vit.pooler.dense.weight": torch.randn(12, 12), "vit.pooler.dense.bias": torch.randn(12)}
@@ -195,7 +195,7 @@ def test_names_that_come_twice_are_made_different(tmp_path: Path, kind: type) ->
 
 
 def test_nothing_is_assumed(tmp_path: Path) -> None:
-    """config.json says GELU, epsilon and heads."""
+    """config.json gives GELU, epsilon and heads."""
     assert opened(saved(tmp_path)).assumed == ()
 
 

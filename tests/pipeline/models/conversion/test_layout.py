@@ -1,4 +1,4 @@
-"""Places: what is split comes back joined, bit for bit, in the shapes written down."""
+"""Tensor mappings: what is split is joined again, bit for bit, and the shapes are those written down here."""
 
 from pathlib import Path
 

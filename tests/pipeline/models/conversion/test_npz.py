@@ -1,4 +1,4 @@
-"""Published .npz files: round trips without a changed bit, every prefix and old shape, and what is refused."""
+"""Published .npz files: bit-exact round trips, every prefix and old shape, and the files that are refused."""
 
 import logging
 from dataclasses import replace
@@ -114,7 +114,7 @@ def test_the_old_shape_of_group_norm_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pos_embedding", "Transformer/pos_embedding"])
 def test_the_table_is_found_wherever_it_was(tmp_path: Path, name: str) -> None:
-    """big_vision before 2022, and with the class token's row still in it."""
+    """Where big_vision stored it before 2022, and with the class token's row still in it."""
     arrays = arrays_in(written(tmp_path, VIT, "vision_transformer"))
     arrays[name] = arrays.pop("Transformer/posembed_input/pos_embedding")
     assert_same_tensors(open_npz(saved(tmp_path / "moved.npz", arrays), NO_HINTS), random_model(VIT))
@@ -142,7 +142,7 @@ def test_without_a_table_big_visions_is_computed(tmp_path: Path, config: ModelCo
 
 
 def big_visions_table(h: int, w: int, width: int, temperature: float = 10_000.0) -> NDArray[np.float32]:
-    """Its posemb_sincos_2d, with NumPy for JAX."""
+    """posemb_sincos_2d of big_vision, with NumPy instead of JAX."""
     y, x = np.mgrid[:h, :w]
     omega = np.arange(width // 4) / (width // 4 - 1)
     omega = 1.0 / (temperature**omega)
@@ -159,7 +159,7 @@ def test_vision_transformers_files_have_a_table(tmp_path: Path, config: ModelCon
 
 
 def test_a_table_of_zeros_stays_one(tmp_path: Path) -> None:
-    """What a model without positions is written as: nothing is computed in its place."""
+    """A model without positions is written as zeros; nothing is computed in their place."""
     tensor = tensors_of(random_model(VIT))
     path = tmp_path / "w.npz"
     save_npz(path, config=VIT, tensor=lambda n: tensor(n) * (n != "embed.position"), dialect="big_vision")
@@ -169,7 +169,7 @@ def test_a_table_of_zeros_stays_one(tmp_path: Path) -> None:
 
 
 def test_what_is_beside_the_model_need_be_no_number(tmp_path: Path) -> None:
-    """Flags and texts in an optimiser's state; a pickled object is refused wherever it lies."""
+    """An optimiser's state may hold flags and texts; a pickled object is refused wherever it is."""
     arrays = {f"opt/target/{name}": a for name, a in arrays_in(written(tmp_path, VIT, "vision_transformer")).items()}
     beside: Arrays = {"opt/state/done": np.array(True), "note": np.array("a text"), "opt/z": np.zeros(2, complex)}
     assert_same_tensors(open_npz(saved(tmp_path / "w.npz", arrays | beside), NO_HINTS), random_model(VIT))
@@ -200,7 +200,7 @@ def test_a_file_without_a_head(tmp_path: Path) -> None:
 
 
 def test_jaxs_bfloat16_is_read(tmp_path: Path) -> None:
-    """NumPy keeps it as two bytes without a type of their own."""
+    """NumPy stores it as two bytes without a dtype."""
     arrays, values = arrays_in(written(tmp_path, VIT, "vision_transformer")), torch.randn(12).bfloat16()
     arrays["embedding/bias"] = values.view(torch.int16).numpy().view("V2")
     weights = open_npz(saved(tmp_path / "bf16.npz", arrays), NO_HINTS)
@@ -253,7 +253,7 @@ def test_the_tensor_that_does_not_fit_is_named(tmp_path: Path, changes: dict[str
 
 
 def test_a_model_that_it_is_not_is_refused_in_the_files_names(tmp_path: Path) -> None:
-    """A checkpoint of another width: both shapes, under the name that the file has."""
+    """A checkpoint of another width: the message has both shapes and the name used in the file."""
     path = written(
         tmp_path, ModelConfig(**TINY | {"num_heads": 3, "patch": 16, "image_size": 64}), "vision_transformer"
     )
@@ -264,7 +264,7 @@ def test_a_model_that_it_is_not_is_refused_in_the_files_names(tmp_path: Path) ->
 
 
 def stacked(path: Path, **changes: NDArray[Any]) -> Path:
-    """big_vision's file with its layers in one array each."""
+    """big_vision's file with each kind of layer stacked in one array."""
     save_npz(path, config=VIT, tensor=tensors_of(random_model(VIT)), dialect="big_vision")
     arrays, start = arrays_in(path), "params/Transformer/encoderblock"
     layers = [[name for name in arrays if name.startswith(f"{start}_{number}/")] for number in (0, 1)]

@@ -1,4 +1,5 @@
-"""The names and shapes of a BiT ResNet in each dialect, written down; and timm's own reader of big_transfer's."""
+"""The names and shapes of a BiT ResNet in each dialect, written down, and compared with timm's own reader of
+big_transfer's files."""
 
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +43,7 @@ def test_names_and_shapes(tmp_path: Path, dialect: Dialect, expected: dict[str, 
     save_npz(tmp_path / "w.npz", config=BIT, tensor=tensors_of(random_model(BIT)), dialect=dialect)
     shapes = {name: array.shape for name, array in arrays_in(tmp_path / "w.npz").items()}
     assert {name: shapes.get(name) for name in expected} == expected
-    # root, three convolutions and three norms a unit, two projections, last norm, head
+    # root, three convolutions and three norms per unit, two projections, last norm, head
     assert len(shapes) == 1 + 3 * (3 + 6) + 2 + 2 + 2
 
 

@@ -1,4 +1,4 @@
-"""Hostile and damaged .npz files: what is declared is compared with what is there before anything is read."""
+"""Hostile and damaged .npz files: what they declare is compared with what they contain before anything is read."""
 
 import io
 import os
@@ -18,7 +18,7 @@ VALUES: dict[str, Any] = {"a/b": np.ones((2, 3), np.float32), "c": np.ones(4, np
 
 
 def member(value: Any, shape: tuple[int, ...] | None = None) -> bytes:
-    """An array as .npy holds it; with a `shape` that its header says instead of its own."""
+    """An array in .npy format; `shape` replaces the shape in its header."""
     buffer = io.BytesIO()
     if shape is None:
         np.lib.format.write_array(buffer, value)
@@ -90,7 +90,7 @@ def test_members_that_are_no_arrays_are_named(tmp_path: Path, name: str, content
 
 
 def test_other_compressions_are_refused(tmp_path: Path) -> None:
-    """NumPy writes stored and deflated members; others can promise any size."""
+    """NumPy writes stored and deflated members; other methods can promise any size."""
     path = archive(tmp_path / "w.npz", plain(), zipfile.ZIP_LZMA)
     with pytest.raises(UserError, match=r"a/b.npy in .* is compressed in a way that NumPy does not write"):
         open_npz_file(path)
@@ -98,7 +98,7 @@ def test_other_compressions_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_any_broken_byte_is_a_message(tmp_path: Path, compress: bool) -> None:
-    """Damage everywhere in a small file, structure and values alike: a UserError, or the same values."""
+    """Damage at every byte of a small file, in structure and values, gives a UserError or the same values."""
     path = tmp_path / "w.npz"
     (np.savez_compressed if compress else np.savez)(path, **VALUES)
     whole, spoiled = path.read_bytes(), tmp_path / "s.npz"

@@ -1,4 +1,4 @@
-"""big_vision's table of sines: known values, and what it is not defined for."""
+"""big_vision's sine-cosine table: known values, and the cases for which it is not defined."""
 
 import math
 

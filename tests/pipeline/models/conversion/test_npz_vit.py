@@ -1,4 +1,4 @@
-"""The names and shapes of a Vision Transformer in each dialect, written down; and timm's own reader of such files."""
+"""The names and shapes of a Vision Transformer in each dialect, written down, and compared with timm's own reader."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def norm(name: str) -> Shapes:
 
 
 def expected_shapes(names: NpzNames, num_positions: int) -> Shapes:
-    """Of REPRESENTATION: 4 x 4 patches of 4 px, width 12, two heads of 6, MLP width 20, 3 classes."""
+    """The shapes of REPRESENTATION: 4 x 4 patches of 4 px, width 12, two heads of 6, MLP width 20, 3 classes."""
     shapes: Shapes = {"embedding/kernel": (4, 4, 3, 12), "embedding/bias": (12,), "cls": (1, 1, 12)}
     shapes |= {names.position: (1, num_positions, 12)}
     for number in range(2):
@@ -85,7 +85,7 @@ def test_names_of_a_hybrid() -> None:
 
 @pytest.mark.parametrize("dialect", ["vision_transformer", "big_vision"])
 def test_timm_reads_our_file(timm: ModuleType, tmp_path: Path, dialect: Dialect) -> None:
-    """Its reader is not ours: the same logits from the same file."""
+    """timm's independent reader gets the same logits from our file."""
     model = random_model(VIT)
     save_npz(tmp_path / "w.npz", config=VIT, tensor=tensors_of(model), dialect=dialect)
     sizes: dict[str, Any] = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 2}

@@ -1,4 +1,4 @@
-"""Files of tensors: shapes from the header, nothing unpickled, and messages for files that cannot be read."""
+"""Files of tensors: shapes are read from the header, nothing is unpickled, and unreadable files give a message."""
 
 import pickle
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
 
 
 class Trap:
-    """What unpickling would do."""
+    """An object that shows whether it was unpickled."""
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
         return (Path.touch, (str(Path("trapped")),))
@@ -125,7 +125,7 @@ def test_files_that_can_not_be_read(
 
 
 def test_values_that_are_cut_off_are_named(tmp_path: Path) -> None:
-    """The header is read first; a broken member is found when its tensor is."""
+    """The header is read first; a broken member is found when its tensor is read."""
     write_npz(tmp_path / "w.npz", [("a", torch.zeros(1000))])
     data = bytearray((tmp_path / "w.npz").read_bytes())
     data[2000] ^= 1

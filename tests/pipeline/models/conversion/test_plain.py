@@ -1,4 +1,4 @@
-"""Our tensors in a bare file: the configuration comes from the shapes, the tensors unchanged."""
+"""Our tensors in a bare file: the configuration comes from the shapes, and the tensors are unchanged."""
 
 from dataclasses import replace
 from pathlib import Path

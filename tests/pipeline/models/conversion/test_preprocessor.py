@@ -1,4 +1,4 @@
-"""Which range of pixels a Hugging Face folder says its weights take."""
+"""The pixel range that a Hugging Face folder declares for its weights."""
 
 import json
 from pathlib import Path

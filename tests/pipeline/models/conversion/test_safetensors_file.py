@@ -1,4 +1,4 @@
-"""Safetensors in one piece and in several; an index that points out of its folder is refused."""
+"""Safetensors in one file and in several; an index that points outside its folder is refused."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""From shapes to configurations: every model of the paper by its name, others by fields, and what cannot be."""
+"""From shapes to configurations: the paper's models by name, others by fields, and what is refused."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The shapes in a file: what must be there and is not, and what the readers raise, as one message."""
+"""The shapes in a file: missing tensors and errors of the readers give one message."""
 
 from pathlib import Path
 

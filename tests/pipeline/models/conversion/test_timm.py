@@ -1,4 +1,4 @@
-"""timm's folders: timm itself gives our logits from them; ours come back without a changed bit; what is refused."""
+"""timm's folders: timm computes our logits from them, ours are read back bit for bit, other models are refused."""
 
 import json
 import logging
@@ -68,7 +68,7 @@ def test_timm_itself_gives_our_logits(timm: ModuleType, tmp_path: Path, config: 
 
 
 def test_our_export_is_timms_state_dict(timm: ModuleType, tmp_path: Path) -> None:
-    """All of its tensors and no other, into the model by name."""
+    """timm's model, created by name, loads exactly these tensors."""
     model = gentle_model(ModelConfig(name="vit_s16", depth=2, num_classes=5, gelu="exact"))
     save_timm(tmp_path, config=model.config, labels=(), tensor=tensors_of(model))
     other = timm.create_model("vit_small_patch16_224", depth=2, num_classes=5)
@@ -84,7 +84,7 @@ def test_a_round_trip_changes_no_bit(tmp_path: Path, config: ModelConfig) -> Non
 
 
 def test_a_state_dict_alone_is_timms_usual(tmp_path: Path) -> None:
-    """Exact GELU, unless told otherwise; torch files may hold the tensors in a dict."""
+    """Exact GELU unless told otherwise. PyTorch files may hold the tensors in a dict."""
     tensors = load_file(saved(tmp_path) / "model.safetensors")
     torch.save({"state_dict": tensors, "epoch": 3}, tmp_path / "w.pth")
     file = open_tensor_file(tmp_path / "w.pth")
@@ -95,7 +95,7 @@ def test_a_state_dict_alone_is_timms_usual(tmp_path: Path) -> None:
 
 
 def test_a_table_without_a_row_for_the_class_token(tmp_path: Path) -> None:
-    """timm's no_embed_class, as big_vision's models have it."""
+    """timm's no_embed_class, as in big_vision's models."""
     tensors = load_file(saved(tmp_path) / "model.safetensors")
     tensors["pos_embed"] = tensors["pos_embed"][:, 1:].clone()
     save_file(tensors, tmp_path / "w.safetensors")

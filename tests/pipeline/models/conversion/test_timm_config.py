@@ -1,4 +1,4 @@
-"""What model a state dict of timm's is of, and what of it timm's own code or nobody says."""
+"""Which model a timm state dict belongs to, and what must be known from timm's code or assumed."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def opened(folder: Path) -> Weights:
 
 
 def test_the_first_thing_said_is_what_ours_has_not() -> None:
-    """A file of which nothing else could be read."""
+    """Of a file that also has other problems."""
     file = TensorFile(where="w", shapes={"reg_token": (1, 4, 12)}, read=lambda _: torch.zeros(1))
     with pytest.raises(UserError, match=r"reg_token \[1, 4, 12\] in 'w' is of registers"):
         model_in(file, {}, Hints())
@@ -46,7 +46,7 @@ def test_architectures_whose_gelu_is_in_timms_code(tmp_path: Path, architecture:
 
 
 def test_the_table_of_architectures_is_timms(timm: ModuleType) -> None:
-    """All of those without attention pooling that its source gives the tanh GELU."""
+    """All models without attention pooling to which timm's source gives the tanh GELU."""
     names = timm.list_models("vit_*siglip*gap*")
     found = set()
     for name in names:
@@ -75,7 +75,7 @@ def test_what_is_assumed_is_said(
 
 
 def flat(folder: Path, **changes: Any) -> Path:
-    """config.json as timm wrote it before 2023: no pretrained_cfg, everything at the top."""
+    """config.json as timm wrote it before 2023: no pretrained_cfg, everything at the top level."""
     content = json.loads((saved(folder) / "config.json").read_text())
     content |= content.pop("pretrained_cfg")
     content["labels"] = content.pop("label_names")

@@ -1,4 +1,4 @@
-"""PyTorch's files: tensors alone, dense, all of their values there; what else is in them is said."""
+"""PyTorch's files: only dense tensors with all of their values are read; other content is reported."""
 
 import argparse
 import subprocess
@@ -26,7 +26,7 @@ def test_a_file_that_is_cut_off_says_so(tmp_path: Path, legacy: bool) -> None:
 
 
 def test_other_objects_beside_the_tensors_show_the_conversion(tmp_path: Path) -> None:
-    """As the files of DeiT and MAE, which hold the arguments of the training script."""
+    """Like the files of DeiT and MAE, which also hold the training script's arguments."""
     torch.save({"model": VALUES, "args": argparse.Namespace(lr=1)}, tmp_path / "w.pth")
     with pytest.raises(
         UserError, match=r"also holds an? argparse\.Namespace.*runs no code.*weights_only=True"

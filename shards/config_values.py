@@ -1,0 +1,145 @@
+"""What a configuration's fields may hold: their types, and the ranges that are declared beside them.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Example:
+        steps: Annotated[int, Range(1)] = 1000
+        dropout: Annotated[float, Range(0, below=1, zero="off")] = 0.0
+
+        def __post_init__(self) -> None:
+            refuse_wrong_values(self, where="example.")
+
+The command line and the YAML reader ask `allowed_instead` about a single value: their messages name its flag or line.
+"""
+
+from dataclasses import dataclass, fields, is_dataclass
+from math import isfinite
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from shards.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_MOST_CHARACTERS = 200  # of a wrong value, in its message
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers that a field may hold: `least` or more, or `above` a bound; to `most`, or `below` a bound.
+
+    `zero` says what 0 means.
+    """
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    zero: str = ""
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is within all bounds."""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        """As messages say it: `is 1 or more`, `are 0 (off) to below 1`."""
+        low = _spelt(self.least) if self.above is None else f"above {_spelt(self.above)}"
+        low += f" ({self.zero})" if self.zero else ""
+        if self.most is None and self.below is None:
+            return f"is {low} or more" if self.above is None else f"is {low}"
+        return f"are {low} to {_spelt(self.most)}" if self.below is None else f"are {low} to below {_spelt(self.below)}"
+
+
+def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:
+    """UserError for the first field of a dataclass that holds a wrong value; `where` comes before the field's name.
+
+    A value must have the field's own type: True is not an int, a list is not a tuple, NaN and infinity are not floats.
+    Only an int may stand for a float.
+    """
+    for field in fields(config):
+        fault = _fault(f"{where}{field.name}", getattr(config, field.name), field.type)
+        if fault:
+            raise UserError(fault)
+
+
+def allowed_instead(value: Any, kind: Any) -> str:
+    """`allowed is ...` if a field of the type `kind` may not hold the value, else an empty text."""
+    or_none = ", or none" if NoneType in get_args(kind) else ""
+    if value is None and or_none:
+        return ""
+    kinds = without_none(kind)
+    if len(kinds) > 1:  # configurations to choose from
+        return "" if isinstance(value, kinds) else f"allowed are {', '.join(one.__name__ for one in kinds)}"
+    allowed = _allowed(value, *kinds)
+    return f"allowed {allowed}{or_none}" if allowed else ""
+
+
+def without_none(kind: Any) -> tuple[Any, ...]:
+    """The types in a union, but None; of any other type, the type alone."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return tuple(one for one in kinds if one is not NoneType)
+
+
+def without_range(kind: Any) -> Any:
+    """A type without the range that is declared beside it."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _fault(name: str, value: Any, kind: Any) -> str:
+    """The message about a field's value, or about the first wrong item of a tuple; empty if all is right."""
+    (*_, plain) = without_none(kind)
+    if get_origin(plain) is tuple and isinstance(value, tuple):
+        kinds = get_args(plain)
+        kinds = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
+        if len(kinds) != len(value):
+            return f"{name} has {len(value)} entries; allowed are {len(kinds)}"
+        items = enumerate(zip(value, kinds, strict=True))
+        return next(filter(None, (_fault(f"{name}.{number}", item, one) for number, (item, one) in items)), "")
+    allowed = allowed_instead(value, kind)
+    return f"{name} is {_shown(value)}; {allowed}" if allowed else ""
+
+
+def _allowed(value: Any, kind: Any) -> str:
+    """`is a whole number` or `are 0 to 1`, if the value is not; empty if it is."""
+    if get_origin(kind) is Literal:
+        is_choice = any(type(value) is type(word) and value == word for word in get_args(kind))
+        return "" if is_choice else f"are {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) is tuple:
+        return "" if isinstance(value, tuple) else "is a tuple"
+    if get_origin(kind) is Annotated:
+        type_, *rules = get_args(kind)
+        outside = (str(rule) for rule in rules if isinstance(rule, Range) and not rule.holds(value))
+        return _allowed(value, type_) or next(outside, "")
+    checks = {
+        int: (_is_whole, "is a whole number"),
+        float: (_is_finite, "is a finite number"),
+        bool: (lambda v: isinstance(v, bool), "are true and false"),
+        str: (lambda v: isinstance(v, str), "is a text"),
+    }
+    is_right, allowed = checks.get(kind, (lambda v: isinstance(v, kind), f"is {kind.__name__}"))
+    return "" if is_right(value) else allowed
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return (_is_whole(value) or isinstance(value, float)) and isfinite(value)
+    except OverflowError:  # a whole number that no float can be
+        return False
+
+
+def _shown(value: Any) -> str:
+    text = f"{type(value).__name__}(...)" if is_dataclass(value) else repr(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
+def _spelt(bound: float | None) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"

@@ -1,0 +1,106 @@
+"""Fields of configurations hold what their types say, or the message says what is allowed."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+
+from shards.config_values import Range, refuse_wrong_values
+from shards.errors import UserError
+
+
+@dataclass(frozen=True)
+class Inner:
+    pass
+
+
+@dataclass(frozen=True)
+class Other:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    count: int = 1
+    most: Annotated[int, Range(1)] | None = None
+    share: float = 0.5
+    word: Literal["a", "b"] = "a"
+    step: Literal[1, 2] = 1
+    flag: bool = False
+    name: str = ""
+    names: tuple[str, ...] = ()
+    units: tuple[Annotated[int, Range(1, 9)], ...] | None = None
+    pairs: tuple[tuple[str, float], ...] = ()
+    inner: Inner = Inner()
+    either: Inner | Other = Inner()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"count": -3, "share": 1, "word": "b", "flag": True, "name": "x"},
+        {"most": 3, "units": (1, 2)},
+        {"most": None, "units": None, "share": -1e300},
+        {"inner": Inner(), "either": Other()},
+    ],
+)
+def test_values_of_their_type_pass(fields: dict[str, Any]) -> None:
+    refuse_wrong_values(Example(**fields), where="x.")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"count": 1.0}, "x.count is 1.0; allowed is a whole number"),
+        ({"count": True}, "x.count is True; allowed is a whole number"),
+        ({"count": None}, "x.count is None; allowed is a whole number"),
+        ({"most": "3"}, "x.most is '3'; allowed is a whole number, or none"),
+        ({"share": math.nan}, "x.share is nan; allowed is a finite number"),
+        ({"share": math.inf}, "x.share is inf; allowed is a finite number"),
+        ({"share": False}, "x.share is False; allowed is a finite number"),
+        ({"share": 10**400}, "x.share is 1000.*; allowed is a finite number"),
+        ({"word": "c"}, "x.word is 'c'; allowed are a, b"),
+        ({"step": True}, "x.step is True; allowed are 1, 2"),
+        ({"step": 1.0}, "x.step is 1.0; allowed are 1, 2"),
+        ({"step": None}, "x.step is None; allowed are 1, 2"),
+        ({"word": ["a"]}, r"x.word is \['a'\]; allowed are a, b"),
+        ({"flag": 1}, "x.flag is 1; allowed are true and false"),
+        ({"name": 3}, "x.name is 3; allowed is a text"),
+        ({"name": b"x"}, "x.name is b'x'; allowed is a text"),
+        ({"name": Path("x")}, "x.name is PosixPath..x..; allowed is a text"),
+        ({"names": "abc"}, "x.names is 'abc'; allowed is a tuple"),
+        ({"names": ("a", 1)}, "x.names.1 is 1; allowed is a text"),
+        ({"most": 0}, "x.most is 0; allowed is 1 or more, or none"),
+        ({"units": (1, 2.0)}, "x.units.1 is 2.0; allowed is a whole number"),
+        ({"units": (0,)}, "x.units.0 is 0; allowed are 1 to 9"),
+        ({"units": [3]}, r"x.units is \[3\]; allowed is a tuple, or none"),
+        ({"pairs": (("a", 1.0), ("b",))}, "x.pairs.1 has 1 entries; allowed are 2"),
+        ({"pairs": (("a", 1.0), ("b", True))}, "x.pairs.1.1 is True; allowed is a finite number"),
+        ({"inner": Other()}, r"x.inner is Other\(\.\.\.\); allowed is Inner"),
+        ({"inner": None}, "x.inner is None; allowed is Inner"),
+        ({"either": "x"}, "x.either is 'x'; allowed are Inner, Other"),
+        ({"name": ["x" * 1000]}, r"x.name is \['x{198}\.\.\.; allowed is a text"),
+    ],
+)
+def test_other_values_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        refuse_wrong_values(Example(**fields), where="x.")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said", "held", "refused"),
+    [
+        (Range(1), "is 1 or more", (1, 2.5), (0, 0.9)),
+        (Range(0, zero="off"), "is 0 (off) or more", (0, 1), (-1e-9,)),
+        (Range(above=0), "is above 0", (1e-9,), (0, -1)),
+        (Range(0, 1), "are 0 to 1", (0, 1), (-0.1, 1.1)),
+        (Range(0, below=1), "are 0 to below 1", (0, 0.999), (1,)),
+        (Range(above=0, most=1), "are above 0 to 1", (0.1, 1), (0, 1.1)),
+        (Range(0.5, 1_000_000), "are 0.5 to 1,000,000", (0.5,), (0.4, 1e7)),
+    ],
+)
+def test_ranges(bounds: Range, said: str, held: tuple[float, ...], refused: tuple[float, ...]) -> None:
+    assert str(bounds) == said
+    assert [bounds.holds(value) for value in held + refused] == [True] * len(held) + [False] * len(refused)

@@ -1,0 +1,50 @@
+"""docs/architecture.md names files and functions that exist and every folder of the code; its picture is up to date."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from docs import architecture_figure as figure
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PAGE = (CHECKOUT / "docs" / "architecture.md").read_text()
+ROOMS = ("shards", "pipeline", "jobs", "patchline")
+NAMED = sorted(set(re.findall(r"`([a-z_/]+\.(?:py|md|sbatch))(?::([\w.]+))?`", PAGE)))
+
+
+def names_in(path: Path) -> set[str]:
+    """Functions and classes of a file, methods as CLASS.METHOD."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{own.name}" for own in node.body if isinstance(own, ast.FunctionDef)}
+    return names
+
+
+@pytest.mark.parametrize(("file", "name"), [(file, name) for file, name in NAMED if "/" in file])
+def test_every_file_and_function_that_is_named_exists(file: str, name: str) -> None:
+    path = CHECKOUT / file
+    assert path.is_file(), f"there is no {file}"
+    assert not name or name in names_in(path), f"{file} has no {name}"
+
+
+def test_every_folder_of_the_code_has_its_line() -> None:
+    folders = {path.parent.relative_to(CHECKOUT) for room in ROOMS for path in (CHECKOUT / room).rglob("__init__.py")}
+    assert [str(folder) for folder in sorted(folders) if f"| `{folder}/` |" not in PAGE] == []
+
+
+def test_the_picture_shows_every_folder_and_files_that_exist() -> None:
+    shown = {box.name.rstrip("/") for box in (*figure.ROOMS, *figure.FOLDERS)}
+    folders = {path.parent.name for room in ROOMS for path in (CHECKOUT / room).rglob("__init__.py")}
+    assert folders - shown == {"patchline"}, "the front door is not a room"
+    files = [file for route in figure.ROUTES for file, _ in (*route.stops, *route.back_stops)]
+    assert [file for file in (*files, figure.LOOP) if not (CHECKOUT / file).is_file()] == []
+
+
+def test_the_picture_is_up_to_date() -> None:
+    drawn = (CHECKOUT / "docs" / "architecture.svg").read_text()
+    assert drawn == figure.draw(), "draw it again: python -m docs.architecture_figure"
