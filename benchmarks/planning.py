@@ -24,7 +24,7 @@ from benchmarks.measure import machine, run
 from shards.images.config import PERCEPTUAL_HASH
 from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest, ShardRecord, sha256_hex
 from shards.packing.config import Dedup
-from shards.packing.evaluation_sets import VIEWS, EvaluationSet, write_hashes
+from shards.packing.evaluation_sets import VIEWS, EvaluationSet, hash_tasks, write_hashes
 from shards.packing.listing import LISTING_PATH
 from shards.packing.scan import SCAN_SCHEMA, scan_footer, scan_path
 from shards.packing.spec import PackSpec
@@ -99,7 +99,9 @@ def _synthesise(folder: Path, num_images: int, num_evaluation: int, *, workers: 
             pq.write_table(table, file, compression="zstd")
         slices.append({"sha256": sha256, "num_images": count, "num_bytes": 110_000 * count})
     store.write(LISTING_PATH, json.dumps({"scan_hash": spec.scan_hash(), "slices": slices}).encode())
-    write_hashes(store, sets, _evaluation_tables(evaluation), hash_name=PERCEPTUAL_HASH)
+    tasks = hash_tasks(store.url, [sets], hash_name=PERCEPTUAL_HASH)
+    for task, hashes in zip(tasks, _evaluation_tables(evaluation), strict=True):
+        write_hashes(store, task, hashes)
     options = ["--source.root", str(folder / "images"), "--out", store.url, "--dedup.against", sets.url]
     return [sys.executable, "-m", "jobs.cli", "pack", "folder", *options, "--phase", "plan", "--workers", str(workers)]
 

@@ -23,7 +23,7 @@ from torch import nn
 from benchmarks.torchvision_operators import import_torchvision
 from pipeline import world
 from pipeline.models import ModelConfig, build_model, compile_blocks
-from pipeline.models.flops import train_flops
+from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.pixels import centred
 from pipeline.training.batch_plan import plan_batch
 from pipeline.training.config import EngineConfig, OptimizerConfig
@@ -101,7 +101,7 @@ def measure(names: list[str], setting: Setting) -> dict[str, Any]:
     world.leave()
     config = ModelConfig(name=setting.model, image_size=size, num_classes=NUM_CLASSES)
     return {
-        "train_flops_an_image": train_flops(config),
+        "train_flops_an_image": FORWARD_AND_BACKWARD * forward_flops(config),
         "first_losses": first_losses,
         "images_per_second": {name: [one["images_per_second"] for one in rounds[name]] for name in names},
         "cpu_seconds_an_image": {name: [one["cpu_seconds"] for one in rounds[name]] for name in names},

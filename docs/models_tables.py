@@ -6,11 +6,11 @@ python -m docs.models_tables
 import sys
 from collections.abc import Iterable, Sequence
 
+from jobs.recipes.paper_datasets import JFT
 from pipeline.models import ModelConfig
 from pipeline.models.config import NAMES
-from pipeline.models.flops import JFT_NUM_IMAGES, forward_flops, num_parameters, train_flops
+from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops, num_parameters
 
-JFT_NUM_CLASSES = 18_291
 # The paper's Table 6: name, epochs over JFT-300M, exaFLOPs. tests/pipeline/models/test_flops.py holds ours to them.
 TABLE_6 = (
     ("vit_b32", 7, 55),
@@ -65,9 +65,9 @@ def _size(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _cost(name: str, epochs: int, paper: int) -> tuple[str, ...]:
-    config = ModelConfig(name=name, num_classes=JFT_NUM_CLASSES, representation=not name.startswith("bit"))
-    exa = JFT_NUM_IMAGES * epochs / 1e18
-    ours = train_flops(config) * exa, 3 * forward_flops(config, skip_padding=True) * exa
+    config = ModelConfig(name=name, num_classes=JFT.num_classes, representation=not name.startswith("bit"))
+    exa = FORWARD_AND_BACKWARD * JFT.num_images * epochs / 1e18
+    ours = (forward_flops(config, skip_padding=skip) * exa for skip in (False, True))
     cells = [cell for one in ours for cell in (f"{one:,.1f}", f"{round(100 * (one / paper - 1), 1) + 0.0:+.1f} %")]
     return f"`{name}`", str(epochs), f"{paper:,}", *cells
 

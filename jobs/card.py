@@ -1,4 +1,4 @@
-"""`patchline card`: writes a dataset's card, one page that shows what is in it."""
+"""`patchline card`: writes a dataset's card, an HTML page that shows what is in it."""
 
 import logging
 import shlex
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def run(job: CardJob) -> int:
-    """0 once the card is written; the dataset stays as it is otherwise."""
+    """Writes the card and changes nothing else; returns 0."""
     if not job.url:
         raise UserError("the dataset's URL is missing; give a folder or s3://bucket/prefix")
     dataset = open_dataset(job.url)
@@ -29,7 +29,7 @@ def run(job: CardJob) -> int:
 
 
 def use_of(facts: CardFacts) -> Use | None:
-    """The command that trains on a training split or evaluates on another one; None where no sample has a label."""
+    """The command that trains on a training split or evaluates on another one; None if no sample has a label."""
     if not facts.class_counts.any():
         return None
     # A URL that cannot be shown as it is cannot be copied either.

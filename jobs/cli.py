@@ -1,15 +1,12 @@
 """The command line: `patchline STAGE RECIPE|FILE.yaml [--any.field VALUE ...]`. Errors become exit codes here."""
 
-import errno
 import importlib
 import io
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -17,30 +14,30 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.completion import ASK, candidates
+from jobs.endings import end_of
 from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
-from jobs.interrupts import SHELL_ADDS, Interrupts, exit_code_of
+from jobs.interrupts import Interrupts
 from jobs.mistakes import HELP_WORDS, refuse_missing, refuse_wrong_words, unknown_stage
 from jobs.processes import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
 from jobs.run_flags import RunOptions, take_run_flags
-from jobs.screen import has_no_reader
-from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of, types_of
+from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of
 from jobs.threads import wait_quietly
 from jobs.warmup import with_warmup
-from shards.errors import UserError, WillNotSucceedError
+from shards.errors import UserError
 from shards.terminal import LogFormatter, columns_of, printable, wrapped
 
 log = logging.getLogger("patchline")
 
 
 def entry() -> None:
-    """Console script. Ends without the interpreter's own ending: the work is done and on disk by then, and a C++
-    library that aborts while its threads are taken down (seen with Arrow and torch) would make a failure of it."""
+    """Console script. Skips the interpreter's shutdown: the work is done and on disk by then, and a C++ library that
+    aborts while its threads are torn down (seen with Arrow and torch) would turn success into failure."""
     wait_quietly(os.environ)  # before any stage loads torch
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes take no module from the current folder
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a letter that the terminal lacks is no reason to end
+        sys.stdout.reconfigure(errors="backslashreplace")  # no crash on a character that the terminal lacks
     code = main(sys.argv[1:])
     logging.shutdown()
     with suppress(BrokenPipeError):
@@ -50,51 +47,33 @@ def entry() -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Runs one stage and returns its exit code; a user's mistake is a message, not a traceback."""
+    """Runs one command and returns its exit code; jobs/endings.py decides how each error ends it."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter(sys.stderr, rank=_rank()))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])  # a program that calls this keeps its own
+    logging.basicConfig(level=logging.INFO, handlers=[handler])  # a program that calls this keeps its own handlers
     for noisy in ("botocore", "boto3", "urllib3", "s3transfer"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         with Interrupts() as interrupts:
             return _run(argv, interrupts)
-    except UserError as error:
-        if isinstance(error, ConnectionError):  # a storage that is there and does not work: no mistake of the user
-            return _end(exit_codes.CRASH, f"error: {error}; the same command continues")
-        return _end(exit_codes.USER_MISTAKE, f"error: {error}")
-    except WillNotSucceedError as error:
-        return _end(exit_codes.WILL_NOT_SUCCEED, f"error: {error}")
-    except KeyboardInterrupt as interrupt:
-        return _end(exit_code_of(interrupt), "interrupted; the same command starts again")
-    except (AssertionError, TypeError, AttributeError, LookupError):
-        log.exception("this is a bug in patchline; please report it with the lines below")
-        return exit_codes.OUR_BUG
-    except BrokenExecutor as error:
-        message = f"a worker process was killed ({error}); did memory run out?"
-        return _end(exit_codes.CRASH, f"error: {message} The same command continues; use fewer --workers")
-    except OSError as error:
-        if isinstance(error, BrokenPipeError) and has_no_reader(sys.stdout):  # `| head` has seen enough
-            return SHELL_ADDS + signal.SIGPIPE
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM):
-            log.exception("the system refused; the same command continues")
-            return exit_codes.CRASH
-        where = f" at {error.filename}" if error.filename else ""
-        return _end(exit_codes.CRASH, f"error: {error.strerror}{where}; make room, and the same command continues")
-    except Exception:
-        log.exception("ended by an unexpected error; the same command continues")
-        return exit_codes.CRASH
+    except (Exception, KeyboardInterrupt) as error:
+        end = end_of(error)
+        if end.has_traceback:
+            log.exception(end.message)
+        elif end.message:
+            _say(end.message)
+        return end.code
 
 
 def _run(argv: list[str], interrupts: Interrupts) -> int:
     if not argv or argv[0] in HELP_WORDS:
-        return _show(overview(columns()), asked=bool(argv))
+        return _show(overview(columns()), requested=bool(argv))
     if argv[0] == "help":
         return _run([*argv[1:], "--help"], interrupts)
     if argv[0] == ASK:
-        return _show("".join(f"{word}\n" for word in candidates(argv[1:])), asked=True)
+        return _show("".join(f"{word}\n" for word in candidates(argv[1:])), requested=True)
     if argv[0] == "--version":
-        return _show(f"patchline {version('patchline')}\n", asked=True)
+        return _show(f"patchline {version('patchline')}\n", requested=True)
     stage, words = argv[0], argv[1:]
     if stage in TOOLS:
         return _tool(stage, words)
@@ -103,16 +82,16 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     words, options = take_run_flags(stage, words)
     starts_ranks = must_start(options.processes, os.environ)
     if starts_ranks:
-        logging.getLogger().setLevel(logging.WARNING)  # the first of them says what is to be said of the job
-    asked = [word for word in words if word in HELP_WORDS]
-    words = _second_word_first(STAGES[stage], words, asked=bool(asked))
+        logging.getLogger().setLevel(logging.WARNING)  # rank 0 logs what there is to say about the job
+    requested = [word for word in words if word in HELP_WORDS]
+    words = _second_word_first(STAGES[stage], words, requested=bool(requested))
     if not words or words[0].startswith("-"):
-        return _no_second_word(stage, asked=bool(asked))
+        return _no_second_word(stage, requested=bool(requested))
     if STAGES[stage].second == WEIGHTS:
-        words = [words[0], *types_of(stage).arranged(words[1:])]
+        words = [words[0], *importlib.import_module(STAGES[stage].module).arranged(words[1:])]
     default = default_job(stage, words[0])
-    if asked:
-        return _help(stage, words[0], default, everything="--help-all" in asked)
+    if requested:
+        return _help(stage, words[0], default, everything="--help-all" in requested)
     job = _job(stage, default, words, extends="extend" in options.switches)
     if starts_ranks:
         again = [stage, *words, *(f"--{switch}" for switch in options.switches)]
@@ -121,31 +100,31 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
 
 
 def _tool(name: str, words: list[str]) -> int:
-    """show and diff, which read their words themselves."""
-    asked = any(word in HELP_WORDS for word in words)
-    if asked or not words:
-        return _show(second_words(name, {}, columns()), asked=asked)
+    """show and diff, which parse their own words."""
+    requested = any(word in HELP_WORDS for word in words)
+    if requested or not words:
+        return _show(second_words(name, {}, columns()), requested=requested)
     if name == "show":
-        return int(importlib.import_module("jobs.show").run(words, override=_overridden))
-    return int(importlib.import_module("jobs.diff").run(words))
+        return int(importlib.import_module(TOOLS[name].module).run(words, override=_overridden))
+    return int(importlib.import_module(TOOLS[name].module).run(words))
 
 
 def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:
     recipe = _recipes(stage).get(word)
     about = recipe.__doc__ if recipe else ""
-    return _show(of_job(stage, word, job, about=about or "", everything=everything, width=columns()), asked=True)
+    return _show(of_job(stage, word, job, about=about or "", everything=everything, width=columns()), requested=True)
 
 
 def _start(stage: str, word: str, job: Any, options: RunOptions, interrupts: Interrupts) -> int:
-    """Loads the stage's module, which may take seconds, and runs the job."""
+    """Imports the stage's module, which may take seconds, and runs the job."""
     run_dir = getattr(job, "run_dir", "")  # predict writes nothing
     if STAGES[stage].loads_torch and _rank() == 0:
         log.info("starting %s %s%s", stage, word, f" in {run_dir}" if run_dir else "")
-    name = f"jobs.{STAGES[stage].module or stage}"
-    multiprocessing.set_forkserver_preload(["jobs.cli", name])  # workers need not load them one by one
+    name = STAGES[stage].module
+    multiprocessing.set_forkserver_preload(["jobs.cli", name])  # loaded once, not by every worker
     module = importlib.import_module(name)
     interrupts.works()
-    if stage == "demo":  # its stages are processes of their own, in this environment
+    if stage == "demo":  # it starts its stages as processes, in this environment
         return int(module.run(job, environ=dict(os.environ)))
     code = int(module.run(job, **dict.fromkeys(options.switches, True)))
     if code == exit_codes.CONTINUE and "TORCHELASTIC_ERROR_FILE" in os.environ:
@@ -154,7 +133,7 @@ def _start(stage: str, word: str, job: Any, options: RunOptions, interrupts: Int
 
 
 def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
-    """The job with what the words after the second change in it. UserError for what is wrong, or missing."""
+    """The job with the flags after the second word applied. UserError if one is wrong or missing."""
     command = " ".join(["patchline", stage, words[0]]).rstrip()
     job = _overridden(default, words[1:], command, extends=extends)
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
@@ -162,7 +141,7 @@ def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
 
 
 def _overridden(default: Any, words: list[str], command: str, *, extends: bool = False) -> Any:
-    """The job with the values of the flags; `command`: the words before them. UserError for what is wrong."""
+    """The job with the flags applied; `command`: the words before them. UserError if one is wrong."""
     refuse_wrong_words(words, list(flags_of(default)), command=command)
     default, note = with_warmup(command.split()[1], default, words, extends=extends)
     if note and _rank() == 0:
@@ -171,7 +150,7 @@ def _overridden(default: Any, words: list[str], command: str, *, extends: bool =
 
 
 def _changed(default: Any, words: list[str], *, command: str) -> Any:
-    import tyro  # noqa: PLC0415 - a fifth of a second, which help and mistakes do without
+    import tyro  # noqa: PLC0415 - takes 0.2 s, which help and errors can do without
 
     try:
         config = (tyro.conf.AvoidSubcommands,)
@@ -180,36 +159,36 @@ def _changed(default: Any, words: list[str], *, command: str) -> Any:
         raise UserError(f"these arguments could not be parsed: {' '.join(words)}. See {command} --help-all") from end
 
 
-def _second_word_first(stage: Stage, words: list[str], *, asked: bool) -> list[str]:
-    """The words with the second of the command in front: given as a flag, too; asked for help, any will do."""
+def _second_word_first(stage: Stage, words: list[str], *, requested: bool) -> list[str]:
+    """The words with the command's second word first, even if it was given as a flag; for help, any word will do."""
     if stage.second == RECIPE:
         return words
-    if not stage.second or asked:
+    if not stage.second or requested:
         return [stage.second, *words]
     return _place_first(words, flag=f"--{stage.field}")
 
 
-def _no_second_word(stage: str, *, asked: bool) -> int:
+def _no_second_word(stage: str, *, requested: bool) -> int:
     is_recipe = STAGES[stage].second == RECIPE
-    missing = "" if asked or is_recipe else f"{STAGES[stage].field.upper()} is missing\n"
-    return _show(missing + second_words(stage, _recipes(stage), columns()), asked=asked)
+    missing = "" if requested or is_recipe else f"{STAGES[stage].field.upper()} is missing\n"
+    return _show(missing + second_words(stage, _recipes(stage), columns()), requested=requested)
 
 
 def _recipes(stage: str) -> Mapping[str, Callable[[], Any]]:
     return recipes_of(stage) if STAGES[stage].second == RECIPE else {}
 
 
-def _show(text: str, *, asked: bool) -> int:
-    """What was asked for goes to standard output; a page that stands for a mistake to standard error."""
-    page = sys.stdout if asked else sys.stderr
+def _show(text: str, *, requested: bool) -> int:
+    """Help that was requested goes to standard output; help shown instead of an error goes to standard error."""
+    page = sys.stdout if requested else sys.stderr
     with suppress(BrokenPipeError):  # `patchline --help | head` has seen enough
         page.write(text)
         page.flush()
-    return exit_codes.DONE if asked else exit_codes.USER_MISTAKE
+    return exit_codes.DONE if requested else exit_codes.USER_MISTAKE
 
 
 def _place_first(words: list[str], *, flag: str) -> list[str]:
-    """The words with the value of --path (or --url) as the first, where it was given as a flag."""
+    """The words with the value of --path (or --url) first, if it was given as a flag."""
     if not words or not words[0].startswith("-"):
         return words
     for at, word in enumerate(words):
@@ -220,11 +199,10 @@ def _place_first(words: list[str], *, flag: str) -> list[str]:
     return words
 
 
-def _end(code: int, message: str) -> int:
+def _say(message: str) -> None:
     who = f"rank {_rank()}: " if _rank() else ""
     text, columns = who + printable(message), columns_of(sys.stderr)
     sys.stderr.write((wrapped(text, columns) if columns else text) + "\n")
-    return code
 
 
 def _rank() -> int:

@@ -1,4 +1,4 @@
-"""`patchline completion bash|zsh|fish`: a script for the shell, and the words that it then asks this command for."""
+"""`patchline completion bash|zsh|fish`: a script for the shell, and the words that it then requests."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -7,13 +7,14 @@ from typing import Literal
 
 from jobs import exit_codes
 from jobs.flags import Flag, flags_of
+from jobs.lookup import SHOWN
 from jobs.resolve import WITH_RECIPES, default_job
 from jobs.run_flags import run_flags_of
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, recipes_of
 from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
 
-ASK = "__complete"  # the first word of the question
+ASK = "__complete"  # the first word of such a request
 _BASH = f"""\
 _patchline() {{
     local IFS=$'\\n'
@@ -58,7 +59,8 @@ def run(job: CompletionJob) -> int:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """What the last of `words` (after the command's name), perhaps empty, may become; none: leave it to file names."""
+    """Completions of the last of `words` (the words after `patchline`; it may be empty). None: the shell completes
+    file names."""
     *before, begun = words or ("",)
     return [word for word in _possible(before, begun) if word.startswith(begun)]
 
@@ -68,7 +70,7 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
         return [*COMMANDS, "--help", "--version"]
     stage = before[0]
     if stage in TOOLS and not begun.startswith("-"):
-        return [name for one in WITH_RECIPES for name in recipes_of(one)]
+        return _shown_words(before[1:])
     if stage not in STAGES:
         return ()
     if len(before) == 1 and not begun.startswith("-"):
@@ -81,6 +83,14 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
     return last.choices if last else ()
 
 
+def _shown_words(before: Sequence[str]) -> Iterable[str]:
+    """What show and diff take: the recipes of a stage, or first the stages and then the recipes of all."""
+    if before and before[0] in SHOWN:
+        return _second_words(before[0])
+    recipes = dict.fromkeys(name for stage in WITH_RECIPES for name in recipes_of(stage))
+    return recipes if before else [*SHOWN, *recipes]
+
+
 def _second_words(stage: str) -> Iterable[str]:
     if STAGES[stage].second == RECIPE:
         return recipes_of(stage)
@@ -90,5 +100,5 @@ def _second_words(stage: str) -> Iterable[str]:
 def _flags(stage: str, word: str) -> list[Flag]:
     try:
         return list(flags_of(default_job(stage, word or STAGES[stage].second)))
-    except UserError:  # a recipe that there is not, a file that cannot be read
+    except UserError:  # an unknown recipe, or a file that cannot be read
         return []

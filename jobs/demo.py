@@ -1,4 +1,4 @@
-"""`patchline demo`: the whole pipeline on real images, and the proof that a killed run goes on bit for bit."""
+"""`patchline demo`: the whole pipeline on real images, and proof that a killed run continues bit for bit."""
 
 import importlib.util
 import json
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 _URL, _TEST_URL = "s3://demo/digits", "s3://demo/digits-test"
 _MARKER = ".patchline-demo"
 _SERVER_SECONDS = 30.0
-_STEPS_PAST_A_CHECKPOINT = 10  # so that the continued run has steps to do again
+_STEPS_PAST_A_CHECKPOINT = 10  # so that the continued run repeats some steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The continued run beside the unbroken one: losses after the continuation, and how many are the same bits."""
+    """The continued run and the unbroken one: losses after the continuation, and how many are bit-identical."""
 
     killed_at: int
     continued_from: int
@@ -50,7 +50,7 @@ class Comparison:
 
 
 def run(job: DemoJob, *, environ: Mapping[str, str]) -> int:
-    """Runs every stage as the command a user would type; the last table says whether the promises were kept.
+    """Runs every stage by the command that a user would type; the table at the end shows whether it all worked.
 
     `environ`: the caller's environment, which only the command line may read.
     """
@@ -128,7 +128,7 @@ def _evaluate_words(folder: Path, name: str) -> list[str]:
 
 
 def _run_and_kill(stages: _Stages) -> int:
-    """Starts the run, kills every rank once more than half of the steps are written down, and returns that step."""
+    """Starts the run, kills every rank once more than half of the steps are logged, and returns that step."""
     run_dir = stages.folder / "pretrain"
     running = stages.start(stages.pretrain_words("pretrain"), num_ranks=stages.job.num_ranks)
     while running.poll():
@@ -197,7 +197,7 @@ def _table(job: DemoJob, folder: Path, comparison: Comparison, *, seconds: float
 
 
 def _fresh_folder(folder: Path) -> Path:
-    """The work folder, emptied where an earlier demo made it; anybody else's folder is left alone."""
+    """The work folder, emptied if an earlier demo made it; any other folder that is not empty is refused."""
     if folder.exists() and any(folder.iterdir()):
         if not (folder / _MARKER).is_file():
             raise UserError(f"{folder} is not empty and was not made by an earlier demo; give another --run-dir")
@@ -208,7 +208,7 @@ def _fresh_folder(folder: Path) -> Path:
 
 
 def _environment(environ: Mapping[str, str], endpoint: str) -> dict[str, str]:
-    """The caller's environment with the demo's own S3, whatever profile or proxy is set there."""
+    """The caller's environment with the demo's own S3 settings in place of any profile or proxy."""
     dropped = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")
     kept = {name: value for name, value in environ.items() if name not in dropped}
     own = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "demo"}
@@ -217,7 +217,7 @@ def _environment(environ: Mapping[str, str], endpoint: str) -> dict[str, str]:
 
 @contextmanager
 def _s3_server(folder: Path) -> Iterator[str]:
-    """An S3-compatible server on a free loopback port, with the bucket `demo`; ends with the demo."""
+    """An S3-compatible server on a free loopback port, with the bucket `demo`, until the block ends."""
     for package, module in (("moto[server,s3]", "moto"), ("scikit-learn", "sklearn")):
         if importlib.util.find_spec(module) is None:
             raise UserError(f"the demo needs {package}, which is not installed; run: pip install 'patchline[demo]'")
@@ -235,7 +235,7 @@ def _s3_server(folder: Path) -> Iterator[str]:
 
 
 def _wait_for_server(server: subprocess.Popen[bytes], endpoint: str, folder: Path) -> None:
-    """Waits until the server makes the bucket (it asks for no credentials)."""
+    """Waits until the server has created the bucket (it checks no credentials)."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + _SERVER_SECONDS
     while time.monotonic() < deadline and server.poll() is None:

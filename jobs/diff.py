@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.lookup import job_of, split_stage, stages_found
-from jobs.resolve import kind_of
+from jobs.stages import job_class
 from shards.differences import differences, shown
 from shards.errors import UserError
 
@@ -21,12 +21,12 @@ Row = tuple[str, str, str]
 
 
 def run(words: list[str]) -> int:
-    """Prints what differs; the exit code. UserError where a word stands for no job, or the two are not comparable."""
+    """Prints the differences and returns the exit code. UserError if a word is not a job, or the stages differ."""
     stage, rest = split_stage(words)
     if len(rest) != 2 or any(word.startswith("-") for word in rest):
-        is_asked = not {"-h", "--help"}.isdisjoint(rest)
-        (sys.stdout if is_asked else sys.stderr).write(f"usage: {USAGE}\n")
-        return exit_codes.DONE if is_asked else exit_codes.USER_MISTAKE
+        is_requested = not {"-h", "--help"}.isdisjoint(rest)
+        (sys.stdout if is_requested else sys.stderr).write(f"usage: {USAGE}\n")
+        return exit_codes.DONE if is_requested else exit_codes.USER_MISTAKE
     first, second = rest
     jobs = (job_of(first, stage), job_of(second, stage)) if stage else _comparable(first, second)
     found = differences(*map(asdict, jobs))
@@ -39,10 +39,10 @@ def run(words: list[str]) -> int:
 
 
 def _comparable(first: str, second: str) -> tuple[Any, Any]:
-    """The two jobs in the stages in which they have the same fields, in one stage where they can be."""
-    pairs = [(a, b) for a in stages_found(first) for b in stages_found(second) if kind_of(a) is kind_of(b)]
+    """The two jobs, read as jobs of stages with the same fields; of one stage if possible."""
+    pairs = [(a, b) for a in stages_found(first) for b in stages_found(second) if job_class(a) is job_class(b)]
     pairs = [(a, b) for a, b in pairs if a == b] or pairs
-    kinds = dict.fromkeys(kind_of(a) for a, _ in pairs)
+    kinds = dict.fromkeys(job_class(a) for a, _ in pairs)
     if not kinds:
         stages = [f"{word} is of {' or '.join(stages_found(word))}" for word in (first, second)]
         raise UserError(f"{', '.join(stages)}: these stages have different fields; give two jobs of one stage")
@@ -54,7 +54,7 @@ def _comparable(first: str, second: str) -> tuple[Any, Any]:
 
 
 def table(rows: list[Row]) -> str:
-    """Lines of three columns, aligned; a row too long for the terminal moves none of the others."""
+    """Lines of three aligned columns; a row that is too long for the terminal does not move the others."""
     name = max(len(row[0]) for row in rows)
     fitting = [len(row[1]) for row in rows if name + len(row[1]) + len(row[2]) + 2 * len(_GAP) <= _COLUMNS]
     value = max(fitting, default=0)

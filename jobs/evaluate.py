@@ -1,7 +1,6 @@
 """`patchline evaluate`: accuracy of a weights folder over every sample of a dataset, each exactly once."""
 
 import json
-import logging
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -19,11 +18,9 @@ from shards.terminal import printable_name
 
 __all__ = ["EvaluateJob", "run"]
 
-log = logging.getLogger(__name__)
-
 
 def run(job: EvaluateJob) -> int:
-    """Evaluates; rank 0 puts the scores on standard output and writes them down."""
+    """Evaluates; rank 0 prints the scores and writes scores.json."""
     for flag, value in (("--weights", job.weights), ("--data.url", job.data.url)):
         if not value:
             raise UserError(f"{flag} is missing: give the {'weights folder' if 'w' in flag else 'dataset'} as {flag}")
@@ -32,7 +29,9 @@ def run(job: EvaluateJob) -> int:
     labels = weights.labels[: weights.config.num_classes]
     label_map(dataset, labels)
     if job.run_dir and world.is_first:
-        write_record(Path(job.run_dir), stage="evaluate", job=job)  # says now, not at the end, if it cannot be written
+        write_record(
+            Path(job.run_dir), stage="evaluate", job=job
+        )  # first, so that a folder that cannot be written to is refused now
     enter(world)
     try:
         model = filled_model(weights).to(world.device)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def run(job: ExportJob, *, overwrite: bool = False) -> int:
-    """0 once file or folder is whole. `overwrite`: whatever else is there."""
+    """Writes a file or folder, whole or not at all. `overwrite`: even if --out has other content."""
     refuse_misplaced(job.path, job.out, wanted="the folder, or the .npz file,")
     weights = open_weights(job.path)
     config, tensor = changed(weights, job)

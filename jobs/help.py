@@ -1,4 +1,4 @@
-"""What --help prints: plain text, as wide as the terminal, from the stages' table and the jobs' own sentences."""
+"""The text of --help: plain, as wide as the terminal, made from the stage table and the docstrings of the fields."""
 
 import re
 import shutil
@@ -14,20 +14,20 @@ from jobs.stages import COMMANDS, RECIPE, STAGES, WITH_SMOKE
 
 _PIPE_COLUMNS = 100
 _LEAST_COLUMNS, _MOST_COLUMNS = 60, 140  # longer lines are hard to read
-_MOST_LEFT = 34  # a flag that is longer has its sentence on the next line
+_MOST_LEFT = 34  # the sentence of a longer flag begins on the next line
 
 Recipes = Mapping[str, Callable[[], Any]]
 Row = tuple[str, str]
 
 
 def columns() -> int:
-    """The terminal's, or those of a page where there is none."""
+    """The terminal's width within limits; without a terminal, that of a page."""
     wide = shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns
     return max(_LEAST_COLUMNS, min(wide, _MOST_COLUMNS))
 
 
 def overview(width: int) -> str:
-    """`patchline --help`: every stage with what it is for."""
+    """`patchline --help`: every stage with its summary."""
     blocks = [
         "usage: patchline STAGE RECIPE|FILE.yaml|URL|PATH [--any.flag VALUE ...]",
         _rows([(name, stage.summary) for name, stage in COMMANDS.items()], width),
@@ -70,7 +70,7 @@ def second_words(name: str, recipes: Recipes, width: int) -> str:
 def of_job(name: str, word: str, job: Any, *, about: str, everything: bool, width: int) -> str:
     """`patchline STAGE RECIPE --help`: the flags of a job, with the values that it has.
 
-    `about`: the recipe's docstring; `everything`: all flags, by group, not only the usual ones.
+    `about`: the recipe's docstring; `everything`: all flags by group instead of only the usual ones.
     """
     stage, flags = STAGES[name], [*flags_of(job), *shown_run_flags(name)]
     required = required_flags(flags, stage.required)
@@ -83,7 +83,9 @@ def of_job(name: str, word: str, job: Any, *, about: str, everything: bool, widt
     shown = [flag for group in groups.values() for flag in group]
     indent = _indent(flag.usage for flag in shown)
     text, commands = _parts(about)
-    own = [one for one in commands if one.startswith(f"{name} ")]  # not those of the recipe that a plan is of
+    own = [
+        one for one in commands if one.startswith(f"{name} ")
+    ]  # a plan's help shows none of the recipe's own commands
     own += [one for one in stage.examples if not own or word in one.split()]
     blocks = [
         _usage(name, word, required, width),
@@ -99,9 +101,9 @@ def of_job(name: str, word: str, job: Any, *, about: str, everything: bool, widt
 
 
 def _usage(name: str, word: str, required: Sequence[Flag], width: int) -> str:
-    # URL|FILE.yaml is not asked for a second time as --url URL.
+    # URL|FILE.yaml is not shown a second time as --url URL.
     flags = [flag.usage for flag in required if flag.name != f"--{STAGES[name].field}"]
-    whole = [part.replace(" ", "\0") for part in (*flags, "[--flag VALUE ...]")]  # no line ends inside one
+    whole = [part.replace(" ", "\0") for part in (*flags, "[--flag VALUE ...]")]  # no line break inside a flag
     words = " ".join([f"usage: patchline {name} {word}".rstrip(), *whole])
     return _filled(words, width, indent=" " * len("usage: ")).replace("\0", " ")
 
@@ -131,12 +133,12 @@ def _with_default(flag: Flag) -> str:
 
 
 def _indent(lefts: Iterable[str]) -> int:
-    """Where the right column begins."""
+    """The column at which the right side begins."""
     return 2 + max((len(left) for left in lefts if len(left) <= _MOST_LEFT), default=_MOST_LEFT) + 2
 
 
 def _rows(rows: Sequence[Row], width: int, *, indent: int = 0) -> str:
-    """Two columns; a left part that is too long stands on a line of its own."""
+    """Two columns; a left side that is too long gets a line of its own."""
     indent = indent or _indent(left for left, _ in rows)
     lines = []
     for left, right in rows:
@@ -150,7 +152,7 @@ def _rows(rows: Sequence[Row], width: int, *, indent: int = 0) -> str:
 
 
 def _examples(commands: Iterable[str], width: int) -> str:
-    """Each on a line, or on several that a shell takes for one."""
+    """Each command on one line, or on several that a shell reads as one."""
     lines = [_wrapped(f"patchline {command}", width - 4) for command in dict.fromkeys(commands)]
     return "\n".join(["examples:", *("  " + " \\\n      ".join(parts) for parts in lines)])
 

@@ -1,4 +1,4 @@
-"""`patchline import`: published weights, timm's or Hugging Face's, as a weights folder of ours."""
+"""`patchline import`: converts published .npz, timm or Hugging Face weights into a weights folder."""
 
 import logging
 from pathlib import Path
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 def run(job: ImportJob, *, overwrite: bool = False) -> int:
-    """0 once the weights folder is whole. The last line of the log is what had to be assumed, if anything. `overwrite`:
-    whatever else is there."""
+    """Writes the weights folder, whole or not at all. The last line of the log lists what was assumed, if anything.
+    `overwrite`: even if --out has other content."""
     refuse_misplaced(job.path, job.out, wanted="the folder")
     weights = open_any(job.path, _hints(job))
     config, tensor = changed(weights, job)
@@ -42,7 +42,7 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
 
 
 def _hints(job: ImportJob) -> Hints:
-    """What the file does not say."""
+    """The user's values for what the file does not say."""
     return Hints(
         model=job.model,
         num_heads=job.num_heads,
@@ -53,7 +53,7 @@ def _hints(job: ImportJob) -> Hints:
 
 
 def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
-    """Raises UserError where `out` is not given, is the `path` that the weights are read from, or its file's folder."""
+    """Raises UserError if `out` is missing, is the `path` that the weights are read from, or is that file's folder."""
     if not out:
         raise UserError(f"--out is missing: give {wanted} for the weights")
     source, target = Path(path), Path(out).resolve()
@@ -66,7 +66,7 @@ def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
 
 
 def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str, ...]:
-    """The file's names where given; else the weights' own, for their own head; else the numbers."""
+    """The names in --labels-file; without it the weights' own names, if they keep their head; else numbers."""
     if not job.labels_file:
         is_known = len(weights.labels) == config.num_classes and not job.new_head
         return weights.labels if is_known else tuple(str(number) for number in range(config.num_classes))

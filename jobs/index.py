@@ -1,4 +1,4 @@
-"""`patchline index`: WebDataset tars made by others become a dataset where they lie."""
+"""`patchline index`: indexes WebDataset tars made by others, in place."""
 
 import logging
 from pathlib import Path
@@ -36,7 +36,7 @@ def run(job: IndexJob) -> int:
 
 
 def spec_of(job: IndexJob) -> AdoptSpec:
-    """What decides what is adopted."""
+    """All settings that decide what is adopted."""
     rules = SampleRules(image_keys=job.image_keys, label_key=job.label_key, label_field=job.label_field)
     return AdoptSpec(
         rules=rules,

@@ -1,9 +1,10 @@
-"""What Ctrl-C and TERM do to a command. While a training run trains, it answers by itself (training/signals.py).
+"""What Ctrl-C and TERM do to a command. A training run handles signals itself (training/signals.py).
 
-While a command loads, the first signal ends it at once. While it works, the first is raised as KeyboardInterrupt, so
-that what is half-written is cleaned away; a second one, or 10 s, end it at once.
+While a command loads, the first signal ends it at once. While it works, the first signal is raised as
+KeyboardInterrupt, so that half-written files are cleaned up; a second signal, or 10 s, end it at once.
 """
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -13,7 +14,7 @@ from pipeline.training.signals import install
 from pipeline.training.stopping import DEADLINE_SECONDS, end_now, say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SHELL_ADDS = 128  # to a signal's number, in the exit code of what it ended
+SHELL_ADDS = 128  # to a signal's number, as the exit code of a process that it ended
 
 
 class Interrupted(KeyboardInterrupt):
@@ -25,13 +26,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def exit_code_of(interrupt: KeyboardInterrupt) -> int:
-    """130 after Ctrl-C, 143 after TERM, as shells have it."""
+    """130 after Ctrl-C, 143 after TERM, as in shells."""
     return SHELL_ADDS + getattr(interrupt, "number", signal.SIGINT)
 
 
 class Interrupts:
-    """Context manager around a command. Outside the main thread it does nothing, as Python allows no handlers there. A
-    signal that is ignored stays so."""
+    """Context manager around a command. Outside the main thread it does nothing, since Python allows no handlers there.
+    A signal that is ignored stays ignored."""
 
     def __init__(self) -> None:
         self._is_working = self._was_asked = False
@@ -48,11 +49,11 @@ class Interrupts:
         if self._late:
             self._late.cancel()
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self._handle:  # a run that is over ignores them until the process ends
+            if signal.getsignal(number) == self._handle:  # a finished run ignores signals until the process ends
                 signal.signal(number, handler)
 
     def works(self) -> None:
-        """All is loaded: from now on an interrupt is raised."""
+        """Everything is loaded: from now on an interrupt is raised."""
         self._is_working = True
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -66,4 +67,6 @@ class Interrupts:
         self._late = threading.Timer(DEADLINE_SECONDS, end_now, (SHELL_ADDS + number,))
         self._late.daemon = True
         self._late.start()
+        if os.isatty(2):
+            os.write(2, b"\r  \r")  # over the ^C that the terminal has echoed
         raise Interrupted(number)

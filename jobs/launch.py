@@ -1,4 +1,4 @@
-"""Starts the ranks of one stage on this machine, each a process of its own that can be waited for or killed."""
+"""Starts the ranks of one stage on this machine, each in its own process, and waits for them or kills them."""
 
 import ctypes
 import os
@@ -17,7 +17,7 @@ from pipeline.free_port import free_port
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# Where ranks end in different ways, the one that says most; else the first that was not 0.
+# If ranks end with different codes, the first of these wins; else the code of the rank that failed first.
 _CODES_BY_WEIGHT = (
     exit_codes.USER_MISTAKE,
     exit_codes.WILL_NOT_SUCCEED,
@@ -28,31 +28,31 @@ _CODES_BY_WEIGHT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The running processes of one stage, in rank order. `failed`: those with another code than 0, in the order in
-    which `wait` found them."""
+    """The running processes of one stage, in rank order. `failed`: ranks that did not end with 0, in the order in which
+    `wait` found them."""
 
     processes: tuple[subprocess.Popen[bytes], ...]
     failed: list[int] = field(default_factory=list)
 
     def poll(self) -> bool:
-        """True while any rank runs."""
+        """True while any rank is running."""
         return any(process.poll() is None for process in self.processes)
 
     def kill(self) -> None:
-        """SIGKILL to every rank at once: what a power cut or the out-of-memory killer does."""
+        """SIGKILL to every rank at once, like a power cut or the out-of-memory killer."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
             process.wait()
 
     def signal(self, number: int) -> None:
-        """A signal to every rank that runs."""
+        """Sends a signal to every running rank."""
         for process in self.processes:
             process.send_signal(number)
 
     def wait(self, *, each_time: Callable[[], None] = lambda: None) -> int:
-        """Waits for all ranks; 0, the code that says most, or the first that is not 0. When one fails, the others are
-        ended after a while. `each_time` is called again and again. What it raises ends the ranks."""
+        """Waits for all ranks and returns 0, or the most telling code. Once a rank has failed, the others are killed
+        after a grace period. `each_time` is called at every poll; if it raises, the ranks are killed."""
         deadline = float("inf")
         try:
             while self.poll() and time.monotonic() < deadline:
@@ -78,8 +78,8 @@ class Ranks:
 def start_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], log_dir: Path) -> Ranks:
     """`patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, the others write to log_dir/rank-N.log.
 
-    Ctrl-C at the terminal does not reach them: they are in sessions of their own, and it is the caller's to pass it on.
-    When the caller is killed they get a TERM, save and end.
+    Each rank has its own session, so Ctrl-C does not reach it: the caller passes signals on. If the caller is killed,
+    the ranks get a TERM, save and end.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     shared = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num_ranks)}
@@ -97,24 +97,24 @@ def start_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str],
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=end_with_this,  # noqa: PLW1509 - it takes no lock that another thread may have
+                    preexec_fn=end_with_this,  # noqa: PLW1509 - it takes no lock that another thread may hold
                 )
             )
     return Ranks(processes=tuple(processes))
 
 
 def log_of(log_dir: Path, rank: int) -> Path:
-    """Where a rank above 0 writes."""
+    """The log of a rank above 0."""
     return log_dir / f"rank-{rank}.log"
 
 
 def _end_with(parent: int) -> Callable[[], None]:
-    """What a child does before it becomes the command: it asks for a TERM when its parent dies."""
+    """A function for the child process, before it becomes the command: requests a TERM when the parent dies."""
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before
+        if os.getppid() != parent:  # the parent is dead already
             os._exit(exit_codes.CRASH)
 
     return ask

@@ -1,4 +1,4 @@
-"""The job that a word stands for when no stage is named, for `patchline show` and `patchline diff`."""
+"""The job that a word means if no stage is named, for `patchline show` and `patchline diff`."""
 
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,21 @@ SHOWN = tuple(name for name, stage in STAGES.items() if stage.second in (RECIPE,
 
 
 def split_stage(words: list[str]) -> tuple[str, list[str]]:
-    """The stage that the words begin with (empty: none), and the words after it."""
+    """The stage in the first word (empty: none), and the words after it."""
     if words and words[0] == PLAN:
         raise UserError("a plan has no job of its own; leave out the word plan")
     return (words[0], words[1:]) if words and words[0] in SHOWN else ("", words)
 
 
 def job_of(word: str, stage: str) -> Any:
-    """The job of a known stage."""
+    """The job that a word means in a known stage."""
     if stage not in SHOWN:
         raise UserError(f"{word} is of the stage {stage!r}; allowed are {', '.join(SHOWN)}")
     return default_job(stage, file_of(word))
 
 
 def stages_found(word: str) -> tuple[str, ...]:
-    """The stages that a word may be of, at least one. UserError where it is of none."""
+    """The stages that a word can belong to, at least one. UserError if there is none."""
     stages = stages_of(file_of(word))
     if stages:
         return stages
@@ -38,6 +38,7 @@ def stages_found(word: str) -> tuple[str, ...]:
 
 
 def file_of(word: str) -> str:
-    """The word, or of a run directory its job.yaml. Other folders are none: a dataset may be called as its recipe."""
+    """The word itself, or the job.yaml of a run directory. Other folders do not count: a dataset may have the name of
+    its recipe."""
     record = Path(word) / "job.yaml"
     return str(record) if word and record.is_file() else word

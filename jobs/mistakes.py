@@ -1,4 +1,4 @@
-"""Words of a command that are wrong, said in one message each, with what may have been meant."""
+"""Errors for wrong words of a command: one message each, with what the user may have meant."""
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -112,7 +112,7 @@ _STAGES = {
 
 
 def unknown_stage(word: str, stages: Sequence[str]) -> UserError:
-    """The error for a first word that is no stage."""
+    """The error for a first word that is not a stage."""
     meant = _STAGES.get(word.lower(), "")
     near = [meant] if meant in stages else similar(word, stages)
     return UserError(f"unknown stage {word!r}; {_meant(near)}allowed are {', '.join(stages)}")
@@ -131,7 +131,7 @@ def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
 
 
 def refuse_wrong_words(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> None:
-    """UserError for the first word that is no flag of the job, or no value of its flag."""
+    """UserError for the first word that is neither a flag of the job nor a value of its flag."""
     known = {name: flag for flag in flags for name in flag.names}
     left = list(words)
     while left:

@@ -1,6 +1,6 @@
-"""Recipes of one's own: `my_recipes.py:my_vit` is the function my_vit of that file, which returns a job.
+"""The user's own recipes: `my_recipes.py:my_vit` is the function my_vit of that file, which returns a job.
 
-The file is run, as Python runs any script that a user names; it is found by its path and nowhere else.
+The file is executed, like any script that a user names. It is found by its path only.
 """
 
 import importlib.util
@@ -27,9 +27,9 @@ def is_own(word: str) -> bool:
 
 
 def own_job(word: str, *, kinds: tuple[type, ...], folder: Path, has_smoke: bool) -> Any:
-    """The job that FILE.py:FUNCTION returns, FILE from `folder`; with `has_smoke`, FUNCTION_smoke is its smoke size.
+    """The job that FILE.py:FUNCTION returns, FILE relative to `folder`. `has_smoke`: FUNCTION_smoke is its smoke size.
 
-    UserError where there is no such file or function, it fails, or what it returns is a job of none of the `kinds`.
+    UserError if there is no such file or function, if it fails, or if it returns anything but one of the `kinds`.
     """
     match = _WORD.fullmatch(word)
     if match is None:
@@ -51,19 +51,19 @@ def own_job(word: str, *, kinds: tuple[type, ...], folder: Path, has_smoke: bool
 
 def _loaded(path: Path) -> ModuleType:
     if not path.is_file():
-        raise UserError(f"{path} is no file; an own recipe is FILE.py:FUNCTION, with the path of a Python file")
+        raise UserError(f"{path} is not a file; your own recipe is FILE.py:FUNCTION, with the path of a Python file")
     name = f"{_PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     if spec is None or spec.loader is None:
         raise UserError(f"{path} cannot be loaded as Python")
     module, loader = importlib.util.module_from_spec(spec), spec.loader
-    sys.modules[name] = module  # where dataclasses of the file look for their own names
+    sys.modules[name] = module  # where the file's dataclasses look up names
     _run(lambda: loader.exec_module(module), path)
     return module
 
 
 def _recipes(module: ModuleType) -> dict[str, Callable[[], Any]]:
-    """The functions that the file defines and that can be called without arguments."""
+    """The functions that the file defines and that need no arguments."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -78,7 +78,7 @@ def _is_optional(parameter: inspect.Parameter) -> bool:
 
 
 def _run(function: Callable[[], Any], path: Path) -> Any:
-    """What the user's code returns; where it fails, UserError with the lines of the user's file alone."""
+    """What the user's code returns. If it fails, UserError with a traceback of the user's file only."""
     try:
         return function()
     except (Exception, SystemExit) as error:

@@ -1,15 +1,16 @@
-"""`patchline pack`: an image collection becomes shards, in four phases that can each be continued."""
+"""`patchline pack`: packs an image collection into shards, in four phases that can each be continued."""
 
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from jobs import exit_codes
 from jobs.dataset_jobs import PackJob, Phase
 from jobs.record import write_record
-from shards.errors import UserError
+from shards.errors import StorageError, UnreachableError, UserError
 from shards.images.config import PERCEPTUAL_HASH
 from shards.manifest import MANIFEST_PATH, Manifest
 from shards.packing.about import describe
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def run(job: PackJob) -> int:
-    """Run the phases asked for; the exit code. Interrupted, it keeps what is whole."""
+    """Runs the requested phases and returns the exit code. If interrupted, it keeps what is finished."""
     if not job.out:
         raise UserError("--out is missing; give a folder or s3://bucket/prefix")
     try:
@@ -50,28 +51,38 @@ def _phases(job: PackJob) -> int:
         write_record(Path(job.run_dir), stage="pack", job=job)
     plan = read_plan(store, spec)
     if plan is not None and (packed := _complete(store, plan)):
-        discard_work(store)  # where the command was killed just before
+        discard_work(store)  # if the command was killed just before
         log.info("%s is already packed: %d samples; its source was not read again", store.url, plan.num_samples)
         describe(store, packed, job.about())
         return 0
     if job.phase in ("all", "scan") and plan is None:
         _scan(job, spec, store)
-    if job.phase in ("all", "plan"):
-        plan = plan or _planned(job, spec, store)
-        _refuse_quarantine(plan, job, store)
-    if job.phase in ("all", "shards"):
-        _shards(job, spec, _needed(plan, store))
-    if job.phase in ("all", "merge"):
-        manifest = merge(store, spec, _needed(plan, store), max_quarantined=job.max_quarantined)
-        describe(store, manifest, job.about())
-        log.info("%s", packed_words(store, manifest, seconds=time.monotonic() - began))
+    with _was_reachable():
+        if job.phase in ("all", "plan"):
+            plan = plan or _planned(job, spec, store)
+            _refuse_quarantine(plan, job, store)
+        if job.phase in ("all", "shards"):
+            _shards(job, spec, _needed(plan, store))
+        if job.phase in ("all", "merge"):
+            manifest = merge(store, spec, _needed(plan, store), max_quarantined=job.max_quarantined)
+            describe(store, manifest, job.about())
+            log.info("%s", packed_words(store, manifest, seconds=time.monotonic() - began))
     if job.phase in ("scan", "shards"):
         log.info("%s: phase %s, part %s is done", store.url, job.phase, job.part)
     return 0
 
 
+@contextmanager
+def _was_reachable() -> Iterator[None]:
+    """The scan has read all storage: if a new worker process cannot reach it, it has gone away."""
+    try:
+        yield
+    except UnreachableError as error:
+        raise StorageError(str(error)) from error
+
+
 def spec_of(job: PackJob) -> PackSpec:
-    """What decides the bytes: neither workers nor parts do."""
+    """All settings that decide the bytes of the shards; workers and parts do not."""
     return PackSpec(
         source=source_of_split(job.source, job.split),
         split=job.split,
@@ -86,7 +97,7 @@ def spec_of(job: PackJob) -> PackSpec:
 
 
 def source_of_split(source: Source, split: str) -> Source:
-    """The source with `split` put in: the digits' own split, `{split}` in the names of files and lists."""
+    """The source of this split: the digits' own split, or the split's name in place of `{split}` in file names."""
     if isinstance(source, DigitsSource):
         if split not in ("train", "test"):
             raise UserError(f"--split is {split!r}; the digits have train and test")
@@ -100,7 +111,7 @@ def source_of_split(source: Source, split: str) -> Source:
 
 def _scan(job: PackJob, spec: PackSpec, store: Store) -> None:
     part, num_parts = job.share
-    find_sets(spec.dedup.against)  # a wrong URL is to be said now, not after all images are read
+    find_sets(spec.dedup.against)  # reports a wrong URL now, not after all images are read
     listing = listed(store, spec.source, scan_hash=spec.scan_hash(), relist=job.phase == "all")
     amounts, unit = listing.amounts()
     mine = range(part, len(listing.slices), num_parts)
@@ -134,7 +145,7 @@ def _planned(job: PackJob, spec: PackSpec, store: Store) -> Plan:
 
 
 def _refuse_quarantine(plan: Plan, job: PackJob, store: Store) -> None:
-    """Where too much of the source is refused, the first reasons are said before the error."""
+    """If too much of the source is refused, logs the first reasons before the error."""
     try:
         refuse_quarantine(plan, max_quarantined=job.max_quarantined, url=store.url)
     except UserError:
@@ -170,7 +181,7 @@ def _needed(plan: Plan | None, store: Store) -> Plan:
 
 
 def _complete(store: Store, plan: Plan) -> Manifest | None:
-    """The manifest that a finished packing of this plan left."""
+    """The manifest, if this plan is packed already."""
     try:
         manifest = Manifest.from_bytes(store.read(MANIFEST_PATH))
     except (MissingObjectError, ValueError):

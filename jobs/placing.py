@@ -1,4 +1,4 @@
-"""Where weights go: what another command has written there is replaced when that is asked for, and never deleted."""
+"""Writes weights to --out: other content there is replaced only on request, and never deleted."""
 
 import filecmp
 import os
@@ -9,16 +9,16 @@ from pathlib import Path
 from shards.errors import UserError
 
 _MOST_NAMES = 3
-_PART = ".part"  # of a write that was cut off
+_PART = ".part"  # of an interrupted write
 
 
 def write_to(out: Path, write: Callable[[Path], None], *, overwrite: bool) -> None:
-    """`write(out)`, a file or a folder. Other content there than the same command has written, or a part of it, is
-    refused with a UserError; with `overwrite` the files of the same names are replaced."""
+    """`write(out)`, a file or a folder. UserError if `out` has content that this command would not have written; with
+    `overwrite`, files of the same names are replaced."""
     if overwrite or not _has_content(out):
         write(out)
         return
-    place = out.absolute()  # `.` has no name, and lies in itself
+    place = out.absolute()  # `.` has neither a name nor a parent
     parent = place.parent if os.access(place.parent, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=parent, prefix=f".{place.name}-") as folder:
         again = Path(folder) / place.name
@@ -40,7 +40,7 @@ def _has_content(out: Path) -> bool:
 
 
 def _others(out: Path, again: Path) -> Iterator[str]:
-    """Files in `out` that the command would not have written, or not like this."""
+    """Files in `out` that the command would not have written, or with other content."""
     if not (out.is_dir() and again.is_dir()):
         if out.is_dir() or again.is_dir() or not filecmp.cmp(out, again, shallow=False):
             yield f"{out.name} ({'a folder' if out.is_dir() else 'a file'})"

@@ -37,24 +37,39 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
         ("model", f"{model.name} at {model.image_size} px"),
         ("dataset", f"{job.dataset or 'yours'}: {images}, {labels}"),
         ("parameters", f"{cost.num_parameters:,} ({head})"),
-        ("forward, per image", f"{cost.forward_flops / 1e9:,.1f} GFLOP"),
-        ("training, per image", f"{cost.train_flops / 1e12:,.4f} TFLOP (three forward passes)"),
+        ("forward, per image", _flops_of_forward(cost.forward_flops)),
+        ("training, per image", f"{_flops_of_training(cost.train_flops)} (three forward passes)"),
         ("steps", f"{cost.num_steps:,} of {training.global_batch:,} images"),
         ("epochs", epochs),
         ("images seen", f"{cost.num_images_seen:,}"),
         ("the whole run", operations(cost.total_exaflops)),
-        (f"for {job.days:g} days", f"{cost.images_per_second:,.0f} images/s, {cost.teraflops_per_second:,.1f} TFLOP/s"),
+        (f"for {job.days:g} days", _pace(cost)),
     ]
 
 
 def operations(exaflops: float) -> str:
-    """In exaFLOPs, as the paper's table has them; what would round to nothing in the unit that fits."""
+    """In exaFLOPs, as in the paper's table, or in a smaller unit if that would round to nothing."""
     for unit, in_one in (("exaFLOPs", 1.0), ("petaFLOPs", 1e3), ("teraFLOPs", 1e6)):
         if exaflops * in_one >= _LEAST_SHOWN:
             return f"{exaflops * in_one:,.{_digits(exaflops * in_one)}f} {unit}"
     return f"{exaflops * 1e9:,.4f} gigaFLOPs"
 
 
+def _flops_of_forward(flops: float) -> str:
+    return f"{flops / 1e9:,.1f} GFLOP" if flops >= 1e9 else f"{flops / 1e6:,.1f} MFLOP"
+
+
+def _flops_of_training(flops: float) -> str:
+    return f"{flops / 1e12:,.4f} TFLOP" if flops >= 1e10 else f"{flops / 1e9:,.4f} GFLOP"
+
+
+def _pace(cost: Cost) -> str:
+    images, teraflops = cost.images_per_second, cost.teraflops_per_second
+    images_shown = f"{images:,.0f}" if images >= 10 else f"{images:.3g}"
+    flops_shown = f"{teraflops:,.1f} TFLOP/s" if teraflops >= 1 else f"{teraflops * 1e3:.3g} GFLOP/s"
+    return f"{images_shown} images/s, {flops_shown}"
+
+
 def _digits(number: float) -> int:
-    """Decimals to show: as the paper's table from 100 on, three digits or more below."""
+    """Decimals to show: none from 100 on, as in the paper's table; below, at least three digits."""
     return 0 if number >= 100 else 1 if number >= 10 else 4

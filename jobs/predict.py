@@ -1,4 +1,4 @@
-"""`patchline predict`: the most probable classes of images, one after the other."""
+"""`patchline predict`: the most probable classes of each image."""
 
 import json
 import logging
@@ -45,12 +45,12 @@ class PredictJob:
 
 
 def run(job: PredictJob) -> int:
-    """0 once every image is predicted; 1 where one could not be used, which a message says, while others go on."""
+    """0 if every image was predicted; 1 if some could not be used: each is logged, and the others are predicted."""
     if not job.weights:
         raise UserError("WEIGHTS is missing: give a run directory or its weights folder, then the images")
     if not job.images:
         raise UserError(f"no image is given: patchline predict {job.weights} IMAGE...")
-    from pipeline.evaluation.predictor import batched, load_model  # torch takes seconds, help must not  # noqa: PLC0415
+    from pipeline.evaluation.predictor import batched, load_model  # torch takes seconds to load, help must not  # noqa: PLC0415
 
     predictor = load_model(job.weights, device=job.device)
     num_failed = sum(_predict(predictor, batch, job) for batch in batched(job.images))
@@ -60,7 +60,8 @@ def run(job: PredictJob) -> int:
 
 
 def arranged(words: Sequence[str]) -> list[str]:
-    """The words with the images, which stand anywhere after WEIGHTS, behind one --images. All after `--` are images."""
+    """The words with all images, which may stand anywhere after WEIGHTS, behind one --images. All words after `--` are
+    images."""
     flags: list[str] = []
     images: list[str] = []
     left = list(words)

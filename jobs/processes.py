@@ -1,4 +1,4 @@
-"""`--processes N`: a command as N ranks on this machine, and their parent, which hands signals on to them."""
+"""`--processes N`: runs a command as N ranks on this machine; their parent passes signals on to them."""
 
 import json
 import shutil
@@ -17,13 +17,13 @@ from jobs.launch import Ranks, log_of, start_ranks
 from shards.errors import UserError
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_SECOND_INTERRUPT_SECONDS = 2.0  # in which ranks end by themselves
+_SECOND_INTERRUPT_SECONDS = 2.0  # that the ranks have to end by themselves
 _TAIL_LINES, _MOST_TAILS = 20, 2
 
 
 def must_start(processes: int, environ: Mapping[str, str]) -> bool:
-    """Whether this process is to start the ranks, or is the only one or one of them. UserError where somebody else has
-    started another number."""
+    """Whether this process has to start the ranks; if not, it is the only rank or one of several. UserError if torchrun
+    or srun has started another number."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         starter, size = "torchrun", environ["WORLD_SIZE"]
     elif "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
@@ -39,7 +39,7 @@ def must_start(processes: int, environ: Mapping[str, str]) -> bool:
 
 
 def run_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], run_dir: str) -> int:
-    """`patchline WORDS` on so many ranks, to its end. The exit code is the run's."""
+    """Runs `patchline WORDS` on `num_ranks` ranks to its end and returns the run's exit code."""
     with _log_dir(run_dir) as log_dir, _heard() as heard:
         sizes = [_size(log_of(log_dir, rank)) for rank in range(num_ranks)]
         ranks = start_ranks(words, num_ranks=num_ranks, environ=environ, log_dir=log_dir)
@@ -52,14 +52,14 @@ def run_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], r
 
 
 class _PassingOn:
-    """Hands the signals that come on to the ranks."""
+    """Passes incoming signals on to the ranks."""
 
     def __init__(self, ranks: Ranks, heard: deque[int]) -> None:
         self._ranks, self._heard = ranks, heard
         self._num_interrupts, self._kill_at = 0, float("inf")
 
     def pass_on(self) -> None:
-        """What has come since the last time. Ranks that outlive the second Ctrl-C are killed."""
+        """Passes on the signals since the last call. Ranks that outlive the second Ctrl-C are killed."""
         while self._heard:
             number = self._heard.popleft()
             self._num_interrupts += number == signal.SIGINT
@@ -72,7 +72,7 @@ class _PassingOn:
 
 @contextmanager
 def _heard() -> Iterator[deque[int]]:
-    """The signals that come while this is open."""
+    """Collects the signals that arrive while this is open."""
     heard: deque[int] = deque()
 
     def hear(number: int, _frame: FrameType | None) -> None:
@@ -91,7 +91,7 @@ def _heard() -> Iterator[deque[int]]:
 
 @contextmanager
 def _log_dir(run_dir: str) -> Iterator[Path]:
-    """RUN/logs, or a temporary folder for a command without a run directory."""
+    """RUN/logs, or a temporary folder if the command has no run directory."""
     if not run_dir:
         with tempfile.TemporaryDirectory(prefix="patchline-") as folder:
             yield Path(folder)
@@ -107,7 +107,7 @@ def _log_dir(run_dir: str) -> Iterator[Path]:
 
 
 def _leave_nothing(run: Path) -> None:
-    """A command that was refused before it was a run leaves no logs, nor a folder that it made for them."""
+    """Removes the logs, and an empty run directory, of a command that was refused before the run began."""
     if not (run / "job.yaml").exists():
         shutil.rmtree(run / "logs")
         if not any(run.iterdir()):
@@ -119,8 +119,8 @@ def _size(path: Path) -> int:
 
 
 def _last_words(ranks: Ranks, log_dir: Path, sizes: list[int]) -> Iterator[str]:
-    """What the ranks wrote last that failed first. Rank 0's words are on the terminal, and a mistake is the same for
-    all."""
+    """The last lines of the ranks that failed first. Rank 0's lines are on the terminal, and a mistake is the same
+    on all ranks."""
     codes = [process.returncode for process in ranks.processes]
     for rank in ranks.failed[:_MOST_TAILS]:
         if rank == 0 or codes[rank] in (
@@ -139,7 +139,7 @@ def _last_words(ranks: Ranks, log_dir: Path, sizes: list[int]) -> Iterator[str]:
 
 
 def tell_torchrun(path: Path) -> None:
-    """What torchrun shows for a rank that has stopped to be continued, which it takes for a failure."""
+    """Writes what torchrun shows for a rank that stopped to be continued, which torchrun takes for a failure."""
     says = "no failure: stopped with a committed checkpoint (exit code 75); run the same command to continue"
     content = {"message": says, "extraInfo": {"timestamp": str(int(time.time()))}}
     path.write_text(json.dumps({"message": content}))

@@ -1,6 +1,5 @@
 """The job that the second word of a command stands for: a recipe, a YAML file, an own recipe, a URL or a path."""
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from jobs.mistakes import unknown_recipe
 from jobs.own_recipes import is_own, own_job
 from jobs.recipes.smoke import SUFFIX, smoke
-from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE, recipes_of, types_of
+from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE, job_class, recipes_of
 from shards.errors import UserError
 
 PLAN = "plan"  # takes what the training stages take, and has no files of its own
@@ -26,7 +25,7 @@ def default_job(stage: str, word: str) -> Any:
         is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
-    kind, second = kind_of(stage), STAGES[stage].second
+    kind, second = job_class(stage), STAGES[stage].second
     if word == second:  # help, which is of no place in particular; or there is no second word
         return kind()
     if is_file(word) and second in (URL, PATH):
@@ -52,7 +51,7 @@ def stages_of(word: str) -> tuple[str, ...]:
 def _stages_of_recipe(word: str, *, folder: Path) -> tuple[str, ...]:
     if not is_own(word):
         return tuple(stage for stage in WITH_RECIPES if has_recipe(stage, word))
-    kinds = {stage: kind_of(stage) for stage in WITH_RECIPES}
+    kinds = {stage: job_class(stage) for stage in WITH_RECIPES}
     job = own_job(word, kinds=tuple(dict.fromkeys(kinds.values())), folder=folder, has_smoke=True)
     return tuple(stage for stage, kind in kinds.items() if isinstance(job, kind))
 
@@ -65,7 +64,9 @@ def _plan_job(word: str) -> Any:
     training = [stage for stage in _TRAINING if stage in stages]
     if training:
         job = file_job(training[0], Path(word)) if is_file(word) else recipe_job(training[0], word)
-        return importlib.import_module("jobs.recipes.plan").of_training(word, job)
+        from jobs.recipes.plan import of_training  # noqa: PLC0415 - loads every recipe's module
+
+        return of_training(word, job)
     if stages:
         what = "record" if is_file(word) else "recipe"
         raise UserError(f"{word} is a {what} of the stage {stages[0]!r}; a plan is of {' or '.join(_TRAINING)}")
@@ -87,7 +88,7 @@ def file_job(stage: str, path: Path) -> Any:
 def recipe_job(stage: str, word: str, *, folder: Path = Path()) -> Any:
     """The job of a recipe, of its smoke size, or of FILE.py:FUNCTION. UserError where the stage has none such."""
     if is_own(word):
-        return own_job(word, kinds=(kind_of(stage),), folder=folder, has_smoke=stage in WITH_SMOKE)
+        return own_job(word, kinds=(job_class(stage),), folder=folder, has_smoke=stage in WITH_SMOKE)
     if has_recipe(stage, word):
         known = recipes_of(stage)
         return known[word]() if word in known else smoke(known[word.removesuffix(SUFFIX)]())
@@ -100,17 +101,11 @@ def recipe_job(stage: str, word: str, *, folder: Path = Path()) -> Any:
 def has_recipe(stage: str, word: str) -> bool:
     """Whether a recipe of a stage, or its smoke size, is called so."""
     known = recipes_of(stage)
-    return word in known or (stage in WITH_SMOKE and word.removesuffix(SUFFIX) in known)
-
-
-def kind_of(stage: str) -> Any:
-    """The type of a stage's jobs."""
-    if stage in WITH_RECIPES:
-        return type(next(iter(recipes_of(stage).values()))())
-    return getattr(types_of(stage), f"{stage.capitalize()}Job")
+    base = word.removesuffix(SUFFIX)
+    return word in known or (stage in WITH_SMOKE and base in known and not base.endswith(SUFFIX))
 
 
 def _read(stage: str, path: Path, *, recipe: Callable[[str], Any] | None) -> Any:
     from jobs.record import read_record  # noqa: PLC0415 - YAML, which most commands do without
 
-    return read_record(path, stage=stage, kind=kind_of(stage), recipe=recipe)
+    return read_record(path, stage=stage, kind=job_class(stage), recipe=recipe)

@@ -1,4 +1,4 @@
-"""Flags of a command that are not fields of its job: where it runs, or what it may do this once. Never recorded."""
+"""Run flags: flags that are not fields of the job (where it runs, what it may do this once). Never recorded."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ _TRAINING = ("pretrain", "finetune")
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlag:
-    """A flag of `stages`, and the sentence in their help; `value` is empty for a switch."""
+    """A flag of `stages` with its sentence for the help; `value` is empty for a switch."""
 
     name: str
     says: str
@@ -41,14 +41,14 @@ RUN_FLAGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What a command's run flags say: the number of processes, and the switches that are on (`extend`)."""
+    """The values of a command's run flags: the number of processes, and the switches that are on (`extend`)."""
 
     processes: int = 1
     switches: tuple[str, ...] = ()
 
 
 def run_flags_of(stage: str) -> tuple[RunFlag, ...]:
-    """The flags that a stage has."""
+    """The run flags of a stage."""
     return tuple(flag for flag in RUN_FLAGS if stage in flag.stages)
 
 
@@ -61,7 +61,7 @@ def shown_run_flags(stage: str) -> list[Flag]:
 
 
 def take_run_flags(stage: str, words: list[str]) -> tuple[list[str], RunOptions]:
-    """The words without the run flags, and what those say. UserError if a value is wrong."""
+    """The words without the run flags, and the values of these. UserError if a value is wrong."""
     known = {flag.name: flag for flag in run_flags_of(stage)}
     left: list[str] = []
     switches: list[str] = []

@@ -1,4 +1,4 @@
-"""Names of files and classes on a terminal, in one line that fits."""
+"""Fits names of files and classes into one line of a terminal."""
 
 import select
 from typing import TextIO
@@ -9,8 +9,8 @@ WIDTH = 80
 
 
 def fitted(text: str, width: int = WIDTH) -> str:
-    """The text in at most `width` columns, without anything that acts on it; the middle of a long one is left out."""
-    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - help does without
+    """The text in at most `width` columns, control characters escaped; the middle of a long text is left out."""
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - not needed for help
 
     shown = printable_name(text)
     if cell_len(shown) <= width:
@@ -28,6 +28,6 @@ def has_no_reader(stream: TextIO | None) -> bool:
     poll = select.poll()
     try:
         poll.register(stream.fileno() if stream else -1, 0)
-    except (OSError, ValueError):  # closed, or no file at all
+    except (OSError, ValueError):  # closed, or not a file
         return False
     return any(event & select.POLLERR for _, event in poll.poll(0))

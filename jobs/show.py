@@ -1,6 +1,6 @@
 """`patchline show [STAGE] RECIPE|FILE|RUN [--any.field VALUE ...]`: the job with every field, as YAML for its stage.
 
-The flags are the stage's own. Loads no torch.
+It takes the flags of the stage. Does not load torch.
 """
 
 import sys
@@ -17,12 +17,12 @@ Override = Callable[[Any, list[str], str], Any]  # a job, flags, the words befor
 
 
 def run(words: list[str], *, override: Override) -> int:
-    """Prints the job; the exit code. UserError where the words stand for no job, or for jobs of several stages."""
+    """Prints the job and returns the exit code. UserError if the words mean no job, or jobs of several stages."""
     stage, rest = split_stage(words)
     if not rest or rest[0].startswith("-"):
-        is_asked = not {"-h", "--help"}.isdisjoint(rest)
-        (sys.stdout if is_asked else sys.stderr).write(f"usage: {USAGE}\n")
-        return exit_codes.DONE if is_asked else exit_codes.USER_MISTAKE
+        is_requested = not {"-h", "--help"}.isdisjoint(rest)
+        (sys.stdout if is_requested else sys.stderr).write(f"usage: {USAGE}\n")
+        return exit_codes.DONE if is_requested else exit_codes.USER_MISTAKE
     word, flags = rest[0], rest[1:]
     stage = stage or _only_stage(word)
     job = override(job_of(word, stage), flags, f"patchline show {stage} {word}")

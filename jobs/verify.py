@@ -1,4 +1,4 @@
-"""`patchline verify`: reads a dataset back and says what is wrong with it, and where."""
+"""`patchline verify`: reads a dataset back and lists every fault with its place."""
 
 import logging
 from pathlib import Path
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def run(job: VerifyJob) -> int:
-    """0 where nothing is wrong, 1 with the faults listed."""
+    """0 if nothing is wrong, else 1 with the faults listed."""
     if not job.url:
         raise UserError("the dataset's URL is missing; give a folder or s3://bucket/prefix")
     if job.run_dir:

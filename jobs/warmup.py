@@ -1,4 +1,4 @@
-"""The warm-up of a run whose length is not its recipe's: in proportion where it is shorter, `--steps 3` of 300."""
+"""Scales the warm-up of a run that is shorter than its recipe, as with `--steps 3` of 300."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +19,10 @@ class _Recorded:
 
 
 def with_warmup(stage: str, default: Any, words: Sequence[str], *, extends: bool = False) -> tuple[Any, str]:
-    """The job that a command starts from, its warm-up made to fit the words after it, and what to tell the user (empty
-    where nothing changed). The words' own warm-up wins; jobs without a schedule stay as they are.
+    """The job that a command starts from, with a warm-up that fits the flags in `words`, and a note for the user (empty
+    if nothing changed). A warm-up in the flags wins; jobs without a schedule stay as they are.
 
-    A run that is there keeps the warm-up that it has, where the command has its steps or `extends` it with more.
+    An existing run keeps its warm-up if the command has the same steps or `extends` it.
     """
     if stage == "plan":
         training, note = _scaled_by_words(default.training, words, prefix="training.")
@@ -37,16 +37,20 @@ def with_warmup(stage: str, default: Any, words: Sequence[str], *, extends: bool
 
 
 def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, str]:
-    """The recipe with the warm-up that a run of `steps` has, its share of the run to the nearest step, and what to tell
-    the user, who keeps the recipe's with `keep`. Never longer than the recipe's: a longer run needs no longer warm-up
-    (the paper's 7 and 14 epochs have the same). For callers whose user named steps and no warm-up."""
+    """The recipe with its warm-up scaled to a run of `steps`, to the nearest step, and a note for the user; the flag
+    `keep` keeps the recipe's warm-up. It never grows: a longer run needs no longer warm-up (the paper's 7 and 14 epochs
+    have the same). Call it if the user gave steps but no warm-up."""
     own = recipe.schedule.warmup_steps
     warmup = min(own, round(own * steps / recipe.steps))
     if steps < 1 or warmup == own:
         return recipe, ""
-    note = f"warm-up scaled from {own} to {warmup} steps: the run has {steps} of the recipe's {recipe.steps} steps"
+    note = f"warm-up scaled from {own} to {_steps(warmup)}: the run has {steps} of the recipe's {recipe.steps} steps"
     may_stay = own < steps or recipe.schedule.decay == "constant"
     return _warmed_up(recipe, warmup), f"{note} ({keep} keeps it)" if may_stay else note
+
+
+def _steps(number: int) -> str:
+    return f"{number} {'step' if number == 1 else 'steps'}"
 
 
 def _scaled_by_words(recipe: TrainingJob, words: Sequence[str], *, prefix: str = "") -> tuple[TrainingJob, str]:
@@ -57,18 +61,18 @@ def _scaled_by_words(recipe: TrainingJob, words: Sequence[str], *, prefix: str =
 
 
 def _kept(recipe: TrainingJob, warmup: int, words: Sequence[str], *, run_dir: str) -> tuple[TrainingJob, str]:
-    """The recipe with the warm-up of the run in the command's run directory."""
+    """The recipe with the warm-up of the run in the run directory."""
     own = recipe.schedule.warmup_steps
     if warmup == own or warmup >= recipe.steps or _value(words, _WARMUP.format("")) is not None:
         return recipe, ""
-    return _warmed_up(recipe, warmup), f"warm-up {warmup} steps, as the run in {run_dir} began (the recipe: {own})"
+    return _warmed_up(recipe, warmup), f"warm-up {_steps(warmup)}, as the run in {run_dir} began (the recipe: {own})"
 
 
 def _recorded(path: Path) -> _Recorded | None:
-    """What a run's record says; None where there is none to be read."""
+    """The lengths in a run's record; None if it cannot be read."""
     if not path.is_file():
         return None
-    import yaml  # noqa: PLC0415 - for runs that are continued alone
+    import yaml  # noqa: PLC0415 - only for runs that are continued
 
     try:
         job = yaml.safe_load(path.read_bytes())["job"]
@@ -83,7 +87,7 @@ def _warmed_up(recipe: TrainingJob, warmup_steps: int) -> TrainingJob:
 
 
 def _value(words: Sequence[str], flag: str) -> str | None:
-    """The value of a flag, as `--flag VALUE` or `--flag=VALUE`, the last where it is given twice; None without it."""
+    """The value of a flag, as `--flag VALUE` or `--flag=VALUE`; the last if it is given twice, None without it."""
     found = None
     for at, word in enumerate(words):
         name, is_assigned, value = word.partition("=")

@@ -4,7 +4,6 @@ Three ways to start, one result: a single process, `torchrun` (RANK, WORLD_SIZE,
 (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID; the batch script exports MASTER_ADDR and MASTER_PORT).
 """
 
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,6 @@ from pipeline.config_values import Device
 from pipeline.free_port import free_port
 from shards.errors import UserError
 
-log = logging.getLogger(__name__)
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 _CPUINFO = Path("/proc/cpuinfo")
 

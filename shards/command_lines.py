@@ -1,4 +1,4 @@
-"""A command as a terminal shows it: to be copied, also where it takes several lines."""
+"""A command as shown on a terminal: it can be copied even if it takes several lines."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ _INDENT = " " * 4
 
 
 def command_lines(before: str, words: Sequence[str], *, columns: int) -> list[str]:
-    """The command with `before` it on its first line, cut before a flag wherever a line would be longer than `columns`;
-    words that are longer stay whole."""
+    """The command after the prompt `before`, broken before a flag wherever a line would exceed `columns`; longer words
+    stay whole."""
     lines = [before]
     for number, part in enumerate(_flags(words)):
         line = f"{lines[-1]}{' ' if number else ''}{part}"
@@ -22,7 +22,7 @@ def command_lines(before: str, words: Sequence[str], *, columns: int) -> list[st
 
 
 def _flags(words: Sequence[str]) -> list[str]:
-    """The quoted words, each flag together with its values."""
+    """The quoted words, each flag with its values."""
     parts: list[str] = []
     for word in words:
         quoted = printable_name(shlex.quote(word))

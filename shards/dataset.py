@@ -12,9 +12,7 @@ from shards.errors import StorageError, UserError
 from shards.index import (
     BlockTable,
     SampleRows,
-    ShardRows,
     read_blocks,
-    read_rows,
     read_sample_rows,
     read_sources,
     read_table,
@@ -31,7 +29,6 @@ from shards.manifest import (
 from shards.storage.traffic import Traffic
 from shards.store import MissingObjectError, Store, open_store
 
-HELD_SHARDS = 64
 HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
 _OTHER_TARS = 8  # looked for where one is missing
 
@@ -41,7 +38,6 @@ class _Held:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.rows: OrderedDict[int, ShardRows] = OrderedDict()
         self.sample_rows: OrderedDict[int, SampleRows] = OrderedDict()
         self.sample_rows_bytes = 0
         self.sources: tuple[int, list[str]] = (-1, [])  # of the shard asked for last
@@ -91,21 +87,6 @@ class Dataset:
         """The tar's path below `shard_store`."""
         return self.manifest.shards[shard].path
 
-    def shard_rows(self, shard: int) -> ShardRows:
-        """The whole index of a shard. Threads may ask at once; the last HELD_SHARDS asked for are kept."""
-        held = self._held
-        with held.lock:
-            if shard in held.rows:
-                held.rows.move_to_end(shard)
-                return held.rows[shard]
-        # Read outside the lock: two threads may read one index, none waits for another's shard.
-        rows = read_rows(self.checked_file(index_path(shard)))
-        with held.lock:
-            held.rows[shard] = rows
-            while len(held.rows) > HELD_SHARDS:
-                held.rows.popitem(last=False)
-        return rows
-
     def sample_rows(self, shard: int) -> SampleRows:
         """What reading needs of a shard's index. Threads may ask at once; HELD_ROWS_BYTES of it are kept."""
         held = self._held
@@ -113,6 +94,7 @@ class Dataset:
             if shard in held.sample_rows:
                 held.sample_rows.move_to_end(shard)
                 return held.sample_rows[shard]
+        # Read outside the lock: two threads may read one index, none waits for another's shard.
         rows = read_sample_rows(self.checked_file(index_path(shard)))
         with held.lock:
             if shard not in held.sample_rows:

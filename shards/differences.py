@@ -1,6 +1,6 @@
-"""What differs between two settings: each is flattened to fields by dotted name, and every difference is one line.
+"""Differences between two settings, field by field: each is flattened to dotted names, and a difference is a value.
 
-The one comparison of the project: a continued run or packing is refused with it, and `patchline diff` prints it.
+All comparisons use it: resuming a run, continuing a packing, and `patchline diff`.
 """
 
 import re
@@ -15,7 +15,7 @@ _PLAIN = re.compile(r"[^\s'\",;\[\]{}]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A field with two values. None stands for a field that one of the two does not have, as for no value."""
+    """A field with two different values. None also stands for a field that one of the two does not have."""
 
     field: str
     before: Any
@@ -26,7 +26,7 @@ class Difference:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Every field whose values differ, in the order of `before`, then those that only `now` has."""
+    """Every field whose values differ, in the order of `before`, then the fields that only `now` has."""
     was, is_now = flattened(before), flattened(now)
     return [
         Difference(field=field, before=was.get(field), now=is_now.get(field))
@@ -36,7 +36,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diffe
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Value by dotted name; mappings are opened at any depth, sequences are values (lists, as JSON and YAML have)."""
+    """Values by dotted name. Mappings are flattened at any depth; sequences are values (lists, as in JSON and YAML)."""
     leaves: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -52,7 +52,7 @@ def as_lines(found: Iterable[Difference]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as one would write it in YAML; of a sha256 the first digits, a text in quotes where it needs them."""
+    """A value as in YAML; a sha256 is shortened, and a text is quoted only if necessary."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -1,18 +1,25 @@
-"""Errors that end a command with a message instead of a traceback."""
+"""Errors that end a command with a message instead of a traceback. jobs/endings.py gives each family its exit code."""
 
 
 class UserError(Exception):
-    """The user's mistake. The message says what, the value, what is allowed and what to do (exit code 2)."""
+    """The user's mistake (exit code 2). The message says what is wrong, the value, what is allowed and what to do."""
 
 
-class StorageError(UserError):
-    """Storage that does not answer: a mistake in its address when a command starts, a fault to retry when a run was
-    under way."""
+class UnreachableError(UserError):
+    """Storage that has never answered this process: its address or its credentials are probably wrong."""
+
+
+class TransientError(Exception):
+    """A fault outside (exit code 74): the same command continues once it is over."""
+
+
+class StorageError(TransientError):
+    """Storage that has answered before and fails now."""
 
 
 class WillNotSucceedError(Exception):
-    """Trying again with the same input gives the same end (exit code 78): non-finite loss, no progress."""
+    """The same command would end in the same way (exit code 78): non-finite loss, no progress."""
 
 
 class ImageRefusedError(Exception):
-    """These bytes cannot go into a shard. The message is the reason that the quarantine list shows."""
+    """These bytes cannot go into a shard. The message is the reason in the quarantine list."""

@@ -1,7 +1,7 @@
-"""Keyed integer hash, our own so that it never changes between library versions.
+"""A keyed integer hash of our own, so that no library version can change it.
 
 The mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014). Everything that must be random and repeatable (sample order, augmentation, initial seeds) uses it.
+OOPSLA 2014). Everything that must be random and repeatable (sample order, augmentation, initial weights) uses it.
 """
 
 import numpy as np
@@ -20,7 +20,10 @@ def mix(value: int) -> int:
 
 
 def derive_key(*parts: int) -> int:
-    """A 64-bit key from integers such as (seed, epoch, purpose); different tuples give unrelated keys."""
+    """A 64-bit key from integers such as (seed, epoch, purpose); different tuples give unrelated keys.
+
+    shards/key_purposes.py lists the purposes; derive keys through it.
+    """
     key = 0
     for part in parts:
         key = mix((key + _GOLDEN) ^ mix((part & _MASK) + _GOLDEN))
@@ -28,7 +31,7 @@ def derive_key(*parts: int) -> int:
 
 
 def hash_array(values: NDArray[np.int64] | NDArray[np.uint64], *, key: int) -> NDArray[np.uint64]:
-    """64-bit hash of every element under `key`. Same shape as `values`; equal input gives equal output for ever."""
+    """64-bit hash of every element under `key`. Same shape as `values`. The results never change."""
     z = values.astype(np.uint64)
     z *= np.uint64(_GOLDEN)
     z += np.uint64(key & _MASK)

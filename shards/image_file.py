@@ -1,10 +1,10 @@
-"""One image file that is in no dataset: its bytes and what its header says, within the limits of packing."""
+"""Reads one image file outside any dataset: its bytes and its header, within the limits of packing."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from shards.errors import ImageRefusedError
-from shards.images.config import DEFAULT_LIMITS, Limits
+from shards.images.config import DEFAULT_LIMITS
 from shards.images.image_header import read_header
 
 _ALLOWED = ("jpg", "png", "webp")
@@ -20,21 +20,21 @@ class ImageFile:
     orientation: int
 
 
-def read_image_file(path: Path, limits: Limits = DEFAULT_LIMITS) -> ImageFile:
-    """The JPEG, PNG or WebP file at `path`. Raises ImageRefusedError with the reason: it is not there or not to be
-    read, is cut off, is of another format, or is above the limits; nothing is decoded before that is known."""
+def read_image_file(path: Path) -> ImageFile:
+    """The JPEG, PNG or WebP file at `path`. Raises ImageRefusedError with the reason if it is missing, unreadable,
+    truncated, of another format or above the limits. Nothing is decoded."""
     try:
         if path.is_dir():
             raise ImageRefusedError("it is a folder; give the images in it")
-        if path.exists() and not path.is_file():  # reading a pipe or a device could take for ever
-            raise ImageRefusedError("it is no ordinary file")
+        if path.exists() and not path.is_file():  # a pipe or a device could block forever
+            raise ImageRefusedError("it is not a regular file")
         with path.open("rb") as file:
-            data = file.read(limits.max_bytes + 1)
+            data = file.read(DEFAULT_LIMITS.max_bytes + 1)
     except OSError as error:
         raise ImageRefusedError(f"it cannot be read: {error.strerror}") from error
     except ValueError as error:  # a zero byte in the name
         raise ImageRefusedError(f"it cannot be read: {error}") from error
-    header = read_header(data, limits)
+    header = read_header(data, DEFAULT_LIMITS)
     if header.ext not in _ALLOWED:
         raise ImageRefusedError(f"it is in the format {header.ext}; allowed are JPEG, PNG and WebP: convert it")
     return ImageFile(data=data, height=header.height, width=header.width, orientation=header.orientation)

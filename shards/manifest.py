@@ -28,11 +28,11 @@ class ShardRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a dataset is. `files` has the sha256 of every file but the shards and the manifest itself.
+    """The contents of a dataset. `files` has the sha256 of every file but the shards and the manifest itself.
 
-    `shards_url` is where the shards are, empty where they are beside the manifest: tars made by others can be indexed
-    from another place. `adopted`: the tars were made by others, and have other members besides images.
-    `description` and `licence` are for people; where they are empty, the file does not mention them.
+    `shards_url` is where the shards are, empty if they are beside the manifest; the index of tars made by others may be
+    elsewhere. `adopted`: the tars were made by others and may have members that are not images. `description` and
+    `licence` are for people; if empty, they are not written.
     """
 
     format_version: int
@@ -81,20 +81,20 @@ class Manifest:
 
 
 def fingerprint_of(manifest: bytes) -> str:
-    """sha256 of manifest.json without the lines of description and licence: another licence is no other dataset."""
+    """sha256 of manifest.json without description and licence: changing these does not make another dataset."""
     return sha256_hex(_LINE_FOR_PEOPLE.sub(b"", manifest))
 
 
 def sha256_hex(data: bytes) -> str:
-    """sha256 as it stands in manifests and plans."""
+    """sha256 as written in manifests and plans."""
     return hashlib.sha256(data).hexdigest()
 
 
 def shard_path(shard: int) -> str:
-    """Where packing puts the tar of a shard."""
+    """Path of a shard's tar, as packing writes it."""
     return f"shards/shard-{shard:06d}.tar"
 
 
 def index_path(shard: int) -> str:
-    """Where the index of a shard is."""
+    """Path of a shard's index."""
     return f"index/shard-{shard:06d}.parquet"

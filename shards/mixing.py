@@ -1,10 +1,10 @@
-"""Which dataset each position of a mixed stream is of: exact, and a pure function of the position. Nothing to save.
+"""The dataset of each position of a mixed stream: exact, a pure function of the position, with no state to save.
 
-Every lane group draws from the datasets by itself, by one table for a period of P draws: within any P draws in a row
-dataset d comes exactly quotas[d] times, spread evenly as by stride scheduling (Waldspurger and Weihl, "Stride
+Every lane group draws from the datasets on its own, by one table for a period of P draws: in any P consecutive draws,
+dataset d comes exactly quotas[d] times, evenly spread as in stride scheduling (Waldspurger and Weihl, "Stride
 Scheduling: Deterministic Proportional-Share Resource Management", 1995). A keyed hash rotates the table for each lane
-group, so that a batch does not take all its samples of a rare dataset at once. As positions stay in their lane group, a
-rank reads its own lanes of every dataset, and every dataset's own `SampleOrder` says which sample a position is.
+group, so that a batch does not get all its samples of a rare dataset at once. Positions stay in their lane group, so a
+rank reads its own lanes of every dataset; each dataset's own `SampleOrder` gives the sample at a position.
 
 Shape letters: L lane groups, P draws a period, D datasets.
 """
@@ -17,17 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import UserError
-from shards.hashing import derive_key, hash_array
+from shards.hashing import hash_array
+from shards.key_purposes import ROTATIONS
 
 MIXING_VERSION = 1
 MOST_DRAWS = 65_536  # a period of this length for ten datasets is a table of 5 MB
-_ROTATIONS = 5  # purpose of a key
 
 
-def quotas(weights: Sequence[float | str], *, most: int = MOST_DRAWS) -> tuple[int, ...]:
-    """The smallest integers that are to each other exactly as the weights, as these are written: 0.7 and 0.3 give 7, 3.
+def quotas(weights: Sequence[float | str]) -> tuple[int, ...]:
+    """The smallest integers in exactly the ratio of the weights as written: 0.7 and 0.3 give 7 and 3.
 
-    UserError where a weight is not a number above 0, or where the sum, the period, would be above `most`.
+    UserError if a weight is not a number above 0, or if the sum, which is the period, would be above MOST_DRAWS.
     """
     shares = [_share(weight) for weight in weights]
     if not shares:
@@ -36,9 +36,9 @@ def quotas(weights: Sequence[float | str], *, most: int = MOST_DRAWS) -> tuple[i
     whole = [int(share * scale) for share in shares]
     common = gcd(*whole)
     found = tuple(number // common for number in whole)
-    if sum(found) > most:
+    if sum(found) > MOST_DRAWS:
         what = f"the weights {', '.join(str(weight) for weight in weights)} repeat only after {sum(found):,} samples"
-        raise UserError(f"{what}; allowed are {most:,}; round them, e.g. to {', '.join(_rounded(shares))}")
+        raise UserError(f"{what}; allowed are {MOST_DRAWS:,}; round them, e.g. to {', '.join(_rounded(shares))}")
     return found
 
 
@@ -74,7 +74,7 @@ class Mixture:
         self._drawn_P = _even_draws(self._quotas_D)
         one_hot = self._drawn_P[:, None] == np.arange(len(quotas))
         self._before_PD = np.cumsum(one_hot, axis=0, dtype=np.int64) - one_hot  # draws of each among the first k
-        key = derive_key(seed, _ROTATIONS)
+        key = ROTATIONS.key(seed)
         rotation = hash_array(np.arange(lanes, dtype=np.int64), key=key) % np.uint64(self.period)
         self._rotation_L = rotation.astype(np.int64)
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.hashing import derive_key, hash_array
+from shards.hashing import hash_array
+from shards.key_purposes import BLOCKS, WINDOWS
 
 ORDER_VERSION = 1
-_BLOCKS, _WINDOWS = 1, 2  # purposes of a key: one hash family for each permutation
 _MOST_POSITION = int(np.iinfo(np.int64).max)
 _EPOCHS_KEPT = 2  # a batch touches at most the end of one epoch and the start of the next, unless N < B
 
@@ -36,7 +36,6 @@ class WindowId:
 class BlockPart:
     """Samples `first_sample_id` .. `first_sample_id + num_samples - 1`, all of one block."""
 
-    block: int
     first_sample_id: int
     num_samples: int
 
@@ -163,7 +162,7 @@ class SampleOrder:
 
     def shuffle(self, window: WindowId, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where in `ids`, the samples of a window block by block, each sample of the shuffled window is."""
-        hashed = hash_array(ids, key=derive_key(self.seed, window.epoch, _WINDOWS))
+        hashed = hash_array(ids, key=WINDOWS.key(self.seed, window.epoch))
         return np.argsort(hashed, kind="stable")
 
     def window_parts(self, window: WindowId) -> tuple[BlockPart, ...]:
@@ -177,7 +176,7 @@ class SampleOrder:
             inside = start - (block_end - int(self.block_sizes[block]))
             count = min(block_end, end) - start
             first = int(self._block_first[block]) + inside
-            parts.append(BlockPart(block=block, first_sample_id=first, num_samples=count))
+            parts.append(BlockPart(first_sample_id=first, num_samples=count))
             start, place = start + count, place + 1
         return tuple(parts)
 
@@ -201,7 +200,7 @@ class SampleOrder:
                 self._epochs[epoch] = ours
         if found is ours:
             try:
-                key = derive_key(self.seed, epoch, _BLOCKS)
+                key = BLOCKS.key(self.seed, epoch)
                 table = _Epoch(self.block_sizes, key=key, lanes=self.lanes, window_blocks=self.window_blocks)
             except BaseException as error:
                 with self._lock:

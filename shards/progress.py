@@ -17,9 +17,9 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 class Ticker:
-    """Says how work goes, no more often than people read: the live line of a terminal, or a line every 30 s in a log.
+    """Shows progress at a readable rate: in the live line of a terminal, or as a line every 30 s in a log.
 
-    Use as a context manager. Work that fails leaves its last line on the terminal.
+    Use as a context manager. If the work fails, the last line stays on the terminal.
     """
 
     def __init__(self) -> None:
@@ -59,20 +59,20 @@ class Ticker:
 
 
 def as_log_line(facts: Sequence[Fact]) -> str:
-    """All facts in full, as a log has them."""
+    """All facts in full, for a log."""
     return ", ".join(fact.full for fact in facts if fact.full)
 
 
 class Progress:
     """Counts finished units of one piece of work, e.g. `Progress("scan", 1797, unit="images")`.
 
-    Use as a context manager. `total` 0: nobody knows yet. `start` is where the count begins (a continued run).
-    `says_end` False leaves out a log's last line: for work whose result is said anyway.
+    Use as a context manager. `total` 0: not known yet.
+    `says_end` False leaves out the last line of a log, for work whose result is logged anyway.
     """
 
-    def __init__(self, what: str, total: int, *, unit: str, start: int = 0, says_end: bool = True) -> None:
+    def __init__(self, what: str, total: int, *, unit: str, says_end: bool = True) -> None:
         self.what, self.total, self.unit = what, total, unit
-        self.start, self.done, self.note = start, start, ""
+        self.done, self.note = 0, ""
         self._says_end = says_end
         self._began = time.monotonic()
         self._ticker = Ticker()
@@ -85,20 +85,20 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ticker.__exit__(kind, error, trace)
-        if kind is None and self._says_end and not self._ticker.is_live and self.done > self.start:
+        if kind is None and self._says_end and not self._ticker.is_live and self.done:
             spent = duration(time.monotonic() - self._began)
             note = f", {self.note}" if self.note else ""
             log.info("%s: %s %s in %s%s", self.what, f"{self.done:,}", self.unit, spent, note)
 
     def advance(self, count: int = 1, *, note: str = "") -> None:
-        """Count `count` more units as done; `note` is shown behind the rate."""
+        """Count `count` more units as done; `note` is shown after the rate."""
         self.done += count
         self.note = note or self.note
         self._ticker.tick(self.facts)
 
     def rate(self) -> float:
-        """Units a second since the start of this process's work."""
-        return (self.done - self.start) / max(time.monotonic() - self._began, 1e-9)
+        """Units per second since this process began the work."""
+        return self.done / max(time.monotonic() - self._began, 1e-9)
 
     def facts(self) -> list[Fact]:
         """Count, share, rate and time left."""

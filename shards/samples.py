@@ -100,7 +100,7 @@ def read_sample(dataset: Dataset, sample_id: int) -> RawSample:
     rows = dataset.sample_rows(shard)
     if fault := too_large(rows, row):
         return faulty(dataset, sample_of(rows, row, sample_id=sample_id, data=None), fault)
-    return verified(dataset, read_part(dataset, BlockPart(block=-1, first_sample_id=sample_id, num_samples=1))[0])
+    return verified(dataset, read_part(dataset, BlockPart(first_sample_id=sample_id, num_samples=1))[0])
 
 
 def read_part(dataset: Dataset, part: BlockPart) -> list[RawSample]:

@@ -1,7 +1,7 @@
-"""One live line at the bottom of a terminal that nothing is glued to: what is written meanwhile appears above it.
+"""One live line at the bottom of a terminal; other output appears above it.
 
-The line is drawn with carriage returns and blanks alone. No cursor is hidden, so none has to be restored after a kill,
-and a terminal that knows no escape codes shows it as well.
+The line is drawn with carriage returns and blanks only. No cursor is hidden, so none has to be restored after a kill,
+and terminals without escape codes show it too.
 """
 
 import logging
@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 
 _ECHO = 2  # columns of the ^C that a terminal echoes behind the line
 _COMMAND = re.compile("(^|: ) *patchline ")
-_COLUMNS = 80  # of a terminal that does not tell
+_COLUMNS = 80  # of a terminal that does not report its width
 _LOG_INDENT = " " * len("12:34:56 ")
 # Control characters, Unicode's line ends, changes of direction, bytes of file names that are not UTF-8.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -25,7 +25,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A part of a line: in full where there is room and in logs, else short. The lightest give way first."""
+    """A part of a line: in full in logs and if there is room, else short. The lightest are left out first."""
 
     full: str
     short: str
@@ -33,8 +33,8 @@ class Fact:
 
 
 def fitted(facts: Sequence[Fact], columns: int) -> str:
-    """The facts in at most so many columns: all in full, else without those that weigh nothing, else all short, else
-    without the lightest (the last of them first)."""
+    """The facts in at most `columns` columns: all in full, else without those of weight 0, else all short, else without
+    the lightest (the last of them first)."""
     heavy = [fact.full for fact in facts if fact.weight]
     for texts in ([fact.full for fact in facts], heavy):
         if len(line := _joined(texts)) <= columns:
@@ -50,19 +50,19 @@ def _joined(texts: Iterable[str]) -> str:
     return "  ".join(text for text in texts if text)
 
 
-def printable(text: str, *, controls: re.Pattern[str] = _CONTROLS) -> str:
-    """The text with control characters spelled out (`\\x1b`), since they would move the cursor or worse."""
-    return controls.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+def printable(text: str) -> str:
+    """The text with control characters escaped (`\\x1b`), since they could move the cursor or worse."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def printable_name(name: str) -> str:
-    """As `printable`, for names of files and classes: a line's end and a tab are spelled out too."""
+    """As `printable`, for names of files and classes: line breaks and tabs are escaped too."""
     return printable(name).replace("\t", "\\t").replace("\n", "\\n")
 
 
 def wrapped(text: str, columns: int, *, indent: str = "") -> str:
-    """Lines of at most so many columns, cut between words; what follows a cut is indented. Commands stay whole, so that
-    they can be copied."""
+    """The text wrapped between words at `columns`, continuation lines indented. Commands stay whole, so that they can
+    be copied."""
     lines = []
     for line in text.split("\n"):
         own = line[: len(line) - len(line.lstrip())] + "  " if line[:1] == " " else indent
@@ -75,7 +75,7 @@ def wrapped(text: str, columns: int, *, indent: str = "") -> str:
 
 
 def columns_of(stream: TextIO) -> int:
-    """Columns of the terminal behind a stream; 0 where there is none."""
+    """The width of the terminal behind a stream; 0 if it is not a terminal."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or _COLUMNS if stream.isatty() else 0
     except (OSError, ValueError):
@@ -83,9 +83,9 @@ def columns_of(stream: TextIO) -> int:
 
 
 class LogFormatter(logging.Formatter):
-    """`12:34:56 message`: no control characters; further lines of a message stand below its first, tracebacks do not.
+    """`12:34:56 message`, without control characters; further lines of a message are indented, tracebacks are not.
 
-    Ranks above 0 say who they are. `terminal`: lines are wrapped between words where this stream is one.
+    Ranks above 0 add their number. `terminal`: if this stream is a terminal, lines are wrapped to its width.
     """
 
     def __init__(self, terminal: TextIO, *, rank: int = 0) -> None:
@@ -104,12 +104,12 @@ class LogFormatter(logging.Formatter):
 
 
 class LiveLine:
-    """The line on one terminal. Streams that go `above` it may be written to from any thread."""
+    """The live line of one terminal. Any thread may write to the streams `Above` it."""
 
     def __init__(self, terminal: TextIO) -> None:
         self.terminal = terminal
         self.lock = threading.RLock()
-        self.is_open = False  # something other than the live line stands in the terminal's last line
+        self.is_open = False  # the terminal's last line holds other output, without a line break
         self._shown = ""
 
     @property
@@ -118,7 +118,7 @@ class LiveLine:
         return max(1, columns_of(self.terminal) - 1 - _ECHO)
 
     def draw(self, line: str) -> None:
-        """Shows another line in place of the one before; an empty one clears it."""
+        """Replaces the line; an empty one clears it."""
         with self.lock:
             end = "\n" if self.is_open else self._blank()
             self.is_open = False
@@ -126,7 +126,7 @@ class LiveLine:
             self._put(end + self._shown)
 
     def keep(self) -> None:
-        """Leaves what is shown in place, as a line of its own."""
+        """Leaves the line on the terminal as ordinary output."""
         with self.lock:
             line, shown = self._blank(), self._shown
             self._shown = ""
@@ -134,7 +134,7 @@ class LiveLine:
 
     @contextmanager
     def out_of_the_way(self) -> Iterator[None]:
-        """Whoever writes to the terminal inside does so above the line."""
+        """Clears the line while the block writes to the terminal, then shows it again below."""
         with self.lock:
             self._put(self._blank())
             yield
@@ -143,7 +143,7 @@ class LiveLine:
 
     @property
     def shown(self) -> str:
-        """What the line says now."""
+        """The text of the line."""
         return self._shown
 
     def _blank(self) -> str:
@@ -156,13 +156,13 @@ class LiveLine:
 
 
 class Above:
-    """A stream whose text appears above the live line of the terminal that it is shown on."""
+    """A stream whose text appears above the live line of its terminal."""
 
     def __init__(self, stream: TextIO, line: LiveLine) -> None:
         self.stream, self.line = stream, line
 
     def write(self, text: str) -> int:
-        """Writes at once; the live line comes back when the text's line has ended."""
+        """Writes at once; the live line is shown again after a line break."""
         if not text:
             return 0
         with self.line.lock, self.line.out_of_the_way():
@@ -172,12 +172,12 @@ class Above:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Writes them one after the other."""
+        """Writes the lines in order."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """What was written is on the terminal already."""
+        """Flushes the stream; `write` has done so already."""
         self.stream.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -188,8 +188,7 @@ class Above:
 def live_line() -> Iterator[LiveLine | None]:
     """The terminal's live line while this is open: standard output, standard error and the log go above it.
 
-    None where standard error is no terminal. Inside another `live_line` it is the same line, which shows again at the
-    end what it showed before.
+    None if standard error is not a terminal. A nested `live_line` is the same line, which is restored at the end.
     """
     outer = sys.stderr
     if isinstance(outer, Above):

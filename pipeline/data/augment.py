@@ -25,13 +25,13 @@ from PIL import Image
 from pipeline.data.config import AugmentConfig
 from pipeline.data.decode import Pixels
 from pipeline.evaluation_transform import EvaluationTransform
-from shards.hashing import derive_key, uniforms
+from shards.hashing import uniforms
+from shards.key_purposes import CROPS
 
 AUGMENT_VERSION = 2
 AUGMENT_LATER = {"antialias": False, "scaled_decode": True}  # later fields, with the values that earlier runs had
 _TRIES = 10  # torchvision's number; TensorFlow has 100, but only long, narrow images fail the first
 _DRAWS = 4 * _TRIES + 1
-_PURPOSE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def draws_of(sample_ids: NDArray[np.int64], epochs: NDArray[np.int64], *, seed: 
     draws = np.empty((sample_ids.size, _DRAWS))
     for epoch in np.unique(epochs):
         chosen = epochs == epoch
-        draws[chosen] = uniforms(sample_ids[chosen], _DRAWS, key=derive_key(seed, int(epoch), _PURPOSE))
+        draws[chosen] = uniforms(sample_ids[chosen], _DRAWS, key=CROPS.key(seed, int(epoch)))
     return draws
 
 

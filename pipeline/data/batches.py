@@ -29,7 +29,8 @@ from pipeline.data.training_data import TrainingData
 from pipeline.data.transform import train_view
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
-from shards.hashing import derive_key, uniforms
+from shards.hashing import uniforms
+from shards.key_purposes import OPERATIONS, SUBSTITUTES
 from shards.order import SampleOrder
 from shards.read import RawSample, SampleReader, read_sample, refetched, verified
 from shards.storage.daemons import Daemons, join
@@ -37,7 +38,6 @@ from shards.storage.ranges import CLOSE_SECONDS, RangeReads
 from shards.storage.traffic import NAMES, Traffic
 from shards.workers import Workers
 
-_SUBSTITUTES, _OPERATIONS = 4, 8  # purposes of keys
 _MAX_SUBSTITUTES = 20
 _CHUNKS_A_THREAD = 4  # a batch's samples go to the threads in pieces: few enough to be cheap, many enough to balance
 COUNT_NAMES = (*NAMES, "samples", "replaced", "held_bytes")
@@ -211,7 +211,7 @@ class TrainBatches:
         """float64[n, RandAugment's draws a sample]; [n, 0] where it is off."""
         draws = np.empty((ids.size, self.config.randaugment.num_draws))
         for epoch in np.unique(epochs) if draws.size else ():
-            key = derive_key(seed, int(epoch), _OPERATIONS)
+            key = OPERATIONS.key(seed, int(epoch))
             draws[epochs == epoch] = uniforms(ids[epochs == epoch], draws.shape[1], key=key)
         return draws
 
@@ -240,7 +240,7 @@ class TrainBatches:
             if attempt == _MAX_SUBSTITUTES:
                 break
             self._check_open()
-            substitute = derive_key(self.seed, original, attempt, _SUBSTITUTES) % source.dataset.num_samples
+            substitute = SUBSTITUTES.key(self.seed, original, attempt) % source.dataset.num_samples
             self.quarantine.replace(sample, url=url, substitute=substitute, is_first=attempt == 0)
             sample = read_sample(source.dataset, substitute)
         raise WillNotSucceedError(

@@ -8,13 +8,14 @@ left of them.
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import cv2
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+
+from shards.orientation import TURNS, Turn
 
 DECODER_VERSION = 3  # part of the position: other pixels are another run
 _MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs
@@ -27,35 +28,11 @@ class DecodeError(Exception):
     """The bytes cannot be decoded, or are another image than expected."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """How stored pixels become upright: rows and columns are exchanged or not, then each of them is mirrored or not."""
-
-    is_exchanged: bool
-    is_upside_down: bool
-    is_leftright: bool
-
-
-_TURNS = {
-    orientation: Turn(is_exchanged=exchanged, is_upside_down=upside_down, is_leftright=leftright)
-    for orientation, (exchanged, upside_down, leftright) in {  # EXIF 2.32, tag 0x0112
-        1: (False, False, False),
-        2: (False, False, True),
-        3: (False, True, True),
-        4: (False, True, False),
-        5: (True, False, False),
-        6: (True, False, True),
-        7: (True, True, True),
-        8: (True, True, False),
-    }.items()
-}
-
-
 def turn_of(orientation: int) -> Turn:
     """By the index's orientation, 1 to 8; the tag in the bytes is ignored. Raises DecodeError."""
-    if orientation not in _TURNS:
+    if orientation not in TURNS:
         raise DecodeError(f"orientation {orientation}; allowed are 1 to 8")
-    return _TURNS[orientation]
+    return TURNS[orientation]
 
 
 def turned(stored: Pixels, turn: Turn) -> Pixels:

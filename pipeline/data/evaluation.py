@@ -120,4 +120,4 @@ def _parts(dataset: Dataset, ids: NDArray[np.int64]) -> Iterator[BlockPart]:
     shards = np.searchsorted(dataset.first_sample_ids, ids, side="right")
     for shard in np.unique(shards):
         own = ids[shards == shard]
-        yield BlockPart(block=-1, first_sample_id=int(own[0]), num_samples=own.size)
+        yield BlockPart(first_sample_id=int(own[0]), num_samples=own.size)

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from shards.hashing import derive_key, uniforms
+from shards.key_purposes import MIXUP
 
 MIXUP_VERSION = 1  # part of the position: other weights are another run
-_PURPOSE = 6
 _UNIT = 2.0**-16
 
 
@@ -30,7 +30,7 @@ def mix_weights(step: int, positions_in_batch: NDArray[np.int64], *, seed: int, 
     firsts = positions_in_batch[::2]
     if positions_in_batch.size % 2 or (firsts % 2).any() or (positions_in_batch[1::2] != firsts + 1).any():
         raise ValueError(f"positions {positions_in_batch} are not whole pairs (2k, 2k + 1)")
-    beta = _symmetric_beta(firsts // 2, alpha=alpha, key=derive_key(seed, step, _PURPOSE))
+    beta = _symmetric_beta(firsts // 2, alpha=alpha, key=MIXUP.key(seed, step))
     weights = np.round(np.maximum(beta, 1 - beta) / _UNIT) * _UNIT
     return np.repeat(weights.astype(np.float32), 2)
 

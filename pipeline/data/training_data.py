@@ -15,12 +15,11 @@ from pipeline.data.position import StreamPosition
 from pipeline.data.randaugment import RANDAUGMENT_VERSION
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
-from shards.hashing import derive_key
+from shards.key_purposes import DATASETS
 from shards.mixing import MIXING_VERSION, Mixture, quotas
 from shards.order import ORDER_VERSION, SampleOrder
 from shards.read import window_bound_bytes
 
-_DATASETS = 7  # purpose of a key
 _DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
 
 
@@ -56,7 +55,7 @@ class TrainingData:
 
     def seed_of(self, dataset: int, seed: int) -> int:
         """Each dataset is shuffled and augmented with a seed of its own; the first with the run's."""
-        return seed if dataset == 0 else derive_key(seed, dataset, _DATASETS)
+        return seed if dataset == 0 else DATASETS.key(seed, dataset)
 
     def orders(self, config: DataConfig, *, seed: int) -> tuple[SampleOrder, ...]:
         """Each dataset's own order. UserError if one is too small for the lanes."""

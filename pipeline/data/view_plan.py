@@ -8,7 +8,8 @@ image, halves up, in the image as stored.
 from dataclasses import dataclass
 
 from pipeline.data.augment import Crop, ResizeWindow
-from pipeline.data.decode import Turn, scaled_size
+from pipeline.data.decode import scaled_size
+from shards.orientation import Turn
 
 _DENOMINATORS = (8, 4, 2)
 _LEAST_SCALED = 8  # a smaller view is never decoded scaled: simplejpeg could take another scale of the same size

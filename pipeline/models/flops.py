@@ -1,30 +1,24 @@
-"""What a model costs: parameters and floating-point operations, exact, by formula and by counting the module.
+"""The cost of a model: parameters and floating-point operations, exact, by formula. The tests also count the modules.
 
-2 operations a multiply-add; only products count (dense layers, convolutions, attention), as is usual. Training is
-three times the forward pass. With 303 million images an epoch this gives the pre-training costs in the paper's
-Table 6, its ResNets' where taps that fall on padding are left out (`skip_padding`): 10 of 18 rows to their rounding or
-0.2 %; the tests hold the comparison, row by row. No way of counting that was tried gives all. Closest came XLA's cost
-analysis (of the models in JAX, forward and backward, 8 images at once), which skips padding too, but counts additions,
-norms, activations and the standardising of weights: 12 rows, and all to 0.4 % except ViT-B/32 (1.8 % above), R50x1
-(1.4 %) and R50+ViT-L/16 at 7 epochs (2.8 % below). So the paper's counter probably was XLA's. Shape letters: N tokens,
-D width, M MLP width.
+A multiply-add is 2 operations. Only products count (dense layers, convolutions, attention), as is usual. Training costs
+three times the forward pass. With 303 million images per epoch, the formulas give the pre-training costs of the paper's
+Table 6; for its ResNets, taps that fall on padding do not count (`skip_padding`). 10 of 18 rows agree to their rounding
+or within 0.2 %, and the tests compare every row. No other way of counting that was tried gives all rows. The closest is
+XLA's cost analysis (of the models in JAX, forward and backward, 8 images at a time). It also skips padding, but counts
+additions, norms, activations and the standardising of weights: 12 rows agree, and all are within 0.4 % except ViT-B/32
+(1.8 % above), R50x1 (1.4 %) and R50+ViT-L/16 at 7 epochs (2.8 % below). So the paper's counter was probably XLA's.
+
+Shape letters: N tokens, D width, M MLP width.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
-
-from pipeline.models.build import shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig, ResNetSize
 from pipeline.models.resnet import same_padding, units_by_stage
 
 FORWARD_AND_BACKWARD = 3
-JFT_NUM_IMAGES = 303_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,22 +65,6 @@ def forward_flops(
     return 2 * (num_multiplies + head * size.width * config.num_classes)
 
 
-def train_flops(config: ModelConfig, *, image: tuple[int, int] | None = None) -> int:
-    """Operations of one image's forward and backward pass."""
-    return FORWARD_AND_BACKWARD * forward_flops(config, image=image)
-
-
-def counted_flops(config: ModelConfig, *, image: tuple[int, int] | None = None) -> int:
-    """The same as `forward_flops`, counted while the module runs (on the meta device: no memory, no time)."""
-    height, width = image or (config.image_size, config.image_size)
-    with torch.device("meta"):
-        model = unfilled_model(config).eval()
-        images = torch.empty(1, height, width, 3, dtype=torch.uint8)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(images)
-    return int(counter.get_total_flops())
-
-
 def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
     """Parameters by formula; without the head also without the hidden layer before it."""
     resnet = config.resnet
@@ -104,11 +82,6 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
         total += (height + width) * d // 2
     hidden = d * d + d if config.representation else 0
     return total + head * (hidden + (d + 1) * config.num_classes)
-
-
-def counted_parameters(config: ModelConfig) -> int:
-    """The same as `num_parameters`, counted in the module."""
-    return sum(math.prod(shape) for shape in shapes_of(config).values())
 
 
 def convolutions_of(resnet: ResNetSize, image: tuple[int, int]) -> Iterator[Convolution]:

@@ -5,19 +5,20 @@ Files of others are read and written in conversion/. Nothing is unpickled anywhe
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from pipeline.models.build import Model, shapes_of, unfilled_model
 from pipeline.models.config import Mode, ModelConfig
 from pipeline.models.labels import completed_labels
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
+from pipeline.models.safetensors_stream import head_of, parts_of
 from pipeline.models.usage import Usage, usage_of
 from shards.errors import UserError
 
@@ -59,25 +60,32 @@ def save_weights(
 
     `labels` are made one for each class, each once (labels.py): a run's dataset may have fewer than its model.
     """
-    tensors = {name: tensor(name).float().contiguous() for name in shapes_of(config)}
-    tensors["head.bias"] = tensors["head.bias"] + config.head_bias
     named = completed_labels(labels, num_classes=config.num_classes, where=str(folder))
     model = asdict(config) | {"head_bias": 0.0}
     description = {"format": FORMAT, "model": model, "labels": list(named), "usage": asdict(usage)}
-    write_folder(folder, description=description, tensors=tensors)
+    shapes = shapes_of(config)
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in shapes:
+            value = tensor(name).float()
+            yield name, value + config.head_bias if name == HEAD[1] else value
+
+    write_folder(folder, description=description, shapes=shapes, tensors=tensors())
 
 
 def write_folder(
     folder: Path,
     *,
     description: Mapping[str, Any],
-    tensors: dict[str, torch.Tensor],
+    shapes: Shapes,
+    tensors: Iterable[tuple[str, torch.Tensor]],
     pixels: Mapping[str, Any] | None = None,
 ) -> None:
-    """`config.json`, `model.safetensors` and, where `pixels` is given, `preprocessor_config.json`.
+    """`config.json`, `model.safetensors` and, if `pixels` is given, `preprocessor_config.json`.
 
-    Whole or absent: what was there goes first and the tensors, which know their config.json by its hash, come last. A
-    folder that was left in between has no tensors. UserError where it cannot be made.
+    `tensors` come in the order of `shapes`, and each is written before the next is read: at most two are in memory.
+    Whole or absent: earlier files are removed first, and the tensors, which know their config.json by its hash, come
+    last. A folder that is left half-way has no tensors. Raises UserError if it cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,29 +96,30 @@ def write_folder(
         ) from error
     texts = {CONFIG_FILE: description} | ({PIXELS_FILE: pixels} if pixels is not None else {})
     contents = {name: (json.dumps(text, indent=1) + "\n").encode() for name, text in texts.items()}
-    for name, content in contents.items():
-        (folder / f"{name}.part").write_bytes(content)
-    metadata = {"format": "pt", _CONFIG_HASH: hashlib.sha256(contents[CONFIG_FILE]).hexdigest()}
-    save_file(tensors, folder / f"{TENSORS_FILE}.part", metadata=metadata)
-    _sort_metadata(folder / f"{TENSORS_FILE}.part")
+    metadata = {_CONFIG_HASH: hashlib.sha256(contents[CONFIG_FILE]).hexdigest(), "format": "pt"}
+    try:
+        for name, content in contents.items():
+            (folder / f"{name}.part").write_bytes(content)
+        with (folder / f"{TENSORS_FILE}.part").open("wb") as file:
+            file.writelines(parts_of(head_of(shapes, metadata=metadata), _checked(tensors, shapes)))
+    except BaseException:
+        for name in (*contents, TENSORS_FILE):
+            (folder / f"{name}.part").unlink(missing_ok=True)
+        with suppress(OSError):  # there was more in it
+            folder.rmdir()
+        raise
     for name in (TENSORS_FILE, CONFIG_FILE, PIXELS_FILE):
         (folder / name).unlink(missing_ok=True)
     for name in (*contents, TENSORS_FILE):
         (folder / f"{name}.part").replace(folder / name)
 
 
-def _sort_metadata(path: Path) -> None:
-    """Puts the metadata of a safetensors file in order, in place: the library's is another in every process, and the
-    same weights are to be the same bytes."""
-    with path.open("r+b") as file:
-        num_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(num_bytes))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(num_bytes)
-        if len(text) != num_bytes:
-            raise ValueError(f"the header of {path} cannot be put in order: {len(text)} bytes do not fit {num_bytes}")
-        file.seek(8)
-        file.write(text)
+def _checked(tensors: Iterable[tuple[str, torch.Tensor]], shapes: Shapes) -> Iterator[torch.Tensor]:
+    """The tensors, each of which must be the one that the head of the file announces."""
+    for (name, shape), (given, tensor) in zip(shapes.items(), tensors, strict=True):
+        if (given, tuple(tensor.shape), tensor.dtype) != (name, shape, torch.float32):
+            raise ValueError(f"{given} is {tensor.dtype} {list(tensor.shape)}, not {name}, float32 {list(shape)}")
+        yield tensor
 
 
 def open_weights(path: str) -> Weights:

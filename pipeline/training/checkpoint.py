@@ -14,8 +14,9 @@ import torch
 
 from pipeline.collectives import all_agree, broadcast_json, gather_json
 from pipeline.data.position import StreamPosition
+from pipeline.models.safetensors_stream import FLOAT_BYTES
 from pipeline.training.config import CheckpointConfig
-from pipeline.training.fragments import FLOAT_BYTES, assemble_manifest, lay_out
+from pipeline.training.fragments import assemble_manifest, lay_out
 from pipeline.training.ledger import last_line
 from pipeline.training.manifest import (
     ATTEMPTS,
@@ -37,7 +38,7 @@ from pipeline.training.manifest import (
 from pipeline.training.saved_job import SavedJob
 from pipeline.training.zero_state import MASTER, Fragment
 from pipeline.world import World
-from shards.errors import UserError, WillNotSucceedError
+from shards.errors import StorageError, UserError, WillNotSucceedError
 from shards.store import MissingObjectError, Store
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class Checkpoints:
         place = CheckpointId(step=position.next_step, attempt=self.attempt.token)
         try:
             report = self._write_fragments(place, fragments)
-        except (OSError, UserError) as error:
+        except (OSError, UserError, StorageError) as error:
             report = {"error": f"rank {self.world.rank}: {error}"}
         reports = gather_json(report, device=self.world.device)
         errors = [r["error"] for r in reports if "error" in r]
@@ -153,7 +154,7 @@ class Checkpoints:
             if self.world.is_first:
                 try:
                     self.store.write(f"{place.folder}/{MANIFEST_NAME}", manifest_to_json(manifest))
-                except (OSError, UserError) as error:
+                except (OSError, UserError, StorageError) as error:
                     errors = [f"manifest: {error}"]
         errors = broadcast_json(errors, device=self.world.device)
         if errors:
@@ -194,7 +195,7 @@ class Checkpoints:
             # Manifests first: without it, a checkpoint does not exist, whatever files of it remain.
             for path in sorted(unwanted, key=lambda path: not path.endswith(MANIFEST_NAME)):
                 self.store.delete(path)
-        except (OSError, UserError) as error:
+        except (OSError, UserError, StorageError) as error:
             log.warning("old checkpoints could not be deleted: %s", error)
 
     def _write_fragments(self, place: CheckpointId, fragments: list[Fragment]) -> dict[str, Any]:
@@ -207,7 +208,7 @@ class Checkpoints:
         return {
             "file": name,
             "sha256": digest.hexdigest(),
-            "num_bytes": laid_out.num_bytes,
+            "num_bytes": laid_out.head.num_bytes,
             "pieces": laid_out.pieces,
         }
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from pipeline.training.same_run import STEPS
 from pipeline.training.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
 from pipeline.training.zero_state import AVERAGE, MASTER
 from shards.store import Store
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

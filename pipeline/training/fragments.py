@@ -1,6 +1,5 @@
 """What a rank writes into a checkpoint: its fragments as one safetensors file, and the offset of each. Pure."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +7,11 @@ from typing import Any
 import torch
 
 from pipeline.data.position import StreamPosition
+from pipeline.models.safetensors_stream import Head, head_of, parts_of
 from pipeline.training.manifest import FORMAT, CheckpointId, FileRecord, FragmentLocation, LogicalTensor, Manifest
 from pipeline.training.saved_job import SavedJob
 from pipeline.training.zero_state import MASTER, Fragment
 
-FLOAT_BYTES = 4
-_ALIGNMENT = 8  # of the header, so that the tensors can be mapped
 Piece = tuple[str, str, int, int, int]
 
 
@@ -24,42 +22,28 @@ class RankFile:
     `pieces`: one (tensor, slot, byte offset in the file, first element, number of elements) for each view.
     """
 
-    head: bytes
+    head: Head
     views: tuple[torch.Tensor, ...]
     pieces: tuple[Piece, ...]
-    num_bytes: int
 
     def parts(self) -> Iterator[memoryview]:
         """The file's bytes in order, one tensor at a time, so that no more than one is copied out of a GPU at once."""
-        yield memoryview(self.head)
-        for view in self.views:
-            yield view.detach().cpu().contiguous().numpy().data.cast("B")
+        return parts_of(self.head, self.views)
 
 
 def lay_out(fragments: list[Fragment]) -> RankFile:
-    """The safetensors file of these fragments: the length of the header (8 bytes), a JSON header, the tensors."""
+    """The safetensors file of these fragments."""
     named = [(fragment, slot, view) for fragment in fragments for slot, view in fragment.slots.items()]
-    header: dict[str, Any] = {}
-    begin = 0
     for fragment, slot, view in named:
         if view.dtype != torch.float32 or view.numel() != fragment.length:
             raise ValueError(
                 f"{slot} of {fragment.name} is {view.dtype} {list(view.shape)}, not {fragment.length} float32"
             )
-        end = begin + fragment.length * FLOAT_BYTES
-        header[f"{slot}:{fragment.name}"] = {"dtype": "F32", "shape": [fragment.length], "data_offsets": [begin, end]}
-        begin = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    head = len(text).to_bytes(8, "little") + text
+    head = head_of({f"{slot}:{fragment.name}": (fragment.length,) for fragment, slot, _ in named})
     return RankFile(
         head=head,
         views=tuple(view for _, _, view in named),
-        pieces=tuple(
-            (f.name, slot, len(head) + header[f"{slot}:{f.name}"]["data_offsets"][0], f.start, f.length)
-            for f, slot, _ in named
-        ),
-        num_bytes=len(head) + begin,
+        pieces=tuple((f.name, slot, head.offsets[f"{slot}:{f.name}"], f.start, f.length) for f, slot, _ in named),
     )
 
 

@@ -40,7 +40,7 @@ from pipeline.training.summary import Opening, closing_words, num_parameters
 from pipeline.training.train_step import Gradients, TrainStep
 from pipeline.training.watch import Watch
 from pipeline.world import World, joined
-from shards.errors import UserError, WillNotSucceedError
+from shards.errors import TransientError, UserError, WillNotSucceedError
 
 log = logging.getLogger(__name__)
 WriteRecord = Callable[[TrainingJob], None]
@@ -202,8 +202,8 @@ def _retried(loop: Loop) -> Iterator[None]:
     """A run that started well made no mistake: storage that fails later is retried."""
     try:
         yield
-    except UserError as error:
-        raise ConnectionError(f"after {loop.step} steps: {error}") from error
+    except (UserError, TransientError) as error:
+        raise TransientError(f"after {loop.step} steps: {error}") from error
 
 
 def _finish(prepared: Prepared, saved: Manifest, ledger: Ledger) -> None:

@@ -18,9 +18,7 @@ from pipeline.training.schedule import learning_rate
 from pipeline.training.signals import StopRequest
 from pipeline.training.watch import Watch
 from pipeline.world import World
-from shards.hashing import derive_key
-
-_DROPOUT = 5  # purpose of a key
+from shards.key_purposes import DROPOUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +50,7 @@ class Gradients:
         for micro in range(self.plan.accumulation):
             chosen = slice(micro * self.plan.micro_batch, (micro + 1) * self.plan.micro_batch)
             images, targets = self.inputs(batch, chosen)
-            torch.manual_seed(derive_key(self.job.seed, batch.step, micro, self.world.rank, _DROPOUT) >> 1)
+            torch.manual_seed(DROPOUT.key(self.job.seed, batch.step, micro, self.world.rank) >> 1)
 
             def loss_of(model: nn.Module, x: torch.Tensor = images, y: torch.Tensor = targets) -> torch.Tensor:
                 return classification_loss(model(x), y, name=self.job.loss, smoothing=self.job.label_smoothing)

@@ -105,7 +105,7 @@ def write_index(task: IndexTask) -> int:
     if not _is_indexed(store, task):
         tars, ids, integers_only = _plan_of(task.index_url, task.plan_hash)
         table = adopted_rows(store, task.number, integers_only=integers_only)
-        fit = table.filter(table["reason"].is_null()).drop_columns(["reason", "not_integer"])
+        fit = table.filter(table["reason"].is_null()).drop_columns(["reason", "cause", "not_integer"])
         rows = [_index_row(row, ids) for row in fit.to_pylist()]
         last = rows[-1]
         commit = ShardCommit(

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pyarrow as pa
 
+from shards.adoption.foreign_samples import Cause
 from shards.adoption.foreign_tar import TarFacts, adopted_path, adopted_rows
 from shards.errors import UserError
 from shards.packing.reasons import general_reasons
@@ -12,14 +13,13 @@ from shards.store import Store
 
 log = logging.getLogger(__name__)
 
-# What to try, by the beginning of a reason.
-_ADVICE = (
-    ("no image", "--image-keys, the suffixes of the images"),
-    ("no label", "--label-key, the label's suffix, or --label-field, a field of .json"),
-    ("the label", "--label-key, the label's suffix, or --label-field, a field of .json"),
-    ("unknown label", "--label-key or --label-field, or another --labels-file"),
-    ("label", "the names of all classes in --labels-file"),
-)
+_LABEL = "--label-key, the label's suffix, or --label-field, a field of .json"
+_ADVICE = {
+    Cause.NO_IMAGE: "--image-keys, the suffixes of the images",
+    Cause.NO_LABEL: _LABEL,
+    Cause.UNKNOWN_LABEL: "--label-key or --label-field, or another --labels-file",
+    Cause.NOT_INTEGER: "the names of all classes in --labels-file",
+}
 
 
 def are_mostly_integers(facts: list[TarFacts]) -> bool:
@@ -46,15 +46,17 @@ def refuse_quarantine(facts: list[TarFacts], store: Store, max_quarantined: floa
     worst = max(range(len(facts)), key=lambda number: facts[number].num_refused)
     if not facts[worst].num_refused:
         raise UserError(f"{message}: the tars are empty; give others")
-    reason = commonest_reason(adopted_rows(store, worst, integers_only=integers_only))
-    advice = next((f", or give {options}" for start, options in _ADVICE if reason.startswith(start)), "")
+    reason, cause = commonest_reason(adopted_rows(store, worst, integers_only=integers_only))
+    advice = f", or give {_ADVICE[Cause(cause)]}" if cause else ""
     where = f"{store.url}/{adopted_path(worst)}, of {facts[worst].path}"
     raise UserError(f'{message}, most often: "{reason}"; see columns reason and not_integer of {where}{advice}{more}')
 
 
-def commonest_reason(table: pa.Table) -> str:
-    """The most frequent reason of the most frequent kind of reason in a description."""
-    reasons = table["reason"].drop_null()
-    pairs = list(zip(general_reasons(reasons).to_pylist(), reasons.to_pylist(), strict=True))
-    [(kind, _)] = Counter(kind for kind, _ in pairs).most_common(1)
-    return str(Counter(reason for other, reason in pairs if other == kind).most_common(1)[0][0])
+def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
+    """Of the kind of reason that most refused samples of a description have, the most frequent one and its cause."""
+    refused = table.filter(table["reason"].is_valid())
+    columns = (general_reasons(refused["reason"]), refused["reason"], refused["cause"])
+    rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
+    [(kind, _)] = Counter(kind for kind, *_ in rows).most_common(1)
+    [(commonest, _)] = Counter((reason, cause) for other, reason, cause in rows if other == kind).most_common(1)
+    return commonest

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import cast
 
 from shards.config_values import refuse_wrong_values
@@ -16,6 +17,28 @@ from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Membe
 
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
+
+
+class Cause(StrEnum):
+    """Why a sample is refused, if an option may mend it."""
+
+    NO_IMAGE = "no_image"
+    NO_LABEL = "no_label"
+    UNKNOWN_LABEL = "unknown_label"
+    NOT_INTEGER = "not_integer"
+
+
+class SampleRefusedError(ImageRefusedError):
+    """As ImageRefusedError, with the cause beside the text."""
+
+    def __init__(self, reason: str, cause: Cause) -> None:
+        super().__init__(reason)
+        self.cause = cause
+
+
+def cause_of(error: ImageRefusedError) -> Cause | None:
+    """The cause that an option may mend."""
+    return error.cause if isinstance(error, SampleRefusedError) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +76,7 @@ class Sample:
     offset: int = 0
     labels: tuple[str, ...] = ()
     reason: str = ""
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +136,8 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
             if isinstance(member.data, ImageRefusedError):
                 raise member.data
         if not image_key:
-            raise ImageRefusedError(f"no image: its members are {', '.join(sorted(group.members))}")
+            found = ", ".join(sorted(group.members))
+            raise SampleRefusedError(f"no image: its members are {found}", Cause.NO_IMAGE)
         image = group.members[image_key]
         yield Sample(
             key=group.key,
@@ -123,21 +148,21 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
             labels=_labels(group.members, rules),
         )
     except ImageRefusedError as error:
-        yield Sample(key=group.key, name=name, reason=str(error))
+        yield Sample(key=group.key, name=name, reason=str(error), cause=cause_of(error))
 
 
 def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
     wanted = "json" if rules.label_field else rules.label_key
     member = members.get(wanted)
     if member is None or not isinstance(member.data, bytes):
-        raise ImageRefusedError(f"no label: it has no member .{wanted}")
+        raise SampleRefusedError(f"no label: it has no member .{wanted}", Cause.NO_LABEL)
     if not rules.label_field:
         values: object = [_text(member.data, wanted).strip()]
     else:
         try:
             fields = json.loads(_text(member.data, wanted))
         except (ValueError, RecursionError) as error:
-            raise ImageRefusedError(f"no label: its .json is damaged: {error}") from error
+            raise SampleRefusedError(f"no label: its .json is damaged: {error}", Cause.NO_LABEL) from error
         values = fields.get(rules.label_field) if isinstance(fields, dict) else None
     return _as_labels(values if isinstance(values, list) else [values])
 
@@ -145,10 +170,10 @@ def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
 def _as_labels(values: list[object]) -> tuple[str, ...]:
     for value in values:
         if value is not None and (not isinstance(value, int | str) or isinstance(value, bool)):
-            raise ImageRefusedError(f"the label {value!r} is neither an integer nor a name")
+            raise SampleRefusedError(f"the label {value!r} is neither an integer nor a name", Cause.NO_LABEL)
     labels = tuple(dict.fromkeys(str(value) for value in values if value not in (None, "")))
     if not labels:
-        raise ImageRefusedError("no label")
+        raise SampleRefusedError("no label", Cause.NO_LABEL)
     return labels
 
 
@@ -156,4 +181,4 @@ def _text(data: bytes, suffix: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ImageRefusedError(f"no label: its .{suffix} is not UTF-8") from error
+        raise SampleRefusedError(f"no label: its .{suffix} is not UTF-8", Cause.NO_LABEL) from error

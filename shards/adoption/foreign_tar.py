@@ -12,12 +12,20 @@ from typing import Annotated
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards.adoption.foreign_samples import Fault, Sample, SampleRules, find_samples
+from shards.adoption.foreign_samples import (
+    Cause,
+    Fault,
+    Sample,
+    SampleRefusedError,
+    SampleRules,
+    cause_of,
+    find_samples,
+)
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import DEFAULT_LIMITS, Limits
 from shards.images.image_header import read_header
-from shards.index import read_table, table_bytes
+from shards.index import INDEX_SCHEMA, read_table, table_bytes
 from shards.manifest import sha256_hex
 from shards.packing.label_names import read_label_names
 from shards.sources.entry import printable
@@ -27,22 +35,16 @@ from shards.store import MissingObjectError, Store, open_store
 
 ADOPTED_SCHEMA = pa.schema(
     [
-        ("key", pa.string()),
-        ("offset", pa.int64()),
-        ("size", pa.int64()),
-        ("ext", pa.string()),
-        ("height", pa.int32()),
-        ("width", pa.int32()),
-        ("orientation", pa.int8()),
-        ("labels", pa.list_(pa.string())),
-        ("crc32", pa.uint32()),
-        ("source", pa.string()),
+        *(INDEX_SCHEMA.field(name) for name in ("key", "offset", "size", "ext", "height", "width", "orientation")),
+        ("labels", pa.list_(pa.string())),  # names, not yet numbers
+        *(INDEX_SCHEMA.field(name) for name in ("crc32", "source")),
         ("reason", pa.string()),  # null: the sample is fit
+        ("cause", pa.string()),  # of the reason, if an option may fix it
         ("not_integer", pa.string()),  # of a fit sample, the first label that is not an integer; null: all are
     ]
 )
 PACKED_FORMATS = ("jpg", "png", "webp")
-_FACTS_KEY = b"patchline.adopted"
+_FACTS_KEY = b"patchline.adopted.2"  # another number: descriptions of older versions are written again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +138,14 @@ def adopted_rows(store: Store, number: int, *, integers_only: bool = False) -> p
     table = read_table(store.read(adopted_path(number)))
     if not integers_only:
         return table
-    reasons = [
-        reason if odd is None else f"label {odd!r} is not an integer, others are"
-        for reason, odd in zip(table["reason"].to_pylist(), table["not_integer"].to_pylist(), strict=True)
-    ]
-    place = table.schema.get_field_index("reason")
-    return table.set_column(place, ADOPTED_SCHEMA.field("reason"), pa.array(reasons, pa.string()))
+    rows = table.select(["reason", "cause", "not_integer"]).to_pylist()
+    for row in rows:
+        if (odd := row["not_integer"]) is not None:
+            row |= {"reason": f"label {odd!r} is not an integer, others are", "cause": Cause.NOT_INTEGER.value}
+    for name in ("reason", "cause"):
+        column = pa.array([row[name] for row in rows], pa.string())
+        table = table.set_column(table.schema.get_field_index(name), ADOPTED_SCHEMA.field(name), column)
+    return table
 
 
 def is_integer(label: str) -> bool:
@@ -224,12 +228,13 @@ class _Rows:
             "key": printable(found.key),
             "source": printable(f"{self._task.path}/{found.name}"),
             "reason": found.reason or None,
+            "cause": found.cause,
         }
         if not found.reason:
             try:
                 row |= self._facts(found)
             except ImageRefusedError as error:
-                row["reason"] = str(error)
+                row |= {"reason": str(error), "cause": cause_of(error)}
         self._rows.append(row)
 
     def finished(self) -> list[dict[str, object]]:
@@ -248,7 +253,7 @@ class _Rows:
     def _facts(self, sample: Sample) -> dict[str, object]:
         for label in sample.labels:
             if not self._is_known(label):
-                raise ImageRefusedError(f"unknown label {label!r}")
+                raise SampleRefusedError(f"unknown label {label!r}", Cause.UNKNOWN_LABEL)
         header = read_header(sample.image, self._task.spec.limits)
         if header.ext not in PACKED_FORMATS:
             raise ImageRefusedError(f"a {header.ext} image; allowed in shards are {', '.join(PACKED_FORMATS)}")

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 
+from shards.differences import Difference
 from shards.images.config import Resize
-from shards.images.exif import UPRIGHT
 from shards.images.resize import is_untouched
-from shards.index import ShardCommit, ShardRows
+from shards.index import IndexRow, ShardCommit
+from shards.orientation import UPRIGHT
 from shards.packing.write_shard import PlannedSample
-
-Weights = Sequence[Sequence[float] | None]
 
 
 def check_planned(
-    rows: ShardRows, weights: Weights, commit: ShardCommit, planned: Sequence[PlannedSample], *, resize: Resize
+    rows: Sequence[IndexRow], commit: ShardCommit, planned: Sequence[PlannedSample], *, resize: Resize
 ) -> Iterator[str]:
     """The samples that the plan dealt to this shard are here as planned, in its order, or are listed as left out."""
     left_out = {item.position for item in commit.left_out}
@@ -27,44 +26,41 @@ def check_planned(
         for item in sorted(planned, key=lambda item: item.slot)
         if item.position not in left_out
     }
-    found = list(zip(rows.key, rows.source, strict=True))
+    found = [(row.key, row.source) for row in rows]
     for key, source in sorted(set(expected) - set(found)):
         yield f"sample {key} ({source}) of the plan is neither in it nor listed as left out"
     for key, source in sorted(set(found) - set(expected)):
         yield f"sample {key} ({source}) is not what the plan dealt to it"
     if set(found) == set(expected) and found != list(expected):
         yield "its samples are not in the plan's order, or not once each"
-    for row, place in enumerate(found):
+    for row, place in zip(rows, found, strict=True):
         if place in expected:
-            yield from _differences(rows, row, weights[row], expected[place], resize)
+            for change in _changes(row, expected[place], resize):
+                yield f"sample {row.key} ({row.source}) has {change.field} {change.now}, by the plan {change.before}"
 
 
-def _differences(
-    rows: ShardRows, row: int, weights: Sequence[float] | None, planned: PlannedSample, resize: Resize
-) -> Iterator[str]:
-    """Where the index differs from the plan. A resized copy has its own bytes; its size follows from the plan's."""
-    height, width = int(rows.height[row]), int(rows.width[row])
+def _changes(row: IndexRow, planned: PlannedSample, resize: Resize) -> list[Difference]:
+    """The fields in which the index differs from the plan. A resized copy has its own bytes, and a size that follows
+    from the plan's."""
     pairs: dict[str, tuple[object, object]] = {
-        "labels": (tuple(rows.labels[row] or ()), planned.labels),
-        "weights": (tuple(weights or ()), planned.weights),
+        "labels": (row.labels, planned.labels),
+        "weights": (row.weights, planned.weights),
     }
     if is_untouched(planned.header(), resize):
         pairs |= {
-            "format": (rows.ext[row], planned.ext),
-            "height and width": ((height, width), (planned.height, planned.width)),
-            "orientation": (int(rows.orientation[row]), planned.orientation),
-            "size": (int(rows.size[row]), planned.size),
-            "crc32": (int(rows.crc32[row]), planned.crc32),
+            "format": (row.ext, planned.ext),
+            "height and width": ((row.height, row.width), (planned.height, planned.width)),
+            "orientation": (row.orientation, planned.orientation),
+            "size": (row.size, planned.size),
+            "crc32": (row.crc32, planned.crc32),
         }
     else:
         pairs |= {
-            "format": (rows.ext[row], "jpg"),
-            "sides": (tuple(sorted((height, width))), _copied_sides(planned, resize)),
-            "orientation": (int(rows.orientation[row]), UPRIGHT),
+            "format": (row.ext, "jpg"),
+            "sides": (tuple(sorted((row.height, row.width))), _copied_sides(planned, resize)),
+            "orientation": (row.orientation, UPRIGHT),
         }
-    for name, (here, there) in pairs.items():
-        if here != there:
-            yield f"sample {rows.key[row]} ({rows.source[row]}) has {name} {here}, by the plan {there}"
+    return [Difference(field=name, before=there, now=here) for name, (here, there) in pairs.items() if here != there]
 
 
 def _copied_sides(planned: PlannedSample, resize: Resize) -> tuple[int, int]:

@@ -12,13 +12,13 @@ from typing import Any, cast
 from shards.checking import shard_checks as checks
 from shards.checking import table_checks as tables
 from shards.checking.placement import misplaced
-from shards.checking.plan_checks import Weights, check_planned
+from shards.checking.plan_checks import check_planned
 from shards.checking.strays import Fault, strays
 from shards.checking.whole_tar import Tar, mapped_tar
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.images.config import Resize
-from shards.index import BlockTable, LeftOut, ShardCommit, ShardRows, read_blocks, read_commit, read_rows, read_table
+from shards.index import BlockTable, IndexRow, LeftOut, ShardCommit, read_blocks, read_commit, read_rows, read_table
 from shards.manifest import (
     BLOCKS_PATH,
     LABELS_PATH,
@@ -63,8 +63,7 @@ class ShardFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class _Index:
-    rows: ShardRows
-    weights: Weights
+    rows: list[IndexRow]
     commit: ShardCommit
 
 
@@ -102,7 +101,7 @@ def check_shard(task: ShardCheck) -> ShardFacts:
         faults.append(Fault(where=dataset.shard_path(task.shard), what=f"cannot be read: {error}"))
     if index is None:
         return ShardFacts(shard=task.shard, faults=faults, label_counts=None, left_out=())
-    counts = Counter(label for labels in index.rows.labels for label in labels or ())
+    counts = Counter(label for row in index.rows for label in row.labels)
     return ShardFacts(shard=task.shard, faults=faults, label_counts=counts, left_out=index.commit.left_out)
 
 
@@ -110,8 +109,7 @@ def _read_index(dataset: Dataset, shard: int) -> tuple[_Index | None, list[Fault
     path = index_path(shard)
     try:
         data = dataset.store.read(path)
-        weights = read_table(data, columns=["weights"]).column("weights").to_pylist()
-        return _Index(rows=read_rows(data), weights=weights, commit=read_commit(data)), []
+        return _Index(rows=read_rows(data), commit=read_commit(data)), []
     except MissingObjectError:
         is_listed = path in dataset.manifest.files  # then it is reported with the files
         return None, [] if is_listed else [Fault(where=path, what="is missing")]
@@ -142,7 +140,7 @@ def _tar_faults(dataset: Dataset, task: ShardCheck, index: _Index | None, tar: T
             "webdataset": checks.check_webdataset(index.rows, tar, is_ours=is_ours),
         }
         if is_ours:
-            found["json"] = checks.check_json(index.rows, index.weights, tar)
+            found["json"] = checks.check_json(index.rows, tar)
         if task.deep:
             found["decode"] = checks.check_decode(index.rows, tar)
     return _faults(record.path, found)
@@ -257,10 +255,10 @@ def _as_planned(dataset: Dataset, shard: int, index: _Index) -> Iterator[str]:
     except (MissingObjectError, *_BROKEN) as error:
         yield f"what the plan dealt to it cannot be read: {error}"
         return
-    yield from check_planned(index.rows, index.weights, index.commit, planned, resize=resize)
+    yield from check_planned(index.rows, index.commit, planned, resize=resize)
 
 
-def _blocks(dataset: Dataset, shard: int, rows: ShardRows, data_end: int) -> Iterator[str]:
+def _blocks(dataset: Dataset, shard: int, rows: list[IndexRow], data_end: int) -> Iterator[str]:
     if (blocks := _readable_blocks(dataset)) is not None:
         record, size = dataset.manifest.shards[shard], dataset.manifest.samples_per_block
         yield from checks.check_blocks(rows, data_end, record, shard=shard, blocks=blocks, samples_per_block=size)

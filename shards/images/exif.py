@@ -2,10 +2,8 @@
 
 import struct
 
-UPRIGHT = 1
-ORIENTATIONS = range(1, 9)  # EXIF 2.32, tag 0x0112
+from shards.orientation import TAG, TURNS, UPRIGHT
 
-_ORIENTATION_TAG = 0x0112
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}  # the last two are seen, though wrong
 _NUMBER_FORMATS = {3: "H", 4: "I"}  # SHORT, as the standard has it, and LONG, as some write it
 
@@ -30,10 +28,10 @@ def _search(exif: bytes, order: str) -> int:
     entry = struct.Struct(f"{order}HHI4s")
     for number in range(num_entries):
         tag, kind, count, value = entry.unpack_from(exif, directory + 2 + 12 * number)
-        if tag != _ORIENTATION_TAG:
+        if tag != TAG:
             continue
         if count != 1 or kind not in _NUMBER_FORMATS:
             return UPRIGHT
         orientation = int(struct.unpack_from(order + _NUMBER_FORMATS[kind], value)[0])
-        return orientation if orientation in ORIENTATIONS else UPRIGHT
+        return orientation if orientation in TURNS else UPRIGHT
     return UPRIGHT

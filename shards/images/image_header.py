@@ -15,8 +15,8 @@ from PIL import Image, UnidentifiedImageError
 from shards.errors import ImageRefusedError
 from shards.images.chunk_headers import check_first_gif_frame, png_facts, webp_facts
 from shards.images.config import DEFAULT_LIMITS, Limits
-from shards.images.exif import ORIENTATIONS, UPRIGHT
 from shards.images.jpeg_header import jpeg_facts
+from shards.orientation import TAG, TURNS, UPRIGHT
 
 _PARSERS = {"jpg": jpeg_facts, "png": png_facts, "webp": webp_facts}
 _MAGIC = {
@@ -28,7 +28,6 @@ _MAGIC = {
     "bmp": (b"BM",),
 }
 _PILLOW_FORMATS = {"gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
-_ORIENTATION_TAG = 0x0112
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -86,14 +85,20 @@ def _ask_pillow(data: bytes, ext: str) -> tuple[int, int, str, int]:
             warnings.simplefilter("ignore")  # of damaged tags, and of sizes that are checked by the caller
             with Image.open(io.BytesIO(data), formats=(_PILLOW_FORMATS[ext],)) as image:
                 height, width, mode = image.height, image.width, image.mode
-                found = image.getexif().get(_ORIENTATION_TAG) if ext == "tif" else UPRIGHT
+                found = image.getexif().get(TAG) if ext == "tif" else UPRIGHT
     except Image.DecompressionBombError as error:
         raise ImageRefusedError(f"too large: {error}") from error
     except MemoryError:  # says something about this machine, not about the image
         raise
     except Exception as error:  # Pillow's parsers meet damage with nearly any of Python's exceptions
         raise refusal_of(error) from error
-    orientation = found if isinstance(found, int) and found in ORIENTATIONS else UPRIGHT
-    if ext == "tif" and orientation > 4:  # of TIFF alone, Pillow gives the size after rotation
+    orientation = found if isinstance(found, int) and found in TURNS else UPRIGHT
+    if ext == "tif" and TURNS[orientation].is_exchanged:  # of TIFF alone, Pillow gives the size after rotation
         height, width = width, height
     return height, width, mode, orientation
+
+
+def upright(image: Image.Image, header: ImageHeader) -> Image.Image:
+    """The loaded image as it is seen. Pillow turns a TIFF, and nothing else, while it loads it."""
+    how = None if header.ext == "tif" else TURNS[header.orientation].transpose
+    return image if how is None else image.transpose(how)

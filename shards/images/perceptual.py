@@ -15,7 +15,7 @@ from PIL import Image
 
 from shards.errors import UserError
 from shards.images.config import HASH_BITS, Limits
-from shards.images.image_header import read_header, refusal_of
+from shards.images.image_header import read_header, refusal_of, upright
 
 _HASH_SIZE = 16
 _SIDE = 64  # phash's own size for this hash_size: it has nothing left to resize
@@ -24,16 +24,6 @@ _INNER = 0.025  # what the inner hashes of an evaluation image leave out on each
 _LEAST_CONTRAST = 2.0  # standard deviation in grey levels; the sample's photographs have 17 and more
 _LEAST_BITS_SET = HASH_BITS // 4  # half of the bits are set, unless most coefficients are nothing
 _ANY_SIZE = Limits(max_bytes=(1 << 31) - 1, max_pixels=178_956_970)  # the caller has its own; Pillow opens no more
-
-_TO_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 def perceptual_hash(data: bytes) -> bytes | None:
@@ -76,9 +66,7 @@ def _upright_grey(data: bytes) -> Image.Image:
         raise
     except Exception as error:  # Pillow's decoders meet damage with nearly any of Python's exceptions
         raise refusal_of(error) from error
-    # Pillow turns a TIFF upright by itself.
-    turn = None if header.ext == "tif" else _TO_UPRIGHT.get(header.orientation)
-    return grey if turn is None else grey.transpose(turn)
+    return upright(grey, header)
 
 
 def _grey(image: Image.Image) -> Image.Image:

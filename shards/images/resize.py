@@ -12,22 +12,13 @@ from PIL import Image
 
 from shards.errors import ImageRefusedError
 from shards.images.config import MOST_JPEG_PIXELS, Resize
-from shards.images.exif import UPRIGHT
-from shards.images.image_header import ImageHeader, refusal_of
+from shards.images.image_header import ImageHeader, refusal_of, upright
+from shards.orientation import TURNS, UPRIGHT
 
 _STORABLE = frozenset(("jpg", "png", "webp"))
 _FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
 _GREY = frozenset(("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N"))
 _UNKNOWN_RANGE = frozenset(("I", "F"))
-_UPRIGHT_BY = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 # Before the exact, antialiased step an image may be reduced by a whole factor, by averaging or while it is decoded, to
 # no less than this many times its final size. On photographs the result is 41 dB or more from that of a single step.
 _REDUCING_GAP = 2.0
@@ -76,7 +67,7 @@ def fitted(data: bytes, header: ImageHeader, resize: Resize) -> tuple[bytes, Ima
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged tags, and of sizes that the header's reader has checked
-            image = _upright(_scaled(data, header, resize), header)
+            image = upright(_scaled(data, header, resize), header)
             file = io.BytesIO()
             image.save(file, "JPEG", quality=resize.quality, subsampling=_SUBSAMPLING)
     except (ImageRefusedError, MemoryError):
@@ -102,7 +93,8 @@ def _rounded(numerator: int, denominator: int) -> int:
 def _scaled(data: bytes, header: ImageHeader, resize: Resize) -> Image.Image:
     """The decoded image, L or RGB, in the size of the copy, without any metadata."""
     height, width = _copy_size(header, resize)
-    if header.ext == "tif" and header.orientation > 4:  # Pillow turns TIFF, and TIFF alone, when it is loaded
+    # Pillow turns TIFF, and TIFF alone, when it is loaded.
+    if header.ext == "tif" and TURNS[header.orientation].is_exchanged:
         height, width = width, height
     gap = (int(width * _REDUCING_GAP), int(height * _REDUCING_GAP))
     image, box = _decoded(data, _FORMATS[header.ext], gap)
@@ -118,11 +110,6 @@ def _decoded(data: bytes, image_format: str, gap: tuple[int, int]) -> tuple[Imag
         drafted = image.draft(None, gap)  # JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded
         image.load()
         return _plain(image), drafted[1] if drafted else None
-
-
-def _upright(image: Image.Image, header: ImageHeader) -> Image.Image:
-    how = None if header.ext == "tif" else _UPRIGHT_BY.get(header.orientation)
-    return image if how is None else image.transpose(how)
 
 
 def _plain(image: Image.Image) -> Image.Image:

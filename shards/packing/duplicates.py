@@ -23,7 +23,6 @@ class Duplicates:
     """
 
     rows: NDArray[np.int64]
-    kept: NDArray[np.int64]
     kept_sources: pa.Array
     num_relabelled: int = 0
     labels: dict[int, Labels] = field(default_factory=dict)
@@ -48,7 +47,7 @@ def find_duplicates(
 ) -> Duplicates:
     """Duplicates among candidate rows; `read` gives columns sha256, source, labels and weights of rows."""
     if not len(rows):
-        return Duplicates(rows=rows, kept=rows, kept_sources=pa.array([], pa.string()))
+        return Duplicates(rows=rows, kept_sources=pa.array([], pa.string()))
     table = read(rows)
     sha256, _ = bytes_rows(table.column("sha256"))
     whole = np.ascontiguousarray(sha256).view(f"V{sha256.shape[1]}").reshape(-1)
@@ -59,7 +58,6 @@ def find_duplicates(
     num_relabelled, merged = _merged(table, dropped, kept_place)
     return Duplicates(
         rows=rows[dropped],
-        kept=rows[kept_place],
         kept_sources=table.column("source").take(pa.array(kept_place)).combine_chunks(),
         num_relabelled=num_relabelled,
         labels={int(rows[place]): labels for place, labels in merged.items()} if policy == "merge" else {},

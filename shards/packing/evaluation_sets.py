@@ -5,7 +5,7 @@ set is a packed (or adopted) dataset; the scan phase hashes it, one file a shard
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -91,14 +91,8 @@ def hash_shard(task: HashTask) -> int:
             message = f"the evaluation set {dataset.url} has changed since this command began"
             raise UserError(f"{message}; run it again")
         table = pa.Table.from_pylist(list(_records(dataset, task.shard)), schema=_SCHEMA)
-        _write(store, task, table)
+        write_hashes(store, task, table)
     return 1
-
-
-def write_hashes(store: Store, item: EvaluationSet, tables: Iterable[pa.Table], *, hash_name: str) -> None:
-    """Write hashes that are already known: one table per shard of a packing's first set."""
-    for task, table in zip(hash_tasks(store.url, [item], hash_name=hash_name), tables, strict=True):
-        _write(store, task, table)
 
 
 class EvaluationImages:
@@ -175,7 +169,8 @@ def _path(task: HashTask) -> str:
     return f"work/evaluation-{task.number:02d}-{task.shard:06d}.parquet"
 
 
-def _write(store: Store, task: HashTask, table: pa.Table) -> None:
+def write_hashes(store: Store, task: HashTask, table: pa.Table) -> None:
+    """Write the hashes of a shard's images, with what they were made of."""
     store.write(_path(task), table_bytes(table.replace_schema_metadata({_MADE_OF: _made_of(task)})))
 
 
@@ -192,15 +187,15 @@ def _read_hashes(store: Store, task: HashTask) -> pa.Table | None:
 
 
 def _records(dataset: Dataset, shard: int) -> Iterator[dict[str, object]]:
-    rows = dataset.shard_rows(shard)
+    rows = dataset.sample_rows(shard)
     for row, (offset, size) in enumerate(zip(rows.offset.tolist(), rows.size.tolist(), strict=True)):
         image = dataset.shard_store.read_range(dataset.shard_path(shard), offset, offset + size)
         try:
             hashes = evaluation_hashes(image) or (None,) * len(VIEWS)
         except ImageRefusedError:
             hashes = (None,) * len(VIEWS)
-        sha256 = hashlib.sha256(image).digest()
-        yield {"row": row, "source": rows.source[row], "sha256": sha256, **dict(zip(VIEWS, hashes, strict=True))}
+        facts = {"row": row, "source": dataset.source_of(shard, row), "sha256": hashlib.sha256(image).digest()}
+        yield facts | dict(zip(VIEWS, hashes, strict=True))
 
 
 def _rows_of_bytes(tables: list[tuple[int, int, pa.Table]], name: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:

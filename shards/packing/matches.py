@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shards.dataset import open_dataset
-from shards.errors import UserError
+from shards.errors import StorageError, UserError
 from shards.images.thumbnails import thumbnail
 from shards.packing.evaluation_sets import EvaluationSet
 from shards.packing.spec import PackSpec
@@ -16,7 +16,7 @@ from shards.sources.entry import ImageBytes, Reader
 from shards.store import MissingObjectError, Store
 
 MOST_MATCHES = 48
-_UNREADABLE = (OSError, ValueError, KeyError, IndexError, EOFError, MissingObjectError, UserError)
+_UNREADABLE = (OSError, ValueError, KeyError, IndexError, EOFError, MissingObjectError, UserError, StorageError)
 
 _SCHEMA = pa.schema(
     [
@@ -69,7 +69,7 @@ def _small(image: ImageBytes) -> bytes | None:
 def _evaluation_image(item: EvaluationSet, match: dict[str, int]) -> ImageBytes:
     try:
         dataset = open_dataset(item.url)
-        rows = dataset.shard_rows(match["shard"])
+        rows = dataset.sample_rows(match["shard"])
         first = int(rows.offset[match["row"]])
         path = dataset.shard_path(match["shard"])
         return dataset.shard_store.read_range(path, first, first + int(rows.size[match["row"]]))

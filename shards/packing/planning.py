@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shards.errors import UserError
-from shards.hashing import derive_key, hash_array
+from shards.hashing import hash_array
 from shards.index import read_table, table_bytes
+from shards.key_purposes import PACKING
 from shards.manifest import FORMAT_VERSION, sha256_hex
 from shards.packing.deal import DROPPED_SCHEMA, DealTask, GatherTask, deal, dropped_rows, gather, shards_per_file
 from shards.packing.duplicates import Duplicates, candidates, find_duplicates
@@ -27,8 +28,6 @@ from shards.packing.survey import SCANS_A_TASK, Survey, SurveyTask, survey
 from shards.parallel import run_tasks
 from shards.progress import Progress
 from shards.store import Store
-
-_PERMUTATION = 0x7061636B  # "pack": keeps this permutation apart from others of the same seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +104,7 @@ def sorted_labels(names: set[str]) -> tuple[str, ...]:
 
 def permutation(positions: NDArray[np.int64], *, seed: int) -> NDArray[np.intp]:
     """Indices that put `positions` into their global random order. Dropping one never moves the others."""
-    return np.argsort(hash_array(positions, key=derive_key(seed, _PERMUTATION)), kind="stable")
+    return np.argsort(hash_array(positions, key=PACKING.key(seed)), kind="stable")
 
 
 def _survey(

@@ -221,8 +221,6 @@ def _images(store: Store, entries: Sequence[Entry], max_bytes: int) -> Iterator[
             for member in _members(store, entry, max_bytes):
                 if member.data is not None:
                     yield _image_entry(entry, member), member.data
-        except ConnectionError:
-            raise  # a retry may help
         except (OSError, EOFError, MissingObjectError) as error:
             yield entry, OSError(str(error))
 

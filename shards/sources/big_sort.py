@@ -17,11 +17,11 @@ Row = tuple[bytes, ...]
 _first = itemgetter(0)
 
 
-def sorted_rows(rows: Iterable[Row], *, run_rows: int = RUN_ROWS) -> Iterator[Row]:
+def sorted_rows(rows: Iterable[Row]) -> Iterator[Row]:
     """Rows of equal width, sorted by their first field; rows that share it keep their order."""
     left = iter(rows)
-    run = _next_run(left, run_rows)
-    if len(run) < run_rows:
+    run = _next_run(left)
+    if len(run) < RUN_ROWS:
         yield from run
         return
     import pyarrow as pa
@@ -32,14 +32,14 @@ def sorted_rows(rows: Iterable[Row], *, run_rows: int = RUN_ROWS) -> Iterator[Ro
             while run:
                 edges.append(edges[-1] + _write_run(writer, run))
                 run.clear()  # frees it before the next
-                run = _next_run(left, run_rows)
+                run = _next_run(left)
         with pa.ipc.open_file(pa.PythonFile(file)) as batches:
             runs = [_read_run(batches, first, end) for first, end in pairwise(edges)]
             yield from heapq.merge(*runs, key=_first)
 
 
-def _next_run(left: Iterator[Row], run_rows: int) -> list[Row]:
-    run = list(islice(left, run_rows))
+def _next_run(left: Iterator[Row]) -> list[Row]:
+    run = list(islice(left, RUN_ROWS))
     run.sort(key=_first)
     return run
 

@@ -44,34 +44,6 @@ class Reader(Protocol):
         ...
 
 
-class ImageSource(Protocol):
-    """A collection of images: a frozen dataclass whose fields are its settings (and go into the plan's hash)."""
-
-    @property
-    def staged(self) -> bool:
-        """Whether single images cannot be read again; the scan then keeps a copy of each for packing."""
-        ...
-
-    def entries(self) -> Iterator[Entry]:
-        """All entries in a fixed order, streamed; UserError if the source cannot be listed."""
-        ...
-
-    def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Every image of `entries` in order, those of a container one by one, each with its own Entry.
-
-        An image of more than `max_bytes` is refused without being read.
-        """
-        ...
-
-    def reader(self) -> Reader:
-        """Reads single images; never called for a staged source."""
-        ...
-
-    def known_labels(self) -> tuple[str, ...] | None:
-        """The names of all classes in the order of their ids, if the source itself knows them."""
-        ...
-
-
 def printable(name: str) -> str:
     """A file name as valid Unicode: bytes that are not UTF-8 become backslash escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,8 +1,5 @@
 """Every kind of image collection that can be packed. `kind` tells them apart in a written job."""
 
-import hashlib
-import json
-from dataclasses import asdict
 from importlib.metadata import version
 
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
@@ -26,11 +23,6 @@ __all__ = [
 ]
 
 Source = DigitsSource | FolderSource | FlatSource | ClassTarsSource | TarOfTarsSource | ParquetSource | ManifestSource
-
-
-def source_hash(source: Source) -> str:
-    """sha256 of a source's settings: what a scan or a plan was made from."""
-    return hashlib.sha256(json.dumps(asdict(source), sort_keys=True).encode()).hexdigest()
 
 
 def tool_versions(source: Source) -> dict[str, str]:

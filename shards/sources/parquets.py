@@ -115,8 +115,6 @@ class ParquetSource:
                     if group.num_rows
                 ]
         except _unreadable() as error:
-            if isinstance(error, ConnectionError):
-                raise
             raise UserError(f"{printable(path)} is not a readable Parquet file: {error}") from error
 
     def _check(self, path: str, schema: "pa.Schema") -> None:
@@ -163,8 +161,6 @@ class ParquetSource:
                 row += batch.num_rows
                 del batch  # frees it before the next
         except _unreadable() as error:
-            if isinstance(error, ConnectionError):
-                raise
             reason = f"damaged or missing Parquet row group: {' '.join(str(error).split())}"
             for lost in range(row, entry.num_images):
                 locator, name = f"{entry.locator}:{lost}", f"{entry.name}:{lost}"

@@ -35,8 +35,6 @@ def read_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, RowV
         else:
             yield from _csv_rows(path, columns, buckets)
     except _unreadable() as error:
-        if isinstance(error, ConnectionError):
-            raise
         raise UserError(f"{printable(path)} cannot be read: {error}; give a whole CSV or Parquet file") from error
 
 

@@ -5,7 +5,6 @@ import io
 import os
 import re
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -93,20 +92,10 @@ class LocalStore:
             except FileNotFoundError:
                 continue
 
-    def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """The folders right below `prefix`, empty ones included."""
-        names = _sorted_names(self._folder(prefix))
-        return (folder_prefix(prefix) + os.fsdecode(name[:-1]) for name in names if name.endswith(b"/"))
-
     def write(self, path: str, data: bytes) -> None:
         """Write `data` under a temporary name and rename it."""
         with self.create(path) as file:
             file.write(data)
-
-    def write_file(self, path: str, local_file: Path) -> None:
-        """Copy a file in."""
-        with self.create(path) as target, local_file.open("rb") as source:
-            shutil.copyfileobj(source, target, 1 << 20)
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
@@ -143,10 +132,6 @@ class LocalStore:
             found = _TEMPORARY.fullmatch(file.name)
             if found and is_ours(file.with_name(found[1]).relative_to(self.url).as_posix()):
                 file.unlink(missing_ok=True)
-
-    def child(self, prefix: str) -> "LocalStore":
-        """The store whose root is the folder `prefix` of this one."""
-        return LocalStore(str(self._file(prefix.strip("/"))), self.traffic, self.stop)
 
     def _read(self, path: str, read: Callable[[io.FileIO], bytes]) -> bytes:
         """What `read` gives for the open file, counted."""

@@ -90,13 +90,7 @@ class Store(Protocol):
         """What `list` gives, and the bytes of each object."""
         ...
 
-    def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """Paths of the folders right below the folder `prefix`, sorted as `list` sorts what is in them."""
-        ...
-
     def write(self, path: str, data: bytes) -> None: ...
-
-    def write_file(self, path: str, local_file: Path) -> None: ...
 
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
         """A file to write to; the object appears, whole, when the block ends without an error."""
@@ -112,8 +106,6 @@ class Store(Protocol):
         Only while nobody else writes such objects here.
         """
         ...
-
-    def child(self, prefix: str) -> "Store": ...
 
 
 def folder_prefix(folder: str) -> str:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO
 
-from shards.errors import StorageError, UserError
+from shards.errors import UnreachableError, UserError
 from shards.storage.objects import MissingObjectError, any_path, checked_path, folder_prefix
 from shards.storage.retries import Retries, RetryConfig
 from shards.storage.s3_client import UPLOADS, BadAnswerError, ClientOfProcess, storage_errors
@@ -98,33 +97,26 @@ class S3Store:
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """All objects below `prefix` with their sizes, which a listing has anyway."""
-        for page in self._pages(prefix):
-            for item in page.get("Contents", ()):
-                yield item["Key"].removeprefix(self._root), int(item["Size"])
-
-    def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """The folders right below `prefix`; nothing below them is listed."""
-        for page in self._pages(prefix, Delimiter="/"):
-            for item in page.get("CommonPrefixes", ()):
-                yield item["Prefix"].removeprefix(self._root).removesuffix("/")
+        below = self._root + folder_prefix(prefix)
+        with self._errors(prefix):
+            pages = self._client().get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self.bucket, Prefix=below, PaginationConfig={"PageSize": PAGE_KEYS}):
+                for item in page.get("Contents", ()):
+                    yield item["Key"].removeprefix(self._root), int(item["Size"])
 
     def write(self, path: str, data: bytes) -> None:
         """One PUT."""
         with self._errors(path):
             self._client().put_object(Bucket=self.bucket, Key=self._key(path), Body=data)
 
-    def write_file(self, path: str, local_file: Path) -> None:
-        """One PUT, or a multipart upload of a large file."""
-        with local_file.open("rb") as file:
-            self._upload(path, file)
-
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """Yield an unnamed temporary file; uploaded when the block ends well."""
+        """Yield an unnamed temporary file; when the block ends well, it is uploaded, in parts if it is large."""
         with tempfile.TemporaryFile() as file:
             yield file
             file.seek(0)
-            self._upload(path, file)
+            with self._errors(path):
+                self._client().upload_fileobj(file, self.bucket, self._key(path), Config=UPLOADS)
 
     def delete(self, path: str) -> None:
         """Remove the object if it is there."""
@@ -143,14 +135,10 @@ class S3Store:
                         continue
                     with suppress(self._client().exceptions.NoSuchUpload):
                         self._client().abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload)
-        except (UserError, MissingObjectError, ConnectionError) as error:
-            if isinstance(error, StorageError) and not isinstance(error, BadAnswerError):
-                raise
+        except UnreachableError:
+            raise
+        except (UserError, MissingObjectError, BadAnswerError) as error:
             log.warning("unfinished uploads below %s are left as they are: %s", self.url, error)
-
-    def child(self, prefix: str) -> "S3Store":
-        """The store whose root is the folder `prefix` of this one; it shares the client."""
-        return replace(self, prefix=self._key(prefix.strip("/")))
 
     def _client(self) -> Any:
         return self.clients.retrying()
@@ -162,13 +150,6 @@ class S3Store:
     def _key(self, path: str) -> str:
         return self._root + checked_path(path)
 
-    def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
-        below = self._root + folder_prefix(prefix)
-        with self._errors(prefix):
-            pages = self._client().get_paginator("list_objects_v2")
-            paging = {"PageSize": PAGE_KEYS}
-            yield from pages.paginate(Bucket=self.bucket, Prefix=below, PaginationConfig=paging, **options)
-
     def _unfinished_uploads(self) -> Iterator[tuple[str, str]]:
         """(key, upload) below this root. A store that ignores the prefix asked must not make us abort another's."""
         pages = self._client().get_paginator("list_multipart_uploads")
@@ -176,10 +157,6 @@ class S3Store:
             for item in page.get("Uploads", ()):
                 if item["Key"].startswith(self._root):
                     yield item["Key"], item["UploadId"]
-
-    def _upload(self, path: str, file: BinaryIO) -> None:
-        with self._errors(path):
-            self._client().upload_fileobj(file, self.bucket, self._key(path), Config=UPLOADS)
 
     def _object(self, path: str, first: int, end: int | None, *, stop: threading.Event | None = None) -> ObjectRead:
         source = ObjectSource(

@@ -3,7 +3,7 @@
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -14,7 +14,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from urllib3.exceptions import HTTPError
 
-from shards.errors import StorageError, UserError
+from shards.errors import StorageError, UnreachableError, UserError
 from shards.storage.fork_lock import ForkLock
 from shards.storage.objects import MissingObjectError, without_secrets
 
@@ -51,8 +51,8 @@ _CREDENTIALS_FAILED = (
 REQUEST_ERRORS = (boto_errors.ClientError, *_UNREACHABLE, *_CREDENTIALS_FAILED)
 
 
-class BadAnswerError(StorageError, ConnectionError):
-    """A storage that answers, and does not get well: nobody's mistake."""
+class BadAnswerError(StorageError):
+    """Storage that answers, but with errors."""
 
 
 class ReplacedError(BadAnswerError):
@@ -130,6 +130,7 @@ class ClientOfProcess:
         self._lock = ForkLock()
         self._pid = -1
         self._clients: _Clients | None = None
+        self.has_answered = False  # anything, be it an error
 
     def __reduce__(self) -> tuple[type["ClientOfProcess"], tuple[()]]:
         return type(self), ()
@@ -149,13 +150,16 @@ class ClientOfProcess:
     def _of_process(self) -> _Clients:
         with self._lock:
             if self._clients is None or self._pid != os.getpid():
-                self._pid, self._clients = os.getpid(), _new_clients()
+                self._pid, self._clients = os.getpid(), _new_clients(self._answered)
             return self._clients
+
+    def _answered(self, **_: object) -> None:
+        self.has_answered = True
 
 
 @contextmanager
 def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess) -> Iterator[None]:
-    """What went wrong at the store `url` with the object `path`, as errors of ours that say what to do."""
+    """Turns the client's errors about the object `path` of the store `url` into ours, which say what to do."""
     try:
         yield
     except boto_errors.ClientError as error:
@@ -170,10 +174,15 @@ def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess
     except _CREDENTIALS_FAILED as error:
         # Without the error's text: it may hold what the process that hands out credentials printed.
         what = f"the S3 credentials for {url} could not be fetched ({type(error).__name__})"
-        raise StorageError(f"{what}; try again, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from error
+        todo = "try again, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        raise _away(clients)(f"{what}; {todo}") from error
     except _UNREACHABLE as error:
         what = f"S3 is unreachable for {url} at {_endpoint(clients)} ({type(error).__name__})"
-        raise StorageError(f"{what}; start the server or correct AWS_ENDPOINT_URL") from error
+        raise _away(clients)(f"{what}; start the server or correct AWS_ENDPOINT_URL") from error
+
+
+def _away(clients: ClientOfProcess) -> type[StorageError | UnreachableError]:
+    return StorageError if clients.has_answered else UnreachableError
 
 
 def _raise_client_error(error: boto_errors.ClientError, path: str, *, url: str, where: str) -> NoReturn:
@@ -189,19 +198,21 @@ def _raise_client_error(error: boto_errors.ClientError, path: str, *, url: str, 
         raise EOFError(f"{url}/{path}: the range asked begins behind its end") from error
     if code in _REPLACED:
         raise ReplacedError(f"{url}/{path} was replaced while it was read") from error
-    kind = BadAnswerError if fault_of(error) else ConnectionError
-    raise kind(f"{error.operation_name} of {url}/{path} failed: {code}") from error
+    raise BadAnswerError(f"{error.operation_name} of {url}/{path} failed: {code}") from error
 
 
 def _endpoint(clients: ClientOfProcess) -> str:
     return without_secrets(clients.get().meta.endpoint_url)
 
 
-def _new_clients() -> _Clients:
+def _new_clients(answered: Callable[..., None]) -> _Clients:
+    """`answered` is called with every answer."""
     session = boto3.session.Session()
     reading, fresh = (_new_client(session, attempts=1, read_timeout_seconds=READ_TIMEOUT_SECONDS) for _ in range(2))
     fresh.meta.events.register("before-send.s3", _close_afterwards)
     retrying = _new_client(session, attempts=4, read_timeout_seconds=WORK_TIMEOUT_SECONDS)
+    for client in (reading, fresh, retrying):
+        client.meta.events.register("after-call.s3", answered)
     return _Clients(reading=reading, fresh=fresh, retrying=retrying)
 
 

@@ -340,8 +340,9 @@ def test_the_real_program(words: list[str], code: int, said: str) -> None:
         (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "No space left on device at /data/x; make room"),
         (
             PermissionError(errno.EACCES, "Permission denied", "/data/x"),
-            "the system refused; the same command continues",
+            "Permission denied at /data/x; give this user access",
         ),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), "the system refused; the same command continues"),
         (BrokenProcessPool("a child process terminated abruptly"), "a worker process was killed"),
         (BadAnswerError("GetObject of s3://b/x failed: 503"), "failed: 503; the same command continues"),
         (RuntimeError("odd"), "ended by an unexpected error; the same command continues"),

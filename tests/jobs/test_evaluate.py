@@ -18,6 +18,7 @@ from pipeline.models.weights import save_weights
 from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.sources.digits import DigitsSource
+from tests.rigs.datasets import index_rows
 from tests.rigs.processes import patchline
 
 TINY: dict[str, Any] = {"name": "vit", "image_size": 32, "patch": 16, "depth": 1, "width": 8, "mlp_width": 8}
@@ -47,7 +48,7 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: 
     words = ("--weights", weights, "--data.url", digits, "--run-dir", str(run_dir), "--device", "cpu")
     ended = patchline("evaluate", "resize", *words)
     assert (ended.code, "Traceback" in ended.errors) == (0, False), ended.errors
-    labels = [label for shard in range(3) for row in open_dataset(digits).shard_rows(shard).labels for label in row]
+    labels = [label for shard in range(3) for row in index_rows(open_dataset(digits), shard) for label in row.labels]
     scores = json.loads((run_dir / "scores.json").read_text())
     assert scores["num_images"] == len(labels) == 359
     share = labels.count(SAID) / 359

@@ -18,8 +18,7 @@ from jobs import help as pages
 from jobs.fields import job_from
 from jobs.flags import Flag, flags_of, groups_of, sentences
 from jobs.mistakes import refuse_wrong_words, required_flags
-from jobs.resolve import kind_of
-from jobs.stages import STAGES
+from jobs.stages import STAGES, job_class
 from jobs.yaml_tree import Fields, read_tree
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Change
@@ -30,7 +29,7 @@ from shards.errors import UserError
 from shards.storage.retries import RetryConfig
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
-JOBS = list(dict.fromkeys(kind_of(stage) for stage in STAGES))
+JOBS = list(dict.fromkeys(job_class(stage) for stage in STAGES))
 # Made by our own code alone, of values that were checked before.
 NOT_GIVEN = {"Share", "Size", "ResNetSize", "SavedJob", "ObjectSource", "_Source", "Found"}
 WITHOUT_RANGE = {"TrainingJob.seed", "ModelConfig.head_bias"}  # any number will do
@@ -179,7 +178,7 @@ def flags_with_ranges() -> Iterator[tuple[Any, Flag, float]]:
 
 @pytest.mark.parametrize("job", list(variants()), ids=lambda job: type(job).__name__)
 def test_help_shows_every_sentence(job: Any) -> None:
-    stage = next(stage for stage in STAGES if kind_of(stage) is type(job))
+    stage = next(stage for stage in STAGES if job_class(stage) is type(job))
     text = " ".join(pages.of_job(stage, "WORD", job, about="", everything=True, width=100).split())
     for flag in flags_of(job):
         assert flag.sentence

@@ -12,6 +12,7 @@ from jobs import exit_codes
 from jobs.interrupts import Interrupted, Interrupts, exit_code_of
 from tests.rigs.datasets import packed_folders
 from tests.rigs.interrupting import behind_a_proxy, started
+from tests.rigs.screens import Screen
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -46,6 +47,25 @@ def test_while_it_works_it_is_raised() -> None:
     assert exit_code_of(raised.value) == 143
     assert signal.getsignal(signal.SIGTERM) == before
     assert [exit_code_of(KeyboardInterrupt()), exit_code_of(Interrupted(signal.SIGINT))] == [130, 130]
+
+
+def test_nothing_is_glued_to_the_echo_of_a_key() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from jobs.interrupts import Interrupts\n"
+        "with Interrupts() as interrupts:\n"
+        "    interrupts.works()\n"
+        "    os.write(2, b'^C')\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        "        os.write(2, b'interrupted\\n')\n"
+    )
+    screen = Screen(80)
+    subprocess.run([sys.executable, "-c", program], stderr=screen.inside, check=True, cwd=CHECKOUT)
+    lines = screen.read()
+    screen.close()
+    assert lines == ["interrupted", ""]
 
 
 @pytest.mark.slow

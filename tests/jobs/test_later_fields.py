@@ -9,7 +9,7 @@ import pytest
 
 from jobs.later_fields import LATER_FIELDS
 from jobs.record import read_record
-from jobs.resolve import kind_of
+from jobs.stages import job_class
 from tests.baseline.record import OLD_RUN
 
 OLD = sorted((Path(__file__).parent / "old_records").glob("*.yaml"))
@@ -18,20 +18,20 @@ OLD = sorted((Path(__file__).parent / "old_records").glob("*.yaml"))
 @pytest.mark.parametrize("path", OLD, ids=lambda path: path.stem)
 def test_a_record_of_the_first_version_replays(path: Path) -> None:
     """Where this fails for want of a field, the field is new: add it to LATER_FIELDS."""
-    job: Any = read_record(path, stage=path.stem, kind=kind_of(path.stem))
+    job: Any = read_record(path, stage=path.stem, kind=job_class(path.stem))
     if path.stem == "pretrain":
         assert (job.data.augment.min_area, job.data.memory_limit_bytes) == (0.6, 4_000_000_000), "not today's recipe"
         assert (job.model.pooling, job.label_smoothing, job.engine.compile) == ("token", 0.0, "auto")
 
 
 def test_a_renamed_field_is_read_under_its_former_name() -> None:
-    job: Any = read_record(OLD_RUN / "job.yaml", stage="pretrain", kind=kind_of("pretrain"))
+    job: Any = read_record(OLD_RUN / "job.yaml", stage="pretrain", kind=job_class("pretrain"))
     assert "average_factor: 0.9" in (OLD_RUN / "job.yaml").read_text()
     assert job.ema_decay == 0.9
 
 
 def test_later_fields_are_of_classes_that_records_have() -> None:
-    known = {kind.__name__ for path in OLD for kind in groups(kind_of(path.stem))}
+    known = {kind.__name__ for path in OLD for kind in groups(job_class(path.stem))}
     assert set(LATER_FIELDS) <= known
 
 

@@ -10,6 +10,6 @@ from jobs.stages import STAGES
 
 @pytest.mark.parametrize("stage", ["evaluate", "plan", "import", "export", "demo"])
 def test_a_stage_takes_its_job(stage: str) -> None:
-    module = importlib.import_module(f"jobs.{STAGES[stage].module or stage}")
-    name = f"{stage.capitalize()}Job"
-    assert getattr(module, name) is getattr(model_jobs, name)
+    module, name = STAGES[stage].job
+    assert module == model_jobs.__name__
+    assert getattr(importlib.import_module(STAGES[stage].module), name) is getattr(model_jobs, name)

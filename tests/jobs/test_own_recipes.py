@@ -141,7 +141,7 @@ def test_a_file_called_as_a_module_of_python_does_not_replace_it(tmp_path: Path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gone\.py is no file"):
+    with pytest.raises(UserError, match=r"gone\.py is not a file"):
         own_job("gone.py:f", kinds=(TrainingJob,), folder=tmp_path, has_smoke=False)
 
 

@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pds
 import pyarrow.parquet as pq
@@ -26,7 +25,7 @@ from shards.manifest import QUARANTINE_PATH
 from shards.packing.config import Dedup
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ParquetSource
 from shards.store import open_store
-from tests.rigs.datasets import file_hashes, object_hashes
+from tests.rigs.datasets import file_hashes, index_rows, object_hashes
 from tests.rigs.images import class_folders, image_bytes
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -41,9 +40,8 @@ def job(tmp_path: Path) -> PackJob:
 
 def image_of(dataset: Dataset, shard: int, row: int) -> bytes:
     """The image that an index row points at."""
-    rows = dataset.shard_rows(shard)
-    begin = int(rows.offset[row])
-    return dataset.store.read_range(dataset.shard_path(shard), begin, begin + int(rows.size[row]))
+    found = index_rows(dataset, shard)[row]
+    return dataset.store.read_range(dataset.shard_path(shard), found.offset, found.offset + found.size)
 
 
 @pytest.mark.parametrize("where", ["folder", "s3"])
@@ -78,8 +76,7 @@ def test_another_seed_is_another_order(job: PackJob, tmp_path: Path) -> None:
     orders = []
     for seed in (0, 1):
         run(replace(job, out=str(tmp_path / str(seed)), seed=seed))
-        rows = open_dataset(str(tmp_path / str(seed))).shard_rows(0)
-        orders.append(rows.source)
+        orders.append([row.source for row in index_rows(open_dataset(str(tmp_path / str(seed))), 0)])
     assert orders[0] != orders[1]
 
 
@@ -219,10 +216,9 @@ def test_real_photographs(test_data: Path, tmp_path: Path) -> None:
     dataset = open_dataset(out)
     assert (dataset.num_samples, dataset.num_classes) == (500, 500)
     assert verify_dataset(out, deep=True) == []
-    rows = dataset.shard_rows(2)
-    for row in range(0, len(rows.key), 10):
-        assert image_of(dataset, 2, row) == (root / rows.source[row]).read_bytes()
-        assert rows.source[row].startswith(dataset.label_names[int(rows.label[row])])
+    for number, row in list(enumerate(index_rows(dataset, 2)))[::10]:
+        assert image_of(dataset, 2, number) == (root / row.source).read_bytes()
+        assert row.source.startswith(dataset.label_names[row.labels[0]])
 
 
 def test_real_parquet_with_embedded_images(test_data: Path, tmp_path: Path) -> None:
@@ -235,12 +231,11 @@ def test_real_parquet_with_embedded_images(test_data: Path, tmp_path: Path) -> N
     assert verify_dataset(out) == []
     expected = dict(zip(few["image"].combine_chunks().field("path").to_pylist(), few.to_pylist(), strict=True))
     for shard in range(2):
-        rows = dataset.shard_rows(shard)
-        for row in range(0, len(rows.key), 50):
-            original = expected[rows.source[row]]
-            assert image_of(dataset, shard, row) == original["image"]["bytes"]
-            assert rows.label[row] == original["label"]
-    assert np.all(dataset.shard_rows(0).height == 32)
+        for number, row in list(enumerate(index_rows(dataset, shard)))[::50]:
+            original = expected[row.source]
+            assert image_of(dataset, shard, number) == original["image"]["bytes"]
+            assert row.labels == (original["label"],)
+    assert {row.height for row in index_rows(dataset, 0)} == {32}
 
 
 def test_smaller_copies(test_data: Path, tmp_path: Path) -> None:
@@ -261,12 +256,11 @@ def test_smaller_copies(test_data: Path, tmp_path: Path) -> None:
     assert "--resize" in refused["reason"]
     assert verify_dataset(str(tmp_path / "small"), deep=True) == []
     for shard in range(3):
-        rows = small.shard_rows(shard)
-        for row, source in enumerate(rows.source):
-            if source == "c/small.png":
-                assert image_of(small, shard, row) == (root / source).read_bytes()
+        for number, row in enumerate(index_rows(small, shard)):
+            if row.source == "c/small.png":
+                assert image_of(small, shard, number) == (root / row.source).read_bytes()
             else:
-                assert (min(rows.height[row], rows.width[row]), rows.ext[row]) == (128, "jpg")
+                assert (min(row.height, row.width), row.ext) == (128, "jpg")
 
 
 def test_parquet_is_read_by_the_scan_alone(tmp_path: Path) -> None:

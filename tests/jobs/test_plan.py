@@ -114,3 +114,6 @@ def test_a_smoke_recipe_costs_something() -> None:
     rows = dict(rows_of(JOB, cost_of(JOB.training, num_images=1438, num_classes=10, days=1)))
     assert "petaFLOPs" in rows["the whole run"]
     assert not rows["the whole run"].startswith("0.0000")
+    assert rows["forward, per image"] == "28.1 MFLOP"
+    assert rows["training, per image"] == "0.0844 GFLOP (three forward passes)"
+    assert rows["for 7 days"] == "0.444 images/s, 0.0375 GFLOP/s"

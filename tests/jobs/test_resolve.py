@@ -8,7 +8,7 @@ import pytest
 from jobs.pack import PackJob
 from jobs.plan import PlanJob
 from jobs.recipes.finetune import digits_48
-from jobs.recipes.pretrain import digits_smoke
+from jobs.recipes.pretrain import cifar10_small, digits_smoke
 from jobs.recipes.smoke import smoke
 from jobs.record import write_record
 from jobs.resolve import default_job, stages_of
@@ -32,7 +32,7 @@ def file(path: Path, text: str) -> str:
 
 def test_a_recipe_its_smoke_size_a_record_and_a_url(tmp_path: Path) -> None:
     assert default_job("pretrain", "digits_smoke") == digits_smoke()
-    assert default_job("pretrain", "digits_smoke_smoke") == smoke(digits_smoke())
+    assert default_job("pretrain", "cifar10_small_smoke") == smoke(cifar10_small())
     write_record(tmp_path, stage="pretrain", job=digits_smoke())
     assert default_job("pretrain", str(tmp_path / "job.yaml")) == digits_smoke()
     assert default_job("verify", "s3://bucket/data") == VerifyJob(url="s3://bucket/data")
@@ -61,7 +61,7 @@ def test_a_function_of_a_python_file_and_its_smoke_size(tmp_path: Path) -> None:
     ("recipe", "base"),
     [
         pytest.param("digits_smoke", digits_smoke(), id="a recipe"),
-        pytest.param("digits_smoke_smoke", smoke(digits_smoke()), id="its smoke size"),
+        pytest.param("cifar10_small_smoke", smoke(cifar10_small()), id="its smoke size"),
         pytest.param(
             "../my_recipes.py:mine", replace(digits_smoke(), steps=77), id="an own one, from where the file is"
         ),
@@ -82,14 +82,14 @@ def test_a_file_of_a_stage_without_recipes_has_every_field(tmp_path: Path) -> No
         default_job("verify", file(tmp_path / "my.yaml", "recipe: digits\nurl: data\n"))
 
 
-@pytest.mark.parametrize("word", ["digits_smoke_smoke", "my.yaml", "job.yaml", "my_recipes.py:mine"])
+@pytest.mark.parametrize("word", ["cifar10_small_smoke", "my.yaml", "job.yaml", "my_recipes.py:mine"])
 def test_a_plan_takes_what_training_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     monkeypatch.chdir(tmp_path)
     file(tmp_path / "my_recipes.py", OWN)
     file(tmp_path / "my.yaml", "recipe: digits_48\nseed: 3\n")
     write_record(tmp_path, stage="finetune", job=digits_48())
     expected = {
-        "digits_smoke_smoke": smoke(digits_smoke()),
+        "cifar10_small_smoke": smoke(cifar10_small()),
         "my.yaml": replace(digits_48(), seed=3),
         "job.yaml": digits_48(),
         "my_recipes.py:mine": replace(digits_smoke(), steps=77),
@@ -102,6 +102,12 @@ def test_a_plan_takes_what_training_takes(tmp_path: Path, monkeypatch: pytest.Mo
     [
         pytest.param(
             "pretrain", "digit", "unknown recipe 'digit' of patchline pretrain; did you mean digits_smoke", id="none"
+        ),
+        pytest.param(
+            "pretrain",
+            "digits_smoke_smoke",
+            "unknown recipe 'digits_smoke_smoke' of patchline pretrain; did you mean digits_smoke",
+            id="already at its smoke size",
         ),
         pytest.param(
             "pretrain", "digits_48", "'digits_48' is a recipe of patchline finetune, not of pretrain", id="other"
@@ -128,7 +134,7 @@ def test_an_unknown_word_names_what_is_allowed(stage: str, word: str, message: s
             "recipe: digits_48", "my.yaml, recipe: 'digits_48' is a recipe of patchline finetune", id="other stage"
         ),
         pytest.param("recipe: digit", "my.yaml, recipe: unknown recipe 'digit'", id="no recipe"),
-        pytest.param("recipe: gone.py:mine", r"my.yaml, recipe: .*gone\.py is no file", id="no Python file"),
+        pytest.param("recipe: gone.py:mine", r"my.yaml, recipe: .*gone\.py is not a file", id="no Python file"),
         pytest.param("stage: finetune\nrecipe: digits_48", "run: patchline finetune .*my.yaml", id="says its stage"),
     ],
 )

@@ -26,7 +26,7 @@ ANSWERED = [
     *([stage] for stage in STAGES if STAGES[stage].second),
     *([stage, "--help"] for stage in STAGES),
     *([stage, next(iter(recipes_of(stage))), "--help-all"] for stage in STAGES if STAGES[stage].second == RECIPE),
-    ["pretrain", "digits_smoke_smoke", "--help"],
+    ["pretrain", "cifar10_small_smoke", "--help"],
     ["pretrain", "digit"],
     ["pretrain", "digits_smoke"],
     ["pretrain", "digits_smoke", "--lr", "1"],

@@ -31,6 +31,7 @@ def test_the_share_of_the_run_is_the_recipes_and_never_longer(steps: int, warmup
     ("words", "warmup", "note"),
     [
         pytest.param(["--steps", "3"], 0, NOTE.format(0, 3), id="too short for the recipe's own"),
+        pytest.param(["--steps", "6"], 1, NOTE.format(1, 6).replace("1 steps", "1 step"), id="one step of it"),
         pytest.param(["--steps=150"], 15, NOTE.format(15, 150), id="in one word"),
         pytest.param(["--seed", "1", "--steps", "9", "--steps", "60"], 6, NOTE.format(6, 60), id="the last counts"),
         pytest.param(["--steps", "3", "--schedule.warmup-steps", "2"], 30, "", id="the user's own"),

@@ -4,6 +4,9 @@ import hashlib
 from pathlib import Path
 
 from jobs.pack import PackJob, run
+from shards.dataset import Dataset
+from shards.index import IndexRow, read_rows
+from shards.manifest import index_path
 from shards.sources.kinds import FolderSource
 from shards.store import Store
 from tests.rigs.images import class_folders, image_bytes
@@ -29,6 +32,11 @@ def packed_with_undecodable(folder: Path) -> Path:
         run(PackJob(out=str(out), source=FolderSource(root=str(root)), samples_per_shard=4, samples_per_block=3)) == 0
     )
     return out
+
+
+def index_rows(dataset: Dataset, shard: int) -> list[IndexRow]:
+    """All that a shard's index says of its samples."""
+    return read_rows(dataset.checked_file(index_path(shard)))
 
 
 def file_hashes(folder: Path) -> dict[str, str]:

@@ -59,14 +59,25 @@ class Command:
         return self.process.exitcode
 
 
+def _nothing() -> None:
+    """What is done before a command that nothing has to precede."""
+
+
 @contextmanager
 def started(
-    errors: Path, *words: str, environ: Mapping[str, str] | None = None, is_forked: bool = True
+    errors: Path,
+    *words: str,
+    environ: Mapping[str, str] | None = None,
+    is_forked: bool = True,
+    before: Callable[[], None] = _nothing,
 ) -> Iterator[Command]:
-    """`patchline WORDS` while the block runs. Not forked, it reads what torch's compiler reads once, such as CXX."""
+    """`patchline WORDS` while the block runs. Not forked, it reads what torch's compiler reads once, such as CXX.
+
+    `before`, a function of a module, is called first in the command's process.
+    """
     everything = {**os.environ, **(environ or {})}
     context = forks() if is_forked else multiprocessing.get_context("spawn")
-    process = context.Process(target=_as_terminal, args=(list(words), everything, errors))
+    process = context.Process(target=_as_terminal, args=(list(words), everything, errors, before))
     process.start()
     command = Command(process=process, errors=errors)
     try:
@@ -90,7 +101,7 @@ def behind_a_proxy(folder: str, bucket: str) -> Iterator[tuple[str, FaultyProxy]
         yield url, proxy
 
 
-def _as_terminal(words: list[str], environ: dict[str, str], errors: Path) -> None:
+def _as_terminal(words: list[str], environ: dict[str, str], errors: Path, before: Callable[[], None]) -> None:
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the server may have blocked it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -98,4 +109,5 @@ def _as_terminal(words: list[str], environ: dict[str, str], errors: Path) -> Non
     os.environ.update(environ)
     with errors.open("wb") as file:
         os.dup2(file.fileno(), 2)
+    before()
     sys.exit(main(words))

@@ -1,9 +1,9 @@
-"""Streams batches and says what each held; in a process of its own, one line a batch, until it is killed.
+"""Streams batches in its own process and prints a record of each, one per line, until it is killed.
 
 python -m tests.rigs.loader STREAMING POSITION   (two JSON objects; POSITION may be null)
 
-The process has its own temporary, home and working folders, and everything it starts inherits its mark: what it leaves
-behind can be found. Importing this imports torch once and no packing, since it is started often.
+The process has its own temporary, home and working folders, and its children inherit its mark, so that everything it
+leaves behind can be found. Importing this module imports torch but nothing for packing, since it is started often.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ from pipeline.data import DataConfig, RandAugmentConfig, train_batches
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, not written to
-DEADLINE_SECONDS = 90.0  # for a start's first batch; a hang is far from this, a busy machine is not
-SAVE_EVERY = 3  # batches a saved position
+DEADLINE_SECONDS = 90.0  # deadline for the first batch: long enough for a busy machine
+SAVE_EVERY = 3  # batches per saved position
 _MARK = "PATCHLINE_LOADER_RIG"
 _POLL_SECONDS = 0.005
 
@@ -36,7 +36,7 @@ Position = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Streaming:
-    """Which batches: small ones of a small dataset."""
+    """The settings of a stream: small batches of a small dataset."""
 
     url: str
     rank: int = 0
@@ -50,7 +50,7 @@ class Streaming:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What a batch held: the sha256 is that of each augmented image's pixels."""
+    """The contents of a batch; the sha256 are those of each augmented image's pixels."""
 
     step: int
     sample_ids: tuple[int, ...]
@@ -59,7 +59,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A streaming process, its lines, its standard error, and the folder that holds all that it may write to."""
+    """A streaming process, its lines, its standard error, and the folder in which it may write."""
 
     process: "subprocess.Popen[bytes]"
     mark: str
@@ -99,13 +99,13 @@ def records_until(streaming: Streaming, stop_step: int, *, position: Position | 
 
 
 def start(streaming: Streaming, position: Position | None, *, folder: Path) -> Started:
-    """Starts the program in a new folder below `folder`; it goes on until it is killed."""
+    """Starts the program in a new folder below `folder`; it runs until it is killed."""
     words = [json.dumps(asdict(streaming)), json.dumps(position)]
     return launch(["-X", "faulthandler", "-m", "tests.rigs.loader", *words], folder=folder)
 
 
 def launch(words: list[str], *, folder: Path) -> Started:
-    """Starts `python WORDS` with a mark and folders of its own."""
+    """Starts `python WORDS` with its own mark and folders."""
     mark = secrets.token_hex(8)
     own = folder / mark
     for name in ("tmp", "home", "work"):
@@ -127,7 +127,7 @@ def launch(words: list[str], *, folder: Path) -> Started:
 
 
 def wait_for_batch(started: Started) -> None:
-    """Waits for the first batch's line; where none comes, the error has the stacks of all threads."""
+    """Waits for the first batch's line. If none comes, the error has the stacks of all threads."""
     pause = threading.Event()
     deadline = time.monotonic() + DEADLINE_SECONDS
     while b"\n" not in started.lines.read_bytes():
@@ -142,7 +142,7 @@ def wait_for_batch(started: Started) -> None:
 
 
 def kill(started: Started) -> None:
-    """SIGKILL to the one process, as an operator or the kernel does it: whatever it started is not told."""
+    """SIGKILL to this one process, as from an operator or the kernel: its children get no signal."""
     assert started.process.poll() is None, f"it ended before it was killed:\n{started.errors.read_text()}"
     started.process.kill()
     assert started.process.wait(DEADLINE_SECONDS) == -signal.SIGKILL
@@ -150,7 +150,7 @@ def kill(started: Started) -> None:
 
 
 def left_behind(started: Started) -> list[str]:
-    """Live processes that inherited the dead one's mark, and files in its folders."""
+    """Living processes that inherited the dead one's mark, and files in its folders."""
     found = [f"process {pid}" for pid in _marked(started.mark)]
     return found + [f"file {path.relative_to(started.own)}" for path in started.own.rglob("*") if not path.is_dir()]
 
@@ -161,20 +161,20 @@ def names_in(*folders: Path) -> set[str]:
 
 
 def abandoned(names: set[str]) -> list[str]:
-    """Those of these files that no live process maps or holds open: /dev/shm is everybody's, and others use it."""
+    """The files that no living process maps or holds open; /dev/shm is shared with other programs."""
     if not names:
         return []
     used = ""
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
-            with suppress(OSError):  # it ended meanwhile, or is somebody else's
+            with suppress(OSError):  # it has ended since, or belongs to another user
                 used += (folder / "maps").read_text()
                 used += "\n".join(str(link.readlink()) for link in (folder / "fd").iterdir())
     return sorted(Path(name).name for name in names if name not in used and Path(name).exists())
 
 
 def read_lines(path: Path) -> tuple[list[Record], Position | None]:
-    """A process's whole lines: its batches, and the last position that it saved. A torn last line does not count."""
+    """A process's whole lines: its batches, and the last position that it saved. A partial last line does not count."""
     found, position = [], None
     for line in path.read_text().split("\n")[:-1]:
         entry = json.loads(line)
@@ -189,14 +189,14 @@ def read_lines(path: Path) -> tuple[list[Record], Position | None]:
 def _marked(mark: str) -> list[int]:
     found = []
     for folder in Path("/proc").iterdir():
-        with suppress(OSError):  # it ended meanwhile, or is somebody else's
+        with suppress(OSError):  # it has ended since, or belongs to another user
             if folder.name.isdecimal() and f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found
 
 
 def main() -> None:
-    """Each line is written whole and at once: whatever was written before a kill is there after it."""
+    """Each line is written at once, so that everything written before a kill remains readable."""
     streaming, position = Streaming(**json.loads(sys.argv[1])), json.loads(sys.argv[2])
     for number, (record, reached) in enumerate(records(streaming, position), start=1):
         for line in [asdict(record)] + ([{"position": reached}] if number % SAVE_EVERY == 0 else []):

@@ -1,5 +1,5 @@
-"""Kills of a process that streams batches, each start going on from the last position that an earlier one saved; and
-the dataset that they stream."""
+"""Kills a process that streams batches again and again; each start continues from the last position that an earlier
+one saved. Also makes the dataset."""
 
 import random
 import statistics
@@ -28,15 +28,15 @@ from tests.rigs.loader import (
     wait_for_batch,
 )
 
-NUM_SAMPLES = 61  # nothing divides it
-KILLED_EARLY = 0.25  # share of kills before the first batch: while it is importing, opening, reading
-LONGEST_SECONDS = 1.0  # of streaming after the first batch
+NUM_SAMPLES = 61  # a prime number
+KILLED_EARLY = 0.25  # share of kills before the first batch: while importing, opening or reading
+LONGEST_SECONDS = 1.0  # seconds of streaming after the first batch
 
 
 @dataclass(kw_only=True)
 class Campaign:
-    """What the kills met. `first_batch_seconds`: from each start to its first batch, the interpreter's start
-    included."""
+    """The results of the kills. `first_batch_seconds`: from each start to its first batch, including the
+    interpreter's start."""
 
     kills: int = 0
     kills_before_a_batch: int = 0
@@ -52,7 +52,8 @@ class Campaign:
         return max(self.by_step, default=-1) + 1
 
     def add(self, lines: Path) -> None:
-        """Takes over what one process wrote: it began where its position said, and repeats nothing differently."""
+        """Adds what one process wrote, after checking that it started at its position and repeated every batch
+        identically."""
         found, position = read_lines(lines)
         begin = self.position["next_step"] if self.position else 0
         assert [record.step for record in found] == list(range(begin, begin + len(found)))
@@ -63,7 +64,8 @@ class Campaign:
 
 
 def killed_often(streams: list[Streaming], *, num_kills: int, seed: int, folder: Path) -> Campaign:
-    """Streams in turns, each process killed at a random moment, the next one going on from the last saved position."""
+    """Streams in turn; each process is killed at a random moment, and the next one continues from the last saved
+    position."""
     draw, done, pause = random.Random(seed), Campaign(), threading.Event()
     datasets = [Path(streaming.url) for streaming in streams if "://" not in streaming.url]
     before = names_in(SHARED_MEMORY, *datasets)
@@ -72,7 +74,7 @@ def killed_often(streams: list[Streaming], *, num_kills: int, seed: int, folder:
             began = time.monotonic()
             started = start(streams[number % len(streams)], done.position, folder=folder)
             try:
-                # Early kills need a start's usual time, which later ones show.
+                # Early kills depend on the usual time of a start, which later ones measure.
                 if done.first_batch_seconds and draw.random() < KILLED_EARLY:
                     pause.wait(draw.uniform(0, statistics.median(done.first_batch_seconds)))
                 else:
@@ -113,7 +115,7 @@ def packed(folder: Path, images: list[bytes] | None = None) -> str:
 
 
 def copied(url: str, to: str) -> str:
-    """The same objects at another place."""
+    """The same objects elsewhere."""
     source, target = open_store(url), open_store(to)
     for path in source.list():
         target.write(path, source.read(path))

@@ -1,7 +1,6 @@
 """The proxy forwards everything that it is not told to spoil."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -10,15 +9,13 @@ from tests.rigs.faulty_connection import Fault, FaultyProxy
 from tests.rigs.faulty_proxy import faulty_proxy, faulty_proxy_process
 
 
-def test_everything_but_gets_of_objects_passes(
-    any_bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_everything_but_gets_of_objects_passes(any_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_proxy(os.environ["AWS_ENDPOINT_URL"], rates={"500": 1.0}) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         store = open_store(f"s3://{any_bucket}/a")
         store.write("b/x", os.urandom(1000))
-        (tmp_path / "file").write_bytes(bytes(70 << 20))
-        store.write_file("big", tmp_path / "file")  # in parts
+        with store.create("big") as file:
+            file.write(bytes(70 << 20))  # in parts
         assert list(store.list_sizes()) == [("b/x", 1000), ("big", 70 << 20)]
         assert store.size("big") == 70 << 20
         store.delete("big")

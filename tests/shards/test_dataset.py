@@ -11,7 +11,7 @@ from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UserError
 from shards.manifest import BLOCKS_PATH, MANIFEST_PATH, index_path
 from shards.storage.traffic import Traffic
-from tests.rigs.datasets import packed_folders
+from tests.rigs.datasets import index_rows, packed_folders
 from tests.rigs.watched import watched
 
 
@@ -29,18 +29,6 @@ def test_what_a_dataset_says_of_itself(dataset: Dataset) -> None:
     assert dataset.manifest.split == "train"
     manifest = dataset.store.read(MANIFEST_PATH)
     assert dataset.fingerprint == hashlib.sha256(manifest).hexdigest()
-
-
-def test_rows_are_held_for_few_shards_and_threads_may_ask(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shards.dataset.HELD_SHARDS", 2)
-    with ThreadPoolExecutor(4) as pool:
-        counts = list(pool.map(lambda shard: len(dataset.shard_rows(shard).key), [0, 1, 2, 3] * 8))
-    assert counts == [4, 4, 4, 3] * 8
-    assert dataset.shard_rows(3) is dataset.shard_rows(3)
-    held = dataset.shard_rows(0)
-    dataset.shard_rows(1)
-    dataset.shard_rows(2)
-    assert dataset.shard_rows(0) is not held
 
 
 def test_of_what_reading_needs_so_many_bytes_are_held(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +51,7 @@ def test_of_what_reading_needs_so_many_bytes_are_held(dataset: Dataset, monkeypa
 
 def test_a_sample_is_named_by_its_source(dataset: Dataset) -> None:
     for shard in range(4):
-        sources = dataset.shard_rows(shard).source
+        sources = [row.source for row in index_rows(dataset, shard)]
         assert [dataset.source_of(shard, row) for row in range(len(sources))] == sources
 
 
@@ -150,4 +138,4 @@ def test_damaged_tables_are_never_used(dataset: Dataset, path: str, damage: str)
     with pytest.raises(UserError, match=r"patchline verify"):
         _ = dataset.blocks if path == BLOCKS_PATH else dataset.sample_rows(1)
     with pytest.raises(UserError, match=r"patchline verify"):
-        _ = dataset.blocks if path == BLOCKS_PATH else dataset.shard_rows(1)
+        _ = dataset.blocks if path == BLOCKS_PATH else dataset.source_of(1, 0)

@@ -45,14 +45,20 @@ def gif() -> bytes:
         pytest.param(image_bytes(1, height=400, width=400, image_format="PNG"), "too large: .* bytes", id="bytes"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
+    monkeypatch.setattr("shards.image_file.DEFAULT_LIMITS", Limits(max_bytes=20_000))
     (tmp_path / "a").write_bytes(data)
     with pytest.raises(ImageRefusedError, match=message):
-        read_image_file(tmp_path / "a", Limits(max_bytes=20_000))
+        read_image_file(tmp_path / "a")
 
 
 def test_places_without_an_image(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name, message in (("gone", "No such file"), ("", "it is a folder"), ("pipe", "no ordinary"), ("\0", "null")):
+    for name, message in (
+        ("gone", "No such file"),
+        ("", "it is a folder"),
+        ("pipe", "not a regular file"),
+        ("\0", "null"),
+    ):
         with pytest.raises(ImageRefusedError, match=message):
             read_image_file(tmp_path / name)

@@ -55,9 +55,9 @@ def test_weights_that_can_not_be_mixed_by_are_refused(weights: Sequence[float | 
 
 
 def test_the_longest_period_is_allowed_and_one_more_is_not() -> None:
-    assert quotas([1, 9], most=10) == (1, 9)
-    with pytest.raises(UserError, match="only after 11 samples; allowed are 10"):
-        quotas([1, 10], most=10)
+    assert quotas([1, 65_535]) == (1, 65_535)
+    with pytest.raises(UserError, match="only after 65,537 samples; allowed are 65,536"):
+        quotas([1, 65_536])
 
 
 def lane_stream(mixture: Mixture, group: int, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -10,8 +10,8 @@ from tests.rigs.screens import Screen
 
 
 def test_line_tells_count_rate_and_time_left() -> None:
-    progress = Progress("scan", 200, unit="images", start=100)
-    progress.advance(50, note="2 refused")
+    progress = Progress("scan", 200, unit="images")
+    progress.advance(150, note="2 refused")
     line = as_log_line(progress.facts())
     assert line.startswith("scan: 150/200 images (75 %), ")
     assert "images/s" in line

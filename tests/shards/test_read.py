@@ -49,7 +49,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def truth(packed: Path) -> list[bytes]:
     """Every image in order of sample id."""
     dataset = open_dataset(str(packed))
-    parts = [BlockPart(block=-1, first_sample_id=4 * shard, num_samples=4 if shard < 7 else 2) for shard in range(8)]
+    parts = [BlockPart(first_sample_id=4 * shard, num_samples=4 if shard < 7 else 2) for shard in range(8)]
     return [bytes(sample.data or b"") for part in parts for sample in read_part(dataset, part)]
 
 
@@ -252,7 +252,7 @@ def test_a_damaged_sample_is_named_by_the_check(packed: Path, truth: list[bytes]
     shard, row = locate_row(dataset, broken_id)
     tar = folder / dataset.shard_path(shard)
     data = bytearray(tar.read_bytes())
-    data[int(dataset.shard_rows(shard).offset[row]) + 9] ^= 1
+    data[int(dataset.sample_rows(shard).offset[row]) + 9] ^= 1
     tar.write_bytes(bytes(data))
     for batch in read_steps(dataset, order_of(dataset), range(20), batch=4):
         for sample in (verified(dataset, sample) for sample in batch.samples):

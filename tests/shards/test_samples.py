@@ -40,7 +40,7 @@ def truth(packed: Path) -> list[bytes]:
 
 
 def part_of(first: int, count: int) -> BlockPart:
-    return BlockPart(block=-1, first_sample_id=first, num_samples=count)
+    return BlockPart(first_sample_id=first, num_samples=count)
 
 
 def test_every_sample_has_its_row(packed: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pipeline.models.build import shapes_of
 from pipeline.models.config import Gelu, ModelConfig
 from pipeline.models.conversion.declared import Pair, grid_of, pair_of
 from pipeline.models.conversion.layout import (
@@ -23,6 +24,7 @@ from pipeline.models.conversion.layout import (
     patch_convolution,
     positions,
     read_layout,
+    their_shapes,
     write_layout,
 )
 from pipeline.models.conversion.preprocessor import description_of
@@ -94,9 +96,14 @@ def save_hugging_face(folder: Path, *, config: ModelConfig, labels: tuple[str, .
         raise UserError(
             f"model.pooling is {config.pooling!r}; Hugging Face's ViT classifies from its class token: export as timm"
         )
-    tensors = dict(write_layout(layout(config, class_row=True), tensor))
-    pixels = description_of(config.image_size)
-    write_folder(folder, description=_description(config, labels), tensors=tensors, pixels=pixels)
+    places = layout(config, class_row=True)
+    write_folder(
+        folder,
+        description=_description(config, labels),
+        shapes=their_shapes(places, shapes_of(config)),
+        tensors=write_layout(places, tensor),
+        pixels=description_of(config.image_size),
+    )
 
 
 def layout(config: ModelConfig, *, class_row: bool) -> Layout:

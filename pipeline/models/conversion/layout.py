@@ -32,16 +32,21 @@ Layout = Mapping[str, TensorMapping]
 def read_layout(file: TensorFile, layout: Layout, shapes: Shapes, *, advice: str) -> TensorByName:
     """Our tensors from a file. UserError naming, as the file does, what is missing, too many or of another shape; and,
     once it is read, what is not finite."""
-    wanted: dict[str, tuple[int, ...]] = {}
-    for name, place in layout.items():
-        parts = place.split(torch.empty(shapes[name], device="meta"))
-        wanted |= {theirs: tuple(part.shape) for theirs, part in zip(place.names, parts, strict=True)}
-    refuse_misfits(file.where, found=file.shapes, wanted=wanted, advice=advice)
+    refuse_misfits(file.where, found=file.shapes, wanted=their_shapes(layout, shapes), advice=advice)
 
     def part(theirs: str) -> torch.Tensor:
         return refuse_not_finite(file.read(theirs), f"{theirs} in {file.where!r}")
 
     return lambda name: layout[name].join(tuple(part(theirs) for theirs in layout[name].names)).contiguous()
+
+
+def their_shapes(layout: Layout, shapes: Shapes) -> Shapes:
+    """Their names and shapes, in the order of `write_layout`."""
+    theirs: dict[str, tuple[int, ...]] = {}
+    for name, place in layout.items():
+        parts = place.split(torch.empty(shapes[name], device="meta"))
+        theirs |= {their: tuple(part.shape) for their, part in zip(place.names, parts, strict=True)}
+    return theirs
 
 
 def refuse_not_finite(value: torch.Tensor, what: str) -> torch.Tensor:

@@ -172,18 +172,7 @@ def transformer_config(
         raise UserError(f"--model is {hints.model!r}, the file is of a transformer; allowed are {', '.join(SIZES)}")
     if hints.resnet_epsilons and not shapes.resnet:
         raise UserError(f"--resnet-epsilons is given, but {where!r} has no ResNet; leave it out")
-    is_of_its_width = known is not None and known.width == shapes.width  # else its tensors are refused by their shapes
-    said = (hints.num_heads, shapes.num_heads, known.num_heads if known and is_of_its_width else None)
-    if len({number for number in said if number}) > 1:
-        raise UserError(
-            f"--num-heads, {where!r} and --model say {', '.join(str(number or 'nothing') for number in said)} heads; "
-            "leave out --num-heads and --model where the file says it"
-        )
-    num_heads = next((number for number in said if number), HEADS_BY_WIDTH.get(shapes.width, 0))
-    if not num_heads and not known:
-        raise UserError(
-            f"{where!r} does not say how many heads its attention of width {shapes.width} has; give --num-heads"
-        )
+    num_heads = _num_heads(shapes, known, where=where, hints=hints)
     size = Size(
         patch=shapes.patch, depth=shapes.depth, width=shapes.width, mlp_width=shapes.mlp_width, num_heads=num_heads
     )
@@ -210,6 +199,26 @@ def transformer_config(
     )
     refuse_absurd(config, where=where)
     return config
+
+
+def _num_heads(shapes: TransformerShapes, known: Size | None, *, where: str, hints: Hints) -> int:
+    """The number of heads that the user, the file and the model's name agree on, else the usual one for the width.
+
+    A model of another width has no say: its tensors are refused by their shapes.
+    """
+    is_of_its_width = known is not None and known.width == shapes.width
+    said = (hints.num_heads, shapes.num_heads, known.num_heads if known and is_of_its_width else None)
+    if len({number for number in said if number}) > 1:
+        raise UserError(
+            f"--num-heads, {where!r} and --model say {', '.join(str(number or 'nothing') for number in said)} heads; "
+            "leave out --num-heads and --model where the file says it"
+        )
+    num_heads = next((number for number in said if number), HEADS_BY_WIDTH.get(shapes.width, 0))
+    if not num_heads and not known:
+        raise UserError(
+            f"{where!r} does not say how many heads its attention of width {shapes.width} has; give --num-heads"
+        )
+    return num_heads
 
 
 def refuse_absurd(config: ModelConfig, *, where: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, ResNetSize
 from pipeline.models.conversion.layout import (
     Layout,
@@ -20,6 +21,7 @@ from pipeline.models.conversion.layout import (
     patch_convolution,
     positions,
     read_layout,
+    their_shapes,
     write_layout,
 )
 from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
@@ -105,8 +107,9 @@ def save_timm(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], ten
     }
     if len(labels) == config.num_classes:
         description["label_names"] = list(labels)
-    tensors = dict(write_layout(layout(config, class_row=True), tensor))
-    write_folder(folder, description=description, tensors=tensors)
+    places = layout(config, class_row=True)
+    shapes = their_shapes(places, shapes_of(config))
+    write_folder(folder, description=description, shapes=shapes, tensors=write_layout(places, tensor))
 
 
 def layout(config: ModelConfig, *, class_row: bool) -> Layout:

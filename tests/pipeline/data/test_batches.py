@@ -168,7 +168,7 @@ def damaged(packed: Path, folder: Path, sample_ids: list[int]) -> Path:
     for sample_id in sample_ids:
         shard, row = locate_row(dataset, sample_id)
         with (folder / dataset.shard_path(shard)).open("r+b") as tar:
-            tar.seek(int(dataset.shard_rows(shard).offset[row]) + 20)
+            tar.seek(int(dataset.sample_rows(shard).offset[row]) + 20)
             byte = tar.read(1)
             tar.seek(-1, 1)
             tar.write(bytes([byte[0] ^ 255]))
@@ -195,12 +195,12 @@ def test_a_broken_sample_is_replaced_the_same_way_on_any_topology(packed: Path, 
     assert "crc32" in lines[0]["reason"]
     assert lines[0]["source"].startswith("c")
     assert not (tmp_path / "clean.jsonl").exists()
-    label = open_dataset(str(packed)).shard_rows(locate_row(open_dataset(str(packed)), lines[0]["substitute"])[0])
-    row = locate_row(open_dataset(str(packed)), lines[0]["substitute"])[1]
+    shard, row = locate_row(open_dataset(str(packed)), lines[0]["substitute"])
+    labels = open_dataset(str(packed)).sample_rows(shard).labels_of(row)
     entries = [
         (batch, int(np.flatnonzero(batch.sample_ids == broken)[0])) for batch in found if broken in batch.sample_ids
     ]
-    assert [batch.labels[entry].tolist() for batch, entry in entries] == [label.labels[row]] * 2
+    assert [batch.labels[entry].tolist() for batch, entry in entries] == [list(labels)] * 2
 
 
 def test_too_many_broken_samples_stop_the_run(packed: Path, tmp_path: Path) -> None:

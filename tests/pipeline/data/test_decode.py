@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, turn_of, turned
-from shards.images.exif import ORIENTATIONS
 from shards.images.image_header import read_header
+from shards.orientation import TURNS
 from tests.rigs.images import image_bytes
 
 HEIGHT, WIDTH = 30, 44
@@ -97,7 +97,7 @@ def tagged(kind: str, orientation: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("orientation", TURNS)
 def test_images_are_decoded_as_they_are_seen(kind: str, orientation: int) -> None:
     data = tagged(kind, orientation)
     with Image.open(io.BytesIO(data)) as image:
@@ -110,7 +110,7 @@ def test_images_are_decoded_as_they_are_seen(kind: str, orientation: int) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("orientation", TURNS)
 def test_the_index_says_how_to_turn_and_the_tag_does_not(kind: str, orientation: int) -> None:
     np.testing.assert_array_equal(
         decoded(tagged(kind, orientation), orientation=1), decoded(tagged(kind, 1), orientation=1)
@@ -128,7 +128,7 @@ def test_the_stored_pixels_are_the_decoders_own(orientation: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WebP"])
-@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("orientation", TURNS)
 def test_what_pillow_has_to_decode_is_turned_once(kind: str, orientation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = decoded(tagged(kind, orientation), orientation=orientation)
     monkeypatch.setattr("pipeline.data.decode.cv2.imdecode", lambda *_: None)

@@ -86,7 +86,7 @@ def test_a_sample_that_can_not_be_read_is_named(tmp_path: Path) -> None:
     url = packed_folders(tmp_path)
     dataset = open_dataset(str(url))
     with (url / dataset.shard_path(1)).open("r+b") as tar:
-        tar.seek(int(dataset.shard_rows(1).offset[2]) + 4)
+        tar.seek(int(dataset.sample_rows(1).offset[2]) + 4)
         tar.write(b"????")
     expected = rf"{url}: sample 6 \(c.*\): crc32 .*an evaluation needs every sample.*run: patchline verify {url}"
     with pytest.raises(WillNotSucceedError, match=expected):

@@ -28,8 +28,8 @@ from pipeline.data.transform import (
     train_view,
 )
 from pipeline.evaluation_transform import EvaluationTransform
-from shards.images.exif import ORIENTATIONS
 from shards.images.image_header import read_header
+from shards.orientation import TURNS
 from tests.rigs.images import image_bytes
 from tests.rigs.jpegs import KINDS, jpeg_of
 
@@ -85,7 +85,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @given(
     height=st.integers(1, 200),
     width=st.integers(1, 200),
-    orientation=st.sampled_from(ORIENTATIONS),
+    orientation=st.sampled_from(list(TURNS)),
     size=st.sampled_from((3, 8, 13, 16, 24, 40)),
     seed=st.integers(0, 1000),
     config=st.sampled_from((PLAIN, ANTIALIASED, AugmentConfig(crop="none"))),
@@ -103,7 +103,7 @@ def test_both_ways_give_the_same_training_view(
 
 @needs_library
 @pytest.mark.parametrize("mode", ["resize", "central_crop"])
-@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("orientation", TURNS)
 def test_both_ways_give_the_same_evaluation_view(mode: str, orientation: int, filled: list[bool]) -> None:
     for kind in KINDS:
         sample = Sample(data=jpeg_of(kind, height=75, width=131), height=75, width=131, orientation=orientation)
@@ -122,7 +122,7 @@ def test_photographs_are_the_same_both_ways(test_data: Path, filled: list[bool])
         data = path.read_bytes()
         header = read_header(data)
         sample = Sample(
-            data=memoryview(data), height=header.height, width=header.width, orientation=1 + number % len(ORIENTATIONS)
+            data=memoryview(data), height=header.height, width=header.width, orientation=1 + number % len(TURNS)
         )
         for seed, (config, size) in enumerate(((PLAIN, 224), (ANTIALIASED, 224), (PLAIN, 64), (ANTIALIASED, 32))):
             ours, theirs = (trained(sample, 4 * number + seed, config, size=size, use_library=u) for u in (True, False))
@@ -204,7 +204,7 @@ def test_damage_has_the_same_end_either_way(kind: str) -> None:
 
 @pytest.mark.parametrize("use_library", [True, False])
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("orientation", TURNS)
 def test_a_view_is_the_crop_of_the_image_as_it_is_seen(image_format: str, orientation: int, use_library: bool) -> None:
     """The crop is drawn from the upright size, whatever the format and way."""
     data = image_bytes(5, height=40, width=60, image_format=image_format)

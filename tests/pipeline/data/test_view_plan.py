@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from pipeline.data.augment import Crop, ResizeWindow
 from pipeline.data.decode import scaled_size, turn_of, turned
 from pipeline.data.view_plan import Box, largest_denominator, plan_view
-from shards.images.exif import ORIENTATIONS
+from shards.orientation import TURNS
 
 WINDOW = ResizeWindow(height=8, width=8)
 
 
-@given(data=st.data(), orientation=st.sampled_from(ORIENTATIONS), height=st.integers(1, 30), width=st.integers(1, 30))
+@given(data=st.data(), orientation=st.sampled_from(list(TURNS)), height=st.integers(1, 30), width=st.integers(1, 30))
 def test_the_box_turned_is_the_crop_of_the_turned_image(
     data: st.DataObject, orientation: int, height: int, width: int
 ) -> None:
@@ -33,7 +33,7 @@ def test_the_box_turned_is_the_crop_of_the_turned_image(
 
 @given(
     data=st.data(),
-    orientation=st.sampled_from(ORIENTATIONS),
+    orientation=st.sampled_from(list(TURNS)),
     size=st.integers(1, 40),
     height=st.integers(1, 700),
     width=st.integers(1, 700),

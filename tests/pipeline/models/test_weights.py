@@ -1,7 +1,8 @@
 """Weights folders: bit-exact round trips, fitting to another size, and messages for unusable folders."""
 
 import json
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -391,12 +392,51 @@ def test_what_is_saved_can_be_opened_whatever_the_names(
 
 
 def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
-    """The library writes two words of metadata in an order that is drawn anew for each file."""
-    tensors = {"b": torch.ones(2, 3), "\u00e9": torch.zeros(1)}
-    for number in range(24):
-        write_folder(tmp_path / str(number), description={"format": 1}, tensors=tensors)
-    files = [tmp_path / str(number) / "model.safetensors" for number in range(24)]
-    assert len({file.read_bytes() for file in files}) == 1
-    assert torch.equal(load_file(files[0])["b"], tensors["b"])
-    with safe_open(files[0], framework="pt") as file:
+    model = random_model()
+    folders = [Path(saved(tmp_path / name, model)) for name in ("one", "other")]
+    assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 1
+    with safe_open(folders[0] / "model.safetensors", framework="pt") as file:
         assert file.metadata().keys() == {"config_sha256", "format"}
+
+
+def test_tensors_are_written_one_after_the_other(tmp_path: Path) -> None:
+    """No copy of the model is in memory: a tensor is released before the next but one is made."""
+    shapes = {f"t{number}": (number + 1, 3) for number in range(9)}
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for number, (name, shape) in enumerate(shapes.items()):
+            assert sum(tensor() is not None for tensor in made) <= 1
+            value = torch.full(shape, float(number))
+            made.append(weakref.ref(value))
+            yield name, value
+            del value
+
+    write_folder(tmp_path, description={"format": 1}, shapes=shapes, tensors=tensors())
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert len(made) == len(loaded) == 9
+    for number, (name, shape) in enumerate(shapes.items()):
+        assert torch.equal(loaded[name], torch.full(shape, float(number)))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error"),
+    [
+        pytest.param([("a", torch.ones(2, 3))], "zip", id="one is missing"),
+        pytest.param([("a", torch.ones(2, 3)), ("c", torch.ones(1))], "c is torch.float32", id="another name"),
+        pytest.param([("a", torch.ones(3, 2)), ("b", torch.ones(1))], "a is .* not a, float32", id="another shape"),
+        pytest.param([("a", torch.ones(2, 3).half()), ("b", torch.ones(1))], "a is torch.float16", id="another type"),
+    ],
+)
+def test_what_cannot_be_written_whole_is_absent(
+    tmp_path: Path, tensors: list[tuple[str, torch.Tensor]], error: str
+) -> None:
+    shapes: dict[str, tuple[int, ...]] = {"a": (2, 3), "b": (1,)}
+    with pytest.raises(ValueError, match=error):
+        write_folder(tmp_path / "new", description={}, shapes=shapes, tensors=tensors)
+    assert not (tmp_path / "new").exists()
+    before = saved(tmp_path / "old", random_model())
+    with pytest.raises(ValueError, match=error):
+        write_folder(Path(before), description={}, shapes=shapes, tensors=tensors)
+    assert sorted(path.name for path in Path(before).iterdir()) == ["config.json", "model.safetensors"]
+    assert open_weights(before).labels == LABELS

@@ -1,4 +1,4 @@
-"""Global batch = micro-batch x accumulation x ranks, or a refusal that says what would fit."""
+"""Global batch = micro-batch x accumulation x ranks; other batches are refused with what would fit."""
 
 import pytest
 from hypothesis import given
@@ -58,7 +58,7 @@ def test_refusals_say_what_would_fit(global_batch: int, micro: int, ranks: int, 
 
 @given(global_batch=st.integers(1, 300), micro=st.integers(0, 40), ranks=st.integers(1, 9))
 def test_pairs_stay_whole_or_there_is_no_plan(global_batch: int, micro: int, ranks: int) -> None:
-    """With pairs every boundary between ranks and micro-batches is at an even place of the global batch."""
+    """With pairs, every boundary between ranks and micro-batches is at an even entry of the global batch."""
     try:
         plan = plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1)
     except UserError:

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: complete, addressed by byte, committed by their manifest, retired in order."""
+"""Checkpoints on disk: complete, addressed by byte, committed by their manifest, deleted in order."""
 
 import shutil
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_the_fragments_are_the_whole_model(finished_runs: FinishedRuns, stage: i
             covered = [i for place in tensor.slots[slot] for i in range(place.start, place.start + place.length)]
             assert covered == list(range(weights[name].numel())), f"{name} {slot}: every element, exactly once"
         assert torch.equal(read_tensor(store, manifest, name), weights[name])
-    # Files were the unit of writing: as many as ranks, each with fragments of many tensors.
+    # One file per rank, each with fragments of many tensors.
     assert len(manifest.files) == num_ranks
 
 
@@ -106,7 +106,8 @@ def test_checkpoints_on_s3(digits_url: str, tmp_path: Path, s3_bucket: str) -> N
 
 
 def test_a_zombies_checkpoint_is_ignored(digits_url: str, tmp_path: Path) -> None:
-    """An old process that wakes up and saves after the run went on elsewhere does not become the newest."""
+    """An old process that wakes up and saves after the run continued elsewhere does not provide the newest
+    checkpoint."""
     run_dir = tmp_path / "run"
     words = pretrain_words(digits_url, run_dir)
     assert run([*words, "--steps", "8"], num_ranks=1, log_dir=tmp_path) == 0

@@ -1,4 +1,5 @@
-"""A model has as many classes as its data where the job leaves it open; more are said, fewer are refused."""
+"""If the job leaves it open, a model has as many classes as its data. Surplus classes give a warning, missing ones
+an error."""
 
 import logging
 from dataclasses import replace

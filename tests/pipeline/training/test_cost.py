@@ -1,4 +1,4 @@
-"""What a run costs: against numbers worked out by hand and the paper's Table 6."""
+"""The cost of a run, compared with numbers worked out by hand and with the paper's Table 6."""
 
 from dataclasses import replace
 from typing import Any

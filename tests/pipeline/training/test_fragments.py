@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.training.fragments import FLOAT_BYTES, assemble_manifest, lay_out
+from pipeline.models.safetensors_stream import FLOAT_BYTES
+from pipeline.training.fragments import assemble_manifest, lay_out
 from pipeline.training.manifest import CheckpointId
 from pipeline.training.saved_job import saved_job
 from pipeline.training.zero_state import Fragment
@@ -21,7 +22,7 @@ def test_offsets_point_at_the_values() -> None:
     fragments = [fragment("a", 3, [1.0, 2.0]), fragment("b", 0, [5.0, 6.0, 7.0])]
     laid_out = lay_out(fragments)
     data = b"".join(laid_out.parts())
-    assert len(data) == laid_out.num_bytes
+    assert len(data) == laid_out.head.num_bytes
     expected = {f"{f.name} {slot}": view for f in fragments for slot, view in f.slots.items()}
     assert len(laid_out.pieces) == len(expected)
     for name, slot, offset, _, length in laid_out.pieces:
@@ -33,7 +34,7 @@ def test_offsets_point_at_the_values() -> None:
 def test_the_file_is_one_that_safetensors_reads(names: list[str]) -> None:
     fragments = [fragment(name, 0, [1.0, float(number)]) for number, name in enumerate(names)]
     laid_out = lay_out(fragments)
-    assert len(laid_out.head) % 8 == 0
+    assert len(laid_out.head.data) % 8 == 0
     found = load(b"".join(laid_out.parts()))
     assert set(found) == {f"{slot}:{name}" for name in names for slot in ("master", "exp_avg")}
     for one in fragments:
@@ -57,7 +58,7 @@ def test_the_manifest_puts_the_ranks_pieces_in_order() -> None:
     reports = []
     for rank, part in enumerate([fragment("a", 2, [3.0, 4.0]), fragment("a", 0, [1.0, 2.0])]):
         laid_out = lay_out([part])
-        described = {"num_bytes": laid_out.num_bytes, "pieces": laid_out.pieces}
+        described = {"num_bytes": laid_out.head.num_bytes, "pieces": laid_out.pieces}
         reports.append({"file": f"rank-{rank}", "sha256": "0" * 64, **described})
     manifest = assemble_manifest(
         CheckpointId(step=7, attempt="0001-a"),

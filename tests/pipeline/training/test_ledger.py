@@ -1,4 +1,4 @@
-"""Wall time by account adds up, errors included, and goodput is the share of compute."""
+"""Wall time by account adds up, even after errors, and goodput is the share of compute."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""metrics.jsonl: floats bit for bit, and nothing beyond the step a run continues from."""
+"""metrics.jsonl has floats bit for bit, and nothing beyond the step from which a run resumes."""
 
 import json
 import math
@@ -86,7 +86,7 @@ def test_a_loss_that_is_no_number_is_read_as_such(tmp_path: Path) -> None:
 
 
 def board_of(run_dir: Path) -> EventAccumulator:
-    """All that TensorBoard finds in a run, without sampling."""
+    """Everything in a run's TensorBoard files, without sampling."""
     return EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"tensors": 0, "images": 0}).Reload()
 
 
@@ -110,7 +110,7 @@ def test_curves_are_in_groups_and_a_continued_run_has_each_step_once(tmp_path: P
 
 
 def test_the_last_line_gets_more_values(tmp_path: Path) -> None:
-    """Of an evaluation that was given up and is made up for."""
+    """The scores of an evaluation that was interrupted and made up for later."""
     metrics = Metrics(tmp_path, step=0)
     for step in (1, 2):
         metrics.write(step, {"loss": step / 7})
@@ -139,7 +139,7 @@ def test_tags(name: str, tag: str) -> None:
 
 
 def test_the_job_is_shown_as_text_and_as_hyperparameters_of_the_same_run(tmp_path: Path) -> None:
-    for step in (0, 0, 7):  # killed before its first checkpoint, then continued
+    for step in (0, 0, 7):  # killed before its first checkpoint, then resumed
         metrics = Metrics(tmp_path, step=step)
         metrics.show_job("stage: pretrain\n", {"steps": 300, "schedule.decay": "cosine"})
         metrics.close()

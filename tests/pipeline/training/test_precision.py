@@ -1,4 +1,4 @@
-"""The precision of a run: the decision as a table, and small runs that start, continue and are told otherwise."""
+"""The precision of a run: the decision as a table, and small runs that start, resume and are given another one."""
 
 import json
 import platform
@@ -59,7 +59,7 @@ def words(url: str, run_dir: Path, *more: str) -> list[str]:
 
 
 def cut_back(run_dir: Path) -> None:
-    """As a kill after the first of two steps would have left the run."""
+    """Leaves the run as a kill after the first of two steps would have."""
     shutil.rmtree(run_dir / "checkpoints" / "step-00000002")
     shutil.rmtree(run_dir / "weights")
     (run_dir / "DONE").unlink()
@@ -101,7 +101,7 @@ def test_bf16_is_obeyed_where_it_is_slow_with_one_warning(digits_url: str, run_d
 
 
 def what_all_have(world: World) -> tuple[bool, bool]:
-    """This rank's own answer, and the one that all ranks agree on."""
+    """This rank's own answer, and the answer on which all ranks agree."""
     return bf16_of(world.device).is_native, bf16_of_all(world).is_native
 
 

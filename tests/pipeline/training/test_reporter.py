@@ -1,4 +1,4 @@
-"""What rank 0 says: a live line of the right width, a line at each event, and values with rates beside their sums."""
+"""The messages of rank 0: a live line of the right width, a line for each event, and rates as well as sums."""
 
 import logging
 from dataclasses import replace
@@ -19,7 +19,7 @@ SCORES = Scores(num_images=359, accuracy=0.6128, loss=1.3149)
 
 
 class Run:
-    """A reporter of a run of 300 steps, fed by hand: a step takes a second and reads 1,000 bytes in 10 requests."""
+    """A reporter of a run of 300 steps, with simulated steps that take a second and read 1,000 bytes in 10 requests."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, step: int = 0, log_every: int = 1) -> None:
         self.folder, self.now, self.ledger = folder, 1000.0, Ledger(folder)

@@ -1,4 +1,4 @@
-"""Real signals and marker files become requests, and the process is left as it was."""
+"""Real signals and marker files become stop requests, and the process's handlers are restored."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def test_the_handlers_from_before_are_restored(tmp_path: Path) -> None:
 
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
-    """As nohup has it, and a shell for what runs in the background."""
+    """As with nohup, and in a shell's background jobs."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Signals(tmp_path, watch_markers=False) as signals:
@@ -73,11 +73,11 @@ def test_a_save_fulfils_the_save_marker_alone(tmp_path: Path) -> None:
         (tmp_path / "STOP").touch()
         signals.saved()
         assert signals.request() == StopRequest.SAVE_AND_EXIT
-        signals.saved()  # with no SAVE there it is no error
+        signals.saved()  # a missing SAVE is no error
 
 
 def test_outside_the_main_thread_the_markers_still_work(tmp_path: Path) -> None:
-    """Python lets only the main thread set handlers."""
+    """Python allows only the main thread to set signal handlers."""
     before, requests = signal.getsignal(signal.SIGUSR2), []
     (tmp_path / "STOP").touch()
 

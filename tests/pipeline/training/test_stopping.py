@@ -1,6 +1,6 @@
-"""Real signals to real runs: whatever a run does at that moment, it ends in time, says once what is saved, and no more.
+"""Real signals to real runs: whatever a run is doing, it ends in time, says once what is saved, and nothing else.
 
-A signal goes to the whole process group, as Ctrl-C at a terminal does.
+A signal goes to the whole process group, like Ctrl-C in a terminal.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.rigs.faulty_connection import FaultyProxy
 from tests.rigs.interrupting import Command, behind_a_proxy, started
 from tests.rigs.training import losses, pretrain_words
 
-ANSWER_SECONDS = 30.0  # 10 and what a busy machine takes to leave
+ANSWER_SECONDS = 30.0  # 10 s, plus what a busy machine takes to exit
 LONG = ("--steps", "40000", "--checkpoint.every-steps", "10000", "--engine.precision", "fp32")
 
 
@@ -30,15 +30,15 @@ def steps_of(run_dir: Path) -> int:
 
 
 def assert_quiet(said: str) -> None:
-    """No traceback, and nothing twice."""
+    """No traceback, and no line twice."""
     assert "Traceback" not in said, said
     assert "Exception" not in said, said
-    lines = [line[9:] for line in said.splitlines()]  # behind the time of day
+    lines = [line[9:] for line in said.splitlines()]  # after the time of day
     assert len(lines) == len(set(lines)), said
 
 
 def assert_saved(run_dir: Path, said: str) -> None:
-    """At the last step that was done."""
+    """Saved at the last completed step."""
     (manifest,) = (run_dir / "checkpoints").glob("step-*/*/MANIFEST.json")
     step = json.loads(manifest.read_text())["id"]["step"]
     assert step == max(losses(run_dir))
@@ -63,14 +63,14 @@ def test_the_first_interrupt_saves(digits_url: str, run_dir: Path, tmp_path: Pat
 
 @pytest.fixture
 def stalling(digits_url: str, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, FaultyProxy]]:
-    """The digits in a bucket, behind a proxy that lets answers stand still once it is told to."""
+    """The digits in a bucket, behind a proxy that stalls its answers on request."""
     with behind_a_proxy(digits_url, s3_bucket) as (url, proxy):
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         yield url, proxy
 
 
 def wait_until_stalled(command: Command, proxy: FaultyProxy, run_dir: Path) -> None:
-    """Answers stand still, and no step was done for a second and a half."""
+    """Answers are stalled, and no step has been done for a second and a half."""
     proxy.rates = {"silence": 1.0}
     command.wait_until(proxy.stalling.is_set)
     seen, since = -1, time.monotonic()
@@ -119,7 +119,7 @@ def test_a_second_interrupt_ends_at_once(stalling: tuple[str, FaultyProxy], run_
 def test_an_evaluation_is_given_up_and_the_run_saved(
     digits_url: str, stalling: tuple[str, FaultyProxy], run_dir: Path, tmp_path: Path
 ) -> None:
-    """And the same command continues it."""
+    """The same command resumes it."""
     url, proxy = stalling
     held_out = ("--evaluation.url", url, "--evaluation.every-steps", "3")
     words = pretrain_words(digits_url, run_dir, "--steps", "3", "--engine.precision", "fp32", *held_out)
@@ -165,7 +165,7 @@ def test_a_first_step_that_compiles_for_ever_ends_in_time(digits_url: str, run_d
 @pytest.mark.slow
 def test_before_the_first_step_it_ends_at_once(digits_url: str, run_dir: Path, tmp_path: Path) -> None:
     with started(tmp_path / "said", *pretrain_words(digits_url, run_dir, *LONG)) as command:
-        command.wait_until((run_dir / "job.yaml").exists)  # DeepSpeed is still to be loaded
+        command.wait_until((run_dir / "job.yaml").exists)  # DeepSpeed has not been loaded yet
         command.signal(signal.SIGINT)
         assert command.end(seconds=ANSWER_SECONDS) == exit_codes.INTERRUPTED
     assert "stopped before the first step; nothing was saved yet, and the same command starts again" in command.said
@@ -184,7 +184,7 @@ def test_a_wait_is_given_up_by_a_rank_that_is_alone_only() -> None:
             except WaitGivenUpError:
                 given_up = True
             assert given_up is is_given_up
-            signal.raise_signal(signal.SIGALRM)  # outside it is nothing
+            signal.raise_signal(signal.SIGALRM)  # outside the block it has no effect
 
 
 def test_everything_is_left_as_it_was() -> None:

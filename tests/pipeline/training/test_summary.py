@@ -1,4 +1,4 @@
-"""The first and the last words of a run fit 80 columns and lead on to the next command."""
+"""The first and last lines of a run fit 80 columns and give the next command."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Speed over the last 30 s of training, without checkpoints, evaluations and a slow first step; time left with them."""
+"""Throughput over the last 30 s of training, without checkpoints, evaluations and a slow first step; the time left
+includes them."""
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_the_rate_follows_the_last_30_seconds() -> None:
 
 def test_time_left_includes_what_stands_aside() -> None:
     seconds: dict[Account, float] = dict.fromkeys(ACCOUNTS, 0.0)
-    seconds["checkpoint"] = seconds["compute"] = 1000.0  # of an earlier start
+    seconds["checkpoint"] = seconds["compute"] = 1000.0  # from an earlier start
     throughput = Throughput(seconds, step=0)
     run(throughput, seconds, 1, 10, compute=1.0)
     assert throughput.seconds_left(110) == pytest.approx(100.0)

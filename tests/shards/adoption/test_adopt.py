@@ -25,6 +25,7 @@ from shards.read import SampleReader, verified
 from shards.storage.range_read import ReadConfig
 from shards.storage.ranges import RangeReads
 from shards.store import Store, open_store
+from tests.rigs.datasets import index_rows
 from tests.rigs.images import image_bytes
 
 SIZES = (5, 1, 9)  # samples per tar: uneven, as in others' tars
@@ -144,7 +145,7 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
             archive.addfile(info, io.BytesIO(data))
     (tmp_path / "some.tar").write_bytes(file.getvalue())
     run(adoption_of(str(tmp_path)))
-    assert open_dataset(str(tmp_path)).shard_rows(0).key == ["\\xfe\\xff"]
+    assert [row.key for row in index_rows(open_dataset(str(tmp_path)), 0)] == ["\\xfe\\xff"]
     assert verify_dataset(str(tmp_path), deep=True) == []
 
 
@@ -155,7 +156,7 @@ def test_several_labels_by_name_from_json(tmp_path: Path) -> None:
     assert verify_dataset(url, deep=True) == []
     dataset = open_dataset(url)
     assert dataset.label_names == ("any", "class 0", "class 1", "class 2", "class 3")
-    assert dataset.shard_rows(0).labels == [[1 + number % NUM_CLASSES, 0] for number in range(5)]
+    assert [row.labels for row in index_rows(dataset, 0)] == [(1 + number % NUM_CLASSES, 0) for number in range(5)]
 
 
 def test_names_from_a_file(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_names_from_a_file(tmp_path: Path) -> None:
     run(adoption_of(url, spec=spec))
     dataset = open_dataset(url)
     assert dataset.label_names == ("tench", "shark", "ray", "hen")
-    assert dataset.shard_rows(0).labels == [[0], [1], [2], [3], [0]]
+    assert [row.labels for row in index_rows(dataset, 0)] == [(0,), (1,), (2,), (3,), (0,)]
 
 
 def test_any_number_of_workers_and_a_rerun_write_the_same(tmp_path: Path) -> None:
@@ -250,7 +251,7 @@ def test_odd_labels_among_integers_are_refused(tmp_path: Path, caplog: pytest.Lo
         assert verify_dataset(url, deep=True) == []
         dataset = open_dataset(url)
         assert dataset.label_names == ("0", "1", "2", "3")
-        assert dataset.shard_rows(0).labels == [[0], [1], [2], [0]]
+        assert [row.labels for row in index_rows(dataset, 0)] == [(0,), (1,), (2,), (0,)]
         store = open_store(url)
         rows = read_table(store.read(QUARANTINE_PATH)).to_pylist()
         assert [(row["position"], row["reason"]) for row in rows] == [
@@ -311,8 +312,9 @@ def test_tars_that_patchline_packed_can_be_adopted_elsewhere(digits_url: str, tm
     packed = open_dataset(digits_url)
     assert manifest.num_samples == packed.num_samples
     assert verify_dataset(index_url) == []
-    ours, again = packed.shard_rows(2), open_dataset(index_url).shard_rows(2)
-    assert (again.key, again.labels, again.offset.tolist()) == (ours.key, ours.labels, ours.offset.tolist())
+    both = (index_rows(packed, 2), index_rows(open_dataset(index_url), 2))
+    ours, again = ([(row.key, row.labels, row.offset) for row in rows] for rows in both)
+    assert again == ours
     with pytest.raises(UserError, match="is a dataset packed by patchline; give --index-url"):
         run(adoption_of(digits_url))
 

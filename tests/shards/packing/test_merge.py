@@ -11,9 +11,9 @@ from shards.index import read_table
 from shards.manifest import LABELS_PATH, QUARANTINE_PATH, index_path
 from shards.packing.merge import blocks_of_shard, merge
 from shards.packing.plan import read_plan
-from shards.packing.spec import PackSpec
 from shards.sources.kinds import FolderSource
 from tests.rigs.datasets import packed_folders
+from tests.rigs.packing import pack_spec
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_labels_have_their_names_and_counts(tmp_path: Path) -> None:
 def test_a_missing_shard_stops_the_merge(tmp_path: Path) -> None:
     store = open_dataset(str(packed_folders(tmp_path))).store
     source = FolderSource(root=str(tmp_path / "images"))
-    spec = PackSpec(source=source, split="train", samples_per_shard=4, samples_per_block=3, seed=0)
+    spec = pack_spec(source, samples_per_block=3, seed=0)
     plan = read_plan(store, spec)
     assert plan is not None
     store.delete(index_path(2))

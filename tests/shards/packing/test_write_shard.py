@@ -15,7 +15,7 @@ from shards.manifest import index_path, shard_path
 from shards.packing.write_shard import ShardTask, committed, pack_shard, planned_samples
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
-from tests.rigs.datasets import packed_folders
+from tests.rigs.datasets import index_rows, packed_folders
 from tests.rigs.images import class_folders
 from tests.rigs.packing import pack_spec, planned
 
@@ -102,18 +102,17 @@ def test_plain_webdataset_reads_what_the_index_points_at(tmp_path: Path) -> None
     dataset = open_dataset(str(packed_folders(tmp_path)))
     seen = []
     for shard in range(len(dataset.manifest.shards)):
-        rows, tar = dataset.shard_rows(shard), Path(dataset.url, dataset.shard_path(shard))
+        rows, tar = index_rows(dataset, shard), Path(dataset.url, dataset.shard_path(shard))
         samples = list(wds.WebDataset(str(tar), shardshuffle=False))
-        assert [sample["__key__"] for sample in samples] == rows.key
-        for row, sample in enumerate(samples):
-            image = (tmp_path / "images" / rows.source[row]).read_bytes()
-            begin = int(rows.offset[row])
-            assert sample[rows.ext[row]] == image
-            assert tar.read_bytes()[begin : begin + int(rows.size[row])] == image
-            assert int(sample["cls"]) == rows.label[row] == int(rows.source[row][1])
+        assert [sample["__key__"] for sample in samples] == [row.key for row in rows]
+        for row, sample in zip(rows, samples, strict=True):
+            image = (tmp_path / "images" / row.source).read_bytes()
+            assert sample[row.ext] == image
+            assert tar.read_bytes()[row.offset : row.offset + row.size] == image
+            assert (int(sample["cls"]),) == row.labels == (int(row.source[1]),)
             facts = json.loads(sample["json"])
-            assert (facts["labels"], facts["source"]) == (rows.labels[row], rows.source[row])
-            seen.append(rows.source[row])
+            assert (facts["labels"], facts["source"]) == (list(row.labels), row.source)
+            seen.append(row.source)
     assert len(seen) == len(set(seen)) == 15
 
 

@@ -16,7 +16,8 @@ from shards.sources.archives import (
     is_image_name,
     split_locator,
 )
-from shards.sources.entry import Entry, ImageSource
+from shards.sources.entry import Entry
+from shards.sources.kinds import Source
 from shards.store import open_store
 from tests.rigs.images import image_bytes
 
@@ -68,14 +69,14 @@ def put_tar_of_tars(url: str) -> TarOfTarsSource:
     return TarOfTarsSource(path=f"{url}/ILSVRC2012_img_train.tar")
 
 
-def images_of(source: ImageSource, *, max_bytes: int = MAX_BYTES) -> list[tuple[Entry, object]]:
+def images_of(source: Source, *, max_bytes: int = MAX_BYTES) -> list[tuple[Entry, object]]:
     return list(source.images(list(source.entries()), max_bytes=max_bytes))
 
 
 @pytest.mark.parametrize(
     ("put", "labels"), [(put_class_tars, ["n01", "n02", "n10"]), (put_tar_of_tars, ["n02", "n01", "n10"])]
 )
-def test_entries_images_and_single_reads(url: str, put: Callable[[str], ImageSource], labels: list[str]) -> None:
+def test_entries_images_and_single_reads(url: str, put: Callable[[str], Source], labels: list[str]) -> None:
     source = put(url)
     assert not source.staged
     assert source.known_labels() is None
@@ -166,7 +167,7 @@ def test_a_damaged_class_tar_does_not_end_the_others(url: str, change: str) -> N
         (TarOfTarsSource(path="/nowhere/x.tar"), "does not exist"),
     ],
 )
-def test_mistakes_of_settings(source: ImageSource, message: str) -> None:
+def test_mistakes_of_settings(source: Source, message: str) -> None:
     with pytest.raises(UserError, match=message):
         list(source.entries())
 

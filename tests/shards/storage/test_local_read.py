@@ -104,6 +104,6 @@ def test_counters_of_ones_own(tmp_path: Path) -> None:
     mine = store.with_traffic(own)
     assert mine == store
     mine.write("a/x", b"0123")
-    assert mine.read("x") + mine.child("a").read("x") == b"01234567890123"
+    assert mine.read("x") + mine.read("a/x") == b"01234567890123"
     assert store.traffic.counts() == TrafficCounts()
     assert (own.counts().requests, own.counts().bytes) == (2, 14)

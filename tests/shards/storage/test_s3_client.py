@@ -13,7 +13,7 @@ import pytest
 import urllib3
 from botocore.response import StreamingBody
 
-from shards.errors import StorageError, UserError
+from shards.errors import StorageError, UnreachableError, UserError
 from shards.storage.retries import RetryConfig
 from shards.storage.s3 import S3Store
 from shards.storage.s3_client import Body, ClientOfProcess, Fault, fault_of
@@ -37,15 +37,20 @@ def test_an_endpoint_that_is_no_url_is_the_users_mistake(
         open_store("s3://bucket/x").read("a")
 
 
-@pytest.mark.parametrize("action", ["read", "exists", "list", "write", "write_file"])
+@pytest.mark.parametrize("action", ["read", "exists", "list", "write", "create"])
 def test_a_missing_bucket_is_said_to_be_missing(s3_endpoint: str, action: str) -> None:
     store = open_store("s3://no-such-bucket/x")
+
+    def create() -> None:
+        with store.create("a") as file:
+            file.write(b"")
+
     calls: dict[str, Callable[[], object]] = {
         "read": lambda: store.read("a"),
         "exists": lambda: store.exists("a"),
         "list": lambda: list(store.list()),
         "write": partial(store.write, "a", b""),
-        "write_file": partial(store.write_file, "a", Path(__file__)),
+        "create": create,
     }
     with pytest.raises(UserError, match=rf"no bucket 'no-such-bucket' at {s3_endpoint}"):
         calls[action]()
@@ -53,7 +58,7 @@ def test_a_missing_bucket_is_said_to_be_missing(s3_endpoint: str, action: str) -
 
 def test_an_unreachable_server_is_said_to_be_unreachable(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(StorageError, match=r"unreachable.*AWS_ENDPOINT_URL"):
+    with pytest.raises(UnreachableError, match=r"unreachable.*AWS_ENDPOINT_URL"):
         open_store("s3://bucket/x").read("a")
 
 
@@ -81,15 +86,26 @@ def test_missing_credentials_are_said_to_be_missing(s3_endpoint: str, monkeypatc
         pytest.param(botocore.exceptions.ConnectTimeoutError(endpoint_url="x"), id="no answer"),
     ],
 )
-def test_what_may_pass_is_the_storages_fault(s3_bucket: str, monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+@pytest.mark.parametrize(
+    ("has_answered", "family"),
+    [
+        pytest.param(False, UnreachableError, id="before the first answer, the address may be wrong"),
+        pytest.param(True, StorageError, id="later, the storage is away"),
+    ],
+)
+def test_what_may_pass_is_the_storages_fault_once_it_has_answered(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch, fault: Exception, has_answered: bool, family: type[Exception]
+) -> None:
+    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=0.001))
     store = open_store(f"s3://{s3_bucket}")
     assert isinstance(store, S3Store)
+    assert not (has_answered and store.exists("a"))
 
     def fail(**_: object) -> None:
         raise fault
 
     monkeypatch.setattr(store.clients.get(), "get_object", fail)
-    with pytest.raises(StorageError, match=f"s3://{s3_bucket}"):
+    with pytest.raises(family, match=f"s3://{s3_bucket}"):
         store.read("a")
 
 
@@ -118,7 +134,7 @@ def test_what_a_credential_process_says_is_not_repeated(
     config.write_text("[profile me]\ncredential_process = sh -c 'echo the key is hidden >&2; exit 1'\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     monkeypatch.setenv("AWS_PROFILE", "me")
-    with pytest.raises(StorageError, match=r"could not be fetched \(CredentialRetrievalError\)") as caught:
+    with pytest.raises(UnreachableError, match=r"could not be fetched \(CredentialRetrievalError\)") as caught:
         open_store("s3://bucket/x").read("a")
     assert "hidden" not in str(caught.value)
 

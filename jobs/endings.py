@@ -1,0 +1,68 @@
+"""How a command ends after an error: the one place where errors become exit codes and messages."""
+
+import errno
+import signal
+import sys
+from concurrent.futures import BrokenExecutor
+from dataclasses import dataclass
+
+from jobs import exit_codes
+from jobs.interrupts import SHELL_ADDS, exit_code_of
+from jobs.screen import has_no_reader
+from shards.errors import TransientError, UserError, WillNotSucceedError
+
+_ROOM = "make room, and the same command continues"
+_ACCESS = "give this user access, and the same command continues"
+_DISK = "check the disk or the file server; the same command continues"
+_FILES = "raise the limit on open files (ulimit -n), and the same command continues"
+_TO_DO = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.ENOMEM: "free some memory, and the same command continues",
+    errno.EROFS: "make it writable, and the same command continues",
+    errno.EACCES: _ACCESS,
+    errno.EPERM: _ACCESS,
+    errno.EIO: _DISK,
+    errno.ESTALE: _DISK,
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """The exit code and the message; an empty message is not printed."""
+
+    code: int
+    message: str
+    has_traceback: bool = False
+
+
+def end_of(error: BaseException) -> End:
+    """What `error` means to the user and to the shell. Only errors of no known kind are shown with a traceback."""
+    match error:
+        case UserError():
+            return End(code=exit_codes.USER_MISTAKE, message=f"error: {error}")
+        case TransientError():
+            return End(code=exit_codes.CRASH, message=f"error: {error}; the same command continues")
+        case WillNotSucceedError():
+            return End(code=exit_codes.WILL_NOT_SUCCEED, message=f"error: {error}")
+        case KeyboardInterrupt():
+            return End(code=exit_code_of(error), message="interrupted; the same command starts again")
+        case AssertionError() | TypeError() | AttributeError() | LookupError():
+            message = "this is a bug in patchline; please report it with the lines below"
+            return End(code=exit_codes.OUR_BUG, message=message, has_traceback=True)
+        case BrokenExecutor():
+            message = f"error: a worker process was killed ({error}); did memory run out?"
+            todo = "The same command continues; use fewer --workers"
+            return End(code=exit_codes.CRASH, message=f"{message} {todo}")
+        case BrokenPipeError() if has_no_reader(sys.stdout):  # `| head` has seen enough
+            return End(code=SHELL_ADDS + signal.SIGPIPE, message="")
+        case OSError(errno=number) if number in _TO_DO:
+            where = f" at {error.filename}" if error.filename else ""
+            return End(code=exit_codes.CRASH, message=f"error: {error.strerror}{where}; {_TO_DO[number]}")
+        case OSError():
+            message = "the system refused; the same command continues"
+        case _:
+            message = "ended by an unexpected error; the same command continues"
+    return End(code=exit_codes.CRASH, message=message, has_traceback=True)

@@ -1,0 +1,79 @@
+"""Every error has its exit code and its words here; only what is of no known kind comes with a traceback."""
+
+import errno
+from concurrent.futures.process import BrokenProcessPool
+
+import pytest
+
+from jobs import exit_codes
+from jobs.endings import end_of
+from jobs.interrupts import Interrupted
+from shards.errors import StorageError, TransientError, UnreachableError, UserError, WillNotSucceedError
+from shards.storage.s3_client import BadAnswerError
+
+CONTINUES = "the same command continues"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UserError("--out is missing"), exit_codes.USER_MISTAKE, "error: --out is missing"),
+        (UnreachableError("nobody answers"), exit_codes.USER_MISTAKE, "error: nobody answers"),
+        (TransientError("a peer is away"), exit_codes.CRASH, f"error: a peer is away; {CONTINUES}"),
+        (StorageError("no answer"), exit_codes.CRASH, f"error: no answer; {CONTINUES}"),
+        (BadAnswerError("failed: 503"), exit_codes.CRASH, f"error: failed: 503; {CONTINUES}"),
+        (WillNotSucceedError("it diverged"), exit_codes.WILL_NOT_SUCCEED, "error: it diverged"),
+        (KeyboardInterrupt(), exit_codes.INTERRUPTED, "interrupted; the same command starts again"),
+        (Interrupted(15), 143, "interrupted; the same command starts again"),
+        (
+            BrokenProcessPool("a child died"),
+            exit_codes.CRASH,
+            f"error: a worker process was killed (a child died); did memory run out? T{CONTINUES[1:]}; "
+            "use fewer --workers",
+        ),
+    ],
+)
+def test_a_known_kind_is_said_in_one_line(error: BaseException, code: int, message: str) -> None:
+    end = end_of(error)
+    assert (end.code, end.message, end.has_traceback) == (code, message, False)
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "todo"),
+    [
+        (errno.ENOSPC, "No space left on device", "make room, and"),
+        (errno.EDQUOT, "Disk quota exceeded", "make room, and"),
+        (errno.ENOMEM, "Cannot allocate memory", "free some memory, and"),
+        (errno.EROFS, "Read-only file system", "make it writable, and"),
+        (errno.EACCES, "Permission denied", "give this user access, and"),
+        (errno.EIO, "Input/output error", "check the disk or the file server;"),
+        (errno.EMFILE, "Too many open files", "raise the limit on open files (ulimit -n), and"),
+    ],
+)
+def test_a_fault_of_the_system_is_one_line_too(number: int, said: str, todo: str) -> None:
+    end = end_of(OSError(number, said, "/data/x"))
+    assert end.message == f"error: {said} at /data/x; {todo} {CONTINUES}"
+    assert (end.code, end.has_traceback) == (exit_codes.CRASH, False)
+    assert end_of(OSError(number, said)).message == f"error: {said}; {todo} {CONTINUES}"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyError("x"), exit_codes.OUR_BUG, "this is a bug in patchline"),
+        (AssertionError(), exit_codes.OUR_BUG, "this is a bug in patchline"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), exit_codes.CRASH, "the system refused; " + CONTINUES),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), exit_codes.CRASH, "the system refused; " + CONTINUES),
+        (RuntimeError("odd"), exit_codes.CRASH, "ended by an unexpected error; " + CONTINUES),
+    ],
+)
+def test_what_nobody_foresaw_is_shown_whole(error: Exception, code: int, message: str) -> None:
+    end = end_of(error)
+    assert end.message.startswith(message)
+    assert (end.code, end.has_traceback) == (code, True)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.endings.has_no_reader", lambda _stream: True)
+    end = end_of(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    assert (end.code, end.message) == (141, "")

@@ -1,0 +1,83 @@
+"""A store that goes away while a command works ends it with one line and code 74; the same command then continues."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from jobs import exit_codes
+from shards.storage import s3
+from shards.storage.retries import RetryConfig
+from shards.store import open_store
+from tests.conftest import new_bucket, use_s3
+from tests.rigs.images import class_folders
+from tests.rigs.interrupting import Command, started
+from tests.rigs.s3 import moto_server
+from tests.rigs.training import losses, pretrain_words
+
+ENDLESS = ("--steps", "40000", "--checkpoint.every-steps", "40000", "--engine.precision", "fp32")
+
+
+def lose_patience() -> None:
+    """For the command's process: a store that has answered is waited for one second instead of two minutes."""
+    s3.RETRIES = RetryConfig(backoff_seconds=0.01, deadline_seconds=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KilledServer:
+    """An S3 server of this test's own, and its bucket."""
+
+    endpoint: str
+    bucket: str
+    running: ExitStack
+
+    def kill(self) -> None:
+        """From now on nobody answers at its port."""
+        self.running.close()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[KilledServer]:
+    """Its endpoint and credentials are in the environment."""
+    with ExitStack() as running:
+        endpoint = use_s3(monkeypatch, running.enter_context(moto_server()), access_key="test", secret_key="test")
+        yield KilledServer(endpoint=endpoint, bucket=new_bucket(endpoint), running=running)
+
+
+def assert_one_line(command: Command, *texts: str) -> None:
+    """Code 74, and what has gone wrong in the last line; before it, only progress and the reads that are retried."""
+    code = command.end(seconds=240)  # a worker process may wait for the whole two minutes
+    assert code == exit_codes.CRASH, command.said
+    *others, last = command.said.splitlines()
+    assert last.startswith("error: ")
+    assert last.endswith("; the same command continues")
+    assert all(text in last for text in texts), last
+    assert "Traceback" not in command.said
+    assert not [line for line in others if "error:" in line], command.said
+
+
+def test_training(server: KilledServer, digits_url: str, tmp_path: Path) -> None:
+    url, run_dir = f"s3://{server.bucket}/digits", tmp_path / "run"
+    for path in Path(digits_url).rglob("*"):
+        if path.is_file():
+            open_store(url).write(path.relative_to(digits_url).as_posix(), path.read_bytes())
+    words = pretrain_words(url, run_dir, *ENDLESS)
+    with started(tmp_path / "said", *words, before=lose_patience) as command:
+        command.wait_until(lambda: (run_dir / "metrics.jsonl").exists() and len(losses(run_dir)) > 2)
+        server.kill()
+        assert_one_line(command, "steps: reading s3://", "the deadline is 1 s")
+    with started(tmp_path / "again", *words, before=lose_patience) as command:
+        assert_one_line(command, f"S3 is unreachable for {url} at {server.endpoint}")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_packing(server: KilledServer, tmp_path: Path, workers: str) -> None:
+    root = class_folders(tmp_path / "images", num_classes=10, images_a_class=50)
+    words = ("pack", "folder", "--source.root", str(root), "--out", f"s3://{server.bucket}/packed")
+    options = ("--samples-per-shard", "1", "--samples-per-block", "1", "--workers", workers)
+    with started(tmp_path / "said", *words, *options, before=lose_patience) as command:
+        command.wait_until_said("plan: 500 images")
+        server.kill()
+        assert_one_line(command, f"s3://{server.bucket}/packed")
