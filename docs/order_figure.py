@@ -49,13 +49,13 @@ def example() -> Example:
         for lane in range(LANES)
         for window in range(NUM_BLOCKS // (LANES * WINDOW_BLOCKS))
     ]
-    parts = [order.window_parts(window) for window in windows]
+    slices = [order.window_slices(window) for window in windows]
     positions = [order.positions(step, BATCH, 0, 1) for step in range(STEPS)]
     return Example(
         packed=np.arange(order.num_samples).reshape(NUM_BLOCKS, SAMPLES_A_BLOCK).tolist(),
         permuted=[
-            [list(range(part.first_sample_id, part.first_sample_id + part.num_samples)) for part in blocks]
-            for blocks in parts
+            [list(range(one.first_sample_id, one.first_sample_id + one.num_samples)) for one in blocks]
+            for blocks in slices
         ],
         shuffled=[order.window_samples(window).tolist() for window in windows],
         batches=[order.at(one).tolist() for one in positions],

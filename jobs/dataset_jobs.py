@@ -1,4 +1,4 @@
-"""The jobs of the stages that make and check datasets: what `pack`, `index`, `verify` and `card` can be told.
+"""The jobs of the stages that make and check datasets: the settings of `pack`, `index`, `verify` and `card`.
 
 Configurations only: help and mistakes are answered without loading what a stage needs.
 """
@@ -21,9 +21,9 @@ Phase = Literal["all", "scan", "plan", "shards", "merge"]
 
 @dataclass(frozen=True, kw_only=True)
 class PackJob:
-    """What to pack and where to.
+    """What to pack, and where to.
 
-    `run_dir` is no part of the dataset, whose bytes do not depend on who packed it.
+    `run_dir` is not part of the dataset, whose bytes do not depend on who packed it.
     """
 
     out: str = ""
@@ -67,24 +67,24 @@ class PackJob:
         refuse_wrong_values(self, where="")
         if self.share[1] > 1 and self.phase not in ("scan", "shards"):
             raise UserError(f"--part {self.part} needs --phase scan or --phase shards; the other phases are one task")
-        self.about()  # a text too long is to be said now, not once all is packed
+        self.about()  # refuses a text that is too long now, not after packing
 
     @property
     def share(self) -> tuple[int, int]:
         """`part` as numbers."""
         first, _, count = self.part.partition("/")
         if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
-            raise UserError(f"--part is {self.part!r}; allowed is I/N with I from 0 to N-1, e.g. 0/8")
+            raise UserError(f"--part is {self.part!r}; allowed is I/N with I from 0 to N-1, for example 0/8")
         return int(first), int(count)
 
     def about(self) -> About:
-        """What the manifest says to people."""
+        """The texts that the manifest has for people."""
         return About(description=self.description, licence=self.licence)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexJob:
-    """The WebDataset tars of others, and how their samples are read."""
+    """Existing WebDataset tars, and how to read their samples."""
 
     url: str = ""
     """The tars: a folder or s3://bucket/prefix (all *.tar below), or a pattern such as 'DIR/train-{0000..1023}.tar'."""
@@ -99,7 +99,7 @@ class IndexJob:
     label_key: str = SampleRules.label_key
     """Suffix of the member whose text is the label, an integer or a name."""
     label_field: str = ""
-    """Field of the member json that is the label (a list: several labels); empty: --label-key says where it is."""
+    """Field of the member json that is the label, or a list of labels; empty: --label-key is used."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     description: str = ""
@@ -122,7 +122,7 @@ class IndexJob:
         self.about()
 
     def about(self) -> About:
-        """What the manifest says to people."""
+        """The texts that the manifest has for people."""
         return About(description=self.description, licence=self.licence)
 
 

@@ -1,4 +1,4 @@
-"""The names of a job's fields, and which of them a mistaken one was meant to be."""
+"""The names of a job's fields, and the one that an unknown name was probably meant to be."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -9,7 +9,7 @@ _CLOSE_BESIDE, _CLOSE_ELSEWHERE = 0.6, 0.8
 
 
 def field_names(kind: Any, prefix: str = "") -> Iterator[str]:
-    """Every field by dotted name, groups before what is in them; of a choice between groups, the fields of all."""
+    """The dotted name of every field, each group before its fields; if there is a choice of groups, of all of them."""
     hints = get_type_hints(kind)
     for each in fields(kind):
         yield f"{prefix}{each.name}"
@@ -19,7 +19,7 @@ def field_names(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def known_instead(given: str, prefix: str, root: type) -> str:
-    """`; did you mean ...?` for a field that `root` does not have below `prefix`; empty where none is like it."""
+    """`; did you mean ...?` for a name that `root` does not have below `prefix`; empty if none is similar."""
     word = given.replace("-", "_").lower()
     every = list(dict.fromkeys(field_names(root)))
     if word in every and "." in word:
@@ -27,7 +27,7 @@ def known_instead(given: str, prefix: str, root: type) -> str:
     beside = [name.removeprefix(prefix) for name in every if name.rpartition(".")[0] == prefix.rstrip(".")]
     if word in beside:
         return f"; did you mean {word}?"
-    by_last = {name.rpartition(".")[2]: name for name in reversed(every)}  # the first of a name counts
+    by_last = {name.rpartition(".")[2]: name for name in reversed(every)}  # the first field of this name wins
     if word in by_last:
         return f"; did you mean {nested(by_last[word])}?"
     for close in get_close_matches(word, beside, n=1, cutoff=_CLOSE_BESIDE):

@@ -1,6 +1,6 @@
 """A job from the tree of a YAML file: every value by the type of its field, strictly; every fault with its line.
 
-A number may be spelt as YAML or Python spell it (`1e-3`, `16_000_000_000`); nothing else is taken for another type.
+Numbers may be written as in YAML or in Python (`1e-3`, `16_000_000_000`). Nothing is converted from another type.
 """
 
 import re
@@ -18,12 +18,12 @@ _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-_WRONG = object()  # stands for a value with a fault until the whole file is read
+_WRONG = object()  # in place of a faulty value, until the whole file is read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What reading a tree found: faults by line, fields that are missing, and later fields that had to be assumed."""
+    """What reading a tree found: faults by line, missing fields, and later fields that have their defaults."""
 
     root: type
     later: Mapping[str, tuple[str, ...]]
@@ -33,7 +33,7 @@ class Report:
     assumed: list[str] = field(default_factory=list)
 
     def fault(self, tree: Tree, message: str) -> Any:
-        """Notes a fault; what stands for the value."""
+        """Record a fault; the placeholder of the value."""
         self.faults.append((tree.line, message))
         return _WRONG
 
@@ -46,11 +46,11 @@ def job_from(
     later: Mapping[str, tuple[str, ...]] = _NOTHING,
     renamed: Mapping[str, Mapping[str, str]] = _NOTHING,
 ) -> tuple[Any, Report]:
-    """The job in `tree`, and the report; the job means something only where the report has neither faults nor misses.
+    """The job in `tree`, and the report; the job is valid only if the report has no faults and no missing fields.
 
-    `base` (a job, or None) gives the fields that the tree does not. Without it, only `later` may be missing: by the
-    name of a class, those of its fields that came after the file was written and have their defaults. Names of
-    `renamed`, again by class, are read as those of now.
+    `base` (a job, or None) has the fields that the tree lacks. Without it, only the fields in `later` (by class) may be
+    missing: they are newer than the file, and get their defaults. `renamed` maps former names of fields to today's, by
+    class.
     """
     report = Report(root=kind, later=later, renamed=renamed)
     return _group(kind, tree, base=base, name="", report=report), report
@@ -82,7 +82,7 @@ def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> A
     try:
         return kind(**values)
     except UserError as error:
-        report.faults.append((tree.line if name else 0, str(error)))  # the whole job is on no line in particular
+        report.faults.append((tree.line if name else 0, str(error)))  # a whole job has no line of its own
         return _WRONG
 
 
@@ -106,7 +106,7 @@ def _value(kind: Any, tree: Tree, *, base: Any, name: str, report: Report) -> An
 
 
 def _one_of(kinds: tuple[Any, ...], tree: Tree, *, base: Any, name: str, report: Report) -> Any:
-    """A value or nothing; or a group whose `kind` says which of several it is (by default, that of the base)."""
+    """A value or null; or a group whose `kind` says which of several it is (by default, that of the base)."""
     if NoneType in kinds:
         if isinstance(tree, Scalar) and tree.is_nothing:
             return None

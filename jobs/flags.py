@@ -47,7 +47,7 @@ class Flag:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What may be typed for it."""
+        """The words that stand for it on the command line."""
         return (self.name,) if self.takes else (self.name, self.off)
 
     @property
@@ -79,7 +79,7 @@ def flags_of(job: Any, prefix: str = "--") -> Iterator[Flag]:
         (kind,) = without_none(field.type)
         plain = without_range(kind)
         choices = tuple(str(word) for word in get_args(plain)) if get_origin(plain) is Literal else ()
-        if len(choices) != 1:  # a word that only tells kinds apart
+        if len(choices) != 1:  # a single word only tells kinds apart
             yield Flag(
                 name=name,
                 takes=_takes(field.name, plain, choices),
@@ -106,7 +106,7 @@ def groups_of(job: Any, prefix: str = "") -> dict[str, str]:
 
 
 def default_text(flag: Flag) -> str:
-    """The value as help shows it, empty where there is none to show."""
+    """The value as help shows it; empty if there is none."""
     value = flag.default
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -125,7 +125,7 @@ def sentences(kind: type) -> dict[str, str]:
 
 @cache
 def _in_module(module: str) -> dict[str, dict[str, str]]:
-    """Class -> field -> sentence, of a module's source (nothing where there is no source)."""
+    """Class -> field -> sentence, of a module's source (empty if there is no source)."""
     place = getattr(sys.modules[module], "__file__", None)
     if not place or not Path(place).is_file():
         return {}

@@ -1,8 +1,8 @@
-"""What has changed in the fields of jobs since the first records were written, so that an old RUN/job.yaml replays.
+"""Fields of jobs that were added or renamed after the first records were written, so that an old RUN/job.yaml replays.
 
-Each one's default is what a job did before it existed. A new field of a job goes in here, or records of older versions
-are refused (tests/jobs/test_later_fields.py replays some); one whose default does something new first needs a default
-that does what was done before, and a recipe or a flag that asks for the new thing.
+The default of an added field is what jobs did before it existed. Add every new field here, or older records are refused
+(tests/jobs/test_later_fields.py replays some). If a new field should change what jobs do, its default still keeps the
+old behaviour; recipes and flags turn the new one on.
 """
 
 from collections.abc import Mapping
@@ -31,6 +31,6 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     "VerifyJob": ("workers", "run_dir"),
 }
 
-RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = {  # by the name of their class: the name of then, the name of now
+RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = {  # by the name of their class: former name, name of today
     "TrainingJob": {"average_factor": "ema_decay"},
 }

@@ -1,4 +1,4 @@
-"""The jobs of the stages around models: what `evaluate`, `plan`, `import`, `export` and `demo` can be told.
+"""The jobs of the stages around models: the settings of `evaluate`, `plan`, `import`, `export` and `demo`.
 
 Configurations only: help and mistakes are answered without loading torch. Training has its own,
 pipeline/training/config.py.
@@ -17,14 +17,14 @@ from shards.config_values import Range, refuse_wrong_values
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateJob:
-    """Which weights to evaluate, on what."""
+    """Which weights to evaluate, and on which dataset."""
 
     weights: str = ""
     """Weights folder to evaluate (RUN/weights)."""
     data: EvaluationConfig = EvaluationConfig()
     """Dataset to evaluate on, and how its images are prepared."""
     loss: LossName = "softmax"
-    """Loss that the weights were trained with: softmax (one label an image) or sigmoid (any number of labels)."""
+    """Loss that the weights were trained with: softmax (one label per image) or sigmoid (any number of labels)."""
     run_dir: str = ""
     """Folder that scores.json and job.yaml are written to; empty: nowhere."""
     device: Device = "auto"
@@ -61,7 +61,7 @@ class PlanJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportJob(Change):
-    """Weights of others, and what their file does not say."""
+    """Weights from elsewhere, and what their file does not say."""
 
     path: str = ""
     """Weights to import: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a timm or
@@ -71,13 +71,13 @@ class ImportJob(Change):
     model: str = ""
     """Name of the model that the file must hold, such as vit_b16; empty: any."""
     num_heads: Annotated[int, Range(1)] | None = None
-    """Attention heads per layer, if the file does not say; none: what is usual for its format."""
+    """Attention heads per layer, if the file does not say; none: the usual value of its format."""
     gelu: Gelu | None = None
-    """Form of the GELU, if the file does not say; none: what is usual for its format."""
+    """Form of the GELU, if the file does not say; none: the usual value of its format."""
     layer_norm_epsilon: Annotated[float, Range(above=0)] | None = None
-    """Epsilon of every LayerNorm, if the file does not say; none: what is usual for its format."""
+    """Epsilon of every LayerNorm, if the file does not say; none: the usual value of its format."""
     resnet_epsilons: ResNetEpsilons | None = None
-    """Epsilons of the ResNet's norms, if the file does not say; none: what is usual for its format."""
+    """Epsilons of the ResNet's norms, if the file does not say; none: the usual value of its format."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names in the weights, else numbers."""
     run_dir: str = ""

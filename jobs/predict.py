@@ -24,10 +24,7 @@ _SWITCHES = ("--json", "--no-json", "-h", "--help", "--help-all")  # every other
 
 @dataclass(frozen=True, kw_only=True)
 class PredictJob:
-    """Which weights, and the images to show to them.
-
-    Images are prepared as the run's own evaluation does it.
-    """
+    """The weights, and the images to predict. Images are prepared as in the run's own evaluation."""
 
     weights: str = ""
     """Weights folder (RUN/weights), or the run directory."""

@@ -1,8 +1,8 @@
-"""Jobs as YAML: RUN/job.yaml, the record of a run, replayable with `patchline STAGE RUN/job.yaml`; and what people
-write, a `recipe:` and the fields that differ from it.
+"""Jobs as YAML: RUN/job.yaml, the record of a run, replayable with `patchline STAGE RUN/job.yaml`; and the files that
+users write, a `recipe:` and the fields that differ from it.
 
-A record has the two entries `stage` and `job`, with every field. A file of one's own has its fields at the top, beside
-`recipe:` and, where one likes, `stage:`; without a recipe it has every field too.
+A record has the two entries `stage` and `job`, with every field. A user's file has its fields at the top level, beside
+`recipe:` and, optionally, `stage:`; without a recipe it must have every field.
 """
 
 import logging
@@ -29,7 +29,7 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """What a file says before its fields are looked at; `stage` and `recipe` are empty where it does not say them."""
+    """A file before its fields are read; `stage` and `recipe` are empty if the file does not have them."""
 
     path: Path
     stage: str
@@ -44,9 +44,9 @@ def record_text(stage: str, job: Any) -> str:
 
 
 def write_record(run_dir: Path, *, stage: str, job: object) -> None:
-    """Writes run_dir/job.yaml, whole or absent; the run directory is made readable by its owner alone.
+    """Write run_dir/job.yaml, completely or not at all; the run directory becomes readable by its owner alone.
 
-    UserError where the folder cannot be made or written to.
+    UserError if the folder cannot be made or written to.
     """
     waiting, place = run_dir / "job.yaml.part", printable_name(str(run_dir / "job.yaml"))
     try:
@@ -59,7 +59,7 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
 
 
 def open_job(path: Path) -> JobFile:
-    """A record or a file of one's own. UserError where it is neither."""
+    """The record or the user's file at `path`. UserError if it is neither."""
     tree = read_tree(path)
     if not isinstance(tree, Fields):
         raise UserError(f"{path} has no fields; add a line such as `recipe: digits_smoke`, and your changes")
@@ -84,7 +84,7 @@ def open_job(path: Path) -> JobFile:
 def read_record(path: Path, *, stage: str, kind: type[Job], recipe: Callable[[str], Job] | None = None) -> Job:
     """The job of `stage` in a file; `recipe` makes the job of a recipe's name (None: the stage has no recipes).
 
-    UserError where the file is of another stage, or a field is unknown, wrong, or missing without a recipe.
+    UserError if the file is of another stage, or a field is unknown, wrong, or missing without a recipe.
     """
     file = open_job(path)
     if file.stage and file.stage != stage:
@@ -133,7 +133,7 @@ def _refuse(path: Path, report: Report, *, stage: str) -> None:
         lines = [f"  line {line}: {message}" if line else f"  {message}" for line, message in faults]
         more = len(report.faults) - len(lines)
         end = [f"  and {more} more"] if more else []
-        raise UserError("\n".join([f"{path} is no job of patchline {stage}:", *lines, *end]))
+        raise UserError("\n".join([f"{path} is not a job of patchline {stage}:", *lines, *end]))
     if report.missing:
         raise UserError(
             f"{path} names no recipe, so it must have every field. Missing are\n  {_listed(report.missing)}\n"

@@ -11,17 +11,17 @@ from jobs.recipes.smoke import SUFFIX, smoke
 from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE, job_class, recipes_of
 from shards.errors import UserError
 
-PLAN = "plan"  # takes what the training stages take, and has no files of its own
+PLAN = "plan"  # takes the second words of the training stages, and has no files of its own
 _TRAINING = WITH_SMOKE
 WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.second == RECIPE and name != PLAN)
 
 
 def default_job(stage: str, word: str) -> Any:
-    """The job that a stage's second word stands for. UserError where it stands for none of this stage."""
+    """The job that a stage's second word stands for. UserError if it stands for no job of this stage."""
     if stage == PLAN:
         return _plan_job(word)
     if stage in WITH_RECIPES:
-        record = Path(word) / "job.yaml"  # RUN stands for RUN/job.yaml, unless a recipe is called so
+        record = Path(word) / "job.yaml"  # RUN stands for RUN/job.yaml, unless a recipe has this name
         is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
@@ -34,7 +34,7 @@ def default_job(stage: str, word: str) -> Any:
 
 
 def stages_of(word: str) -> tuple[str, ...]:
-    """The stages with recipes that a recipe, a YAML file or an own recipe may be of; empty where it is of none."""
+    """The stages with recipes that a recipe, a YAML file or an own recipe may be of; empty if there is none."""
     if is_file(word):
         from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
 
@@ -81,12 +81,12 @@ def is_file(word: str) -> bool:
 
 
 def file_job(stage: str, path: Path) -> Any:
-    """The job in a YAML file of a stage with recipes. A Python file that it names lies where its path leads from it."""
+    """The job in a YAML file of a stage with recipes. Paths of Python files in it are relative to its folder."""
     return _read(stage, path, recipe=partial(recipe_job, stage, folder=path.parent))
 
 
 def recipe_job(stage: str, word: str, *, folder: Path = Path()) -> Any:
-    """The job of a recipe, of its smoke size, or of FILE.py:FUNCTION. UserError where the stage has none such."""
+    """The job of a recipe, of its smoke size, or of FILE.py:FUNCTION. UserError if the stage has no such recipe."""
     if is_own(word):
         return own_job(word, kinds=(job_class(stage),), folder=folder, has_smoke=stage in WITH_SMOKE)
     if has_recipe(stage, word):
@@ -99,7 +99,7 @@ def recipe_job(stage: str, word: str, *, folder: Path = Path()) -> Any:
 
 
 def has_recipe(stage: str, word: str) -> bool:
-    """Whether a recipe of a stage, or its smoke size, is called so."""
+    """Whether a stage has a recipe of this name, or with this smoke size."""
     known = recipes_of(stage)
     base = word.removesuffix(SUFFIX)
     return word in known or (stage in WITH_SMOKE and base in known and not base.endswith(SUFFIX))

@@ -1,8 +1,8 @@
-"""A YAML file as a tree that knows its lines and its own spelling.
+"""A YAML file as a tree that keeps line numbers, and the spelling of every value.
 
-What a value is, the field that it is for decides (jobs/fields.py): YAML 1.1, which PyYAML reads, takes `1e-3` for a
-text, `on` for true and `010` for eight. Files are bounded in size and depth; aliases, tags and keys given twice are
-refused, so nothing in a file can grow and nothing is dropped.
+The type of a field decides how its value is read (jobs/fields.py): PyYAML itself reads YAML 1.1, in which `1e-3` is a
+text, `on` is true and `010` is eight. Files are bounded in size and depth. Aliases, tags and duplicate keys are
+refused, so that no value grows or is dropped.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MOST_DEPTH = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Scalar:
-    """A single value as it is spelt; `is_plain`: without quotes."""
+    """A single value as it is written; `is_plain`: without quotes."""
 
     text: str
     is_plain: bool
@@ -52,14 +52,14 @@ Tree = Scalar | Items | Fields
 
 
 def read_tree(path: Path) -> Tree:
-    """The one document of a file. UserError where it cannot be read, is no YAML, or is more than a job may be."""
+    """The only document of a file. UserError if it cannot be read, is not YAML, or is larger than a job may be."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; give a recipe's name or a YAML file") from error
     if len(content) > MOST_BYTES:
-        raise UserError(f"{path} is larger than {MOST_BYTES // 1024} KiB; allowed is a job, which has about 4")
+        raise UserError(f"{path} is larger than {MOST_BYTES // 1024} KiB; a job has about 4 KiB")
     try:
         node = _Loader(content).get_single_node()
         return Scalar(text="", is_plain=True, line=1) if node is None else _tree(node)
@@ -71,7 +71,7 @@ def read_tree(path: Path) -> Tree:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes, without aliases and tags, to a bounded depth."""
+    """Composes nodes without aliases and tags, to a bounded depth."""
 
     depth = 0
 

@@ -1,4 +1,4 @@
-"""What a configuration's fields may hold: their types, and the ranges that are declared beside them.
+"""Checks the fields of configurations: by their types, and by ranges that are declared beside them.
 
     @dataclass(frozen=True, kw_only=True)
     class Example:
@@ -8,7 +8,7 @@
         def __post_init__(self) -> None:
             refuse_wrong_values(self, where="example.")
 
-The command line and the YAML reader ask `allowed_instead` about a single value: their messages name its flag or line.
+The command line and the YAML reader check single values with `allowed_instead`: their messages name the flag or line.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -26,7 +26,7 @@ _MOST_CHARACTERS = 200  # of a wrong value, in its message
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers that a field may hold: `least` or more, or `above` a bound; to `most`, or `below` a bound.
+    """The numbers that a field may hold: from `least`, or above `above`, to `most`, or below `below`.
 
     `zero` says what 0 means.
     """

@@ -1,4 +1,4 @@
-"""A packed dataset, opened for reading. Only what is small for any size is held: manifest, blocks, labels."""
+"""A packed dataset, opened for reading. Only what is small for any dataset is held: manifest, blocks, labels."""
 
 import copy
 import threading
@@ -26,7 +26,8 @@ from shards.manifest import (
     index_path,
     sha256_hex,
 )
-from shards.storage.traffic import Traffic
+from shards.storage.objects import Readable
+from shards.storage.ranges import RangeReads
 from shards.store import MissingObjectError, Store, open_store
 
 HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
@@ -34,7 +35,7 @@ _OTHER_TARS = 8  # looked for where one is missing
 
 
 class _Held:
-    """What is held of the indices, whoever reads them."""
+    """The parts of indices in memory, shared by all readers."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -45,8 +46,8 @@ class _Held:
 
 
 class Dataset:
-    """One split. `fingerprint` is the sha256 of its manifest, which fixes every byte of it; its description and licence
-    are not part of it."""
+    """One split. `fingerprint` is the sha256 of its manifest, which fixes every byte of the data; the description and
+    the licence are not part of it."""
 
     def __init__(self, store: Store, manifest: Manifest, *, fingerprint: str) -> None:
         self.store, self.manifest, self.fingerprint = store, manifest, fingerprint
@@ -58,14 +59,15 @@ class Dataset:
             [shard.first_sample_id for shard in manifest.shards], dtype=np.int64
         )
         self._held = _Held()
+        self._files: Readable = self.store
+        self._tars: Readable = self.shard_store
 
-    def for_stream(self, *, traffic: Traffic, stop: threading.Event) -> "Dataset":
-        """The same dataset and all that is held of it, read for one stream: its reads are counted in `traffic` alone
-        and raise ReadStoppedError within about a second once `stop` is set."""
+    def read_by(self, reads: RangeReads) -> "Dataset":
+        """The same dataset and all that is held of it, whose bytes `reads` reads: they are counted there, and whoever
+        waits for them gets a CancelledError once those reads are closed."""
         stream = copy.copy(self)
-        stream.store = self.store.with_traffic(traffic).stopped_by(stop)
-        is_apart = self.shard_store is not self.store
-        stream.shard_store = self.shard_store.with_traffic(traffic).stopped_by(stop) if is_apart else stream.store
+        stream._files = reads.of(self.store)
+        stream._tars = reads.of(self.shard_store)
         return stream
 
     @cached_property
@@ -87,8 +89,12 @@ class Dataset:
         """The tar's path below `shard_store`."""
         return self.manifest.shards[shard].path
 
+    def read_shard(self, shard: int, first: int, end: int) -> bytes:
+        """Bytes first..end-1 of a shard's tar. Raises MissingObjectError, and EOFError if it is shorter."""
+        return self._tars.read_range(self.shard_path(shard), first, end)
+
     def sample_rows(self, shard: int) -> SampleRows:
-        """What reading needs of a shard's index. Threads may ask at once; HELD_ROWS_BYTES of it are kept."""
+        """The columns of a shard's index that reading needs. Thread-safe; HELD_ROWS_BYTES of them are kept."""
         held = self._held
         with held.lock:
             if shard in held.sample_rows:
@@ -105,8 +111,8 @@ class Dataset:
         return rows
 
     def source_of(self, shard: int, row: int) -> str:
-        """Where a sample came from. The index is read anew for it, since it is asked only where something is wrong with
-        a sample; the last shard's names are kept, since then more of its samples may be."""
+        """Where a sample came from. The index is read again for this, because it is needed only for damaged samples;
+        the last shard's names are kept, because more of its samples may be damaged."""
         number, sources = self._held.sources
         if number != shard:
             sources = read_sources(self.checked_file(index_path(shard)))
@@ -114,8 +120,8 @@ class Dataset:
         return sources[row]
 
     def check_others_than(self, shard: int) -> None:
-        """Raises StorageError where not only this shard's tar is missing: a folder that is not mounted any more, say,
-        must not be taken for damaged samples. Looks once a shard."""
+        """Raises StorageError if other tars are missing besides this shard's: a folder that is no longer mounted, say,
+        must not pass for damaged samples. Looks once per shard."""
         if shard in self._held.missing_tars:
             return
         step = max(1, len(self.manifest.shards) // _OTHER_TARS)
@@ -129,7 +135,7 @@ class Dataset:
 
     def _has_tar(self, shard: int) -> bool:
         try:
-            self.shard_store.read_range(self.shard_path(shard), 0, 1)
+            self.read_shard(shard, 0, 1)
         except MissingObjectError:
             return False
         except EOFError:  # an empty one
@@ -139,11 +145,11 @@ class Dataset:
     def checked_file(self, path: str) -> bytes:
         """A file of the dataset whose sha256 is the manifest's, read at most twice.
 
-        Raises UserError where it has another or is missing, StorageError where the manifest is missing, too.
+        Raises UserError if the sha256 differs or the file is missing, StorageError if the manifest is missing, too.
         """
         for _ in range(2):
             try:
-                data = self.store.read(path)
+                data = self._files.read(path)
             except MissingObjectError as error:
                 self._check_manifest()
                 raise UserError(f"{error}, but the manifest lists it; {self._advice()}") from None
@@ -153,7 +159,7 @@ class Dataset:
 
     def _check_manifest(self) -> None:
         try:
-            self.store.read(MANIFEST_PATH)
+            self._files.read(MANIFEST_PATH)
         except MissingObjectError as error:
             todo = "is the storage mounted? Try again once it is"
             raise StorageError(f"{error} any more, which was there when the dataset was opened; {todo}") from None
@@ -163,7 +169,7 @@ class Dataset:
 
 
 def open_dataset(url: str) -> Dataset:
-    """The dataset at a folder or `s3://bucket/prefix`. Raises UserError where none is complete."""
+    """The dataset at a folder or `s3://bucket/prefix`. Raises UserError if there is no complete one."""
     store = open_store(url)
     try:
         data = store.read(MANIFEST_PATH)

@@ -117,7 +117,7 @@ class SampleRows:
         """The labels of a sample."""
         return tuple(self.label_values[self.label_ends[row] : self.label_ends[row + 1]].tolist())
 
-    def part(self, first: int, end: int) -> "SampleRows":
+    def slice(self, first: int, end: int) -> "SampleRows":
         """Copies of rows first..end-1, which keep nothing of the others in memory."""
         ends = self.label_ends[first : end + 1]
         values = self.label_values[ends[0] : ends[-1]].copy()

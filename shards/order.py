@@ -33,7 +33,7 @@ class WindowId:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockPart:
+class BlockSlice:
     """Samples `first_sample_id` .. `first_sample_id + num_samples - 1`, all of one block."""
 
     first_sample_id: int
@@ -156,7 +156,7 @@ class SampleOrder:
         if window not in self._windows:
             if len(self._windows) >= 4 * self.lanes:  # lifetimes are short: drop the oldest, they are passed
                 del self._windows[next(iter(self._windows))]
-            ids = np.concatenate([part.ids() for part in self.window_parts(window)])
+            ids = np.concatenate([one.ids() for one in self.window_slices(window)])
             self._windows[window] = ids[self.shuffle(window, ids)]
         return self._windows[window]
 
@@ -165,20 +165,20 @@ class SampleOrder:
         hashed = hash_array(ids, key=WINDOWS.key(self.seed, window.epoch))
         return np.argsort(hashed, kind="stable")
 
-    def window_parts(self, window: WindowId) -> tuple[BlockPart, ...]:
-        """The blocks (or the parts of blocks that lie in the lane) that make up a window, in permuted order."""
+    def window_slices(self, window: WindowId) -> tuple[BlockSlice, ...]:
+        """The blocks of a window, in permuted order; of a block that two lanes share, the slice in this lane."""
         table = self._epoch(window.epoch)
         start, end = table.window_bounds(window.lane, window.window)
-        parts = []
+        slices = []
         place = int(np.searchsorted(table.ends, start, side="right"))
         while start < end:
             block, block_end = int(table.block_at[place]), int(table.ends[place])
             inside = start - (block_end - int(self.block_sizes[block]))
             count = min(block_end, end) - start
             first = int(self._block_first[block]) + inside
-            parts.append(BlockPart(first_sample_id=first, num_samples=count))
+            slices.append(BlockSlice(first_sample_id=first, num_samples=count))
             start, place = start + count, place + 1
-        return tuple(parts)
+        return tuple(slices)
 
     def next_window(self, window: WindowId) -> WindowId:
         """The window that follows in the same lane group: in the same lane, or in the next epoch's rotated lane."""

@@ -10,7 +10,7 @@ UPRIGHT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """First rows and columns are exchanged, or not, then each is mirrored, or not. Pillow's `transpose` does it all."""
+    """Rows and columns are exchanged, then mirrored. `transpose` is Pillow's name for it (None: nothing to do)."""
 
     is_exchanged: bool
     is_upside_down: bool

@@ -1,4 +1,8 @@
-"""The same function over many tasks, in this process or in a pool of others."""
+"""One function over many tasks, in this process or in a pool of processes.
+
+Packing, verification and adoption use it: their tasks are work for the processor, which threads cannot share. Waiting
+in the background, inside one process, is shards/pool.py's.
+"""
 
 import multiprocessing
 import os
@@ -17,7 +21,7 @@ Result = TypeVar("Result")
 
 
 def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, workers: int) -> Iterator[Result]:
-    """Results as they come. Tasks are drawn only as workers get free, so they may be many and large."""
+    """Results as they come. Tasks are drawn only as workers become free, so they may be many and large."""
     left = iter(tasks)
     first = list(islice(left, 2))
     if workers == 1 or len(first) < 2:
@@ -26,12 +30,12 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, work
     # Workers are forked from a process that has done nothing but load the modules which jobs/cli.py names: a fork of
     # this one would carry S3 connections and locks of other threads along.
     context = multiprocessing.get_context("forkserver")
-    environment = dict(os.environ)  # that process keeps the one it was started with
+    environment = dict(os.environ)  # the server keeps the one it was started with
     _start_quietly()
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(environment,))
     try:
         yield from _in_pool(pool, function, chain(first, left), window=2 * workers)
-    except (KeyboardInterrupt, GeneratorExit):  # nobody waits for what is under way any more
+    except (KeyboardInterrupt, GeneratorExit):  # nobody waits for the tasks under way
         for worker in list((pool._processes or {}).values()):
             worker.terminate()
         raise
@@ -40,9 +44,9 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, work
 
 
 def _start_quietly() -> None:
-    """Starts the process that workers are forked from. Ctrl-C at a terminal reaches all of them, and is the parent's to
-    answer: they hold it back from their first moment on, where it would end in a traceback."""
-    resource_tracker.ensure_running()  # by itself: its start ends with signals let through
+    """Starts the process that workers are forked from. Ctrl-C at a terminal reaches all processes, but only the parent
+    answers it: the workers block it from the start, because it would end in a traceback there."""
+    resource_tracker.ensure_running()  # first: its own start unblocks signals at the end
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -51,8 +55,8 @@ def _start_quietly() -> None:
 
 
 def _begin(environment: dict[str, str]) -> None:
-    """A worker whose parent was killed would wait for tasks for ever: it ends with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where another part of this program has started the server
+    """Ends the worker when its parent ends: after a kill it would wait for tasks for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # if another part of this program has started the server
     os.environ.clear()
     os.environ.update(environment)
     parent = multiprocessing.parent_process()
@@ -82,14 +86,14 @@ def _submitted(
 ) -> set[Future[Result]]:
     futures = set()
     for task in tasks:
-        with _uninterrupted():  # a worker that is started by halves would be left behind, and say so
+        with _uninterrupted():  # a worker whose start is interrupted would be left behind
             futures.add(pool.submit(function, task))
     return futures
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Signals that come inside are raised behind it."""
+    """Raises signals that arrive inside the block after its end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,8 @@
-"""Planned reads: the bytes of a rank's batches, as large range reads of whole windows, one window ahead.
+"""Planned reads: the bytes of a rank's batches, read block by block, one window ahead.
 
-Held are the window that a lane is in and the one after it (shards/windows.py says how many bytes that is at most). The
-first batches after a start read single samples by their offset while the windows are still on their way, so the time
-to the first batch grows neither with the window nor with the place in the epoch.
+Each lane holds its current window and the next one (shards/windows.py has the bound in bytes). The first batches after
+a start read single samples by their offset while the windows are still being read, so the time to the first batch
+grows neither with the window nor with the position in the epoch.
 """
 
 from collections.abc import Iterator
@@ -14,37 +14,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.dataset import Dataset
-from shards.images.config import MAX_IMAGE_BYTES
 from shards.index import SampleRows
 from shards.order import SampleOrder, WindowId
+from shards.pool import Pool
 from shards.samples import (
     RawSample,
     faulty,
     locate_row,
-    read_part,
     read_sample,
+    read_slice,
     refetched,
     sample_of,
     too_large,
     verified,
 )
-from shards.storage.ranges import CLOSE_SECONDS, RangeReads
+from shards.storage.ranges import StreamStore
 from shards.windows import SINGLE_READS_SHARE, Fetched, HeldBytes, Window, largest_blocks_bytes, window_bound_bytes
-from shards.workers import Workers
 
 __all__ = [
     "RawBatch",
     "RawSample",
     "SampleReader",
     "locate_row",
-    "read_part",
     "read_sample",
+    "read_slice",
     "refetched",
     "verified",
     "window_bound_bytes",
 ]
 
-FIRST_READS = 8  # a lane's first batches, which read what has not arrived sample by sample; later ones wait for it
+FIRST_READS = 8  # a lane's first batches read what has not arrived sample by sample; later ones wait for it
 _WINDOWS_A_LANE = 2
 
 
@@ -58,14 +57,14 @@ class RawBatch:
 
 @dataclass(kw_only=True)
 class _Lane:
-    """The windows of one lane group: those held, and the bytes of those passed, which batches may still refer to."""
+    """The windows of one lane group: those held, and the bytes of passed ones that batches may still refer to."""
 
     windows: dict[WindowId, Window] = field(default_factory=dict)  # in the order in which they are read
     passed: list[HeldBytes] = field(default_factory=list)
     num_reads: int = 0
 
     def pass_before(self, name: WindowId) -> None:
-        """Lets go of the windows before this one."""
+        """Drops the windows before this one."""
         while self.windows:
             earliest = next(iter(self.windows))
             if (earliest.epoch, earliest.window) >= (name.epoch, name.window):
@@ -75,13 +74,13 @@ class _Lane:
             self.passed.append(window.held)
 
     def has_room(self) -> bool:
-        """Whether another window may take memory."""
+        """Whether another window may be begun."""
         self.passed = [held for held in self.passed if held.now]
         return len(self.windows) + len(self.passed) < _WINDOWS_A_LANE
 
 
 @dataclass(kw_only=True, slots=True)
-class _Asked:
+class _Wanted:
     """What a batch takes of one window: entries of the batch and, rising, the samples' numbers in the window."""
 
     lane: _Lane
@@ -93,7 +92,7 @@ class _Asked:
 
 @dataclass(kw_only=True, slots=True)
 class _Found:
-    """A sample whose row of the index is known; `fetched` None: it is not to be read, see `fault`."""
+    """A sample and its row of the index; `fetched` None: it must not be read, for its `fault`."""
 
     sample_id: int
     rows: SampleRows
@@ -103,27 +102,24 @@ class _Found:
 
 
 class SampleReader:
-    """Reads samples at positions of the order. Close it when done; `reads` is the caller's to close, after it.
+    """Reads samples at positions of the order, for one stream (shards/stream_reader.py makes and closes it).
 
     From call to call the positions of every lane rise; one reader belongs to one thread. What it holds is bounded by
     `window_bound_bytes`: two windows a lane, the bytes of batches that the caller has not dropped yet included.
     A sample larger than `most_sample_bytes` is handed over as a fault.
 
-    Under way are at most three times as many reads as `reads` has connections (hedges on top): its own, and twice as
-    many of index files and of samples that are read again. Half of the latter may be for windows to come, the rest is
-    for what a batch waits for.
+    `tars` reads the shards; `loaders` run what waits for index files and for samples that are read again.
     """
 
     def __init__(
-        self, dataset: Dataset, order: SampleOrder, reads: RangeReads, *, most_sample_bytes: int = MAX_IMAGE_BYTES
+        self, dataset: Dataset, order: SampleOrder, *, tars: StreamStore, loaders: Pool, most_sample_bytes: int
     ) -> None:
-        self.dataset, self.order, self.reads, self.most_sample_bytes = dataset, order, reads, most_sample_bytes
+        self.dataset, self.order, self.most_sample_bytes = dataset, order, most_sample_bytes
+        self._tars, self._loaders = tars, loaders
         self._held = HeldBytes()
         self._singles = HeldBytes(self._held)
         self._lanes: dict[int, _Lane] = {}
         self._allowed = (0, 0)  # lanes, and what single reads may hold with as many
-        connections = reads.config.connections
-        self._loaders = Workers(2 * connections, name="rows", most_patient=connections)
 
     @property
     def held_bytes(self) -> int:
@@ -135,13 +131,8 @@ class SampleReader:
         """The most that `held_bytes` has been."""
         return self._held.most
 
-    def cancel(self) -> None:
-        """Makes a `read` that is under way in another thread end with a CancelledError; close both afterwards."""
-        self._loaders.cancel()
-
-    def close(self, *, seconds: float = CLOSE_SECONDS) -> None:
-        """Stops what is under way. Waits so long for reads of index files, which end by themselves after that."""
-        self._loaders.close(seconds=seconds)
+    def drop(self) -> None:
+        """Drops all windows."""
         for lane in self._lanes.values():
             for window in lane.windows.values():
                 window.drop()
@@ -149,22 +140,22 @@ class SampleReader:
     def read(self, positions: NDArray[np.int64]) -> RawBatch:
         """The samples at `positions`, in that order.
 
-        A sample whose bytes cannot be had carries the reason as its `fault`. Raises what an unreachable store raises.
+        A sample whose bytes are unavailable carries the reason as its `fault`. Raises what an unreachable store raises.
         """
         asked = self._ask(positions)
         found = self._ask_for_singles(asked)
-        for part in asked:
-            self._begin_needed(part, found)
-        found |= {entry: sample for part in asked for entry, sample in self._of_windows(part, found)}
+        for wanted in asked:
+            self._begin_needed(wanted, found)
+        found |= {entry: sample for wanted in asked for entry, sample in self._of_windows(wanted, found)}
         samples = self._samples([found[entry] for entry in range(positions.size)])
-        for part in asked:
-            if part.window:
-                part.window.hand_over(part.places)
-        for part in {id(part.lane): part for part in asked}.values():  # the last of each lane
-            self._move_on(part)
+        for wanted in asked:
+            if wanted.window:
+                wanted.window.hand_over(wanted.places)
+        for wanted in {id(wanted.lane): wanted for wanted in asked}.values():  # the last of each lane
+            self._move_on(wanted)
         return RawBatch(samples=samples, epochs=positions // self.order.num_samples)
 
-    def _ask(self, positions: NDArray[np.int64]) -> list[_Asked]:
+    def _ask(self, positions: NDArray[np.int64]) -> list[_Wanted]:
         asked = []
         touched = set()
         for name, entries, places in self.order.locate(positions):
@@ -175,17 +166,17 @@ class SampleReader:
                 lane.num_reads += 1
                 lane.pass_before(name)
             window = lane.windows.get(name)
-            asked.append(_Asked(lane=lane, name=name, window=window, entries=entries.tolist(), places=places.tolist()))
+            asked.append(_Wanted(lane=lane, name=name, window=window, entries=entries.tolist(), places=places.tolist()))
         return asked
 
-    def _ask_for_singles(self, asked: list[_Asked]) -> dict[int, _Found]:
-        """Entry -> sample, of those whose block has not arrived in a lane's first batches: all under way at once."""
+    def _ask_for_singles(self, asked: list[_Wanted]) -> dict[int, _Found]:
+        """Entry -> sample, for a lane's first batches: samples whose block has not arrived, all requested at once."""
         missing: list[tuple[int, int]] = []
-        for part in asked:
-            if part.lane.num_reads <= FIRST_READS:
-                window = part.window
-                ids = self.order.window_samples(part.name)[part.places].tolist()
-                each = zip(part.entries, part.places, ids, strict=True)
+        for wanted in asked:
+            if wanted.lane.num_reads <= FIRST_READS:
+                window = wanted.window
+                ids = self.order.window_samples(wanted.name)[wanted.places].tolist()
+                each = zip(wanted.entries, wanted.places, ids, strict=True)
                 missing += [(entry, number) for entry, place, number in each if not (window and window.arrived(place))]
         if not missing:
             return {}
@@ -198,7 +189,7 @@ class SampleReader:
         }
         allowed = self._allowed_singles()
         found = {}
-        for load in as_completed(loads):  # none waits for another shard's index
+        for load in as_completed(loads):  # no sample waits for another shard's index
             shard = loads[load]
             for entry, number, row in of_shard[shard]:
                 sample = self._ask_for_single(number, shard, row, load.result(), allowed=allowed)
@@ -207,7 +198,7 @@ class SampleReader:
         return found
 
     def _allowed_singles(self) -> int:
-        """Bytes that single reads may hold: a share of two windows for each lane that has been seen."""
+        """Bytes that single reads may hold: a share of two windows of each lane seen so far."""
         if self._allowed[0] != len(self._lanes):
             num_blocks = _WINDOWS_A_LANE * self.order.window_blocks * len(self._lanes)
             of_windows = largest_blocks_bytes(self.dataset.blocks, num_blocks, epochs=2)
@@ -215,46 +206,46 @@ class SampleReader:
         return self._allowed[1]
 
     def _ask_for_single(self, number: int, shard: int, row: int, rows: SampleRows, *, allowed: int) -> _Found | None:
-        """None: it would be more than is allowed, and has to wait for its block."""
+        """None if it would exceed what single reads may hold: it has to wait for its block."""
         if fault := too_large(rows, row, most_bytes=self.most_sample_bytes):
             return _Found(sample_id=number, rows=rows, row=row, fetched=None, fault=fault)
         first, end = int(rows.offset[row]), int(rows.offset[row] + rows.size[row])
         if self._singles.now + end - first > allowed:
             return None
-        fetched = self._singles.fetch(self.reads, self.dataset.shard_path(shard), first, end, urgent=True)
+        fetched = self._singles.fetch(self._tars, self.dataset.shard_path(shard), first, end, urgent=True)
         return _Found(sample_id=number, rows=rows, row=row, fetched=fetched)
 
-    def _begin_needed(self, part: _Asked, singles: dict[int, _Found]) -> None:
-        """Begins a window that is needed now, or only soon where all of the batch is read singly."""
-        if part.window:
+    def _begin_needed(self, wanted: _Wanted, singles: dict[int, _Found]) -> None:
+        """Begins a window that this batch needs or, if the batch is read singly, one of the next batches."""
+        if wanted.window:
             return
-        waits = any(entry not in singles for entry in part.entries)
-        if not waits and not part.lane.has_room():
+        waits = any(entry not in singles for entry in wanted.entries)
+        if not waits and not wanted.lane.has_room():
             return
-        first = part.places[0] if waits else part.places[-1] + 1
-        if first < self.order.window_samples(part.name).size:
-            part.window = self._begin(part.lane, part.name, first=first)
+        first = wanted.places[0] if waits else wanted.places[-1] + 1
+        if first < self.order.window_samples(wanted.name).size:
+            wanted.window = self._begin(wanted.lane, wanted.name, first=first)
 
     def _begin(self, lane: _Lane, name: WindowId, *, first: int) -> Window:
         window = Window(name=name, first=first, held=HeldBytes(self._held))
         lane.windows[name] = window
-        load = partial(window.load, self.dataset, self.order, self.reads)
+        load = partial(window.load, self.dataset, self.order, self._tars)
         self._loaders.submit(load).add_done_callback(window.over)
         return window
 
-    def _of_windows(self, part: _Asked, singles: dict[int, _Found]) -> Iterator[tuple[int, _Found]]:
-        waiting = [both for both in zip(part.entries, part.places, strict=True) if both[0] not in singles]
-        if not waiting or not part.window:  # it is begun where anything waits for it
+    def _of_windows(self, wanted: _Wanted, singles: dict[int, _Found]) -> Iterator[tuple[int, _Found]]:
+        waiting = [both for both in zip(wanted.entries, wanted.places, strict=True) if both[0] not in singles]
+        if not waiting or not wanted.window:  # a window that something waits for has been begun
             return
-        contents = part.window.contents.result()
+        contents = wanted.window.contents.result()
         for entry, place in waiting:
-            of_block, row = contents.parts[contents.part[place]], int(contents.row[place])
+            of_block, row = contents.slices[contents.slice_of[place]], int(contents.row[place])
             fault = too_large(of_block.rows, row, most_bytes=self.most_sample_bytes)
             number, fetched = int(contents.ids[place]), of_block.fetched
             yield entry, _Found(sample_id=number, rows=of_block.rows, row=row, fetched=fetched, fault=fault)
 
     def _samples(self, found: list[_Found]) -> tuple[RawSample, ...]:
-        """Waits for the bytes. What a block's read did not give is read once more, each sample for itself."""
+        """Waits for the bytes. Samples that a block's read did not bring are read again, one by one."""
         samples, again = [], []
         for entry, item in enumerate(found):
             data = item.fetched.sample(item.rows, item.row) if item.fetched and not item.fault else None
@@ -271,13 +262,13 @@ class SampleReader:
             samples[entry] = mending.result()
         return tuple(samples)
 
-    def _move_on(self, part: _Asked) -> None:
-        """Lets go of windows that are passed, and begins the one after this where the lane has room for it."""
-        lane, name, first = part.lane, part.name, part.places[-1] + 1
+    def _move_on(self, wanted: _Wanted) -> None:
+        """Drops windows that are passed, and begins the next one if the lane has room for it."""
+        lane, name, first = wanted.lane, wanted.name, wanted.places[-1] + 1
         if first == self.order.window_samples(name).size:
             name, first = self.order.next_window(name), 0
             lane.pass_before(name)
         while len(lane.windows) < _WINDOWS_A_LANE and lane.has_room():
-            while name in lane.windows:  # no further than needed: the next epoch's order takes a thread a while
+            while name in lane.windows:  # only as far as needed: the order of the next epoch takes a while
                 name, first = self.order.next_window(name), 0
             self._begin(lane, name, first=first)

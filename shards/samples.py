@@ -8,19 +8,19 @@ import numpy as np
 from shards.dataset import Dataset
 from shards.images.config import MAX_IMAGE_BYTES
 from shards.index import SampleRows
-from shards.order import BlockPart
+from shards.order import BlockSlice
 from shards.storage.objects import MissingObjectError
 
-# What a tar that is missing or cut off gives; all else that a store raises says nothing about the sample.
+# Raised for a tar that is missing or cut off; other errors of a store say nothing about the sample.
 BYTES_MISSING = (MissingObjectError, EOFError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawSample:
-    """One sample as it lies in the shard; its crc32 is `verified` by whoever decodes it.
+    """One sample as it lies in the shard; whoever decodes it has its crc32 `verified`.
 
-    `data` is None where `fault` says why the bytes could not be had. `source`, the image's own name, is looked up once
-    a sample is read again or has a fault; it is empty before.
+    `data` is None if the bytes are unavailable; `fault` says why. `source`, the image's original name, is looked up
+    when a sample is read again or has a fault; it is empty before.
     """
 
     sample_id: int
@@ -41,7 +41,7 @@ def locate_row(dataset: Dataset, sample_id: int) -> tuple[int, int]:
 
 
 def sample_of(rows: SampleRows, row: int, *, sample_id: int, data: memoryview | bytes | None) -> RawSample:
-    """The sample that a row of the index describes."""
+    """The sample of a row of the index."""
     return RawSample(
         sample_id=sample_id,
         data=data,
@@ -56,20 +56,20 @@ def sample_of(rows: SampleRows, row: int, *, sample_id: int, data: memoryview | 
 
 
 def too_large(rows: SampleRows, row: int, *, most_bytes: int = MAX_IMAGE_BYTES) -> str:
-    """The fault of a sample that is not to be read at all; empty for all others."""
+    """The fault of a sample that is too large to be read; empty for all others."""
     size = int(rows.size[row])
     return f"too large: {size} bytes, allowed are {most_bytes}" if size > most_bytes else ""
 
 
 def faulty(dataset: Dataset, sample: RawSample, fault: str) -> RawSample:
-    """The sample without its bytes: why, in which tar, and where the image came from."""
+    """The sample without its bytes, with the reason, the tar and the image's source."""
     shard, row = locate_row(dataset, sample.sample_id)
     where = f"row {row} of {dataset.shard_store.url}/{dataset.shard_path(shard)}"
     return replace(sample, data=None, fault=f"{fault} ({where})", source=dataset.source_of(shard, row))
 
 
 def verified(dataset: Dataset, sample: RawSample) -> RawSample:
-    """The sample if its bytes are those that were packed; read again once where they are not, and given up then."""
+    """The sample if its bytes are those that were packed; if not, it is read again once, and may get a `fault`."""
     if sample.data is None or zlib.crc32(sample.data) == sample.crc32:
         return sample
     return refetched(dataset, sample)
@@ -78,13 +78,13 @@ def verified(dataset: Dataset, sample: RawSample) -> RawSample:
 def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
     """The sample read again by its offset and checked.
 
-    Raises what an unreachable store raises, and StorageError where all tars are gone.
+    Raises what an unreachable store raises, and StorageError if all tars are gone.
     """
     shard, row = locate_row(dataset, sample.sample_id)
-    rows, path = dataset.sample_rows(shard), dataset.shard_path(shard)
+    rows = dataset.sample_rows(shard)
     begin = int(rows.offset[row])
     try:
-        data = dataset.shard_store.read_range(path, begin, begin + int(rows.size[row]))
+        data = dataset.read_shard(shard, begin, begin + int(rows.size[row]))
     except BYTES_MISSING as error:
         if isinstance(error, MissingObjectError):
             dataset.check_others_than(shard)
@@ -95,23 +95,22 @@ def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
 
 
 def read_sample(dataset: Dataset, sample_id: int) -> RawSample:
-    """One sample by its offset, checked: what takes the place of another."""
+    """One sample by its offset, checked; a substitute is read this way."""
     shard, row = locate_row(dataset, sample_id)
     rows = dataset.sample_rows(shard)
     if fault := too_large(rows, row):
         return faulty(dataset, sample_of(rows, row, sample_id=sample_id, data=None), fault)
-    return verified(dataset, read_part(dataset, BlockPart(first_sample_id=sample_id, num_samples=1))[0])
+    return verified(dataset, read_slice(dataset, BlockSlice(first_sample_id=sample_id, num_samples=1))[0])
 
 
-def read_part(dataset: Dataset, part: BlockPart) -> list[RawSample]:
-    """Consecutive samples of one shard, by one range read; each for itself where that does not give them all."""
-    shard, first = locate_row(dataset, part.first_sample_id)
-    path = dataset.shard_path(shard)
-    rows = dataset.sample_rows(shard).part(first, first + part.num_samples)
+def read_slice(dataset: Dataset, block: BlockSlice) -> list[RawSample]:
+    """Consecutive samples of one shard by one range read, or one by one if that does not bring them all."""
+    shard, first = locate_row(dataset, block.first_sample_id)
+    rows = dataset.sample_rows(shard).slice(first, first + block.num_samples)
     begin, end = int(rows.offset[0]), int(rows.offset[-1] + rows.size[-1])
-    numbers = list(enumerate(range(part.first_sample_id, part.first_sample_id + part.num_samples)))
+    numbers = list(enumerate(range(block.first_sample_id, block.first_sample_id + block.num_samples)))
     try:
-        body = memoryview(dataset.shard_store.read_range(path, begin, end))
+        body = memoryview(dataset.read_shard(shard, begin, end))
     except BYTES_MISSING:
         return [refetched(dataset, sample_of(rows, row, sample_id=number, data=None)) for row, number in numbers]
     samples = []

@@ -1,8 +1,8 @@
-"""Windows of blocks on their way into memory, and how many bytes that is at most.
+"""Windows of blocks on their way into memory, and how many bytes they hold at most.
 
-A window (W blocks of one lane) is fetched once, a range read a block. A block's bytes are let go of when the last of
-its samples is handed over, so there is no cache to size or to evict. Samples are views of the block's bytes, which
-therefore live on until the last of them is dropped; they count as held until then.
+A window (W blocks of one lane) is fetched once, with a range read per block. A block's bytes are dropped when the last
+of its samples is handed over, so there is no cache to size or to evict. Samples are views of the block's bytes: these
+stay in memory, and count as held, until the last view is dropped.
 """
 
 import threading
@@ -17,51 +17,51 @@ from numpy.typing import NDArray
 
 from shards.dataset import Dataset
 from shards.index import BlockTable, SampleRows
-from shards.order import BlockPart, SampleOrder, WindowId
+from shards.order import BlockSlice, SampleOrder, WindowId
 from shards.samples import BYTES_MISSING, locate_row
-from shards.storage.ranges import RangeReads
+from shards.storage.ranges import StreamStore
 
-SINGLE_READS_SHARE = 8  # single reads may hold this part of what the windows may, at a start
+SINGLE_READS_SHARE = 8  # at a start, single reads may hold 1/8 of what windows may
 
 
 class HeldBytes:
-    """Bytes under way and bytes alive, of one window or of all, `now` and at `most`; a part adds to its whole, too."""
+    """Bytes being read or in memory, `now` and at `most`, of a window or of all: a window's count in the `whole`."""
 
     def __init__(self, whole: "HeldBytes | None" = None) -> None:
-        self._lock, self._whole = threading.RLock(), whole  # re-entrant: memory may be freed at any point of a thread
+        self._lock, self._whole = threading.RLock(), whole  # re-entrant: memory may be freed anywhere in a thread
         self.now = self.most = 0
 
     def add(self, count: int) -> None:
-        """`count` more; fewer where it is negative."""
+        """`count` more; fewer if it is negative."""
         with self._lock:
             self.now += count
             self.most = max(self.most, self.now)
         if self._whole:
             self._whole.add(count)
 
-    def fetch(self, reads: RangeReads, path: str, first: int, end: int, *, urgent: bool = False) -> "Fetched":
-        """Bytes first..end-1, counted from now on until nothing refers to them any more."""
+    def fetch(self, tars: StreamStore, path: str, first: int, end: int, *, urgent: bool = False) -> "Fetched":
+        """Bytes first..end-1, counted from now until nothing refers to them any more."""
         body: Future[memoryview] = Future()
-        read = reads.submit(path, first, end, urgent=urgent)
+        read = tars.submit(path, first, end, urgent=urgent)
         self.add(end - first)
         read.add_done_callback(partial(self._arrived, body, end - first))
         return Fetched(body=body, read=read, first=first, end=end)
 
     def _arrived(self, body: Future[memoryview], count: int, read: Future[bytes]) -> None:
-        # Nothing is raised here: a traceback would keep the frames of whoever cancels, and what they hold, in memory.
+        # Raises nothing: a traceback would keep the frames of the thread that cancels, and their bytes, in memory.
         error = CancelledError() if read.cancelled() else read.exception()
         if error is not None:
             self.add(-count)
             body.set_exception(error)
             return
-        data = np.frombuffer(read.result(), dtype=np.uint8)  # an array, since bytes do not tell when they are freed
+        data = np.frombuffer(read.result(), dtype=np.uint8)  # an array: bytes do not tell when they are freed
         weakref.finalize(data, self.add, -count).atexit = False
         body.set_result(data.data.toreadonly())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """A range of a tar that is on its way or there."""
+    """A range of a tar that is being read or in memory."""
 
     body: Future[memoryview]
     read: Future[bytes]
@@ -69,7 +69,7 @@ class Fetched:
     end: int
 
     def sample(self, rows: SampleRows, row: int) -> memoryview | None:
-        """A sample's bytes, as soon as they are there; None where the tar does not have them.
+        """Waits for a sample's bytes; None if the tar does not have them.
 
         Raises what an unreachable store raises.
         """
@@ -80,8 +80,8 @@ class Fetched:
 
 
 @dataclass(kw_only=True)
-class LoadedPart:
-    """What a window holds of one block: its rows of the index, the range read, how many samples are still to come."""
+class LoadedSlice:
+    """A window's slice of one block: its rows of the index, the range read, how many samples are still to come."""
 
     path: str
     rows: SampleRows
@@ -91,17 +91,17 @@ class LoadedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """A window's samples in shuffled order: ids, in which part each is, and which row of that part's rows it is."""
+    """A window's samples in shuffled order: ids, in which slice each is, and which row of that slice's rows it is."""
 
     ids: NDArray[np.int64]
-    part: NDArray[np.int64]
+    slice_of: NDArray[np.int64]
     row: NDArray[np.int64]
-    parts: tuple[LoadedPart, ...]
+    slices: tuple[LoadedSlice, ...]
 
 
 @dataclass(kw_only=True)
 class Window:
-    """A window from its sample number `first` on (a start may lie in the midst of it), made ready by a thread."""
+    """A window from its sample number `first` (a start may be in the middle of it), loaded by a thread."""
 
     name: WindowId
     first: int
@@ -110,85 +110,84 @@ class Window:
     dropped: bool = False
     _handed_over: list[int] = field(default_factory=list)
 
-    def load(self, dataset: Dataset, order: SampleOrder, reads: RangeReads) -> None:
-        """Reads the rows of the index and asks for the blocks that are still needed; `contents` is set then."""
+    def load(self, dataset: Dataset, order: SampleOrder, tars: StreamStore) -> None:
+        """Reads the rows of the index, requests the blocks that are still needed, and sets `contents`."""
         try:
             found = self._plan(dataset, order)
-            for part in found.parts:
-                if part.num_left and not self.dropped:
-                    first, last = int(part.rows.offset[0]), int(part.rows.offset[-1] + part.rows.size[-1])
-                    part.fetched = self.held.fetch(reads, part.path, first, last)
+            for one in found.slices:
+                if one.num_left and not self.dropped:
+                    first, last = int(one.rows.offset[0]), int(one.rows.offset[-1] + one.rows.size[-1])
+                    one.fetched = self.held.fetch(tars, one.path, first, last)
         except Exception as error:
-            with suppress(InvalidStateError):  # nobody waits for it any more, see `over`
+            with suppress(InvalidStateError):  # see `over`
                 self.contents.set_exception(error)
         else:
             with suppress(InvalidStateError):
                 self.contents.set_result(found)
             if self.dropped:
-                self.drop()  # again: what was asked for meanwhile
+                self.drop()  # again: what was requested meanwhile
 
     def over(self, load: Future[None]) -> None:
-        """Says that `load` has ended: whoever waits for its contents must not wait for ever where it never began, or
-        stands still and was left."""
+        """Called when `load` has ended: if it was cancelled, whoever waits for the contents must not wait for ever."""
         if load.cancelled() or load.exception():
             with suppress(InvalidStateError):
                 self.contents.set_exception(CancelledError())
 
     def drop(self) -> None:
-        """Lets go of its bytes, those that are still on their way included."""
+        """Drops its bytes, including those that are still being read."""
         self.dropped = True
         if self.contents.done() and not self.contents.exception():
-            for part in self.contents.result().parts:
-                if part.fetched:
-                    part.fetched.read.cancel()
-                part.fetched = None
+            for one in self.contents.result().slices:
+                if one.fetched:
+                    one.fetched.read.cancel()
+                one.fetched = None
 
     def hand_over(self, places: list[int]) -> None:
-        """Says that these samples are handed over; blocks of which none is left are let go of."""
+        """Records that these samples were handed over; blocks with none left are dropped."""
         self._handed_over += places
         if not self.contents.done() or self.contents.exception():
-            return  # read singly; a later call will find them
+            return  # they were read singly; a later call counts them
         found = self.contents.result()
         for place in self._handed_over:
-            part = found.parts[found.part[place]]
-            part.num_left -= place >= self.first
-            if part.num_left == 0 and part.fetched:
-                part.fetched.read.cancel()
-                part.fetched = None
+            one = found.slices[found.slice_of[place]]
+            one.num_left -= place >= self.first
+            if one.num_left == 0 and one.fetched:
+                one.fetched.read.cancel()
+                one.fetched = None
         self._handed_over = []
 
     def arrived(self, place: int) -> bool:
-        """Whether the sample number `place` of the window can be had without waiting."""
+        """Whether sample number `place` of the window has arrived."""
         if not self.contents.done() or self.contents.exception():
             return False
         found = self.contents.result()
-        fetched = found.parts[found.part[place]].fetched
+        fetched = found.slices[found.slice_of[place]].fetched
         return fetched is not None and fetched.body.done()
 
     def _plan(self, dataset: Dataset, order: SampleOrder) -> Contents:
-        blocks = order.window_parts(self.name)
+        blocks = order.window_slices(self.name)
         ids = np.concatenate([block.ids() for block in blocks])
         shuffled = order.shuffle(self.name, ids)
         starts = np.cumsum([0] + [block.num_samples for block in blocks])
-        part = np.searchsorted(starts, shuffled, side="right") - 1
-        row = shuffled - starts[part]
-        parts = []
+        slice_of = np.searchsorted(starts, shuffled, side="right") - 1
+        row = shuffled - starts[slice_of]
+        slices = []
         for number, block in enumerate(blocks):
-            needed = row[self.first :][part[self.first :] == number]
+            needed = row[self.first :][slice_of[self.first :] == number]
             low, high = (int(needed.min()), int(needed.max())) if needed.size else (0, 0)
-            parts.append(_part_of(dataset, block, low, high, num_left=needed.size))
-            row[part == number] -= low
-        return Contents(ids=ids[shuffled], part=part, row=row, parts=tuple(parts))
+            slices.append(_loaded_slice(dataset, block, low, high, num_left=needed.size))
+            row[slice_of == number] -= low
+        return Contents(ids=ids[shuffled], slice_of=slice_of, row=row, slices=tuple(slices))
 
 
-def _part_of(dataset: Dataset, block: BlockPart, low: int, high: int, *, num_left: int) -> LoadedPart:
+def _loaded_slice(dataset: Dataset, block: BlockSlice, low: int, high: int, *, num_left: int) -> LoadedSlice:
     shard, row = locate_row(dataset, block.first_sample_id)
-    rows = dataset.sample_rows(shard).part(row + low, row + high + 1)
-    return LoadedPart(path=dataset.shard_path(shard), rows=rows, fetched=None, num_left=num_left)
+    rows = dataset.sample_rows(shard).slice(row + low, row + high + 1)
+    return LoadedSlice(path=dataset.shard_path(shard), rows=rows, fetched=None, num_left=num_left)
 
 
 def lanes_of_rank(lanes: int, *, batch_size: int, num_ranks: int) -> int:
-    """Lanes that a rank reads at most: more than its share where ranks take parts of lanes."""
+    """The most lanes that a rank reads: more than its share if ranks share lanes."""
     of_lane, of_rank = batch_size // lanes, batch_size // num_ranks
     return of_rank // of_lane if of_rank % of_lane == 0 else min(lanes, -(-of_rank // of_lane) + 1)
 
@@ -196,27 +195,27 @@ def lanes_of_rank(lanes: int, *, batch_size: int, num_ranks: int) -> int:
 def window_bound_bytes(
     blocks: BlockTable, order: SampleOrder, *, batch_size: int, num_ranks: int, batches_in_use: int
 ) -> int:
-    """The most bytes that a rank's SampleReader ever holds or has under way: its `held_bytes` never exceed this.
+    """The most bytes that a rank's SampleReader ever holds or reads: its `held_bytes` never exceeds this.
 
-    A lane holds two windows, W blocks each: the one after next is begun only when the last has been freed. Where a few
-    batches go beyond a whole window it is that window's blocks more: blocks that lie within the samples that a lane
-    gives to `batches_in_use` + 1 batches (those handed over and not dropped, and the one being read). The sum is over
-    the largest blocks of the dataset, each once for every epoch that may be held at a time. Samples read singly at a
-    start come on top, with an eighth of it at most.
+    A lane holds two windows of W blocks each: the one after next is begun only when the last has been freed. If a few
+    batches reach beyond a whole window, that window's blocks come on top: blocks that lie within the samples that a
+    lane gives to `batches_in_use` + 1 batches (those handed over and not dropped, and the one being read). The sum is
+    over the largest blocks of the dataset, each once per epoch that may be held at a time. Samples read singly at a
+    start add at most an eighth.
     """
     lanes = lanes_of_rank(order.lanes, batch_size=batch_size, num_ranks=num_ranks)
     lane_samples = max(1, order.num_samples // order.lanes)
     in_use = (batches_in_use + 1) * (batch_size // order.lanes)  # consecutive samples of a lane
     epochs = 2 + (in_use + 2 * order.window_blocks * int(order.block_sizes.max())) // lane_samples
-    within = _most_parts_within(order, in_use - 2, epochs=epochs)
+    within = _most_slices_within(order, in_use - 2, epochs=epochs)
     epochs = min(epochs, 3 + within)  # no window is of two epochs, and lanes are an epoch apart at most
-    num_parts = lanes * (2 * order.window_blocks + within)
-    of_windows = largest_blocks_bytes(blocks, num_parts, epochs=epochs)
+    num_slices = lanes * (2 * order.window_blocks + within)
+    of_windows = largest_blocks_bytes(blocks, num_slices, epochs=epochs)
     return of_windows + of_windows // SINGLE_READS_SHARE
 
 
-def _most_parts_within(order: SampleOrder, num_samples: int, *, epochs: int) -> int:
-    """The most parts of blocks that `num_samples` samples in a row can hold whole, where windows lie whole in them."""
+def _most_slices_within(order: SampleOrder, num_samples: int, *, epochs: int) -> int:
+    """The most slices of blocks that `num_samples` consecutive samples can hold whole, if windows lie whole in them."""
     if num_samples < 1:
         return 0
     sizes = order.block_sizes
@@ -228,7 +227,7 @@ def _most_parts_within(order: SampleOrder, num_samples: int, *, epochs: int) -> 
 
 
 def largest_blocks_bytes(blocks: BlockTable, count: int, *, epochs: int) -> int:
-    """Bytes of the `count` largest blocks, where each may be there `epochs` times."""
+    """Bytes of the `count` largest blocks if each may be held `epochs` times."""
     sizes = blocks.end_byte - blocks.first_byte
     num = min(sizes.size, -(-count // epochs))
     top = np.sort(np.partition(sizes, sizes.size - num)[sizes.size - num :])[::-1]

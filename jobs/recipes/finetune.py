@@ -16,7 +16,7 @@ _SGD = OptimizerConfig(name="sgd", momentum=0.9, weight_decay=0.0)
 def digits_48() -> TrainingJob:
     """The digits_smoke model fine-tuned from 32 to 48 px (4 x 4 -> 6 x 6 patches).
 
-    Source: the paper's fine-tuning, sized for the digits. Expected: 95 % and more on the test split.
+    Source: the paper's fine-tuning, sized for the digits. Expected: 95 % or more on the test split.
     Command: patchline finetune digits_48 --initial.weights RUN/weights --data.url URL --run-dir DIR
     """
     job = pretrain.digits_smoke()

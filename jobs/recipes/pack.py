@@ -1,4 +1,4 @@
-"""Recipes of `patchline pack`: where images come from. Every field can be overridden on the command line."""
+"""Recipes of `patchline pack`, one for each kind of source. Flags override any field."""
 
 from jobs.dataset_jobs import PackJob
 from shards.packing.config import Dedup
@@ -27,9 +27,9 @@ CIFAR10_CLASSES = (
 
 
 def folder() -> PackJob:
-    """Class folders, ImageNet style: ROOT/CLASS/*.JPEG; labels are the folders' names in sorted order.
+    """Class folders, ImageNet style: ROOT/CLASS/*.JPEG; the labels are the sorted names of the folders.
 
-    ROOT is a folder or s3://bucket/prefix; images may lie deeper in a class folder. Result: one dataset at URL.
+    ROOT is a folder or s3://bucket/prefix; images may be deeper in a class folder. Result: one dataset at URL.
     Command: `patchline pack folder --source.root ROOT --out URL --samples-per-shard 1000 --workers 8`
     """
     return PackJob(source=FolderSource())
@@ -46,7 +46,7 @@ def flat() -> PackJob:
 
 
 def class_tars() -> PackJob:
-    """A folder of one tar a class, as ImageNet-21k's winter 2021 release: ROOT/n01440764.tar and 19,166 more.
+    """A folder with one tar per class, as ImageNet-21k's winter 2021 release: ROOT/n01440764.tar and 19,166 more.
 
     ROOT is a folder or s3://bucket/prefix; nothing is unpacked. Result: one dataset at URL. Command:
     `patchline pack class_tars --source.root ROOT --out URL --workers 8`
@@ -75,8 +75,8 @@ def parquet() -> PackJob:
 def manifest() -> PackJob:
     """A CSV or Parquet file that lists images by path or URL with a label, or with several and their weights (JFT).
 
-    Columns path and label (of a CSV: LABEL or LABEL|LABEL), and weights where asked for; the options of `source` name
-    others. `--source.keep-copies` fetches no URL twice. Result: one dataset at URL. Command:
+    Columns: path, label (in a CSV: LABEL or LABEL|LABEL) and, optionally, weights; other names are set by flags.
+    `--source.keep-copies` fetches no URL twice. Result: one dataset at URL. Command:
     `patchline pack manifest --source.files images.csv --source.weights-column weights --out URL --workers 8`
     """
     return PackJob(source=ManifestSource())
@@ -94,8 +94,8 @@ def digits() -> PackJob:
 def cifar10() -> PackJob:
     """CIFAR-10 (Krizhevsky 2009) from its Parquet files; {split} in the path becomes train or test.
 
-    Result: 50,000 training samples of 10 classes, or 10,000 test samples with `--split test`; none is left out, since
-    others measure on all of them. Command:
+    Result: 50,000 training samples of 10 classes, or 10,000 test samples with `--split test`; duplicates are
+    kept, since published results are on all of them. Command:
     `patchline pack cifar10 --source.files 'DIR/{split}.parquet' --split test --out URL-test`
     """
     return PackJob(source=ParquetSource(label_names=CIFAR10_CLASSES), dedup=Dedup(duplicates="keep"))

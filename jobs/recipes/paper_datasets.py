@@ -1,4 +1,4 @@
-"""The datasets of the paper's tables: how many images and classes, from which steps and costs follow.
+"""The datasets of the paper's tables: their numbers of images and classes, which determine steps and costs.
 
 Sources: "An Image is Worth 16x16 Words", section 4.1 (JFT-300M: 303 million images, 18 thousand classes; ImageNet-21k:
 14 million, 21 thousand), Table 3 (epochs), the published weights' heads (21,843 classes), the datasets' own papers.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class PaperDataset:
-    """A training set. `num_classes` 0: it is several sets with a number of their own."""
+    """A training set. `num_classes` is 0 if it consists of several sets, each with its own number."""
 
     name: str
     num_images: int

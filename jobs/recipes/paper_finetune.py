@@ -3,7 +3,7 @@
 SGD with momentum 0.9, cosine decay, batch 512, no weight decay, clipping at 1, softmax loss; both layers of the head
 are dropped for one zero-initialised linear layer; 384 px unless said. The model is B/16: give --model.name for another
 (it must be that of the weights). Warm-up is the published code's: 500 steps, 100 for Pets and Flowers (big_vision's
-transfer.py). The paper sweeps the learning rate on a part of the training set held out, then trains on all of it; each
+transfer.py). The paper sweeps the learning rate on a held-out share of the training set, then trains on all of it; each
 recipe takes one rate of the sweep and names the others. Crops are vision_transformer's: inception crop, evaluation by a
 direct resize (big_vision: a random crop out of 448 px for CIFAR, a central crop out of 448 px to evaluate).
 [unverified], not published: dropout while fine-tuning (0 here; their README has 0 and 0.1, half a point apart).
@@ -40,8 +40,8 @@ def imagenet_518_h14() -> TrainingJob:
     Source: section 4.1, Table 4; the rate is swept as for imagenet_384 and the best one is not public. Evaluation takes
     the central crop out of 604 px [unverified]: ours, the proportion 448 to 384. Expected from vit_h14_jft: 88.55 %, of
     the averaged weights: patchline evaluate central_crop --weights DIR/weights --data.transform.short-side 604.
-    An image keeps 1.8 GB of activations [computed]: 64 a rank fit a GPU of 141 GB; on smaller ones set a smaller
-    --micro-batch, or --engine.activation-checkpointing.
+    An image keeps 1.8 GB of activations [computed]: 64 per rank fit a GPU of 141 GB; on smaller ones, set a
+    smaller --micro-batch or --engine.activation-checkpointing.
     Command: patchline finetune imagenet_518_h14 --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _high_resolution("vit_h14", image_size=518, short_side=604)

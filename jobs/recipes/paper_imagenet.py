@@ -2,7 +2,7 @@
 recipes after "How to train your ViT?" and big_vision's vit_i21k.py.
 
 Batch 4096, 10,000 steps of warm-up, Adam, dropout 0.1, 224 px. ImageNet-21k: linear decay to 1e-5, weight decay 0.03,
-sigmoid loss, head bias -10, hidden layer, no clipping: so the authors answer for B/16 (vision_transformer, issue 2).
+sigmoid loss, head bias -10, hidden layer, no clipping: as the authors confirm for B/16 (vision_transformer, issue 2).
 ImageNet-1k: cosine decay, weight decay 0.3, clipping at 1 (Table 3's caption).
 Steps are of 14.2 and 1.28 million images; give --steps for a set of another size. [unverified], not published: whether
 any tensor was left out of weight decay (we do: biases, norms, tokens); the loss on ImageNet-1k, for which we take
@@ -85,7 +85,7 @@ def vit_b16_i21k_augreg() -> TrainingJob:
     """ViT-B/16 on ImageNet-21k, 300 epochs, with big_vision's light2: mixup 0.2, RandAugment of 2 operations at 10.
 
     Source: big_vision's vit_i21k.py: average pooling, cosine decay, clipping at 1, weight decay 1e-4 that follows the
-    schedule (0.1 in PyTorch's terms); dropout 0 [unverified]. Expected: not in our facts.
+    schedule (0.1 in PyTorch's terms); dropout 0 [unverified]. Expected: not confirmed.
     Command: patchline pretrain vit_b16_i21k_augreg --data.url URL --run-dir DIR
     """
     return _augreg("vit_b16", width=768, mixup=0.2, magnitude=10)
@@ -94,7 +94,7 @@ def vit_b16_i21k_augreg() -> TrainingJob:
 def vit_l16_i21k_augreg() -> TrainingJob:
     """ViT-L/16 on ImageNet-21k, 300 epochs, with big_vision's medium2: mixup 0.5, RandAugment of 2 operations at 15.
 
-    Source: as vit_b16_i21k_augreg. Expected: not in our facts.
+    Source: as vit_b16_i21k_augreg. Expected: not confirmed.
     Command: patchline pretrain vit_l16_i21k_augreg --data.url URL --run-dir DIR
     """
     return _augreg("vit_l16", width=1024, mixup=0.5, magnitude=15)
@@ -119,7 +119,7 @@ def vit_b32_i1k() -> TrainingJob:
 
 
 def vit_l16_i1k() -> TrainingJob:
-    """ViT-L/16 on ImageNet-1k from scratch, 300 epochs: larger than B/16, and worse on so few images.
+    """ViT-L/16 on ImageNet-1k from scratch, 300 epochs: larger than B/16, but worse on so few images.
 
     Source: Table 3. Expected: 72.59 % on the validation split at 224 px (issue 62).
     Command: patchline pretrain vit_l16_i1k --data.url URL --evaluation.url URL-val --run-dir DIR

@@ -3,11 +3,11 @@
 Batch 4096, 10,000 steps of warm-up, linear decay, Adam with weight decay 0.1, no dropout, no clipping (Table 3's
 caption has it for ImageNet-1k alone), 224 px; sigmoid loss summed over classes, head bias -10, a hidden tanh layer
 before the head. Images may have several labels. Steps are of 303 million images; a set of another size needs its own
---steps. "Cost" is the paper's Table 6. `patchline plan RECIPE` computes it, for ResNets 3.5 to 5 % more: it counts
-the convolutions' taps on padding, too.
+--steps. "Cost" is the paper's Table 6. `patchline plan RECIPE` computes it, for ResNets 3.5 to 5 % more: it also
+counts the taps of convolutions on padding.
 [unverified], not published: whether these runs left any tensor out of weight decay (we do: biases, norms, tokens), and
 where the decay of the rate ended (1e-5, as its authors say for ImageNet-21k). ResNets have neither hidden layer nor
-dropout; that their head began at -10 as well is ours.
+dropout; that their heads also begin at -10 is our choice.
 Fine-tuned ImageNet accuracy, where given, is the paper's Table 2.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """

@@ -1,4 +1,4 @@
-"""What `patchline plan` can be asked for by name: every training recipe, with the dataset that it is meant for."""
+"""Recipes of `patchline plan`: every training recipe, with the dataset that it is meant for."""
 
 from collections.abc import Callable
 
@@ -48,5 +48,5 @@ RECIPES: dict[str, Callable[[], PlanJob]] = {
 
 
 def of_training(word: str, training: TrainingJob) -> PlanJob:
-    """The plan of a job that is no recipe of ours as it stands: its dataset is not known."""
+    """The plan of a job that is not one of our recipes: its dataset is unknown."""
     return PlanJob(recipe=word, training=training)

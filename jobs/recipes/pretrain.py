@@ -26,7 +26,7 @@ _TINY = ModelConfig(
 def digits_smoke() -> TrainingJob:
     """A ViT of 0.8 M parameters on 1,438 handwritten digits at 32 px: the whole pipeline in half a minute on two cores.
 
-    Source: ours, sized for scikit-learn's load_digits. Expected: 95 % and more on the test split after 300 steps.
+    Source: ours, sized for scikit-learn's load_digits. Expected: 95 % or more on the test split after 300 steps.
     Command: patchline pretrain digits_smoke --data.url URL --run-dir DIR
     """
     return TrainingJob(

@@ -1,8 +1,8 @@
 """Every training recipe at a size that runs in seconds on a CPU: `patchline pretrain RECIPE_smoke`.
 
-The same loss, optimiser, weight decay, schedule, clipping, augmentation, averaging and kind of model and head, with a
-tiny model, small images, a short warm-up and few steps, in bf16 only where the machine is fast at it: it shows that a
-recipe runs, not what it reaches.
+The loss, optimiser, weight decay, schedule, clipping, augmentation, EMA and the kinds of model and head stay. The model
+is tiny, images are small, warm-up and run are short, and bf16 is used only if the machine computes it natively. This
+shows that a recipe runs, not how well it trains.
 """
 
 from dataclasses import replace

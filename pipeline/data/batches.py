@@ -1,18 +1,13 @@
 """Batches of uint8 images in the planned order, decoded and augmented in threads a few steps ahead.
 
 One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads, which write
-straight into the batch's buffer. No worker process, no shared memory, no lock file: a killed run leaves nothing.
+directly into the batch's buffer. No worker process, no shared memory, no lock file: a killed run leaves nothing.
 """
 
-import atexit
-import os
-import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
@@ -33,22 +28,19 @@ from shards.hashing import uniforms
 from shards.key_purposes import OPERATIONS, SUBSTITUTES
 from shards.order import SampleOrder
 from shards.read import RawSample, SampleReader, read_sample, refetched, verified
-from shards.storage.daemons import Daemons, join
-from shards.storage.ranges import CLOSE_SECONDS, RangeReads
-from shards.storage.traffic import NAMES, Traffic
-from shards.workers import Workers
+from shards.stream_reader import TRAFFIC_NAMES, StreamReader
 
 _MAX_SUBSTITUTES = 20
-_CHUNKS_A_THREAD = 4  # a batch's samples go to the threads in pieces: few enough to be cheap, many enough to balance
-COUNT_NAMES = (*NAMES, "samples", "replaced", "held_bytes")
+_CHUNKS_A_THREAD = 4  # per batch: few enough to be cheap, many enough to balance the threads
+COUNT_NAMES = (*TRAFFIC_NAMES, "samples", "replaced", "held_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """A rank's step: images uint8[n, size, size, 3], labels int64[n, most labels] padded with -1, ids int64[n].
 
-    `images` is a buffer that is used again: valid until the next batch but one is asked for. `datasets` int64[n] says
-    which of a mix's datasets each sample is of.
+    `images` is a buffer that is reused: it is valid until two more batches have been requested. `datasets` int64[n]:
+    each sample's dataset in a mix.
     """
 
     step: int
@@ -60,20 +52,17 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """One of the datasets that are read; `traffic` is what that took, its index files included."""
+    """One of the datasets that are read."""
 
     dataset: Dataset
-    traffic: Traffic
-    order: SampleOrder
     reader: SampleReader
-    reads: RangeReads
     labels: NDArray[np.int64]
     seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
-    """One sample to decode: whose it is, its bytes and its draws."""
+    """One sample to decode: its dataset, its bytes and its random draws."""
 
     source: _Source
     sample: RawSample
@@ -92,7 +81,7 @@ class _Coming:
     pieces: list[Future[list[NDArray[np.int64]]]]
 
     def wait(self) -> Batch:
-        """The batch once it is whole; raises what a decoding thread raised."""
+        """The batch once it is complete; raises what a decoding thread raised."""
         labels = label_matrix([found for piece in self.pieces for found in piece.result()])
         return Batch(
             step=self.step, images=self.images, labels=labels, sample_ids=self.sample_ids, datasets=self.datasets
@@ -100,9 +89,9 @@ class _Coming:
 
 
 class TrainBatches:
-    """Iterates over a rank's batches from `start_step` on, for ever. Close it when done.
+    """A rank's batches from any step, without end. Close it when done.
 
-    While one is used, `steps_ahead` more are being read and decoded.
+    While one is used, `steps_ahead` more are read and decoded.
     """
 
     def __init__(
@@ -119,22 +108,25 @@ class TrainBatches:
     ) -> None:
         self.config, self.seed, self.share, self.quarantine = config, seed, share, quarantine
         self._mixture = data.mixture(config, seed=seed)
-        self._stop = threading.Event()  # for all reads, wherever they are under way
+        self._reader = StreamReader(config.reading)
+        readers = map(self._reader.samples, data.datasets, orders)
         self._sources = [
-            _source(data, number, order, config=config, seed=seed, stop=self._stop)
-            for number, order in enumerate(orders)
+            _Source(
+                dataset=reader.dataset,
+                reader=reader,
+                labels=data.label_maps[number],
+                seed=data.seed_of(number, seed),
+            )
+            for number, reader in enumerate(readers)
         ]
         shape = (share.global_batch // share.num_ranks, image_size, image_size, 3)
-        # When a batch is asked for, the one before is still the caller's, and `steps_ahead` are in flight behind it.
+        # When a batch is requested, the caller still has the one before, and `steps_ahead` are being made.
         self._buffers = [
             torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory) for _ in range(config.steps_ahead + 2)
         ]
         self._num_threads = max(1, config.num_threads)
-        self._decoders = Workers(self._num_threads, name="decode")
-        self._planner = Workers(1, name="plan")  # one: steps are read in rising order
-        # A generator that nobody closed is closed when the interpreter's modules are: too late for its threads.
-        self._process = os.getpid()
-        atexit.register(self.close)
+        self._decoders = self._reader.pool(self._num_threads, name="decode")
+        self._planner = self._reader.pool(1, name="plan")  # one: steps are read in rising order
 
     def __call__(self, start_step: int) -> Iterator[Batch]:
         """Batches of steps start_step, start_step + 1, ..."""
@@ -145,39 +137,21 @@ class TrainBatches:
                 yield waiting.popleft().result().wait()
 
     def counts(self) -> dict[str, float]:
-        """By name of COUNT_NAMES: what this loader read, retried and replaced so far, and the bytes it holds."""
-        totals = dict.fromkeys(COUNT_NAMES, 0.0)
-        for source in self._sources:
-            for name, value in asdict(source.traffic.counts()).items():
-                totals[name] += value
-            totals["held_bytes"] += source.reader.held_bytes
-        return totals | {"samples": self.quarantine.num_read, "replaced": self.quarantine.num_replaced}
+        """By name of COUNT_NAMES: requests, bytes, retries and replaced samples so far, and the bytes held now."""
+        return self._reader.counts() | {
+            "samples": self.quarantine.num_read,
+            "replaced": self.quarantine.num_replaced,
+            "held_bytes": self._reader.held_bytes,
+        }
 
     def close(self) -> None:
-        """Stops reads and threads within about a second. Where a read stands still its thread ends when that does."""
-        if sys.is_finalizing() or os.getpid() != self._process:
-            return  # it was closed by atexit, or is the parent's; a lock may be held by a thread that is no more
-        atexit.unregister(self.close)
-        deadline = time.monotonic() + CLOSE_SECONDS
-        self._stop.set()
-        for source in self._sources:
-            source.reader.cancel()  # the planner may be waiting for it
-        self._planner.cancel()
-        self._decoders.cancel()
-        closing = Daemons()  # side by side: each may take a second
-        for source in self._sources:
-            if not closing.start("close", source.reads.close):
-                source.reads.close()
-        join(closing.living(), CLOSE_SECONDS)
-        for workers in (self._planner, self._decoders):
-            workers.close(seconds=max(0.0, deadline - time.monotonic()))
-        for source in self._sources:
-            source.reader.close(seconds=max(0.0, deadline - time.monotonic()))
+        """Stops reads and threads within about a second. The thread of a stalled read ends when the read times out."""
+        self._reader.close()
 
     def _plan(self, step: int) -> _Coming:
         """Takes the samples of a step from the readers and hands them to the decoding threads."""
         share = self.share
-        order = self._sources[0].order
+        order = self._sources[0].reader.order
         positions = order.positions(step, share.global_batch, share.rank, share.num_ranks)
         datasets, own = self._mixture.split(positions)
         planned: list[_Planned | None] = [None] * positions.size
@@ -208,7 +182,7 @@ class TrainBatches:
         ]
 
     def _operation_draws(self, ids: NDArray[np.int64], epochs: NDArray[np.int64], *, seed: int) -> NDArray[np.float64]:
-        """float64[n, RandAugment's draws a sample]; [n, 0] where it is off."""
+        """float64[n, RandAugment's draws per sample]; [n, 0] if it is off."""
         draws = np.empty((ids.size, self.config.randaugment.num_draws))
         for epoch in np.unique(epochs) if draws.size else ():
             key = OPERATIONS.key(seed, int(epoch))
@@ -224,59 +198,42 @@ class TrainBatches:
         return labels
 
     def _check_open(self) -> None:
-        if self._stop.is_set():
+        if self._reader.is_closed:
             raise CancelledError("the batches are closed")
 
     def _fill(self, item: _Planned, view: Pixels) -> NDArray[np.int64]:
-        """Writes the sample's pixels, or those of its substitute: a function of the sample's id alone. Its labels."""
+        """Writes the pixels of the sample or of its substitute, a function of the sample's id; returns the labels."""
         source, sample = item.source, item.sample
         url, original = source.dataset.url, item.sample.sample_id
-        for attempt in range(_MAX_SUBSTITUTES + 1):
+        for number in range(_MAX_SUBSTITUTES + 1):
             sample = self._view(sample, item, view)
             if not sample.fault:
                 if self.config.randaugment.num_ops:
                     view[...] = randaugment(view, item.operation_draws, config=self.config.randaugment)
                 return source.labels[list(sample.labels)]
-            if attempt == _MAX_SUBSTITUTES:
+            if number == _MAX_SUBSTITUTES:
                 break
             self._check_open()
-            substitute = SUBSTITUTES.key(self.seed, original, attempt) % source.dataset.num_samples
-            self.quarantine.replace(sample, url=url, substitute=substitute, is_first=attempt == 0)
+            substitute = SUBSTITUTES.key(self.seed, original, number) % source.dataset.num_samples
+            self.quarantine.replace(sample, url=url, substitute=substitute, is_first=number == 0)
             sample = read_sample(source.dataset, substitute)
         raise WillNotSucceedError(
             f"{_MAX_SUBSTITUTES} substitutes in a row could not be used in {url}; run: patchline verify {url} --deep"
         )
 
     def _view(self, sample: RawSample, item: _Planned, view: Pixels) -> RawSample:
-        """Decodes and crops into `view`, with bytes read again once; a sample that cannot be used has a `fault`."""
+        """Decodes and crops into `view`; bytes that fail are read again once. An unusable sample has a `fault`."""
         dataset, sample = item.source.dataset, verified(item.source.dataset, sample)
-        for attempt in range(2):
+        for is_second in (False, True):
             if sample.data is None:
                 return sample
             try:
                 train_view(sample, item.crop_draws, config=self.config.augment, out=view)
             except DecodeError as error:
-                sample = replace(sample, fault=f"decode: {error}") if attempt else refetched(dataset, sample)
+                sample = replace(sample, fault=f"decode: {error}") if is_second else refetched(dataset, sample)
             else:
                 return sample
         return sample
-
-
-def _source(
-    data: TrainingData, number: int, order: SampleOrder, *, config: DataConfig, seed: int, stop: threading.Event
-) -> _Source:
-    traffic = Traffic()
-    dataset = data.datasets[number].for_stream(traffic=traffic, stop=stop)
-    reads = RangeReads(dataset.shard_store, config.reading)
-    return _Source(
-        dataset=dataset,
-        traffic=traffic,
-        order=order,
-        reader=SampleReader(dataset, order, reads),
-        reads=reads,
-        labels=data.label_maps[number],
-        seed=data.seed_of(number, seed),
-    )
 
 
 def label_matrix(labels: list[NDArray[np.int64]]) -> torch.Tensor:

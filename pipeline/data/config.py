@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
-from shards.storage.range_read import ReadConfig
+from shards.read_config import ReadConfig
 
-MAX_MAGNITUDE = (
-    20  # of RandAugment: the strongest of big_vision's recipes; beyond, Posterize would keep more than 8 bits
-)
+# Of RandAugment: the highest in big_vision's recipes; above it, Posterize would keep more than 8 bits.
+MAX_MAGNITUDE = 20
 DRAWS_PER_OP = 4  # uniform draws of one RandAugment operation
 
 
@@ -35,8 +34,8 @@ class AugmentConfig:
     antialias: bool = False
     """Average over all pixels that an output pixel covers, as Pillow and torchvision do; the paper's code does not."""
     scaled_decode: bool = True
-    """Decode large JPEGs at 1/2, 1/4 or 1/8 where the crop still covers the view: cheaper, and smoothed by it (on
-    photographs of 1600 x 1200 by some 3 grey levels on average)."""
+    """Decode large JPEGs at 1/2, 1/4 or 1/8 of their size if the crop still has at least the model's size: faster, and
+    slightly smoother (by 3 grey levels on average, on photographs of 1600 x 1200)."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="data.augment.")
@@ -51,10 +50,10 @@ class AugmentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MixupConfig:
-    """Mixup: each image and its labels are mixed with another's."""
+    """Mixup: each image and its target are mixed with another's."""
 
     alpha: Annotated[float, Range(0, 1, zero="off")] = 0.0
-    """Strength, from 0 (off) to 1, where all weights are equally likely; big_vision's light2 takes 0.2, medium2 0.5."""
+    """Strength, from 0 (off) to 1, where all weights are equally likely; big_vision's light2 uses 0.2, medium2 0.5."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="data.mixup.")
@@ -65,16 +64,16 @@ class RandAugmentConfig:
     """RandAugment: random operations on colours and geometry."""
 
     num_ops: Annotated[int, Range(0, zero="off")] = 0
-    """Operations per image, 0 for none; big_vision's light2 and medium2 take 2."""
+    """Operations per image, 0 for none; big_vision's light2 and medium2 use 2."""
     magnitude: Annotated[int, Range(0, MAX_MAGNITUDE)] = 10
-    """Strength of the operations, from 0 to 20; big_vision's light2 takes 10, medium2 15."""
+    """Strength of the operations, from 0 to 20; big_vision's light2 uses 10, medium2 15."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="data.randaugment.")
 
     @property
     def num_draws(self) -> int:
-        """Uniform draws an image."""
+        """Uniform draws per image."""
         return DRAWS_PER_OP * self.num_ops
 
 
@@ -85,8 +84,8 @@ class DataConfig:
     url: str = ""
     """Dataset to train on: a folder or s3://bucket/prefix."""
     mix: tuple[tuple[str, Annotated[float, Range(above=0)]], ...] = ()
-    """Several datasets instead of one: URL WEIGHT URL WEIGHT ...; the weight is its share of the samples drawn, in any
-    unit."""
+    """Several datasets instead of one: URL WEIGHT URL WEIGHT ...; weights set each dataset's share of the samples, on
+    any scale."""
     lanes: Annotated[int, Range(1)] = 64
     """Parallel sequences that the sample order is cut into; must divide the global batch; at least one per rank."""
     window_blocks: Annotated[int, Range(1)] = 4
@@ -108,7 +107,7 @@ class DataConfig:
     max_quarantined: Annotated[float, Range(0, 1)] = 0.001
     """Share of samples, 0 to 1, that may be replaced because they are damaged before the run stops."""
     allow_other_decoder: bool = False
-    """Continue a run although the decoding libraries' versions, and so the pixels, may differ."""
+    """Resume a run although the versions of the decoding libraries, and so the pixels, may differ."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="data.")
@@ -118,7 +117,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Which part of each global batch this rank takes."""
+    """The slice of each global batch that a rank takes."""
 
     global_batch: int
     rank: int

@@ -1,6 +1,5 @@
 """Evaluation batches: every sample exactly once over all ranks, with a mask where the last batch is short."""
 
-import threading
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
@@ -18,17 +17,17 @@ from pipeline.data.transform import evaluation_view
 from pipeline.evaluation_transform import EvaluationTransform
 from shards.dataset import Dataset
 from shards.errors import UserError, WillNotSucceedError
-from shards.order import BlockPart
-from shards.read import RawSample, locate_row, read_part, verified
-from shards.storage.ranges import CLOSE_SECONDS
-from shards.storage.traffic import Traffic
-from shards.workers import Workers
+from shards.order import BlockSlice
+from shards.pool import Pool
+from shards.read import RawSample, locate_row, read_slice, verified
+from shards.read_config import ReadConfig
+from shards.stream_reader import StreamReader
 
-_AHEAD = 2  # batches that are read and decoded while one is used
+_AHEAD = 2  # batches read and decoded while one is used
 
 
 def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:
-    """For every label of the dataset its number among the `known` names of a model; UserError where one is unknown."""
+    """For every label of the dataset, its number among the `known` names of a model; UserError if one is unknown."""
     numbers = {name: number for number, name in enumerate(known)}
     unknown = [name for name in dataset.label_names if name not in numbers]
     if unknown:
@@ -48,12 +47,11 @@ def evaluation_batches(
     share: Share,
     threads: int,
 ) -> Generator[tuple[Batch, torch.Tensor], None, None]:
-    """Every sample exactly once over all ranks, in equally many batches a rank: (batch, bool[n] mask of real ones)."""
+    """Every sample once over all ranks, in equally many batches per rank: (batch, bool[n] mask of real samples)."""
     num_batches = -(-dataset.num_samples // (batch_size * share.num_ranks))
-    stop = threading.Event()
-    own = dataset.for_stream(traffic=Traffic(), stop=stop)
-    maker = _Maker(dataset=own, batch_size=batch_size, image_size=image_size, transform=transform)
-    ahead, decoders = Workers(_AHEAD, name="evaluate"), Workers(max(1, threads), name="decode")
+    reader = StreamReader(ReadConfig())
+    ahead, decoders = reader.pool(_AHEAD, name="evaluate"), reader.pool(max(1, threads), name="decode")
+    maker = _Maker(dataset=reader.dataset(dataset), batch_size=batch_size, image_size=image_size, transform=transform)
     coming: deque[Future[tuple[Batch, torch.Tensor]]] = deque()
     try:
         for step in range(num_batches):
@@ -63,9 +61,7 @@ def evaluation_batches(
         while coming:
             yield coming.popleft().result()
     finally:
-        stop.set()
-        decoders.close(seconds=CLOSE_SECONDS)  # first: what is made waits for it
-        ahead.close(seconds=CLOSE_SECONDS)
+        reader.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +71,12 @@ class _Maker:
     image_size: int
     transform: EvaluationTransform
 
-    def make(self, step: int, share: Share, decoders: Workers) -> tuple[Batch, torch.Tensor]:
+    def make(self, step: int, share: Share, decoders: Pool) -> tuple[Batch, torch.Tensor]:
         """This rank's batch number `step`, with its mask."""
         first = (step * share.num_ranks + share.rank) * self.batch_size
         ids = np.arange(first, min(first + self.batch_size, self.dataset.num_samples), dtype=np.int64)
         images = np.zeros((self.batch_size, self.image_size, self.image_size, 3), dtype=np.uint8)
-        samples = [sample for part in _parts(self.dataset, ids) for sample in read_part(self.dataset, part)]
+        samples = [sample for one in _slices(self.dataset, ids) for sample in read_slice(self.dataset, one)]
         views = [
             decoders.submit(partial(self._view, sample, view)) for sample, view in zip(samples, images, strict=False)
         ]
@@ -115,9 +111,9 @@ class _Maker:
         )
 
 
-def _parts(dataset: Dataset, ids: NDArray[np.int64]) -> Iterator[BlockPart]:
+def _slices(dataset: Dataset, ids: NDArray[np.int64]) -> Iterator[BlockSlice]:
     """Consecutive ids as runs that lie in one shard."""
     shards = np.searchsorted(dataset.first_sample_ids, ids, side="right")
     for shard in np.unique(shards):
         own = ids[shards == shard]
-        yield BlockPart(first_sample_id=int(own[0]), num_samples=own.size)
+        yield BlockSlice(first_sample_id=int(own[0]), num_samples=own.size)

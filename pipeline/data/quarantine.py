@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 class Quarantine:
     """A rank's list of replaced samples: appended to a file (RUN/quarantine.jsonl), one object a line.
 
-    A sample that is replaced again, as in each later epoch, counts again and is not listed again by this process; a
-    continued run may list it once more. Above `max_share` of the samples that this rank has read since it started (and
-    above ten) it raises WillNotSucceedError with the latest sample and the list's path: neither other ranks nor the run
-    before a continuation count.
+    A sample that is replaced again, as in each later epoch, counts again but is not listed again by this process; a
+    continued run may list it once more. If more than `max_share` of the samples that this rank has read since it
+    started are replaced (and more than ten), it raises WillNotSucceedError with the latest sample and the list's path.
+    Other ranks, and the run before it was continued, do not count.
     """
 
     _ALWAYS_ALLOWED = 10
@@ -36,7 +36,7 @@ class Quarantine:
     def replace(self, sample: RawSample, *, url: str, substitute: int, is_first: bool) -> None:
         """Records that `substitute` takes the place of `sample` of the dataset at `url`, for its `fault`.
 
-        `is_first`: it is the order's own sample, not a substitute that cannot be used either, which is not counted.
+        `is_first`: it is the order's own sample. A substitute that is unusable, too, is listed but not counted.
         """
         line = {
             "url": url,

@@ -12,11 +12,11 @@ class EvaluationConfig:
     """What to evaluate on, and how often."""
 
     url: str = ""
-    """Dataset to evaluate on: a folder or s3://bucket/prefix; in training, empty means that nothing is evaluated."""
+    """Dataset to evaluate on: a folder or s3://bucket/prefix; in training, empty: no evaluation."""
     every_steps: Annotated[int, Range(0, zero="only at the end")] = 0
     """Steps between two evaluations during training; 0: only at the end."""
     batch_size: Annotated[int, Range(1)] = 100
-    """Images per batch, on each rank."""
+    """Images per batch on each rank."""
     transform: EvaluationTransform = EvaluationTransform()
     """How images are brought to the model's size."""
 

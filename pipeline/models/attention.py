@@ -1,9 +1,10 @@
-"""Scaled-dot-product attention ("An Image is Worth 16x16 Words", appendix A) by the fastest kernels of each device.
+"""Scaled-dot-product attention ("An Image is Worth 16x16 Words", appendix A) with the fastest kernels of each device.
 
-PyTorch chooses on a GPU. On a CPU its forward is as good, but its bf16 gradients come in pieces too small for the
-matrix units: as whole matrices, as many heads and images at a time as fit the cache, they take half to two thirds
-of the time up to 577 tokens, as much at 1025, and are as exact (benchmarks/kernels.py). Shape letters: B images,
-h heads, N tokens, d width of a head, S = B x h.
+On a GPU, PyTorch chooses the kernel. On a CPU, PyTorch's forward is fast enough, but it computes bf16 gradients in
+pieces too small for the matrix units. As whole matrices, as many heads and images at a time as fit the cache, they take
+half to two thirds of the time up to 577 tokens, the same at 1025, and are as exact (benchmarks/kernels.py).
+
+Shape letters: B images, h heads, N tokens, d width of a head, S = B x h.
 """
 
 from itertools import product
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-_MOST_TOKENS = 640  # from there on PyTorch's pieces are as good
-_CACHED_BYTES = 8 << 20  # of fp32 scores at a time: larger ones leave the cache, and are fetched page by page
+_MOST_TOKENS = 640  # with more, PyTorch's pieces are as fast
+_CACHED_BYTES = 8 << 20  # of fp32 scores at a time: more would not stay in the cache
 
 
 def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
@@ -30,17 +31,17 @@ def _by_pytorch(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
 
 
-# Two operators of their own, so that torch.compile takes them as they are: it would unroll the loop.
+# Custom operators, so that torch.compile leaves them as they are: it would unroll the loop.
 @torch.library.custom_op("patchline::attend_on_cpu", mutates_args=())
 def _attend_on_cpu(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    # Strided as it mostly is: then nothing is copied.
+    # Usually it has these strides already: then nothing is copied.
     return _by_pytorch(qkv_3BhNd).transpose(1, 2).contiguous().transpose(1, 2)
 
 
 @torch.library.custom_op("patchline::attend_on_cpu_backward", mutates_args=())
 def _attend_on_cpu_backward(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    """The shares are computed once more, and all the rest is matrix products; nothing that grows with N^2 is kept."""
-    dqkv_3BhNd = torch.empty_like(qkv_3BhNd)  # strided alike: the product's own gradient, with no copy to join it
+    """The attention weights are recomputed; all else is matrix products. Nothing that grows with N^2 is kept."""
+    dqkv_3BhNd = torch.empty_like(qkv_3BhNd)  # with the same strides: the three gradients need not be joined by a copy
     _, batch, heads, tokens, _ = qkv_3BhNd.shape
     num_heads = min(heads, max(1, _CACHED_BYTES // (4 * tokens**2)))
     num_images = max(1, _CACHED_BYTES // (4 * heads * tokens**2))
@@ -52,11 +53,11 @@ def _attend_on_cpu_backward(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> t
 
 
 def _gradients(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of q, k and v, for the gradient `da_BhNd` of the result."""
+    """Gradients of q, k and v from the gradient `da_BhNd` of the result."""
     scale, shape = float(da_BhNd.shape[-1]) ** -0.5, da_BhNd.shape
-    # (B, h, N, d) -> (B * h, N, d), each copied once: as they are, slices of one product, every use would copy them
+    # (B, h, N, d) -> (B * h, N, d), each copied once: as slices of one product they would be copied at every use
     da_SNd, q_SNd, k_SNd, v_SNd = (part.reshape(-1, *shape[2:]) for part in (da_BhNd, *qkv_3BhNd))
-    # In bf16 a score of 8 would be off by up to 0.03, and its share by 3 %: scores and their softmax are fp32.
+    # In bf16 a score of 8 would be off by up to 0.03, and its weight by 3 %: scores and their softmax are fp32.
     scores_SNN = _scaled_product(q_SNd.float(), k_SNd.float().mT, scale)
     shares_SNN = torch.softmax(scores_SNN, dim=-1).to(q_SNd.dtype)
     dv_SNd = shares_SNN.mT @ da_SNd
@@ -72,7 +73,7 @@ def _scaled_product(a_SNM: torch.Tensor, b_SMK: torch.Tensor, scale: float) -> t
 
 
 def _fake_result(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    """Shape and strides of the result, without values: its tokens lie before its heads."""
+    """Shape and strides of the result, without values: tokens come before heads in memory."""
     _, batch, heads, tokens, width = qkv_3BhNd.shape
     return qkv_3BhNd.new_empty(batch, tokens, heads, width).transpose(1, 2)
 

@@ -1,8 +1,8 @@
-"""BiT's ResNets, the paper's baselines ("Big Transfer", Kolesnikov et al., 2020), as BiT's own models.py.
+"""BiT's ResNets, the paper's baselines ("Big Transfer", Kolesnikov et al., 2020), as in BiT's models.py.
 
-Pre-activation bottlenecks (ResNet-v2) with group norm, standardised weights and as much padding on all sides, at the
-root too (where a zero, not minus infinity, surrounds the pooled map). Shape letters: B images, H W places, C channels,
-D features, K classes.
+Pre-activation bottlenecks (ResNet-v2) with group norm, standardised weights and the same padding on all sides, at the
+root too (where zeros, not minus infinity, surround the map before pooling). Shape letters: B images, H W positions,
+C channels, D features, K classes.
 """
 
 import torch
@@ -16,7 +16,7 @@ from pipeline.models.resnet import BIT_EPSILONS, Epsilons, StandardConv, UnitSiz
 
 
 class BiT(nn.Module):
-    """uint8[B, H, W, 3] images -> float32[B, K] logits. `checkpoint_blocks`: recompute each unit on the way back."""
+    """uint8[B, H, W, 3] images -> float32[B, K] logits. `checkpoint_blocks`: as in ViT."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class BiT(nn.Module):
         return logits_BK
 
     def features(self, images_BHW3: torch.Tensor) -> torch.Tensor:
-        """The mean over all places of the last map: [B, D]."""
+        """The mean over all positions of the last map: [B, D]."""
         x_BCHW = centred(images_BHW3, self.head.weight.dtype).permute(0, 3, 1, 2)
         x_BCHW = F.max_pool2d(F.pad(self.conv_root(x_BCHW), (1, 1, 1, 1)), kernel_size=3, stride=2)
         x_BCHW = through_stages(self.stages, x_BCHW, recompute=self.checkpoint_blocks)
@@ -44,8 +44,8 @@ class BiT(nn.Module):
 
 
 class PreActivationUnit(nn.Module):
-    """A bottleneck: 1x1, 3x3 (with the stride), 1x1, each after its norm and ReLU; the shortcut too is projected
-    after the first norm and ReLU."""
+    """A bottleneck: 1x1, 3x3 (with the stride), 1x1, each after its norm and ReLU; a projected shortcut also
+    starts after the first norm and ReLU."""
 
     def __init__(self, size: UnitSize, epsilons: Epsilons) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ def build_model(config: ModelConfig, *, seed: int = 0) -> Model:
 
 
 def unfilled_model(config: ModelConfig) -> Model:
-    """The model with weights that mean nothing, to be filled from a checkpoint, a weights file or `initial_tensor`."""
+    """The model with arbitrary weights, to be filled from a checkpoint, a weights file or `initial_tensor`."""
     return BiT(config) if config.is_bit else ViT(config)
 
 
@@ -37,21 +37,21 @@ def shapes_of(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
 
 
 def blocks_of(model: Model) -> Iterator[nn.Module]:
-    """The parts a model repeats: transformer blocks, and the bottlenecks of its ResNet."""
+    """The repeated parts of a model: transformer blocks, and the bottlenecks of its ResNet."""
     for module in model.modules():
         if isinstance(module, Block | PostActivationUnit | PreActivationUnit):
             yield module
 
 
 def compile_blocks(model: Model, *, backend: str = "inductor") -> None:
-    """torch.compile block by block, in place: the names of the parameters stay, equal blocks share their kernels.
+    """Compiles block by block with torch.compile, in place: parameters keep their names, equal blocks share kernels.
 
-    Nothing is compiled before a block is first called: then once for each kind of block, size of batch, and training or
-    evaluation. Kernels that decide the order of additions are chosen by rule, not by the clock, so a run that starts
-    again computes the same bits. Dropout follows torch's generator, but draws other masks than without compilation.
+    A block is compiled when it is first called: once for each kind of block and batch size, for training and for
+    evaluation. Kernels that decide the order of additions are chosen by rule, not by timing, so a restarted run
+    computes the same bits. Dropout follows torch's generator, but draws other masks than without compilation.
     """
-    # torch stops at 8 variants of one function and runs the others as they are, with a warning; all units of a ResNet
-    # are one function, and a hybrid has more shapes of them than that.
+    # torch compiles at most 8 variants of one function and runs the others uncompiled, with a warning. All units of a
+    # ResNet are one function, and a hybrid has more than 8 shapes of them.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VARIANTS)
     options = {"deterministic": True} if backend == "inductor" else None
     for block in blocks_of(model):
@@ -59,13 +59,13 @@ def compile_blocks(model: Model, *, backend: str = "inductor") -> None:
 
 
 def compile_fault(device: torch.device) -> str:
-    """Why torch.compile cannot make kernels for this device, in a line; empty where it can.
+    """Why torch.compile cannot make kernels for this device, in one line; empty if it can.
 
-    Finds out by compiling a small kernel: seconds, of which a run that compiles would need most anyway.
+    It compiles a small kernel to find out. That takes seconds, most of which a run that compiles needs anyway.
     """
     try:
         torch.compile(_doubled, dynamic=False)(torch.ones(8, device=device))
-    except Exception as error:  # the compiler's, Triton's, the file system's: whatever fails here would fail in the run
+    except Exception as error:  # of the compiler, Triton or the file system: whatever fails here would fail in the run
         lines = str(error).splitlines() or [type(error).__name__]
         detail = [line.strip() for line in lines[1:] if "error:" in line]
         return ": ".join(lines[:1] + detail[:1])
@@ -77,7 +77,7 @@ def _doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 def checkpoint_blocks(model: Model) -> None:
-    """Activation checkpointing: of each block only the input is kept, the rest is computed again on the way back."""
+    """Activation checkpointing: only the input of each block is kept; the rest is recomputed in the backward pass."""
     for module in model.modules():
         if isinstance(module, ViT | BiT | HybridResNet):
             module.checkpoint_blocks = True

@@ -1,7 +1,7 @@
 """Sizes of the models in "An Image is Worth 16x16 Words" (Dosovitskiy et al., ICLR 2021): Table 1 and section 4.1.
 
 Ti and S are those of "How to train your ViT?" (Steiner et al., 2021); the ResNets' names and units are BiT's
-("Big Transfer", Kolesnikov et al., 2020). In a hybrid the patch is measured on the ResNet's map, 1 x 1 in the paper.
+("Big Transfer", Kolesnikov et al., 2020). A hybrid's patch is measured on the ResNet's feature map, 1 x 1 in the paper.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -30,14 +30,14 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetSize:
-    """A ResNet of bottlenecks: how many units each stage has, and by what factor it is wider (the 2 of R50x2)."""
+    """A ResNet of bottlenecks: the units of each stage, and how many times wider it is (the 2 of R50x2)."""
 
     units: tuple[int, ...]
     factor: int = 1
 
     @property
     def stride(self) -> int:
-        """Pixels a place of the last map: the root halves twice, each stage after the first once."""
+        """Pixels per cell of the last feature map: the root halves the size twice, each stage after the first once."""
         return int(2 ** (1 + len(self.units)))
 
     @property
@@ -47,7 +47,7 @@ class ResNetSize:
 
     @property
     def width(self) -> int:
-        """Channels of the last map."""
+        """Channels of the last feature map."""
         return int(4 * self.root_width * 2 ** (len(self.units) - 1))
 
 
@@ -86,7 +86,7 @@ NAMES = (*SIZES, *BIT_RESNETS)
 class ModelConfig:
     """A model: a name from the paper, or any size by fields (those given win over the name's).
 
-    Raises UserError where the sizes do not fit together.
+    Raises UserError if the sizes do not fit together.
     """
 
     name: str = "vit_b16"
@@ -95,9 +95,9 @@ class ModelConfig:
     image_size: Annotated[int, Range(1)] = 224
     """Height and width of the model's images in pixels; a multiple of the patch."""
     num_classes: Annotated[int, Range(0, zero="as many as the dataset has")] = 1000
-    """Classes that the head tells apart; 0: as many as the dataset has."""
+    """Classes of the head; 0: as many as the dataset has."""
     patch: Annotated[int, Range(1)] | None = None
-    """Height and width of a patch in pixels (in a hybrid: in places of the ResNet's map)."""
+    """Height and width of a patch in pixels (in a hybrid: in cells of the ResNet's feature map)."""
     depth: Annotated[int, Range(1)] | None = None
     """Transformer layers."""
     width: Annotated[int, Range(1)] | None = None
@@ -107,30 +107,30 @@ class ModelConfig:
     num_heads: Annotated[int, Range(1)] | None = None
     """Attention heads per layer; must divide the width."""
     resnet_units: tuple[Annotated[int, Range(1)], ...] | None = None
-    """Units in each stage of the ResNet, of a hybrid or of BiT, such as 3 4 6 3."""
+    """Units in each stage of the ResNet (hybrids and BiT), such as 3 4 6 3."""
     resnet_factor: Annotated[int, Range(1)] | None = None
     """How many times wider the ResNet is (the 2 of R50x2)."""
     pooling: Pooling = "token"
     """token: the class token's output; average: no class token, the mean of all tokens after the last norm."""
     representation: bool = False
-    """Put the pre-training head's hidden tanh layer of width D before the classes."""
+    """Add a hidden tanh layer of width D before the classifier, as in the paper's pre-training head."""
     position: Position = "learned_1d"
     """Position embeddings: none, learned_1d, or learned_2d (a table for columns and one for rows, D/2 each; appendix
     D.4)."""
     dropout: Annotated[float, Range(0, below=1)] = 0.0
-    """Share of values that dropout sets to zero, from 0 to below 1."""
+    """Dropout rate, from 0 to below 1."""
     head_bias: float = 0.0
     """Constant added to every logit in fp32, outside the trained bias (-10 for multi-label pre-training, where bf16
     steps are too wide)."""
     position_std: Annotated[float, Range(0)] = 0.02
-    """Standard deviation of the initial position embeddings, 0.02 in the paper; runs of a few hundred steps need more
-    to learn where a patch is."""
+    """Standard deviation of the initial position embeddings, 0.02 in the paper; a run of a few hundred steps needs a
+    larger one to learn where patches are."""
     layer_norm_epsilon: Annotated[float, Range(above=0)] = 1e-6
     """Epsilon of every LayerNorm: 1e-6 in the paper's code and timm, 1e-12 for weights from Hugging Face."""
     gelu: Gelu = "tanh"
     """Form of the GELU: tanh (the paper's code) or exact (timm, Hugging Face)."""
     resnet_epsilons: ResNetEpsilons = "paper"
-    """Epsilons of the ResNet's norms: the paper's code's or timm's."""
+    """Epsilons of the ResNet's norms: those of the paper's code, or timm's."""
 
     def __post_init__(self) -> None:
         if isinstance(self.resnet_units, list):  # what JSON makes of a tuple
@@ -139,7 +139,7 @@ class ModelConfig:
         if self.resnet_units == ():
             raise UserError("model.resnet_units is (); give the units of one stage or more, such as 3 4 6 3")
         if self.is_bit:
-            self._refuse_what_bit_has_not()
+            self._refuse_fields_of_transformers()
         else:
             self._refuse_misfits()
 
@@ -150,7 +150,10 @@ class ModelConfig:
 
     @property
     def size(self) -> Size:
-        """The transformer's sizes in force: the name's, replaced where a field is given. BiT has none: ValueError."""
+        """The transformer's sizes: those of the name, overridden by the fields that are given.
+
+        ValueError for BiT, which has none.
+        """
         if self.is_bit:
             raise ValueError(f"{self.name} is a ResNet, it has no transformer")
         known = SIZES.get(self.name)
@@ -178,7 +181,7 @@ class ModelConfig:
 
     @property
     def stride(self) -> int:
-        """Pixels a token (a place of the last map in BiT), down and across."""
+        """Height and width in pixels of a token's area (in BiT: of a cell of the last feature map)."""
         from_resnet = self.resnet.stride if self.resnet else 1
         return from_resnet if self.is_bit else from_resnet * self.size.patch
 
@@ -190,7 +193,7 @@ class ModelConfig:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before those of the patches: the class token, where there is one."""
+        """Tokens before those of the patches: the class token, if there is one."""
         return 1 if self.pooling == "token" else 0
 
     def _refuse_misfits(self) -> None:
@@ -214,7 +217,7 @@ class ModelConfig:
                 "give an even --model.width, or --model.position learned_1d"
             )
 
-    def _refuse_what_bit_has_not(self) -> None:
+    def _refuse_fields_of_transformers(self) -> None:
         own = {"name", "image_size", "num_classes", "resnet_units", "resnet_factor", "head_bias", "resnet_epsilons"}
         foreign = [f.name for f in fields(self) if f.name not in own and getattr(self, f.name) != f.default]
         if foreign:

@@ -1,4 +1,4 @@
-"""The classifier of every model: linear, zero at first, and fp32 whatever the rest is computed in.
+"""The classifier of every model: linear, initially zero, and fp32 whatever the precision of the rest.
 
 Shape letters: B images, D width, K classes.
 """

@@ -1,7 +1,7 @@
-"""The ResNet in front of a hybrid ("An Image is Worth 16x16 Words", section 3.1): its map's places become patches.
+"""The ResNet in front of a hybrid ("An Image is Worth 16x16 Words", section 3.1): each position of its map is a patch.
 
-Post-activation bottlenecks with group norm and standardised weights and SAME padding, as vision_transformer's
-models_resnet.py. The vision transformer behind it is vit.py's. Shape letters: B images, H W places, C channels.
+Post-activation bottlenecks with group norm, standardised weights and SAME padding, as in vision_transformer's
+models_resnet.py. The transformer that follows is in vit.py. Shape letters: B images, H W positions, C channels.
 """
 
 import torch
@@ -41,7 +41,7 @@ class HybridResNet(nn.Module):
 
 
 class PostActivationUnit(nn.Module):
-    """A bottleneck: 1x1, 3x3 (with the stride), 1x1; the last norm (gn3) starts at zero, so a unit adds nothing."""
+    """A bottleneck: 1x1, 3x3 (with the stride), 1x1; the last norm (gn3) starts at zero, so it adds nothing."""
 
     def __init__(self, size: UnitSize, epsilons: Epsilons) -> None:
         super().__init__()

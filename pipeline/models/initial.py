@@ -1,8 +1,8 @@
 """Initial weights as in the paper's JAX code: every tensor a function of (seed, its name, its shape).
 
-Being a function, no copy has to be kept or sent: each rank makes the part it owns, and the fp32 master weights get
-the values before any rounding to bf16. Source: vit_jax/models_vit.py and models_resnet.py (flax's lecun_normal where
-they leave the default), BiT's models.py.
+So no copy is kept or sent: each rank makes the part that it owns, and the fp32 master weights get the values before
+they are rounded to bf16. Sources: vit_jax/models_vit.py and models_resnet.py (flax's default, lecun_normal, if they set
+nothing else), BiT's models.py.
 """
 
 import math
@@ -12,16 +12,16 @@ import torch
 
 from shards.hashing import derive_key
 
-# Standard deviation of a unit normal truncated at +-2, by which flax's lecun_normal divides.
+# Standard deviation of a unit normal truncated at +-2; flax's lecun_normal divides by it.
 _TRUNCATED_STD = 0.87962566103423978
 
 
 def initial_tensor(name: str, shape: tuple[int, ...], *, seed: int, position_std: float = 0.02) -> torch.Tensor:
-    """float32 initial value of the parameter `name`. Raises ValueError for a name it has no rule for."""
+    """float32 initial value of the parameter `name`. Raises ValueError for an unknown name."""
     generator = torch.Generator().manual_seed(derive_key(seed, zlib.crc32(name.encode())) >> 1)
     layer, kind = name.split(".")[-2:] if "." in name else ("", name)
     if layer in ("norm", "norm1", "norm2", "norm3", "norm_root", "norm_proj", "norm_out"):
-        is_one = kind == "weight" and layer != "norm_out"  # gn3 of a post-activation unit: it begins as the identity
+        is_one = kind == "weight" and layer != "norm_out"  # gn3 of a post-activation unit, which starts as the identity
         return torch.ones(shape) if is_one else torch.zeros(shape)
     if layer == "embed" and kind in ("position", "position_x", "position_y"):
         return torch.empty(shape).normal_(std=position_std, generator=generator)
@@ -33,7 +33,7 @@ def initial_tensor(name: str, shape: tuple[int, ...], *, seed: int, position_std
         return torch.zeros(shape)
     if layer in ("patch", "representation", "conv_root", "conv1", "conv2", "conv3", "conv_proj"):
         return _lecun_normal(shape, generator)
-    if layer == "qkv":  # q, k and v are three matrices: the fan of the fused one would be too small a bound
+    if layer == "qkv":  # q, k and v are three matrices: the fan of the fused one would make the bound too small
         parts = [_xavier_uniform((shape[0] // 3, shape[1]), generator) for _ in range(3)]
         return torch.cat(parts)
     if layer in ("out", "dense1", "dense2"):

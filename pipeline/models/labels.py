@@ -1,6 +1,6 @@
-"""Names of classes: one for each, each once. ImageNet's own list has two cranes, a bird and a machine.
+"""Makes class names unique and complete. ImageNet's own list has two cranes, a bird and a machine.
 
-Evaluation and fine-tuning find classes by their names, so a name that stands for two would be counted wrong.
+Evaluation and fine-tuning find classes by their names, so a name that stands for two classes would be counted wrong.
 """
 
 import logging
@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 def unique_labels(labels: tuple[str, ...], *, where: str) -> tuple[str, ...]:
-    """The names, each once: one that comes again gets its id in brackets, which is logged. Ids do not change."""
+    """Unique names: a repeated name gets its id in brackets, and a warning is logged. Ids do not change."""
     taken = set(labels)
     seen: set[str] = set()
     named = []
@@ -28,6 +28,6 @@ def unique_labels(labels: tuple[str, ...], *, where: str) -> tuple[str, ...]:
 
 
 def completed_labels(labels: tuple[str, ...], *, num_classes: int, where: str) -> tuple[str, ...]:
-    """As many names as classes: classes without one, which a dataset of fewer leaves, are "unnamed 12"."""
+    """One name per class: if the dataset has fewer names, the other classes are called "unnamed 12"."""
     unnamed = tuple(f"unnamed {number}" for number in range(len(labels), num_classes))
     return unique_labels((*labels[:num_classes], *unnamed), where=where)

@@ -1,12 +1,12 @@
-"""Position embeddings at another resolution ("An Image is Worth 16x16 Words", section 3.2), pure.
+"""Position embeddings at another resolution ("An Image is Worth 16x16 Words", section 3.2).
 
-Three ways are in use, and weights trained on one table give different logits under another:
+Three methods are in use, and the same weights give different logits with each:
 - `paper`: scipy.ndimage.zoom(order=1) of the reference code, which is bilinear interpolation with aligned corners.
 - `bicubic`: Hugging Face transformers' ViT, bicubic without aligned corners or antialiasing.
-- `timm`: timm's resample_abs_pos_embed, bicubic with antialiasing (another cubic, and smoother where the grid shrinks).
-The class token's embedding has no place in the grid and stays as it is.
+- `timm`: timm's resample_abs_pos_embed, bicubic with antialiasing (another cubic, and smoother if the grid shrinks).
+The class token's embedding has no position in the grid and stays as it is.
 
-Shape letters: N tokens, L places along one axis, D width.
+Shape letters: N tokens, L positions along one axis, D width.
 """
 
 import torch
@@ -23,7 +23,7 @@ def resample_position_embeddings(
     """Position embeddings of a `to_grid` (height, width in patches) from those of a `from_grid`.
 
     `table_ND`: float[prefix + height * width, D], class token first. Returns float32[prefix + new height * new width,
-    D]. Raises ValueError where the table is not of that grid, or a grid has no patch.
+    D]. Raises ValueError if the table does not fit the grid, or a grid has no patch.
     """
     num_patches = from_grid[0] * from_grid[1]
     if table_ND.shape[0] != num_prefix_tokens + num_patches or min(*from_grid, *to_grid) < 1:
@@ -48,6 +48,6 @@ def resample_axis_embeddings(table_LD: torch.Tensor, *, length: int, mode: Mode 
 
 
 def _interpolate(grid_1DHW: torch.Tensor, to_grid: Grid, mode: Mode) -> torch.Tensor:
-    if mode == "paper":  # in fp32 the places would be off by a few millionths; the other two are in fp32 as theirs
+    if mode == "paper":  # fp32 positions would be off by a few millionths; the originals of the other two use fp32
         return F.interpolate(grid_1DHW.double(), size=to_grid, mode="bilinear", align_corners=True)
     return F.interpolate(grid_1DHW.float(), size=to_grid, mode="bicubic", align_corners=False, antialias=mode == "timm")

@@ -1,8 +1,10 @@
-"""What hybrids and BiT share: stages of units, convolutions with standardised weights, group norm, their epsilons.
+"""Shared by hybrids and BiT: stages of units, convolutions with standardised weights, group norm, their epsilons.
 
 "Weight Standardization" (Qiao et al., 2019), as in vision_transformer's models_resnet.py and BiT's models.py. The
-published codes differ in where epsilon stands and how large it is; trained weights give their own logits under their
-own. Shape letters: B images, H W places, C channels, O channels out, I channels in, k kernel.
+published implementations differ in the position and size of epsilon; weights reproduce their logits only with their
+own.
+
+Shape letters: B images, H W positions, C channels, O channels out, I channels in, k kernel.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ NUM_GROUPS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Epsilons:
-    """Group norm's; and that of a standardised weight, w / (sqrt(variance + `in_variance`) + `beside_deviation`)."""
+    """Epsilons of group norm and of standardised weights: w / (sqrt(variance + `in_variance`) + `beside_deviation`)."""
 
     group_norm: float
     in_variance: float = 0.0
@@ -58,7 +60,7 @@ class UnitSize:
 
     @property
     def is_projected(self) -> bool:
-        """True where the shortcut needs a convolution of its own."""
+        """True if the shortcut needs a convolution."""
         return self.channels != self.outer or self.stride != 1
 
 
@@ -73,15 +75,15 @@ def units_by_stage(size: ResNetSize) -> Iterator[list[UnitSize]]:
 
 
 def stages_of(size: ResNetSize, unit: Callable[[UnitSize, Epsilons], nn.Module], epsilons: Epsilons) -> nn.ModuleList:
-    """A list for each stage of its units, which `unit` makes."""
+    """One list of units per stage; `unit` makes a unit."""
     return nn.ModuleList(
         nn.ModuleList(unit(unit_size, epsilons) for unit_size in stage) for stage in units_by_stage(size)
     )
 
 
 def through_stages(stages: nn.ModuleList, x_BCHW: torch.Tensor, *, recompute: bool) -> torch.Tensor:
-    """One unit after the other; `recompute`: of each only the input is kept, the rest computed again on the way
-    back."""
+    """Applies one unit after the other; `recompute`: only the input of each unit is kept, the rest is recomputed in the
+    backward pass."""
     is_recomputed = recompute and torch.is_grad_enabled()
     for units in stages:
         for unit in units.children():
@@ -92,8 +94,8 @@ def through_stages(stages: nn.ModuleList, x_BCHW: torch.Tensor, *, recompute: bo
 class StandardConv(nn.Module):
     """A convolution without bias whose weights are standardised for each channel out, in fp32 or better.
 
-    Padding: as much on all sides ("even", as PyTorch and BiT), or TensorFlow's SAME, which pads one more at the end
-    where the sum is odd (`same`, as the hybrids): the two differ for every stride of 2.
+    Padding: the same on all sides (as in PyTorch and BiT), or TensorFlow's SAME (`same`, as in the hybrids), which pads
+    one more at the end if the total is odd: the two differ for every stride of 2.
     """
 
     def __init__(self, sizes: tuple[int, int, int], *, epsilons: Epsilons, stride: int = 1, same: bool = False) -> None:
@@ -102,7 +104,7 @@ class StandardConv(nn.Module):
         channels_in, channels_out, self.kernel = sizes
         self.stride, self.same, self.epsilons = stride, same, epsilons
         self.weight = nn.Parameter(torch.empty(channels_out, channels_in, self.kernel, self.kernel))
-        nn.init.kaiming_normal_(self.weight)  # build_model sets the paper's
+        nn.init.kaiming_normal_(self.weight)  # build_model sets the paper's values
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         weight_OIkk = self.standardised().to(x_BCHW.dtype)
@@ -112,7 +114,7 @@ class StandardConv(nn.Module):
         return F.conv2d(padded_BCHW, weight_OIkk, stride=self.stride)
 
     def standardised(self) -> torch.Tensor:
-        """float32[O, I, k, k] (float64 in a model of that): mean 0 and variance 1 over (I, k, k)."""
+        """float32[O, I, k, k] (float64 in a float64 model): mean 0 and variance 1 over (I, k, k)."""
         weight_OIkk = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         variance, mean = torch.var_mean(weight_OIkk, dim=(1, 2, 3), keepdim=True, correction=0)
         deviation = torch.sqrt(variance + self.epsilons.in_variance) + self.epsilons.beside_deviation
@@ -121,12 +123,12 @@ class StandardConv(nn.Module):
 
 
 def pad_same(x_BCHW: torch.Tensor, kernel: int, stride: int, *, value: float) -> torch.Tensor:
-    """TensorFlow's SAME: so many places that ceil(size / stride) windows fit, the odd one at the end."""
+    """TensorFlow's SAME: padding so that ceil(size / stride) kernels fit; an odd total has one more at the end."""
     height, width = (same_padding(size, kernel, stride) for size in x_BCHW.shape[2:])
     return F.pad(x_BCHW, (*width, *height), value=value)
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Places to add before and after."""
+    """Positions to add before and after."""
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2

@@ -1,4 +1,4 @@
-"""How weights are used: what their logits stand for, and how images are prepared for them. Kept in config.json."""
+"""How weights are used: the meaning of their logits, and how images are prepared for them. Kept in config.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Usage:
 
 
 def usage_of(description: Mapping[str, Any]) -> Usage:
-    """What a config.json says under "usage". Raises TypeError or UserError where it makes no sense."""
+    """What a config.json says under "usage". Raises TypeError or UserError if it is invalid."""
     said = description.get("usage")
     if said is None:
         return Usage()

@@ -20,9 +20,9 @@ from pipeline.models.pos_embed import Grid, resample_axis_embeddings, resample_p
 
 
 class ViT(nn.Module):
-    """uint8[B, H, W, 3] images -> float32[B, K] logits, of a plain Vision Transformer or a hybrid.
+    """uint8[B, H, W, 3] images -> float32[B, K] logits, by a plain Vision Transformer or a hybrid.
 
-    `checkpoint_blocks`: keep a block's input only and compute the block again on the way back.
+    `checkpoint_blocks`: keep only the input of each block and recompute the block in the backward pass.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -42,7 +42,7 @@ class ViT(nn.Module):
         return logits_BK
 
     def features(self, images_BHW3: torch.Tensor) -> torch.Tensor:
-        """The image representation y of equation 4 (after the hidden tanh layer where there is one): [B, D]."""
+        """The image representation y of equation 4 (after the hidden tanh layer, if there is one): [B, D]."""
         z_BND = self.embed(images_BHW3)
         is_recomputed = self.checkpoint_blocks and torch.is_grad_enabled()
         for block in self.blocks:
@@ -57,7 +57,7 @@ class ViT(nn.Module):
 class Embedding(nn.Module):
     """Equation 1: patches times E, class token in front, position embeddings added.
 
-    Images of another grid than the configuration's get its position embeddings resampled as in the paper.
+    For images with another grid than the configuration's, position embeddings are resampled as in the paper.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -100,7 +100,7 @@ class Embedding(nn.Module):
         return summed
 
     def positions(self, grid: Grid) -> torch.Tensor | None:
-        """Position embeddings of a grid (height, width in patches): [1, N, D]; None where the model has none."""
+        """Position embeddings of a grid (height, width in patches): [1, N, D]; None if the model has none."""
         if self.position is not None:
             if grid == self.grid:
                 return self.position
@@ -113,7 +113,7 @@ class Embedding(nn.Module):
         x_WD = self.position_x if width == self.grid[1] else resample_axis_embeddings(self.position_x, length=width)
         y_HD = self.position_y if height == self.grid[0] else resample_axis_embeddings(self.position_y, length=height)
         both_HWD = torch.cat([x_WD[None].expand(height, -1, -1), y_HD[:, None].expand(-1, width, -1)], dim=-1)
-        # (H, W, D) -> (1, prefix + H * W, D); a class token is learned itself and needs no place
+        # (H, W, D) -> (1, prefix + H * W, D); the class token is learned itself and needs no position
         return F.pad(both_HWD.flatten(0, 1), (0, 0, self.num_prefix_tokens, 0)).unsqueeze(0)
 
 
@@ -155,7 +155,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two dense layers with GELU between (the JAX code's is the tanh approximation), dropout after each."""
+    """Two dense layers with a GELU between (in the JAX code its tanh approximation), dropout after each."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -179,8 +179,8 @@ def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_by_sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """The same function as x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): a compiled MLP takes a tenth less
-    time so, since an exponential costs less than a tanh (benchmarks/kernels.py). In fp32 or better, then rounded."""
+    """The same function as x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): it makes a compiled MLP a tenth
+    faster, since an exponential costs less than a tanh (benchmarks/kernels.py). In fp32 or better, then rounded."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     twice_u = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
     return (wide * torch.sigmoid(twice_u)).to(x.dtype)

@@ -1,6 +1,6 @@
 """Our own weights folder, `model.safetensors` and `config.json`, and fitting weights to a model of another size.
 
-Files of others are read and written in conversion/. Nothing is unpickled anywhere.
+Files of other libraries are read and written in conversion/. Nothing is unpickled.
 """
 
 import hashlib
@@ -38,10 +38,10 @@ _FOREIGN_KEYS = {"model_type", "architecture"}
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Weights wherever they lie: what model they are of, what its classes are called, and each tensor under our name.
+    """Weights in any file: their model, the names of its classes, and each tensor under our name.
 
-    `shapes` is of what is there: a file may have no head. `tensor` reads one, float32, on its own. `assumed`: fields of
-    the model that neither the file nor the user said, with the values taken for them.
+    `shapes` holds the tensors that exist: a file may have no head. `tensor` reads one tensor, float32. `assumed`:
+    fields of the model that neither the file nor the user gave, with the values taken.
     """
 
     where: str
@@ -58,7 +58,7 @@ def save_weights(
 ) -> None:
     """Writes a weights folder, whole or absent. The head's constant is folded into its bias.
 
-    `labels` are made one for each class, each once (labels.py): a run's dataset may have fewer than its model.
+    `labels` are made complete and unique (labels.py): a dataset may have fewer classes than the model.
     """
     named = completed_labels(labels, num_classes=config.num_classes, where=str(folder))
     model = asdict(config) | {"head_bias": 0.0}
@@ -125,7 +125,7 @@ def _checked(tensors: Iterable[tuple[str, torch.Tensor]], shapes: Shapes) -> Ite
 def open_weights(path: str) -> Weights:
     """The weights folder at `path`, or that of the run directory there (RUN or RUN/weights).
 
-    Raises UserError where there is none, it is another library's, or its two files do not fit together.
+    Raises UserError if there is none, it is another library's, or its two files do not fit together.
     """
     folder = _folder_at(path)
     _refuse_foreign(folder, path)
@@ -148,7 +148,7 @@ def open_weights(path: str) -> Weights:
         raise UserError(f"the weights at {path!r} cannot be read ({error}); export them again") from error
     shapes = shapes_of(config)
     refuse_misfits(path, found=found, wanted=shapes)
-    if written_with not in (None, hashlib.sha256(content).hexdigest()):  # None: folders from before the hash
+    if written_with not in (None, hashlib.sha256(content).hexdigest()):  # None: written before there was a hash
         raise UserError(
             f"{CONFIG_FILE} at {path!r} is not the one that {TENSORS_FILE} was written with: it was changed, or the "
             "two are of different exports; export them again"
@@ -157,7 +157,7 @@ def open_weights(path: str) -> Weights:
 
 
 def _folder_at(path: str) -> Path:
-    """The folder with the two files: `path`, or weights/ in it. UserError that says what lies there instead."""
+    """The folder with the two files: `path`, or weights/ in it. The UserError says what is there instead."""
     place = Path(path)
     folder = next((f for f in (place, place / "weights") if (f / CONFIG_FILE).is_file()), place)
     if (folder / CONFIG_FILE).is_file() and (folder / TENSORS_FILE).is_file():
@@ -180,7 +180,7 @@ def _folder_at(path: str) -> Path:
 
 
 def _refuse_foreign(folder: Path, path: str) -> None:
-    """UserError where config.json is timm's or Hugging Face's. Where it cannot be read, its reader says why."""
+    """UserError if config.json is timm's or Hugging Face's. If it cannot be read, its reader says why."""
     try:
         is_foreign = bool(_FOREIGN_KEYS & json.loads((folder / CONFIG_FILE).read_bytes()).keys())
     except _FILE_ERRORS:
@@ -193,8 +193,8 @@ def _refuse_foreign(folder: Path, path: str) -> None:
 
 
 def _described(description: dict[str, Any]) -> tuple[ModelConfig, tuple[str, ...], Usage]:
-    """Model, names of its classes and how it is used; UserError where the names are not one for each class, or the
-    format is newer."""
+    """The model, the names of its classes and its usage. UserError if the names are not one per class, or the format is
+    newer."""
     if description.get("format", FORMAT) != FORMAT:
         raise UserError(f"its format is {description['format']!r}, allowed is {FORMAT}: it is of another version")
     config, labels = ModelConfig(**description["model"]), tuple(description["labels"])
@@ -221,9 +221,9 @@ def fit_weights(
 ) -> TensorByName:
     """Tensor by name for the model `target` from weights of another size (fine-tuning, section 3.2 of the paper).
 
-    Position embeddings are resampled to the target's grid as `mode` says. With `new_head`, head and hidden
-    pre-training layer are dropped and the target's head is `initial` (zero). Raises UserError listing every tensor
-    that does not fit, and where the same tensors would compute something else (heads, GELU, epsilons).
+    Position embeddings are resampled to the target's grid by `mode`. With `new_head`, the head and the hidden
+    pre-training layer are dropped and the target's head is `initial` (zero). Raises UserError with every tensor that
+    does not fit, and if the same tensors would compute something else (heads, GELU, epsilons).
     """
     wanted, found = shapes_of(target), weights.shapes
     replaced = (*HEAD, *REPRESENTATION) if new_head else ()
@@ -254,7 +254,7 @@ def fit_weights(
 
 
 def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "") -> None:
-    """UserError naming the tensors that are of another shape, missing or too many; `advice`: what to do about it."""
+    """UserError with the tensors that have another shape, are missing or unexpected; `advice`: what to do about it."""
     missing = [f"{name} {list(wanted[name])} is not there" for name in wanted if name not in found]
     extra = [f"{name} {list(found[name])} is not in the model" for name in found if name not in wanted]
     shapes = [
@@ -270,7 +270,7 @@ def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "
 
 
 def _advice(source: ModelConfig, target: ModelConfig) -> str:
-    """The flags that give the model the parts of the weights; empty where both have the same."""
+    """The flags that give the model the parts of the weights; empty if both have the same."""
     names = ("pooling", "position")
     flags = [
         f"--model.{name} {getattr(source, name)}" for name in names if getattr(source, name) != getattr(target, name)
@@ -279,7 +279,7 @@ def _advice(source: ModelConfig, target: ModelConfig) -> str:
 
 
 def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:
-    """Fields that change what the same tensors compute, without changing a shape."""
+    """UserError for fields that change what the same tensors compute without changing a shape."""
     source = weights.config
     pairs: list[tuple[str, Any, Any]] = [("resnet_epsilons", source.resnet_epsilons, target.resnet_epsilons)]
     if target.resnet is None:

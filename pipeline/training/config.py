@@ -29,13 +29,12 @@ class OptimizerConfig:
     weight_decay: Annotated[float, Range(0)] = 0.0
     """Weight decay, 0 for none; with sgd it is part of the gradient, as in PyTorch."""
     decay: Literal["kernels", "all"] = "kernels"
-    """What weight decay touches: kernels (matrices and convolutions only; big_vision's mask .*/kernel$) or all
-    parameters."""
+    """Parameters with weight decay: kernels (matrices and convolutions, as big_vision's mask .*/kernel$) or all."""
     decay_scale: Literal["rate", "schedule"] = "rate"
-    """What weight decay is multiplied with at each step: the learning rate (PyTorch's AdamW), or the schedule alone
-    (big_vision)."""
+    """What multiplies weight decay at each step: the learning rate (as PyTorch's AdamW), or the schedule alone (as
+    big_vision)."""
     head_decay: Annotated[float, Range(0)] = 1.0
-    """Factor on the weight decay of the head's matrix (100 in ViT-G)."""
+    """Factor for the weight decay of the head's matrix (100 in ViT-G)."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="optimizer.")
@@ -47,7 +46,7 @@ class OptimizerConfig:
 
 
 def scaled_by_rate(config: OptimizerConfig, *, peak_rate: float) -> OptimizerConfig:
-    """The same decay as a multiple of the learning rate, whose peak is `peak_rate`. UserError where that is 0."""
+    """The same decay as a multiple of the learning rate, whose peak is `peak_rate`. UserError if that is 0."""
     if config.decay_scale == "rate":
         return config
     if peak_rate <= 0:
@@ -62,26 +61,26 @@ def scaled_by_rate(config: OptimizerConfig, *, peak_rate: float) -> OptimizerCon
 class EngineConfig:
     """ZeRO, precision and compilation.
 
-    "auto" precision is decided when a run first starts and kept when it continues, whatever the machine: bf16 takes 8
-    times as long on a CPU with AVX2 alone. Masters are fp32 always.
-    `compile` and `activation_checkpointing` may change when a run continues; with compilation results then
-    change to rounding, as on another device, and dropout draws other masks: bitwise equality needs the same.
+    "auto" precision is decided when a run first starts, and kept when it resumes on any machine: bf16 takes 8 times as
+    long on a CPU with AVX2 alone. Master weights are always fp32.
+    `compile` and `activation_checkpointing` may change when a run resumes. Switching `compile` changes results by
+    rounding, as another device would, and the masks of dropout: bitwise equality needs the same setting.
     """
 
     zero_stage: Literal[1, 2, 3] = 1
-    """What ZeRO shards over the ranks: 1 the optimiser's state, 2 also gradients, 3 also weights."""
+    """What ZeRO shards across ranks: with 1 the optimiser's state, with 2 also gradients, with 3 also weights."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Precision of weights and activations in forward and backward passes; auto: bf16 where every rank's device
     computes it natively (GPUs of compute capability 8.0 and more, CPUs with AVX512-BF16, AMX or Arm BF16), else
     fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of the model's blocks: auto does it on GPUs under ZeRO-1 and 2 where it works, on demands it."""
+    """torch.compile of the model's blocks: auto compiles on GPUs with ZeRO-1 and 2 if it works, on requires it."""
     activation_checkpointing: bool = False
-    """Keep each block's input only and compute the block again in the backward pass: less memory, one more forward
-    pass, the same bits."""
+    """Keep only the input of each block, and compute the block again in the backward pass: less memory, one more
+    forward pass, the same bits."""
     reduce_bucket: Annotated[int, Range(1)] = 50_000_000
-    """Gradient elements that ZeRO reduces at once (DeepSpeed's default of 5e8 would leave ViT-H/14 a single bucket and
-    no overlap)."""
+    """Gradient elements that ZeRO reduces at once (with DeepSpeed's default of 5e8, ViT-H/14 would have a single bucket
+    and no overlap)."""
     allgather_bucket: Annotated[int, Range(1)] = 200_000_000
     """Weight elements that ZeRO gathers at once."""
 
@@ -101,15 +100,15 @@ class EngineConfig:
 class CheckpointConfig:
     """When checkpoints are saved, where, and which are kept.
 
-    On its way to S3 a rank's share lies in a temporary file, in TMPDIR.
+    On its way to S3, a rank's share is in a temporary file in TMPDIR.
     """
 
     every_steps: Annotated[int, Range(1)] = 1000
     """Steps between two checkpoints; there is always one at the end."""
     keep_newest: Annotated[int, Range(1)] = 2
-    """How many of the newest checkpoints are kept."""
+    """Number of newest checkpoints that are kept."""
     keep_every: Annotated[int, Range(0, zero="none")] = 0
-    """Steps between checkpoints that are kept for good; 0: none."""
+    """Steps between checkpoints that are kept forever; 0: none."""
     url: str = ""
     """Folder or s3://bucket/prefix for checkpoints; empty: RUN/checkpoints."""
 
@@ -124,7 +123,7 @@ class InitialConfig:
     weights: str = ""
     """Weights folder to start from (RUN/weights)."""
     new_head: bool = True
-    """Replace the head by a zero-initialised linear one, as the paper fine-tunes; otherwise every tensor must fit."""
+    """Replace the head with a zero-initialised linear one, as the paper does; if off, all tensors must fit."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="initial.")
@@ -153,18 +152,18 @@ class TrainingJob:
     micro_batch: Annotated[int, Range(0, _MOST_BATCH, zero="the whole share")] = 0
     """Images per forward and backward pass of a rank; 0: its whole share of the global batch."""
     loss: LossName = "softmax"
-    """softmax: one label an image; sigmoid: any number of labels."""
+    """softmax: one label per image; sigmoid: any number of labels."""
     label_smoothing: Annotated[float, Range(0, below=1, zero="off")] = 0.0
     """Share of the softmax target that is spread over all classes, from 0 (off) to below 1."""
     clip_norm: Annotated[float, Range(0, zero="off")] = 0.0
-    """Largest norm of the gradient, 0 for no clipping (the paper clips at 1 on ImageNet-1k and in fine-tuning only)."""
+    """Largest norm of the gradient, 0 for none (the paper clips at 1, on ImageNet-1k and in fine-tuning only)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimiser and weight decay."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate at each step."""
     ema_decay: Annotated[float, Range(0, below=1, zero="off")] = 0.0
-    """Decay of the exponential moving average (EMA, Polyak averaging) of the weights that the run leaves, 0 for none
-    (0.9999 in the paper's ImageNet results, section 4.1); scores during training are of the weights that it trains."""
+    """Decay of the exponential moving average of the weights (EMA, Polyak averaging), which become the run's result; 0
+    for none (0.9999 in the paper's ImageNet results, section 4.1); scores during training are of the raw weights."""
     engine: EngineConfig = EngineConfig()
     """ZeRO, precision and compilation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -176,12 +175,12 @@ class TrainingJob:
     device: Device = "auto"
     """Where to compute; auto: the GPU if there is one, else the CPU."""
     threads: Annotated[int, Range(0, MOST_THREADS, zero="the rank's share of the cores")] = 0
-    """Threads of each rank, for computing and decoding; 0: OMP_NUM_THREADS where it is set, else the rank's share of
+    """Threads of each rank, for computing and decoding; 0: OMP_NUM_THREADS if it is set, else the rank's share of
     the cores."""
     log_every_steps: Annotated[int, Range(1, _MOST_STEPS)] = 1
     """Steps between two lines of metrics.jsonl and TensorBoard."""
     max_skipped_updates: Annotated[int, Range(0)] = 10
-    """Updates in a row that may be skipped for a gradient that is not finite before the run stops."""
+    """Updates in a row that may be skipped because their gradient is not finite, before the run stops."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
@@ -195,4 +194,4 @@ class TrainingJob:
                 f"label_smoothing is {self.label_smoothing} with loss {self.loss!r}; it is part of the softmax loss: "
                 "take --loss softmax, or --label-smoothing 0"
             )
-        scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # refuses what has no such scale
+        scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # refuses a peak of 0

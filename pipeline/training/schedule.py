@@ -17,9 +17,9 @@ class ScheduleConfig:
     learning_rate: Annotated[float, Range(0)] = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     decay: Literal["linear", "cosine", "constant"] = "cosine"
-    """Course of the learning rate after the warm-up."""
+    """Shape of the learning rate after the warm-up."""
     warmup_steps: Annotated[int, Range(0)] = 0
-    """Steps in which the learning rate rises from 0; fewer than the run's steps."""
+    """Steps during which the learning rate rises from 0; fewer than the run's steps."""
     final_learning_rate: Annotated[float, Range(0)] = 0.0
     """Learning rate that the decay ends at."""
 

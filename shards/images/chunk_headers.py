@@ -1,4 +1,4 @@
-"""What PNG and WebP say about themselves, from the names and lengths of their chunks; and where a GIF's image ends."""
+"""Parses PNG and WebP headers by the names and lengths of their chunks, and checks where a GIF's image ends."""
 
 import struct
 import zlib
@@ -6,7 +6,7 @@ import zlib
 from shards.errors import ImageRefusedError
 from shards.images.exif import orientation_of
 
-# (bits, colour type) -> mode, as Pillow names what it makes of it. 16-bit colours are 8-bit to Pillow.
+# (bits, colour type) -> Pillow's mode. Pillow reads 16-bit colours as 8-bit.
 _PNG_MODES = {
     (1, 0): "1",
     **dict.fromkeys([(2, 0), (4, 0), (8, 0)], "L"),
@@ -83,7 +83,7 @@ def _lossless_webp(data: bytes, position: int) -> tuple[int, int, str]:
 
 
 def _extended_webp(data: bytes, end: int) -> tuple[int, int, str, int]:
-    """A canvas with chunks on it: animations, alpha, metadata. Of an animation the first frame counts."""
+    """The extended format, for animations, alpha and metadata. Of an animation the first frame counts."""
     mode = "RGBA" if data[20] & _WEBP_HAS_ALPHA else "RGB"
     width, height = 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
     position, has_pixels, exif = 30, False, b""
@@ -104,10 +104,10 @@ def _extended_webp(data: bytes, end: int) -> tuple[int, int, str, int]:
 
 
 def check_first_gif_frame(data: bytes) -> None:
-    """Raise ImageRefusedError unless the first image is whole. Many GIFs lack the trailer behind the last one."""
+    """Raises ImageRefusedError unless the first image is whole. Many GIFs lack the trailer after the last image."""
     try:
         position = 13 + _gif_palette(data[10])
-        while data[position] != 0x2C:  # up to the first image there are extensions
+        while data[position] != 0x2C:  # extensions come before the first image
             if data[position] != 0x21:
                 raise ImageRefusedError("damaged GIF: no image in it")
             position = _after_gif_blocks(data, position + 2)
@@ -117,12 +117,12 @@ def check_first_gif_frame(data: bytes) -> None:
 
 
 def _gif_palette(flags: int) -> int:
-    """Bytes of the palette that these flags announce."""
+    """Bytes of the palette, from its flags."""
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
 def _after_gif_blocks(data: bytes, position: int) -> int:
-    """Where a chain of blocks, each led by its length and the last empty, is over."""
+    """The end of a chain of blocks: each begins with its length, and the last is empty."""
     while length := data[position]:
         position += 1 + length
     return position + 1

@@ -43,7 +43,7 @@ class Resize:
     """Which images are stored as smaller copies."""
 
     short_side: Annotated[int, Range(0, MOST_JPEG_PIXELS, zero="as they are")] = 0
-    """Pixels that a longer short side is scaled down to, re-encoded as JPEG; 0 leaves every image as it is."""
+    """Pixels that a longer short side is scaled down to, as a new JPEG; 0 leaves every image as it is."""
     quality: Annotated[int, Range(1, 100)] = 90
     """JPEG quality of re-encoded images, 1 to 100; 80 to 95 are usual."""
     convert: bool = False

@@ -1,17 +1,17 @@
-"""The one thing read from EXIF: how an image has to be turned to stand upright."""
+"""Reads the orientation from an EXIF block; nothing else in it is used."""
 
 import struct
 
 from shards.orientation import TAG, TURNS, UPRIGHT
 
-_BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}  # the last two are seen, though wrong
-_NUMBER_FORMATS = {3: "H", 4: "I"}  # SHORT, as the standard has it, and LONG, as some write it
+_BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}  # the last two are wrong, but occur
+_NUMBER_FORMATS = {3: "H", 4: "I"}  # SHORT by the standard; some programs write LONG
 
 
 def orientation_of(exif: bytes) -> int:
-    """1 to 8; 1, upright, where the block (without its `Exif` prefix) says nothing or is damaged.
+    """1 to 8; 1 (upright) if the block, given without its `Exif` prefix, has no orientation or is damaged.
 
-    XMP may name an orientation too. Few decoders ask it and we do not.
+    XMP may have an orientation too. Few decoders read it, and neither do we.
     """
     order = _BYTE_ORDERS.get(exif[:4])
     if order is None:

@@ -1,8 +1,8 @@
 """Format, size and orientation of an image from its header alone; the pixels are never decoded.
 
-JPEG, PNG and WebP are read by parsers of our own (a JPEG in 7 microseconds, a third of what Pillow takes), which also
-see to it that the file has its end: what damaged collections are full of is truncated files. The rest, rare and packed
-only re-encoded, is opened with Pillow; a truncated TIFF or BMP shows itself when it is decoded.
+JPEG, PNG and WebP have parsers of our own (7 microseconds for a JPEG, a third of Pillow's time). They also check that
+the file has its end, since truncated files are the usual damage in collections. Other formats are rare and are packed
+only re-encoded; Pillow opens them, and a truncated TIFF or BMP is found when it is decoded.
 """
 
 import io
@@ -33,9 +33,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageHeader:
-    """What the index says about an image; of an animation, its first frame or its canvas.
+    """The properties of an image that go into the index; of an animation, those of its first frame or its canvas.
 
-    Height and width are as stored, before any rotation; `orientation` is EXIF's (1: upright). `ext` is jpg, png, webp,
+    Height and width are as stored, before it is turned; `orientation` is EXIF's (1: upright). `ext` is jpg, png, webp,
     gif, tif or bmp. `mode` is Pillow's name for the stored pixels: 1, L, LA, I;16, P, RGB, RGBA, CMYK (YCCK, too).
     """
 
@@ -63,7 +63,7 @@ def read_header(data: bytes, limits: Limits = DEFAULT_LIMITS) -> ImageHeader:
 
 
 def refusal_of(error: Exception) -> ImageRefusedError:
-    """The reason to show for what Pillow raised: one line, the same in every process."""
+    """The reason to show for an error from Pillow: one line, the same in every process."""
     if isinstance(error, UnidentifiedImageError):  # its own message holds an address in memory
         return ImageRefusedError("damaged or truncated image header")
     text = _ADDRESS.sub("", " ".join(str(error).split()))[:200]
@@ -82,15 +82,15 @@ def _ask_pillow(data: bytes, ext: str) -> tuple[int, int, str, int]:
         check_first_gif_frame(data)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of damaged tags, and of sizes that are checked by the caller
+            warnings.simplefilter("ignore")  # about damaged tags, and about sizes, which the caller checks
             with Image.open(io.BytesIO(data), formats=(_PILLOW_FORMATS[ext],)) as image:
                 height, width, mode = image.height, image.width, image.mode
                 found = image.getexif().get(TAG) if ext == "tif" else UPRIGHT
     except Image.DecompressionBombError as error:
         raise ImageRefusedError(f"too large: {error}") from error
-    except MemoryError:  # says something about this machine, not about the image
+    except MemoryError:  # this concerns the machine, not the image
         raise
-    except Exception as error:  # Pillow's parsers meet damage with nearly any of Python's exceptions
+    except Exception as error:  # for damage, Pillow's parsers raise nearly any of Python's exceptions
         raise refusal_of(error) from error
     orientation = found if isinstance(found, int) and found in TURNS else UPRIGHT
     if ext == "tif" and TURNS[orientation].is_exchanged:  # of TIFF alone, Pillow gives the size after rotation
@@ -99,6 +99,6 @@ def _ask_pillow(data: bytes, ext: str) -> tuple[int, int, str, int]:
 
 
 def upright(image: Image.Image, header: ImageHeader) -> Image.Image:
-    """The loaded image as it is seen. Pillow turns a TIFF, and nothing else, while it loads it."""
+    """The loaded image, turned upright. Pillow itself turns a TIFF, and no other format, when it loads it."""
     how = None if header.ext == "tif" else TURNS[header.orientation].transpose
     return image if how is None else image.transpose(how)

@@ -1,7 +1,7 @@
-"""What a JPEG says about itself, from its markers alone (ITU-T T.81, annex B).
+"""Parses a JPEG header, from its markers alone (ITU-T T.81, annex B).
 
-An exact parser, since every image of a collection passes here. It takes what libjpeg takes: bytes between segments and
-fill bytes are passed over, and an unknown marker is damage.
+The parser is exact, since every image of a collection goes through it. Like libjpeg, it skips fill bytes and bytes
+between segments, and takes an unknown marker for damage.
 """
 
 import re
@@ -10,16 +10,16 @@ from collections.abc import Iterable
 from shards.errors import ImageRefusedError
 from shards.images.exif import orientation_of
 
-_NEXT_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)  # over fill bytes, and whatever lies between two segments
+_NEXT_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)  # skips fill bytes, and bytes between two segments
 _START, _END, _SCAN, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
-_RESTARTS = bytes(range(0xD0, 0xD8))  # have no length and mean nothing here
+_RESTARTS = bytes(range(0xD0, 0xD8))  # have no length and no meaning here
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive, Huffman coded
 _OTHER_FRAMES = {
     **dict.fromkeys((0xC3, 0xC7, 0xCB, 0xCF), "lossless"),
     **dict.fromkeys((0xC5, 0xC6, 0xCD, 0xCE), "hierarchical"),
     **dict.fromkeys((0xC9, 0xCA), "arithmetic-coded"),  # Pillow, browsers and GPU decoders do not read it
 }
-_TAKEN = _FRAMES | {_SCAN, 0xC4, 0xCC, 0xDB, 0xDC, 0xDD, 0xFE, *range(0xE0, 0xF0)}  # and tables, comments, APPn
+_TAKEN = _FRAMES | {_SCAN, 0xC4, 0xCC, 0xDB, 0xDC, 0xDD, 0xFE, *range(0xE0, 0xF0)}  # also tables, comments, APPn
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}  # by components, as Pillow names them; YCCK is CMYK to it
 _EXIF = b"Exif\0\0"
 
@@ -42,8 +42,8 @@ def jpeg_facts(data: bytes) -> tuple[int, int, str, int]:
         position = following
     if frame is None:
         raise ImageRefusedError("damaged JPEG header: no frame before the first scan")
-    # Within a scan 0xFF is followed by 0: this finds no end but a real one. Searched backwards, it costs nothing where
-    # the image is whole; a thumbnail's own end lies before the scan.
+    # Within a scan, 0xFF is followed by 0, so only a real end is found. The backward search is fast if the image is
+    # whole; the end of an embedded thumbnail lies before the scan.
     if data.rfind(b"\xff\xd9", following) < 0:
         raise ImageRefusedError(f"truncated: a JPEG without its end, {len(data)} bytes")
     return (*frame, _orientation(exif) if exif else 1)
@@ -91,5 +91,5 @@ def _frame(contents: bytes) -> tuple[int, int, str]:
 
 
 def _orientation(exif: Iterable[bytes]) -> int:
-    """A block of more than 64 KiB is split over several segments."""
+    """From all segments: a block of more than 64 KiB is split over several."""
     return orientation_of(b"".join(exif).removeprefix(_EXIF))

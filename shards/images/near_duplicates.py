@@ -1,10 +1,10 @@
-"""Which images are near-duplicates of an evaluation image: the closest of many hashes, exactly and fast.
+"""Finds near-duplicates of evaluation images: the closest of many hashes, exactly and fast.
 
-Two hashes of 256 bits (see perceptual.py beside this) match where at most `max_distance` bits differ and, of the first
-64 bits, which are the image's coarsest structure, at most 11. The second condition is what makes the search cheap. Cut
-the 64 bits into 4 words of 16: where at most 11 bits differ, at most 2 differ in one of the words (Norouzi, Punjani
-and Fleet, Fast Exact Search in Hamming Space with Multi-Index Hashing, 2014). So the images of a word need to be
-compared only with those of the 137 words within 2 bits of it: no match is missed, and 1 pair in 120 is looked at.
+Two hashes of 256 bits (perceptual.py) match if at most `max_distance` bits differ and if, of the first 64 bits, which
+describe the image's coarsest structure, at most 11 differ. The second condition makes the search cheap. Cut the 64 bits
+into 4 words of 16: if at most 11 bits differ, at most 2 differ in one of the words (Norouzi, Punjani and Fleet, Fast
+Exact Search in Hamming Space with Multi-Index Hashing, 2014). So the images with one word need to be compared only with
+those of the 137 words within 2 bits of it: no match is missed, and 1 pair in 120 is compared.
 
 Shape letters: m queries, n evaluation hashes, q queries of one word, e evaluation hashes near that word.
 """
@@ -30,7 +30,7 @@ Rows = NDArray[np.int64]
 
 
 class EvaluationIndex:
-    """The hashes of evaluation images, uint8[n, 32], to look up others in: 96 bytes of memory each."""
+    """The hashes of evaluation images, uint8[n, 32], to be searched; 96 bytes of memory each."""
 
     def __init__(self, hashes: NDArray[np.uint8]) -> None:
         self._hashes = _as_words(hashes)
@@ -38,13 +38,13 @@ class EvaluationIndex:
         self._words = [_SortedWord(coarse, number) for number in range(_NUM_WORDS)]
 
     def closest(self, queries: NDArray[np.uint8], *, max_distance: int) -> tuple[Rows, NDArray[np.int32]]:
-        """For each of uint8[m, 32] the closest evaluation hash it matches: its row, int64[m], -1 where there is none,
-        and the number of bits that differ, int32[m]. Of several as close, the lowest row.
+        """For each of uint8[m, 32], the closest evaluation hash that matches: its row, int64[m] (-1: none), and the
+        number of bits that differ, int32[m]. If several are equally close, the lowest row.
 
-        A call costs the more a query the fewer there are: best are a million or more at once.
+        The cost per query falls with their number: a million or more at once is best.
         """
         asked = _as_words(queries)
-        # The smallest of distance and row, in one number.
+        # Distance and row in one number, of which the smallest is kept.
         best = np.full(len(asked), np.iinfo(np.int64).max, np.int64)
         coarse_distance = min(COARSE_DISTANCE, max_distance)
         for word in self._words:
@@ -88,7 +88,7 @@ class _SortedWord:
                     yield rows_q[which_q], self._order[places_e[which_e]]
 
     def _places(self, values: NDArray[np.int64]) -> Rows:
-        """Where the hashes are whose word is one of `values`."""
+        """The positions of the hashes whose word is one of `values`."""
         starts = self._starts[values]
         sizes = self._starts[values + 1] - starts
         ends = np.cumsum(sizes)
@@ -100,7 +100,7 @@ class _SortedWord:
 
 
 def _flips(radius: int) -> NDArray[np.int64]:
-    """All words of at most `radius` bits: what to flip to reach every word that near."""
+    """All words with at most `radius` bits set: XOR with them gives every word within that distance."""
     chosen = (bits for count in range(radius + 1) for bits in combinations(range(_WORD_BITS), count))
     return np.array([sum(1 << bit for bit in bits) for bits in chosen], np.int64)
 

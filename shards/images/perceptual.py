@@ -1,4 +1,4 @@
-"""Perceptual hashes: 256 bits that stay nearly the same when an image is encoded anew, resized or slightly cropped.
+"""Perceptual hashes: 256 bits that hardly change if an image is re-encoded, resized or slightly cropped.
 
 The hash is `imagehash.phash` with `hash_size=16`: the signs of the 16x16 lowest coefficients of the cosine transform
 of the image in grey at 64x64. Its bits are put in the order of their frequency, so that the first 64 describe the
@@ -18,28 +18,28 @@ from shards.images.config import HASH_BITS, Limits
 from shards.images.image_header import read_header, refusal_of, upright
 
 _HASH_SIZE = 16
-_SIDE = 64  # phash's own size for this hash_size: it has nothing left to resize
-_DECODED_SIDE = 2 * _SIDE  # a JPEG is decoded at the smallest scale that has this: at _SIDE, twice the bits change
-_INNER = 0.025  # what the inner hashes of an evaluation image leave out on each side
+_SIDE = 64  # phash's own size for this hash_size, so that it need not resize
+_DECODED_SIDE = 2 * _SIDE  # least side of a decoded JPEG: with _SIDE, twice as many bits change
+_INNER = 0.025  # share that the inner hashes leave out on each side
 _LEAST_CONTRAST = 2.0  # standard deviation in grey levels; the sample's photographs have 17 and more
-_LEAST_BITS_SET = HASH_BITS // 4  # half of the bits are set, unless most coefficients are nothing
+_LEAST_BITS_SET = HASH_BITS // 4  # half of the bits are set, unless most coefficients are zero
 _ANY_SIZE = Limits(max_bytes=(1 << 31) - 1, max_pixels=178_956_970)  # the caller has its own; Pillow opens no more
 
 
 def perceptual_hash(data: bytes) -> bytes | None:
-    """The 32 bytes that near-duplicates of an encoded image nearly share, as it is seen upright.
+    """32 bytes that are nearly equal for near-duplicates of the (upright) image.
 
-    None for an image of nearly one colour or of nothing but one gradient: its hash would be noise, or also that of
-    many other images. Raises ImageRefusedError where the image cannot be decoded, so cannot be compared.
+    None for an image of nearly one colour or with nothing but a gradient: its hash would be noise, or that of many
+    other images too. Raises ImageRefusedError if the image cannot be decoded, and so cannot be compared.
     """
     return _hash(_small(_upright_grey(data)))
 
 
 def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
-    """What a copy of an evaluation image may look like: straight, mirrored, and both without their outermost 2.5 %.
+    """The hashes that a copy of an evaluation image may have: straight, mirrored, and both without their outer 2.5 %.
 
-    With the last two, crops of up to 5 % on any sides are within 2.5 % of one of the four. None and errors are those
-    of `perceptual_hash`.
+    With the last two, crops of up to 5 % on any sides are within 2.5 % of one of the four. Returns None and raises
+    errors as `perceptual_hash` does.
     """
     grey = _upright_grey(data)
     small = _small(grey)
@@ -49,28 +49,28 @@ def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
     width, height = grey.size
     inner = _small(grey, box=(width * _INNER, height * _INNER, width * (1 - _INNER), height * (1 - _INNER)))
     mirrored = _hash(_mirrored(small)) or straight
-    # All that is seen may be at the rim: then there is nothing further to look for.
+    # Everything visible may be at the rim: then the inner image has no hash.
     return straight, mirrored, _hash(inner) or straight, _hash(_mirrored(inner)) or mirrored
 
 
 def _upright_grey(data: bytes) -> Image.Image:
-    """Decoded at the smallest scale that is enough, of an animation its first frame."""
+    """The image in grey, decoded at the smallest sufficient scale; of an animation, its first frame."""
     header = read_header(data, _ANY_SIZE)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes, which the caller limits, and of damaged metadata
+            warnings.simplefilter("ignore")  # about sizes, which the caller limits, and about damaged metadata
             with Image.open(io.BytesIO(data)) as image:
                 image.draft("L", (_DECODED_SIDE, _DECODED_SIDE))
                 grey = _grey(image)
-    except MemoryError:  # says something about this machine, not about the image
+    except MemoryError:  # this concerns the machine, not the image
         raise
-    except Exception as error:  # Pillow's decoders meet damage with nearly any of Python's exceptions
+    except Exception as error:  # for damage, Pillow's decoders raise nearly any of Python's exceptions
         raise refusal_of(error) from error
     return upright(grey, header)
 
 
 def _grey(image: Image.Image) -> Image.Image:
-    """8 bits; what is transparent is white; deeper pixels are stretched over their own range."""
+    """8 bits; transparent pixels become white; deeper pixels are scaled from their own range."""
     if image.has_transparency_data:
         colours = image.convert("RGBA")
         white = Image.new("RGBA", colours.size, "white")
@@ -94,7 +94,7 @@ def _hash(small: Image.Image) -> bytes | None:
     if np.asarray(small).std() < _LEAST_CONTRAST:
         return None
     try:
-        from imagehash import phash  # noqa: PLC0415, scipy and wavelets for those who look for near-duplicates
+        from imagehash import phash  # noqa: PLC0415, loads scipy, which only the search for near-duplicates needs
     except ImportError as error:
         message = "looking for near-duplicates needs the package imagehash, which is not installed"
         raise UserError(f"{message}; run: pip install imagehash") from error
@@ -105,7 +105,7 @@ def _hash(small: Image.Image) -> bytes | None:
 def _by_frequency() -> NDArray[np.int64]:
     """Positions in the 16x16 coefficients, row by row: squares around the lowest frequency, from small to large.
 
-    The lowest itself is the mean, which is always above the median: it says nothing and goes last.
+    The lowest itself is the mean. It is always above the median, so it carries no information and comes last.
     """
     row, column = np.divmod(np.arange(HASH_BITS), _HASH_SIZE)
     order = np.lexsort((row + column, np.maximum(row, column)))

@@ -1,7 +1,7 @@
-"""Smaller copies of images as JPEG. What may be stored as it is stays the same, byte for byte.
+"""Smaller copies of images as JPEG. Images that can be stored as they are keep every byte.
 
-Colours are taken as sRGB, as decoders for training take them: profiles are dropped, not applied, and so is all other
-metadata. Of an animation, or of a file of several images, the first one is kept.
+Colours are taken as sRGB, as training does: profiles are dropped, not applied, and so is all other metadata. Of an
+animation, or a file with several images, the first one is kept.
 """
 
 import io
@@ -19,19 +19,19 @@ _STORABLE = frozenset(("jpg", "png", "webp"))
 _FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
 _GREY = frozenset(("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N"))
 _UNKNOWN_RANGE = frozenset(("I", "F"))
-# Before the exact, antialiased step an image may be reduced by a whole factor, by averaging or while it is decoded, to
-# no less than this many times its final size. On photographs the result is 41 dB or more from that of a single step.
+# Before the exact, antialiased step, an image may be reduced by a whole factor, by averaging or while it is decoded, to
+# no less than this many times its final size. On photographs the result agrees with a single step to 41 dB or more.
 _REDUCING_GAP = 2.0
-_FILTER = Image.Resampling.LANCZOS  # the sharpest: training scales the copy once more
-_SUBSAMPLING = "4:2:0"  # as most photographs have it; 4:4:4 takes a quarter more bytes
+_FILTER = Image.Resampling.LANCZOS  # the sharpest filter, since training scales the copy again
+_SUBSAMPLING = "4:2:0"  # as in most photographs; 4:4:4 needs a quarter more bytes
 _BAND_PIXELS = 1 << 22
-_MOST_WEBP_PIXELS = 1 << 26  # it takes 16 bytes a pixel to decode, other formats 4 to 8
+_MOST_WEBP_PIXELS = 1 << 26  # decoding WebP takes 16 bytes per pixel, other formats 4 to 8
 
 _Box = tuple[float, float, float, float]
 
 
 def refusal(header: ImageHeader, resize: Resize) -> str | None:
-    """Why an image with this header cannot be packed under these settings; None where it can."""
+    """Why an image with this header cannot be packed with these settings; None if it can."""
     if is_untouched(header, resize):
         return None
     if header.ext not in _STORABLE and not resize.short_side and not resize.convert:
@@ -56,9 +56,9 @@ def is_untouched(header: ImageHeader, resize: Resize) -> bool:
 def fitted(data: bytes, header: ImageHeader, resize: Resize) -> tuple[bytes, ImageHeader]:
     """The bytes to store and their header: the given ones, or those of an upright copy as JPEG.
 
-    A copy is RGB, or L where the image is grey; transparent pixels become white, 16 bits are scaled to 8. Raises
-    ImageRefusedError where `refusal` has a reason or the image does not decode. Memory for an image of 2**27
-    pixels: 50 MB as a baseline JPEG, at most 1.2 GB in any format (1.35 GB where the copy is nearly as large).
+    A copy is RGB, or L if the image is grey; transparent pixels become white, 16 bits are scaled to 8. Raises
+    ImageRefusedError if `refusal` has a reason or the image does not decode. Memory for an image of 2**27 pixels:
+    50 MB for a baseline JPEG, at most 1.2 GB for any format (1.35 GB if the copy is nearly as large).
     """
     if is_untouched(header, resize):
         return data, header
@@ -66,13 +66,13 @@ def fitted(data: bytes, header: ImageHeader, resize: Resize) -> tuple[bytes, Ima
         raise ImageRefusedError(reason)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of damaged tags, and of sizes that the header's reader has checked
+            warnings.simplefilter("ignore")  # about damaged tags, and about sizes, which read_header has checked
             image = upright(_scaled(data, header, resize), header)
             file = io.BytesIO()
             image.save(file, "JPEG", quality=resize.quality, subsampling=_SUBSAMPLING)
     except (ImageRefusedError, MemoryError):
         raise
-    except Exception as error:  # Pillow's decoders meet damage with nearly any of Python's exceptions
+    except Exception as error:  # for damage, Pillow's decoders raise nearly any of Python's exceptions
         raise refusal_of(error) from error
     copied = ImageHeader(ext="jpg", height=image.height, width=image.width, mode=image.mode, orientation=UPRIGHT)
     return file.getvalue(), copied
@@ -100,20 +100,20 @@ def _scaled(data: bytes, header: ImageHeader, resize: Resize) -> Image.Image:
     image, box = _decoded(data, _FORMATS[header.ext], gap)
     if image.size != (width, height):
         image = image.resize((width, height), _FILTER, box=box, reducing_gap=_REDUCING_GAP)
-    image.info = {}  # Pillow would write a comment that it found
+    image.info = {}  # Pillow would write a comment from the original
     return image
 
 
 def _decoded(data: bytes, image_format: str, gap: tuple[int, int]) -> tuple[Image.Image, _Box | None]:
-    """L or RGB pixels, not much larger than `gap` where the format allows it, and what of them is the image."""
+    """L or RGB pixels, not much larger than `gap` if the format allows it, and the box of the image in them."""
     with Image.open(io.BytesIO(data), formats=(image_format,)) as image:
-        drafted = image.draft(None, gap)  # JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded
+        drafted = image.draft(None, gap)  # a JPEG can be decoded at 1/2, 1/4 or 1/8
         image.load()
         return _plain(image), drafted[1] if drafted else None
 
 
 def _plain(image: Image.Image) -> Image.Image:
-    """L for what is grey, else RGB. Band by band: an image of the largest size must not be in memory four times."""
+    """L for grey images, else RGB. Works band by band, so that the largest images are not in memory four times."""
     mode = "L" if image.mode in _GREY else "RGB"
     if image.mode == mode and not image.has_transparency_data:
         return image
@@ -126,7 +126,7 @@ def _plain(image: Image.Image) -> Image.Image:
 
 
 def _opaque(band: Image.Image) -> Image.Image:
-    """8 bits a channel, and nothing to be seen through."""
+    """8 bits per channel, without transparency."""
     if band.mode.startswith("I;16"):
         pixels = np.asarray(band).astype(np.uint32)
         return Image.fromarray(((pixels * 255 + 32_767) // 65_535).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""Small JPEG copies of images for people to look at: upright, in RGB, of a bounded number of bytes."""
+"""Small JPEG copies of images for people to look at: upright, RGB, with a limited number of bytes."""
 
 import io
 import warnings
@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 
 THUMBNAIL_SIDE = 176
 PICTURE_SIDE = 512
-MOST_PIXELS = 1 << 26  # decoded at once; a JPEG is decoded small, so only other huge images are passed over
+MOST_PIXELS = 1 << 26  # decoded at once; a JPEG is decoded small, so only huge images of other formats are skipped
 JPEG_QUALITIES = (82, 70, 55, 35, 15, 5)
 MOST_BYTES = 11_000  # of a thumbnail
 MOST_PICTURE_BYTES = 32_000  # of a picture: a page of 72 stays below 3.2 MB, base64 included
@@ -23,7 +23,7 @@ _BROKEN = (OSError, ValueError, SyntaxError, IndexError, KeyError, EOFError, Ima
 
 @dataclass(frozen=True, kw_only=True)
 class Thumbnail:
-    """A small JPEG. `height` and `width` are those of the whole image as it is looked at."""
+    """A small JPEG. `height` and `width` are those of the whole, upright image."""
 
     data: bytes
     height: int
@@ -31,7 +31,7 @@ class Thumbnail:
 
 
 def thumbnail(data: bytes) -> Thumbnail | None:
-    """A JPEG of THUMBNAIL_SIDE pixels on the shorter side, long ones cut; None where the bytes do not decode."""
+    """A JPEG of THUMBNAIL_SIDE pixels on the shorter side, long images cut; None if the bytes do not decode."""
     upright = _upright(data, least=THUMBNAIL_SIDE)
     if upright is None:
         return None
@@ -41,7 +41,7 @@ def thumbnail(data: bytes) -> Thumbnail | None:
 
 
 def picture(data: bytes) -> Thumbnail | None:
-    """A JPEG of the whole image, PICTURE_SIDE pixels at most on the longer side; None where the bytes do not decode."""
+    """A JPEG of the whole image, at most PICTURE_SIDE pixels on the longer side; None if the bytes do not decode."""
     upright = _upright(data, least=PICTURE_SIDE)
     if upright is None:
         return None
@@ -51,10 +51,10 @@ def picture(data: bytes) -> Thumbnail | None:
 
 
 def _upright(data: bytes, *, least: int) -> tuple[Image.Image, int, int] | None:
-    """An RGB image of at least `least` pixels a side where the stored one has them, and its stored height and width."""
+    """An upright RGB image, `least` pixels or more per side if it has them, and the height and width of the whole."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of odd metadata, which is not kept
+            warnings.simplefilter("ignore")  # Pillow warns about odd metadata, which is dropped
             return _decoded(data, least)
     except _BROKEN:
         return None
@@ -73,7 +73,7 @@ def _decoded(data: bytes, least: int) -> tuple[Image.Image, int, int] | None:
 
 
 def _jpeg(image: Image.Image, *, most_bytes: int) -> bytes:
-    """At the best quality that fits into `most_bytes`."""
+    """A JPEG of the best quality that fits into `most_bytes`."""
     data = b""
     for quality in JPEG_QUALITIES:
         file = io.BytesIO()

@@ -9,13 +9,13 @@ from shards.images.config import DEFAULT_MAX_DISTANCE, HASH_BITS
 
 @dataclass(frozen=True, kw_only=True)
 class Dedup:
-    """Which images are left out because there is another."""
+    """Which images are left out as duplicates."""
 
     duplicates: Literal["first", "merge", "keep"] = "first"
-    """Images with equal bytes: first keeps the source's first with its own labels, merge keeps it with the labels of
-    all, keep keeps every one."""
+    """Images with equal bytes: first keeps the first in the source with its own labels, merge keeps it with the
+    labels of all, keep keeps every one."""
     against: tuple[str, ...] = ()
-    """Packed evaluation sets (URLs) whose images, mirrored ones included, must not be in the collection."""
+    """Packed evaluation sets (URLs) whose images, mirrored ones included, must not be in the dataset."""
     max_distance: Annotated[int, Range(0, HASH_BITS // 2 - 1)] = DEFAULT_MAX_DISTANCE
     """Bits by which perceptual hashes of near-duplicates may differ, 0 to 127; images that close to an evaluation image
     are left out."""

@@ -16,7 +16,7 @@ Labels = tuple[tuple[str, ...], tuple[float, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates:
-    """Row `rows[i]` has the bytes of `kept[i]`, an earlier row, which the source calls `kept_sources[i]`.
+    """Row `rows[i]` has the bytes of an earlier row that stays, which the source calls `kept_sources[i]`.
 
     `num_relabelled` counts the rows left out whose labels differ from those of the row that stays; `labels` has the
     merged labels of rows that stay, if labels are merged.

@@ -144,8 +144,8 @@ class EvaluationImages:
 
     def _equal(self, sha256: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows of `sha256` that equal an evaluation image's, and the number of that image."""
-        known, asked = _prefix(self._sha256)[self._order], _prefix(sha256)
-        place = np.minimum(np.searchsorted(known, asked), max(len(known) - 1, 0))
+        known, wanted = _prefix(self._sha256)[self._order], _prefix(sha256)
+        place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
         if not len(known):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         candidates = self._order[place]

@@ -63,7 +63,7 @@ class FlatSource:
     root: str = ""
     """Folder or s3://bucket/prefix that holds the images."""
     label_pattern: str = r"([^_]+)_"
-    """Regular expression, matched from the start of the file's own name; its one group is the label (by default all
+    """Regular expression, matched at the start of the file name; its only group is the label (by default everything
     before the first underscore: n01440764 of n01440764_tench.JPEG)."""
     labels_csv: str = ""
     """CSV or Parquet file with the labels; empty: they are in the file names."""
@@ -72,7 +72,7 @@ class FlatSource:
     label_column: str = "label"
     """Column of the table with labels."""
     separator: str = "|"
-    """What separates several labels in the table."""
+    """Separator between several labels in the table."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="source.")

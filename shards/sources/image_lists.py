@@ -35,12 +35,12 @@ class ManifestSource:
     label_column: str = "label"
     """Column with a label or several: a list in Parquet, cut at the separator in a CSV."""
     weights_column: str = ""
-    """Column with a weight for each label; empty: there is none."""
+    """Column with a weight for each label; empty: none."""
     separator: str = "|"
-    """What separates several labels, or weights, in a CSV."""
+    """Separator between several labels, or weights, in a CSV."""
     keep_copies: bool = False
-    """Keep a copy of each image from the scan until it is packed, so that nothing is fetched twice: for slow servers,
-    or images that change."""
+    """Keep a copy of each image from its scan until it is packed, so that nothing is fetched twice: for slow servers or
+    images that change."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="source.")

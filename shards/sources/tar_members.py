@@ -31,7 +31,7 @@ _KINDS = {
     b"M": "the rest of a file that began in another volume",
 }
 _MORE_BLOCKS = 504  # byte of a sparse file's further header blocks: one more follows
-_REFUSAL = "refusal"  # beside the pax keys, which are "path", "size" or have a dot
+_REFUSAL = "refusal"  # a key next to those of pax, which are "path", "size" or have a dot
 
 
 class DamagedTarError(ImageRefusedError):

@@ -13,12 +13,12 @@ from shards.sources.entry import ImageBytes, too_large
 from shards.sources.url_secrets import secret_reason
 from shards.storage.ahead import Hold, no_wait
 
-ATTEMPTS = 3
+RETRIES = 2
 BACKOFF_SECONDS = 0.5
-ANSWER_SECONDS = 20.0  # of silence
+SILENCE_SECONDS = 20.0  # without a byte from the server
 FETCH_SECONDS = 120.0  # for a whole image, so that a trickle ends too
 _PIECE_BYTES = 64 << 10
-_TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+_RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _AS_THEY_ARE = "%/:=&?~#+!$,;'@()*[]"
 
 
@@ -28,23 +28,23 @@ def is_web(location: str) -> bool:
 
 
 def fetch_url(url: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
-    """The body of a GET request, retried up to twice; the last error if none succeeds.
+    """The body of a GET request, retried up to RETRIES times; the last error if none succeeds.
 
     Redirects lead to http and https only. At most `max_bytes` are read.
     """
     if reason := secret_reason(url):
         return ImageRefusedError(reason)
     error = OSError("not requested")
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(random.uniform(0.5, 1) * BACKOFF_SECONDS * 4**attempt)  # noqa: S311
+    for retry in range(1 + RETRIES):
+        if retry:
+            time.sleep(random.uniform(0.5, 1) * BACKOFF_SECONDS * 4**retry)  # noqa: S311
         try:
             return _get(url, max_bytes, hold)
         except urllib.error.HTTPError as refusal:
             refusal.close()
             # The standard phrase, since the server's own may contain the address that it redirects to.
             error = OSError(f"the server answers {refusal.code} {http.client.responses.get(refusal.code, '')}".rstrip())
-            if refusal.code not in _TRY_AGAIN:
+            if refusal.code not in _RETRIED:
                 return error
         except (ValueError, http.client.InvalidURL):  # their texts may contain a password of the URL
             return ImageRefusedError("not a usable URL")
@@ -58,13 +58,13 @@ def _get(url: str, max_bytes: int, hold: Hold) -> bytes | ImageRefusedError:
     deadline = time.monotonic() + FETCH_SECONDS
     request = urllib.request.Request(urllib.parse.quote(url, safe=_AS_THEY_ARE))  # noqa: S310 - the opener knows no file:
     request.add_header("User-Agent", "patchline")
-    with _opener().open(request, timeout=ANSWER_SECONDS) as answer:
-        promised = answer.headers.get("Content-Length", "")
+    with _opener().open(request, timeout=SILENCE_SECONDS) as response:
+        promised = response.headers.get("Content-Length", "")
         if promised.isdecimal() and int(promised) > max_bytes:
             return too_large(int(promised), max_bytes=max_bytes)
         waited = _wait(hold, int(promised) if promised.isdecimal() else 0)
         pieces, num_bytes = [], 0
-        while piece := answer.read1(_PIECE_BYTES):
+        while piece := response.read1(_PIECE_BYTES):
             pieces.append(piece)
             num_bytes += len(piece)
             waited += _wait(hold, num_bytes)

@@ -1,16 +1,20 @@
-"""The same function over many items by threads that read ahead: results in order, few of them in memory."""
+"""One function over many items, in threads that read ahead: results come in order, and few are in memory."""
 
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from itertools import islice
+from math import inf
 from typing import TypeVar
+
+from shards.pool import Pool
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Said before memory for this many bytes, in all, is taken; returns when there is room for them.
+# Called before a task takes memory for this many bytes in all; returns when there is room for them.
 Hold = Callable[[int], None]
 
 
@@ -21,10 +25,10 @@ def no_wait(_: int) -> None:
 def in_order(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, window: int
 ) -> Generator[Result | Exception, None, None]:
-    """`function` of every item, in order; an exception is given back in its place, so one does not end the others.
+    """`function` of every item, in order. An exception comes in its item's place, so that one does not end the others.
 
-    At most `window` items are under way or waiting to be taken. Items are drawn in the caller's thread, as results
-    are taken. A caller that stops early waits only for what has begun.
+    At most `window` items are under way or wait to be taken. Items are drawn in the caller's thread, as results are
+    taken. A caller that stops early waits only for calls that have begun.
     """
     return _in_order(lambda _, item: function(item), items, threads, window, None)
 
@@ -32,17 +36,17 @@ def in_order(
 def in_order_within(
     function: Callable[[Item, Hold], Result], items: Iterable[Item], *, threads: int, most_bytes: int
 ) -> Generator[Result | Exception, None, None]:
-    """As `in_order`, for large results whose sizes nobody knows before: those ahead have `most_bytes` together.
+    """As `in_order`, for large results of unknown size: those that wait to be taken hold at most `most_bytes` together.
 
-    `function` says by its `Hold` how much it is about to have. The result that is wanted next never waits, so it may
-    come on top of `most_bytes`, and nothing can be stuck: its turn comes to everything.
+    `function` calls its `Hold` before it takes memory. The result that is needed next never waits, so that nothing can
+    be stuck; it may come on top of `most_bytes`.
     """
     room = _Room(most_bytes)
     return _in_order(lambda number, item: function(item, room.hold_of(number)), items, threads, threads, room)
 
 
 class _Room:
-    """The bytes that results have which are not taken yet."""
+    """The bytes held by results that have not been taken yet."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes, self._first, self._closed = most_bytes, 0, False
@@ -64,14 +68,14 @@ class _Room:
         return hold
 
     def taken(self) -> None:
-        """The first result is not ours any more; the next one is the first."""
+        """The first result has been taken; the next one is the first now."""
         with self._changed:
             self._held.pop(self._first, None)
             self._first += 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let all go that wait; what they would read is not wanted."""
+        """Releases all that wait; nobody needs what they would read."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -85,21 +89,20 @@ def _in_order(
 ) -> Generator[Result | Exception, None, None]:
     if threads < 1 or window < 1:
         raise ValueError(f"threads is {threads}, window is {window}: both must be at least 1")
-    left = enumerate(items)
-    with ThreadPoolExecutor(threads, thread_name_prefix="ahead") as pool:
-        try:
-            pending: deque[Future[Result]] = deque(pool.submit(function, *item) for item in islice(left, window))
-            while pending:
-                outcome: Result | Exception = _outcome(pending.popleft())
-                yield outcome
-                del outcome  # before the next one comes
-                if room:
-                    room.taken()
-                pending.extend(pool.submit(function, *item) for item in islice(left, 1))
-        finally:
+    left, pool = enumerate(items), Pool(threads, name="ahead")
+    try:
+        pending: deque[Future[Result]] = deque(pool.submit(partial(function, *item)) for item in islice(left, window))
+        while pending:
+            outcome: Result | Exception = _outcome(pending.popleft())
+            yield outcome
+            del outcome  # before the next one comes
             if room:
-                room.close()
-            pool.shutdown(wait=False, cancel_futures=True)
+                room.taken()
+            pending.extend(pool.submit(partial(function, *item)) for item in islice(left, 1))
+    finally:
+        if room:
+            room.close()
+        pool.close(seconds=inf)
 
 
 def _outcome(future: Future[Result]) -> Result | Exception:

@@ -1,4 +1,4 @@
-"""A lock that does not stay locked in the child of a fork, where the thread that holds it does not exist."""
+"""A lock that is free in a forked child, where the thread that held it does not exist."""
 
 import os
 import threading
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class ForkLock:
-    """As threading.Lock; a forked child has it unlocked."""
+    """As threading.Lock, but unlocked in a forked child."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class ForkLock:
         self._lock = threading.Lock()
 
 
-# The only way to a process's locks at a fork; nobody reads it for anything else, and it keeps no lock alive.
+# Only for forks; it keeps no lock alive.
 _LOCKS: "weakref.WeakSet[ForkLock]" = weakref.WeakSet()
 
 

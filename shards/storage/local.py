@@ -1,4 +1,4 @@
-"""A folder as a store: whole files by rename, durable by fsync."""
+"""A folder as a store: files are whole by a rename and durable by fsync."""
 
 import errno
 import io
@@ -22,7 +22,7 @@ STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TEMPORARY_PREFIX) + r"(.+)\.[0-9a-f]{16}", re.DOTALL)  # as `create` names them
 _OPEN_TRIES = 5
-# Trying again mends none of these. A full disk or one that fails (ENOSPC, EDQUOT, EIO) is not among them.
+# A retry mends none of these. A full or failing disk (ENOSPC, EDQUOT, EIO) is not among them.
 _MISTAKES = (
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL),
@@ -31,11 +31,10 @@ _MISTAKES = (
 
 @dataclass(frozen=True)
 class LocalStore:
-    """Objects are files below the folder `url`, which is made on the first write."""
+    """Objects are files below the folder `url`, which the first write makes."""
 
     url: str
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
-    stop: threading.Event | None = field(default=None, compare=False, repr=False)
 
     def fresh(self) -> "LocalStore":
         """This folder: files have no connections."""
@@ -45,27 +44,23 @@ class LocalStore:
         """This folder, with other counters."""
         return replace(self, traffic=traffic)
 
-    def stopped_by(self, event: threading.Event) -> Self:
-        """This folder, whose reads stop waiting for a disk that fails once `event` is set."""
-        return replace(self, stop=event)
-
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, *, stop: threading.Event | None = None) -> bytes:
         """The whole file."""
-        return self._read(path, lambda file: file.readall())
+        return self._read(path, lambda file: file.readall(), stop)
 
-    def read_range(self, path: str, first: int, end: int) -> bytes:
-        """Bytes first..end-1; EOFError where the file is shorter."""
-        data = self._read(path, lambda file: read_exactly(file.fileno(), first, end))
+    def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
+        """Bytes first..end-1; EOFError if the file is shorter."""
+        data = self._read(path, lambda file: read_exactly(file.fileno(), first, end), stop)
         if len(data) != end - first:
             raise EOFError(f"{self.url}/{path}: bytes {first}..{end - 1} asked, it ends at {first + len(data)}")
         return data
 
     def open_read(self, path: str) -> BinaryIO:
         """The file, open for reading."""
-        return io.BufferedReader(self._again(path, lambda: self._open(path, self.traffic)), STREAM_BYTES)
+        return io.BufferedReader(self._again(path, lambda: self._open(path, self.traffic), None), STREAM_BYTES)
 
     def local_path(self, path: str) -> Path:
-        """Where the file lies, or would lie."""
+        """The file's path, whether it is there or not."""
         return self._file(path)
 
     def size(self, path: str) -> int:
@@ -84,7 +79,7 @@ class LocalStore:
         return _walk(self._folder(prefix), folder_prefix(prefix))
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """All files below `prefix` with their sizes; one that is removed meanwhile is left out."""
+        """All files below `prefix` with their sizes, without those removed meanwhile."""
         root = Path(self.url)
         for path in self.list(prefix):
             try:
@@ -99,7 +94,7 @@ class LocalStore:
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """Yield a temporary file of the same folder; synced and renamed when the block ends well."""
+        """Yields a temporary file in the same folder; it is synced and renamed if the block ends without an error."""
         target = self._file(path)
         temporary = target.with_name(f"{TEMPORARY_PREFIX}{target.name}.{secrets.token_hex(8)}")
         file = _open_new(temporary, target)
@@ -117,7 +112,7 @@ class LocalStore:
         _sync_folder(target.parent)
 
     def delete(self, path: str) -> None:
-        """Remove the file if it is there, and the folders that it leaves empty: S3 has no empty folders either."""
+        """Removes the file if it is there, and folders that are empty then: S3 has no empty folders either."""
         file = self._file(path)
         file.unlink(missing_ok=True)
         for folder in file.parents[: len(Path(path).parts) - 1]:
@@ -127,14 +122,14 @@ class LocalStore:
                 return
 
     def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
-        """Remove temporary files that killed writers left."""
+        """Removes the temporary files of killed writers."""
         for file in Path(self.url).rglob(f"{TEMPORARY_PREFIX}*"):
             found = _TEMPORARY.fullmatch(file.name)
             if found and is_ours(file.with_name(found[1]).relative_to(self.url).as_posix()):
                 file.unlink(missing_ok=True)
 
-    def _read(self, path: str, read: Callable[[io.FileIO], bytes]) -> bytes:
-        """What `read` gives for the open file, counted."""
+    def _read(self, path: str, read: Callable[[io.FileIO], bytes], stop: threading.Event | None) -> bytes:
+        """The result of `read` for the open file; the read is counted."""
         began, data = time.perf_counter(), b""
 
         def opened_and_read() -> bytes:
@@ -142,7 +137,7 @@ class LocalStore:
                 return read(file)
 
         try:
-            data = self._again(path, opened_and_read)
+            data = self._again(path, opened_and_read, stop)
         finally:
             self.traffic.add(TrafficCounts(requests=1, bytes=len(data), seconds=time.perf_counter() - began))
         return data
@@ -153,8 +148,8 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise MissingObjectError(path, url=self.url) from None
 
-    def _again(self, path: str, read: Callable[[], Result]) -> Result:
-        return read_again(f"{self.url}/{path}", read, traffic=self.traffic, stop=self.stop)
+    def _again(self, path: str, read: Callable[[], Result], stop: threading.Event | None) -> Result:
+        return read_again(f"{self.url}/{path}", read, traffic=self.traffic, stop=stop)
 
     def _folder(self, prefix: str) -> Path:
         return Path(self.url, folder_prefix(prefix))
@@ -164,7 +159,7 @@ class LocalStore:
 
 
 def _open_new(temporary: Path, target: Path) -> BinaryIO:
-    """The temporary file, its folder made; once more where another process's `delete` took the folder in between."""
+    """The temporary file, its folder made; again if another process's `delete` removed the folder in between."""
     for attempt in range(_OPEN_TRIES):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -189,10 +184,10 @@ def _walk(folder: Path, root: str) -> Iterator[str]:
 
 
 def _sorted_names(folder: Path) -> list[bytes]:
-    """The names of a folder's files and, with a slash behind each, of its folders.
+    """The names of a folder's files and folders; those of folders end with a slash.
 
-    A folder sorts as "name/", so that "a-b" comes before "a/b" as it does in S3. Bytes, because a name that is not
-    UTF-8 sorts elsewhere as a string, and because millions of them take half the memory.
+    A folder sorts as "name/", so that "a-b" comes before "a/b" as in S3. They are bytes because names that are not
+    UTF-8 sort differently as strings, and because millions of names take half the memory.
     """
     try:
         with os.scandir(os.fsencode(folder)) as found:
@@ -204,7 +199,7 @@ def _sorted_names(folder: Path) -> list[bytes]:
 
 
 def _ending(item: os.DirEntry[bytes]) -> bytes | None:
-    """A slash for a folder, nothing for a file; None for what is no object: devices, and links that lead nowhere."""
+    """A slash for a folder, nothing for a file, None for anything else (devices, broken links)."""
     if item.name.startswith(TEMPORARY_PREFIX.encode()):
         return None
     try:

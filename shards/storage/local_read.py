@@ -1,4 +1,4 @@
-"""Reading files: whole, counted, and again where a disk or a file server may do better the next time."""
+"""Reading files: whole, counted, and repeated after faults that may pass."""
 
 import errno
 import io
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from shards.errors import StorageError
-from shards.storage.retries import Attempts, ReadStoppedError, Retries, RetryConfig
+from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig
 from shards.storage.traffic import Traffic, TrafficCounts
 
 if TYPE_CHECKING:
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 RETRIES = RetryConfig()
-_PASSING = (errno.EIO, errno.ESTALE)  # the latter: a network file system whose server was away
+_PASSING = (errno.EIO, errno.ESTALE)  # ESTALE: a network file system whose server was away
 
 
 def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop: threading.Event | None) -> Result:
-    """`read()`, again while its fault may pass; raises the fault itself once the deadline is up.
+    """`read()`, repeated while its fault may pass; raises that fault once the deadline is over.
 
     ReadStoppedError once `stop` is set.
     """
-    attempts = None
+    retries = None
     while True:
         try:
             return read()
         except OSError as error:
             if error.errno not in _PASSING:
                 raise
-            attempts = attempts or _attempts(what, stop)
+            retries = retries or _retries(what, stop)
             try:
-                attempts.again_after_failure(str(error), is_answer=False)
+                retries.again_after_failure(str(error), is_answer=False)
             except StorageError as given_up:
                 log.warning("%s", given_up)
                 raise error from None
@@ -47,15 +47,15 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
             raise ReadStoppedError(0)
 
 
-def _attempts(what: str, stop: threading.Event | None) -> Attempts:
-    retries = Retries(RETRIES)
-    retries.has_answered = True  # a wrong address is told by other errors
-    return Attempts(what, retries, pause=stop.wait if stop else time.sleep)
+def _retries(what: str, stop: threading.Event | None) -> RequestRetries:
+    budget = RetryBudget(RETRIES)
+    budget.has_answered = True  # a wrong path raises other errors
+    return RequestRetries(what, budget, pause=stop.wait if stop else time.sleep)
 
 
 def read_exactly(descriptor: int, first: int, end: int) -> bytes:
-    """Bytes first..end-1, fewer only where the file ends: one pread gives at most 2 GiB, and may give less on network
-    file systems."""
+    """Bytes first..end-1, fewer only at the file's end. One pread returns at most 2 GiB, and may return less on a
+    network file system."""
     pieces = [os.pread(descriptor, end - first, first)]
     position = first + len(pieces[0])
     while pieces[-1] and position < end:
@@ -65,10 +65,10 @@ def read_exactly(descriptor: int, first: int, end: int) -> bytes:
 
 
 class CountedFile(io.FileIO):
-    """A file open for reading, whose bytes `traffic` counts as one read when it is closed."""
+    """A file open for reading; `traffic` counts it as one read when it is closed."""
 
     def __init__(self, file: Path, traffic: Traffic | None = None) -> None:
-        self._traffic: Traffic | None = None  # of a file that cannot be opened, nothing is counted
+        self._traffic: Traffic | None = None  # nothing is counted if the file cannot be opened
         super().__init__(file)
         self._traffic, self._num_bytes, self._seconds = traffic, 0, 0.0
 

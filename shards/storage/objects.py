@@ -1,4 +1,4 @@
-"""What a store of whole objects promises, whether a folder or an S3 bucket is behind it."""
+"""What every store of whole objects offers, a folder as well as an S3 bucket."""
 
 import re
 import threading
@@ -18,13 +18,28 @@ class MissingObjectError(Exception):
         self.path, self.url = path, url
 
     def __reduce__(self) -> tuple[type["MissingObjectError"], tuple[str]]:
-        # Pool workers send their errors back pickled, and a keyword-only argument would be lost.
+        # Processes of a pool return their errors pickled, and a keyword-only argument would be lost.
         return type(self), (self.path,)
 
 
 def any_path(path: str) -> bool:  # noqa: ARG001
     """Every object is ours."""
     return True
+
+
+class Readable(Protocol):
+    """What reading a dataset needs of a store."""
+
+    @property
+    def url(self) -> str: ...
+
+    def read(self, path: str) -> bytes:
+        """The whole object. Raises MissingObjectError."""
+        ...
+
+    def read_range(self, path: str, first: int, end: int) -> bytes:
+        """Exactly the bytes first..end-1. Raises MissingObjectError, and EOFError if the object is shorter."""
+        ...
 
 
 class Store(Protocol):
@@ -39,37 +54,33 @@ class Store(Protocol):
         ...
 
     def fresh(self) -> "Store":
-        """The same objects over connections that nobody has used yet, for reads that the others are slow at."""
+        """The same objects, each read over a new connection: for the second request of a slow read."""
         ...
 
     def with_traffic(self, traffic: Traffic) -> "Store":
-        """The same objects over the same connections; what is read of them is counted in `traffic` alone."""
+        """The same objects over the same connections; reads are counted in `traffic` alone."""
         ...
 
-    def stopped_by(self, event: threading.Event) -> "Store":
-        """The same objects, whose reads raise ReadStoppedError within about a second once `event` is set.
+    def read(self, path: str, *, stop: threading.Event | None = None) -> bytes:
+        """The whole object. Raises MissingObjectError; ReadStoppedError at the next byte or timeout once `stop` is set.
 
-        A folder stops only its waiting for a disk that fails: files are read too fast for more.
+        A folder looks at `stop` only while it waits for a disk that fails: files are read too fast for more.
         """
         ...
 
-    def read(self, path: str) -> bytes:
-        """The whole object. Raises MissingObjectError."""
-        ...
-
-    def read_range(self, path: str, first: int, end: int) -> bytes:
-        """Exactly the bytes first..end-1. Raises MissingObjectError; EOFError where the object is shorter."""
+    def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
+        """Exactly the bytes first..end-1. Raises as `read`, and EOFError if the object is shorter."""
         ...
 
     def open_read(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """The object as a stream from its first byte, in bounded memory whatever its size. Raises MissingObjectError.
+        """The object as a stream, in bounded memory whatever its size. Raises MissingObjectError.
 
-        `read(n)` gives n bytes, fewer only at the end; it cannot seek. Good as the file of `tarfile`'s mode "r|".
+        `read(n)` returns n bytes, fewer only at the end; it cannot seek. `tarfile` reads it with mode "r|".
         """
         ...
 
     def local_path(self, path: str) -> Path | None:
-        """The file on disk that is this object, to be mapped into memory; None where a store has no files."""
+        """The file that is this object, for mapping into memory; None if the store has no files."""
         ...
 
     def size(self, path: str) -> int:
@@ -81,13 +92,13 @@ class Store(Protocol):
     def list(self, prefix: str = "") -> Iterator[str]:
         """Paths of all objects below the folder `prefix`, relative to the store's root, sorted by their UTF-8 bytes.
 
-        A bucket may hold keys that are no plain paths ("a//b", "a/../b", "folder/"): they are listed as they are, and
-        reading them is refused. Listing streams: no more than one page, or one folder's names, is in memory.
+        Keys of a bucket that are not plain paths ("a//b", "a/../b", "folder/") are listed as they are; reading them is
+        refused. Listing streams: only one page, or the names of one folder, is in memory.
         """
         ...
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """What `list` gives, and the bytes of each object."""
+        """The paths as `list` returns them, and the bytes of each object."""
         ...
 
     def write(self, path: str, data: bytes) -> None: ...
@@ -97,25 +108,25 @@ class Store(Protocol):
         ...
 
     def delete(self, path: str) -> None:
-        """Remove the object; one that is not there is no error."""
+        """Removes the object if it is there."""
         ...
 
     def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
-        """Remove what interrupted writes of objects below this root left behind, of those whose path is ours.
+        """Removes what interrupted writes of objects left below this root, for paths that are ours.
 
-        Only while nobody else writes such objects here.
+        Call it only while nobody else writes such objects here.
         """
         ...
 
 
 def folder_prefix(folder: str) -> str:
-    """What the paths below a folder begin with: "" for the root, `FOLDER/` for others. Refuses what no path may be."""
+    """The prefix of all paths below a folder: "" for the root, `FOLDER/` for others. Refuses impossible paths."""
     name = folder.strip("/")
     return f"{checked_path(name)}/" if name else ""
 
 
 def checked_path(path: str) -> str:
-    """`path` itself, or a ValueError where it could lead out of the store or has two spellings."""
+    """`path` itself, or a ValueError if it could lead out of the store or has a second spelling."""
     parts = path.split("/")
     if "" in parts[1:-1] and not path.startswith("/"):
         part = f"the one between the two slashes behind {path.partition('//')[0]!r}"
@@ -127,5 +138,5 @@ def checked_path(path: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """`text` with what stands before the @ of an address replaced: user names, passwords and keys."""
+    """`text` without user names, passwords and keys before the @ of an address."""
     return re.sub(r"(?<=//)[^/\s]*@", "***@", text)

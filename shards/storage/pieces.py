@@ -1,4 +1,4 @@
-"""A stored object from its front, in large pieces with the next ones on their way: few requests, no waiting."""
+"""A stored object from front to end, in large pieces that are read ahead."""
 
 from collections.abc import Callable, Generator
 from functools import partial
@@ -8,19 +8,19 @@ from shards.storage.ahead import in_order
 from shards.storage.local import LocalStore
 from shards.storage.objects import Store
 
-LOCAL_PIECE_BYTES = 1 << 20  # fits a processor's cache; the system reads ahead by itself
+LOCAL_PIECE_BYTES = 1 << 20  # fits a processor's cache; the operating system reads ahead
 REMOTE_PIECE_BYTES = 8 << 20
 REMOTE_PIECES_AHEAD = 2
 
 
 class Digest(Protocol):
-    """A hash that is fed, such as hashlib's."""
+    """A hash such as hashlib's."""
 
     def update(self, data: bytes, /) -> None: ...
 
 
 def stored_pieces(store: Store, path: str, first: int, end: int, *, digest: Digest | None = None) -> "Pieces":
-    """Bytes first..end-1 of an object, for whoever takes nearly all of them."""
+    """Bytes first..end-1 of an object, for callers that take nearly all of them."""
     is_local = isinstance(store, LocalStore)
     return Pieces(
         partial(store.read_range, path),
@@ -33,11 +33,11 @@ def stored_pieces(store: Store, path: str, first: int, end: int, *, digest: Dige
 
 
 class Pieces:
-    """Bytes first..end-1 as `read_range(first, end)` gives them, taken from the front.
+    """Bytes first..end-1 from `read_range(first, end)`, taken from front to end.
 
-    What is skipped is not read where that saves a piece; with a `digest` all is read, and fed to it in order.
-    Threads read `ahead` pieces before they are taken; 0: nothing is read before it is needed. Errors of
-    `read_range` are raised by `take` and `skip`.
+    Skipped bytes are not read if that saves a piece; with a `digest` all bytes are read, and fed to it in order.
+    Threads read `ahead` pieces before they are taken; 0: nothing is read before it is needed. `take` and `skip` raise
+    the errors of `read_range`.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Pieces:
         self._read_range, self._ahead, self._digest = read_range, ahead, digest
         self._piece_bytes = piece_bytes
         self.end = end
-        self._held, self._next, self._held_end = b"", 0, first  # the piece, what is taken of it, where it ends
+        self._held, self._next, self._held_end = b"", 0, first  # a piece, what is taken of it, its end
         self._coming = self._read_from(first)
 
     @property
     def position(self) -> int:
-        """Of the next byte, in the object."""
+        """The next byte's offset in the object."""
         return self._held_end - len(self._held) + self._next
 
     def take(self, count: int) -> bytes:
@@ -76,7 +76,7 @@ class Pieces:
         return b"".join(parts)
 
     def skip(self, count: int) -> None:
-        """Pass over `count` bytes, not beyond the end."""
+        """Skips `count` bytes, not beyond the end."""
         target = min(self.position + count, self.end)
         if self._digest is None and target - self._held_end > self._ahead * self._piece_bytes:
             self.close()
@@ -92,7 +92,7 @@ class Pieces:
         self._coming.close()
 
     def _load(self) -> bool:
-        """The next piece in place of the one held, of which all is taken; False at the end."""
+        """Loads the next piece once all of this one is taken; False at the end."""
         piece = next(self._coming, b"")
         if isinstance(piece, Exception):
             raise piece

@@ -1,8 +1,8 @@
-"""When a request is asked again, and when not any more: full jitter, a budget, a deadline.
+"""When a request is repeated, and when it is given up: full jitter, a budget, a deadline.
 
-Full jitter: Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015. The budget, which keeps a
-storage in trouble from being asked ever more, is the token bucket of Finagle and of the AWS SDKs. A storage that can
-not be reached is burdened by nobody: requests that it does not answer leave the budget as it is.
+Full jitter: Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015. The budget keeps retries from
+overloading a storage in trouble; it is the token bucket of Finagle and of the AWS SDKs. Requests that the storage does
+not answer at all cost nothing of it, since they do not burden the storage.
 """
 
 import random
@@ -38,85 +38,85 @@ class RetryConfig:
 
 
 def backoff_seconds(failures: int, *, config: RetryConfig, draw: float) -> float:
-    """The pause behind this many failures in a row; `draw` is uniform in 0..1."""
+    """The pause after this many failures in a row; `draw` is uniform in 0..1."""
     doublings = min(failures - 1, 60)  # a float has room for them
     return draw * min(config.most_backoff_seconds, config.backoff_seconds * 2.0**doublings)
 
 
-class Retries:
-    """What the reads of a store share in this process: the budget, and whether the storage has ever answered."""
+class RetryBudget:
+    """The retries left to all reads of a store in this process, and whether the storage has ever answered."""
 
     def __init__(self, config: RetryConfig) -> None:
         self.config = config
         self.has_answered = False
-        self._lock, self._budget = ForkLock(), config.budget_reserve
+        self._lock, self._left = ForkLock(), config.budget_reserve
 
-    def __reduce__(self) -> tuple[type["Retries"], tuple[RetryConfig]]:
+    def __reduce__(self) -> tuple[type["RetryBudget"], tuple[RetryConfig]]:
         return type(self), (self.config,)
 
     def earn(self, share: float) -> None:
-        """Puts so much of a retry into the budget."""
+        """Adds this share of a retry to the budget."""
         with self._lock:
-            self._budget = min(self.config.budget_reserve, self._budget + share)
+            self._left = min(self.config.budget_reserve, self._left + share)
 
     def spend(self) -> bool:
-        """Whether there is a retry left; it is taken."""
+        """Takes one retry; False if none is left."""
         with self._lock:
-            if self._budget < 1:
+            if self._left < 1:
                 return False
-            self._budget -= 1
+            self._left -= 1
             return True
 
 
 class ReadStoppedError(Exception):
-    """Nobody wants the bytes of this read any more; `num_bytes` of them had come."""
+    """A read was stopped because nobody needs its bytes; `num_bytes` of them had arrived."""
 
     def __init__(self, num_bytes: int) -> None:
         super().__init__(f"the read was stopped after {num_bytes} bytes")
         self.num_bytes = num_bytes
 
 
-class Attempts:
-    """The attempts of one read of `what`. `pause` sleeps for so many seconds; `draw` is uniform in 0..1."""
+class RequestRetries:
+    """The retries of one read of `what`. `pause` sleeps for a number of seconds; `draw` is uniform in 0..1."""
 
     def __init__(
         self,
         what: str,
-        retries: Retries,
+        budget: RetryBudget,
         *,
         pause: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        self._what, self._retries = what, retries
+        self._what, self._budget = what, budget
         self._pause, self._clock, self._draw = pause, clock, draw
         self._failures, self._fruitless = 0, 0
         self._since = clock()
-        retries.earn(retries.config.budget_share)
+        budget.earn(budget.config.budget_share)
 
     def progressed(self, share: float = 1.0) -> None:
-        """Something new has come: failures are counted anew. `share` of the next retry is free."""
+        """New bytes have arrived: the count of failures begins again at 0. `share` of the next retry is free."""
         self._failures, self._fruitless = 0, 0
         self._since = self._clock()
-        self._retries.earn(share)
+        self._budget.earn(share)
 
     def again_after_answer(self, fault: str) -> bool:
-        """After an answer that brought too little: pauses, and True; False after `fruitless_attempts`.
+        """After an answer with too few bytes: pauses and returns True; False after `fruitless_attempts`.
 
-        StorageError where the budget or the deadline is up.
+        StorageError if the budget or the deadline is used up.
         """
         self._fruitless += 1
-        return self._again(fault, self._fruitless < self._retries.config.fruitless_attempts, is_answer=True)
+        return self._again(fault, self._fruitless < self._budget.config.fruitless_attempts, is_answer=True)
 
     def again_after_failure(self, fault: str, *, is_answer: bool) -> bool:
-        """After a request that was answered by an error, or not at all. A storage that has answered before is waited
-        for to the deadline; one that never has is more likely one whose address is wrong."""
-        limit = self._retries.config.fruitless_attempts
-        is_allowed = self._retries.has_answered or self._failures + 1 < limit
+        """After a request that was answered by an error, or not at all. If the storage has answered before, retries
+        continue until the deadline; if it never has, its address is probably wrong."""
+        limit = self._budget.config.fruitless_attempts
+        is_allowed = self._budget.has_answered or self._failures + 1 < limit
         return self._again(fault, is_allowed, is_answer=is_answer)
 
     def _again(self, fault: str, is_allowed: bool, *, is_answer: bool) -> bool:
-        config, self._failures = self._retries.config, self._failures + 1
+        config, self._failures = self._budget.config, self._failures + 1
         if not is_allowed:
             return False
         pause = backoff_seconds(self._failures, config=config, draw=self._draw())
@@ -125,7 +125,7 @@ class Attempts:
         if waited + pause > config.deadline_seconds:
             todo = f"the deadline is {config.deadline_seconds:.0f} s; try again once the storage is well"
             raise StorageError(f"{said}; {todo}")
-        if is_answer and not self._retries.spend():
+        if is_answer and not self._budget.spend():
             budget = f"{config.budget_reserve:.0f} retries and {config.budget_share:g} more for each read"
             todo = "are spent; try again once the storage is well, or with fewer connections"
             raise StorageError(f"{said}; this process's {budget} {todo}")

@@ -1,4 +1,4 @@
-"""Objects of an S3 bucket, with our own continuing of broken bodies."""
+"""Objects of an S3 bucket. A body that breaks off is continued from its last good byte."""
 
 import io
 import logging
@@ -12,10 +12,9 @@ from typing import Any, BinaryIO
 
 from shards.errors import UnreachableError, UserError
 from shards.storage.objects import MissingObjectError, any_path, checked_path, folder_prefix
-from shards.storage.retries import Retries, RetryConfig
+from shards.storage.retries import RetryBudget, RetryConfig
 from shards.storage.s3_client import UPLOADS, BadAnswerError, ClientOfProcess, storage_errors
 from shards.storage.s3_read import PIECE_BYTES, ObjectRead, ObjectSource
-from shards.storage.stopped import stoppable
 from shards.storage.stream import PieceFile
 from shards.storage.traffic import Traffic
 
@@ -32,9 +31,8 @@ class S3Store:
     prefix: str = ""
     clients: ClientOfProcess = field(default_factory=ClientOfProcess, compare=False, repr=False)
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
-    retries: Retries = field(default_factory=lambda: Retries(RETRIES), compare=False, repr=False)
+    budget: RetryBudget = field(default_factory=lambda: RetryBudget(RETRIES), compare=False, repr=False)
     is_fresh: bool = False
-    stop: threading.Event | None = field(default=None, compare=False, repr=False)
 
     def fresh(self) -> "S3Store":
         """The same objects, each read over a new connection."""
@@ -44,36 +42,28 @@ class S3Store:
         """The same objects over the same connections, with other counters."""
         return replace(self, traffic=traffic)
 
-    def stopped_by(self, event: threading.Event) -> "S3Store":
-        """The same objects, whose reads raise ReadStoppedError within about a second once `event` is set."""
-        return replace(self, stop=event)
-
     @property
     def url(self) -> str:
         """`s3://bucket/prefix`."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
-    def read(self, path: str) -> bytes:
-        """The whole object."""
-        return stoppable(lambda: b"".join(self._object(path, 0, None).pieces()), self.stop)
+    def read(self, path: str, *, stop: threading.Event | None = None) -> bytes:
+        """The whole object; ReadStoppedError once `stop` is set, but only at the next byte or timeout."""
+        return self._object(path, 0, None, stop=stop).whole()
 
-    def read_range(self, path: str, first: int, end: int) -> bytes:
-        """Bytes first..end-1; EOFError where the object is shorter."""
-        return stoppable(self._object(path, first, end).data, self.stop) if end > first else b""
-
-    def read_range_until(self, stop: threading.Event, path: str, first: int, end: int) -> bytes:
-        """As `read_range`; ReadStoppedError once `stop` is set, but only at the next byte or timeout."""
+    def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
+        """Bytes first..end-1; EOFError if the object is shorter, ReadStoppedError as `read`."""
         return self._object(path, first, end, stop=stop).data() if end > first else b""
 
     @contextmanager
     def open_read(self, path: str) -> Iterator[BinaryIO]:
-        """One GET, continued where it breaks off; the first bytes are asked for here, so that errors come early."""
+        """One GET, continued if it breaks off. The first bytes are requested here, so that errors come early."""
         with io.BufferedReader(PieceFile(self._object(path, 0, None).pieces()), PIECE_BYTES) as file:
             file.peek(1)
             yield file
 
     def local_path(self, path: str) -> None:
-        """None: objects of a bucket are no files."""
+        """None: a bucket has no files."""
 
     def size(self, path: str) -> int:
         """Bytes of the object."""
@@ -96,7 +86,7 @@ class S3Store:
         return (path for path, _ in self.list_sizes(prefix))
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """All objects below `prefix` with their sizes, which a listing has anyway."""
+        """All objects below `prefix` with their sizes, which the listing contains."""
         below = self._root + folder_prefix(prefix)
         with self._errors(prefix):
             pages = self._client().get_paginator("list_objects_v2")
@@ -111,7 +101,7 @@ class S3Store:
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """Yield an unnamed temporary file; when the block ends well, it is uploaded, in parts if it is large."""
+        """Yields an unnamed temporary file. If the block ends without an error it is uploaded, in parts if large."""
         with tempfile.TemporaryFile() as file:
             yield file
             file.seek(0)
@@ -119,14 +109,14 @@ class S3Store:
                 self._client().upload_fileobj(file, self.bucket, self._key(path), Config=UPLOADS)
 
     def delete(self, path: str) -> None:
-        """Remove the object if it is there."""
+        """Removes the object if it is there."""
         with self._errors(path):
             self._client().delete_object(Bucket=self.bucket, Key=self._key(path))
 
     def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
-        """Abort the multipart uploads below this prefix that nobody will end: their parts are invisible, and stored.
+        """Aborts unfinished multipart uploads below this prefix: their parts are invisible but take up space.
 
-        Where the server does not let us, the log says so: the objects are right without it.
+        If the server refuses, a warning is logged; the objects are right all the same.
         """
         try:
             with self._errors(self.prefix):
@@ -151,7 +141,7 @@ class S3Store:
         return self._root + checked_path(path)
 
     def _unfinished_uploads(self) -> Iterator[tuple[str, str]]:
-        """(key, upload) below this root. A store that ignores the prefix asked must not make us abort another's."""
+        """(key, upload) below this root. Some stores ignore the prefix; uploads of others must not be aborted."""
         pages = self._client().get_paginator("list_multipart_uploads")
         for page in pages.paginate(Bucket=self.bucket, Prefix=self._root):
             for item in page.get("Uploads", ()):
@@ -164,9 +154,9 @@ class S3Store:
             get=self._get,
             request={"Bucket": self.bucket, "Key": self._key(path)},
             errors=partial(self._errors, path),
-            retries=self.retries,
+            budget=self.budget,
             traffic=self.traffic,
-            stops=tuple(event for event in (stop, self.stop) if event),
+            stop=stop,
         )
         return ObjectRead(source, first, end)
 

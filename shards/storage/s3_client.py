@@ -1,4 +1,4 @@
-"""The client of an S3 server, and its errors as ours. The one file that knows boto3."""
+"""The client of an S3 server, and its errors translated into ours. No other file imports boto3."""
 
 import logging
 import os
@@ -20,20 +20,20 @@ from shards.storage.objects import MissingObjectError, without_secrets
 
 log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_SECONDS = 5
-READ_TIMEOUT_SECONDS = 15  # between two arrivals, of an answer that has only bytes to send
-WORK_TIMEOUT_SECONDS = 60  # of what a server has work with: ending an upload, listing
+READ_TIMEOUT_SECONDS = 15  # between two arrivals of bytes, for reads
+WORK_TIMEOUT_SECONDS = 60  # for requests that are work for a server: completing an upload, listing
 PART_BYTES = 32 << 20
 UPLOADS = TransferConfig(multipart_threshold=2 * PART_BYTES, multipart_chunksize=PART_BYTES)
 
 _NO_OBJECT = ("NoSuchKey", "404", "NotFound")
 _DENIED = ("AccessDenied", "403", "401", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 _REPLACED = ("PreconditionFailed", "412")
-# What a body that breaks off looks like; botocore retries requests, but never a body (boto3 issue 4111).
+# A body that breaks off raises one of these; botocore retries requests, but never a body (boto3 issue 4111).
 _BROKEN_BODY = (
     boto_errors.ReadTimeoutError,
     boto_errors.ResponseStreamingError,
     boto_errors.IncompleteReadError,
-    HTTPError,  # urllib3's: botocore lets some through as they are, a fault in TLS among them
+    HTTPError,  # urllib3's: botocore passes some on as they are, such as a fault in TLS
 )
 _UNREACHABLE = (boto_errors.HTTPClientError, boto_errors.ConnectionError)
 _THROTTLES = (429, 503)
@@ -41,35 +41,35 @@ _PASSING_STATUS = (*_THROTTLES, 500, 502, 504)
 _THROTTLE_CODES = ("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests")
 _PASSING_CODES = (*_THROTTLE_CODES, "RequestTimeout", "InternalError", "ServiceUnavailable")
 _NO_CREDENTIALS = (boto_errors.NoCredentialsError, boto_errors.PartialCredentialsError, boto_errors.ProfileNotFound)
-# A process or service that hands out credentials and failed this time.
+# The process or service that provides credentials failed this time.
 _CREDENTIALS_FAILED = (
     boto_errors.CredentialRetrievalError,
     boto_errors.TokenRetrievalError,
     boto_errors.MetadataRetrievalError,
 )
-# What a request may raise that is worth asking `fault_of` about.
+# The errors of requests that `fault_of` knows.
 REQUEST_ERRORS = (boto_errors.ClientError, *_UNREACHABLE, *_CREDENTIALS_FAILED)
 
 
 class BadAnswerError(StorageError):
-    """Storage that answers, but with errors."""
+    """The storage answers, but with errors or damaged data, again and again."""
 
 
 class ReplacedError(BadAnswerError):
-    """An object is not the one any more of which the first bytes were read."""
+    """An object was replaced after its first bytes were read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Why a request failed that may go well when it is asked again."""
+    """Why a request failed, if a retry may succeed."""
 
     name: str
     is_throttle: bool
-    is_answer: bool = True  # the storage's own; False: nobody has answered
+    is_answer: bool = True  # an answer of the storage; False: there was none
 
 
 def fault_of(error: Exception) -> Fault | None:
-    """What is wrong, for one of REQUEST_ERRORS; None where asking again gives the same answer."""
+    """The fault behind one of REQUEST_ERRORS; None if a retry would get the same answer."""
     if not isinstance(error, boto_errors.ClientError):
         return Fault(name=type(error).__name__, is_throttle=False, is_answer=False)
     code = str(error.response.get("Error", {}).get("Code", ""))
@@ -81,18 +81,18 @@ def fault_of(error: Exception) -> Fault | None:
 
 
 class Body:
-    """The body of an answer to GetObject, whose reads end where it breaks off."""
+    """The body of an answer to GetObject; a read returns nothing if the body breaks off."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self._stream = answer["Body"]
-        # A server that sends the headers by themselves and waits for their acknowledgement before it sends a small
-        # body (Nagle's algorithm, on by default in Ceph) would wait for 40 ms. There is no public way to the socket.
+        # Some servers send the headers alone and wait for their acknowledgement before they send a small body (Nagle's
+        # algorithm, the default in Ceph): a delay of 40 ms. There is no public way to the socket.
         with suppress(AttributeError, OSError):
             connection = self._stream._raw_stream._fp.fp.raw._sock
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def read(self, most: int) -> bytes:
-        """What comes, up to `most` bytes; nothing at the end or where the body broke off."""
+        """Up to `most` bytes as they arrive; nothing at the end or if the body broke off."""
         try:
             data: bytes = self._stream.read(most)
         except _BROKEN_BODY as error:
@@ -101,7 +101,7 @@ class Body:
         return data
 
     def readinto(self, buffer: memoryview) -> int:
-        """As `read`, into `buffer`; how many bytes came."""
+        """As `read`, into `buffer`; returns the number of bytes."""
         try:
             return int(self._stream.readinto(buffer))
         except _BROKEN_BODY as error:
@@ -109,14 +109,14 @@ class Body:
             return 0
 
     def close(self) -> None:
-        """Lets go of the connection; one whose body is not read to its end is not used again."""
+        """Releases the connection; it is not used again if the body was not read to its end."""
         self._stream.close()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Clients:
-    """`reading` asks once, because its callers ask again by themselves; `fresh` does so over a new connection each
-    time; `retrying` is for everything else."""
+    """`reading` never retries, because its callers do; `fresh` is the same over a new connection each time; `retrying`
+    is for everything else."""
 
     reading: Any
     fresh: Any
@@ -124,7 +124,7 @@ class _Clients:
 
 
 class ClientOfProcess:
-    """The boto3 clients of a process, made at the first use: a client must not be carried across a fork."""
+    """The boto3 clients of a process, made at first use: a client must not be carried across a fork."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
@@ -136,11 +136,11 @@ class ClientOfProcess:
         return type(self), ()
 
     def get(self) -> Any:
-        """The client for GETs, in the process that asks. It tries nothing again."""
+        """This process's client for GETs. It never retries."""
         return self._of_process().reading
 
     def fresh(self) -> Any:
-        """As `get`, over connections that nobody has used yet and nobody will use again."""
+        """As `get`, over a new connection for each request."""
         return self._of_process().fresh
 
     def retrying(self) -> Any:
@@ -172,7 +172,7 @@ def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess
         todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         raise UserError(f"{what} ({type(error).__name__}); {todo}") from error
     except _CREDENTIALS_FAILED as error:
-        # Without the error's text: it may hold what the process that hands out credentials printed.
+        # Without the error's text: it may contain what the credential process printed.
         what = f"the S3 credentials for {url} could not be fetched ({type(error).__name__})"
         todo = "try again, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         raise _away(clients)(f"{what}; {todo}") from error
@@ -233,10 +233,10 @@ def _new_client(session: Any, *, attempts: int, read_timeout_seconds: int) -> An
         raise UserError(f"S3 cannot be used: {without_secrets(str(error))}; {todo}") from error
     if ".amazonaws.com" in client.meta.endpoint_url or (client.meta.config.s3 or {}).get("addressing_style"):
         return client
-    # Few others resolve bucket.host, and those who have such a server say so in their AWS configuration.
+    # Few other servers resolve bucket.host; users of those say so in their AWS configuration.
     return session.client("s3", config=config.merge(Config(s3={"addressing_style": "path"})))
 
 
 def _close_afterwards(request: Any, **_: object) -> None:
-    """After the signature is made, which must not cover what a proxy on the way may change."""
+    """Runs after the request is signed: a proxy may change this header."""
     request.headers["Connection"] = "close"

@@ -1,4 +1,4 @@
-"""The bytes of one object by GETs: asked again, continued where a body breaks off, never mixed from two objects."""
+"""The bytes of one object by GETs: retried, continued when a body breaks off, never mixed from two objects."""
 
 import io
 import logging
@@ -9,41 +9,41 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from shards.storage.retries import Attempts, ReadStoppedError, Retries
+from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget
 from shards.storage.s3_client import REQUEST_ERRORS, BadAnswerError, Body, Fault, ReplacedError, fault_of
 from shards.storage.traffic import Traffic, TrafficCounts
 
 log = logging.getLogger(__name__)
 PIECE_BYTES = 256 << 10  # fits a processor's cache: botocore copies each piece once more
-RESTARTS = 3  # of a range whose object is replaced while it is read
+RESTARTS = 3  # of a range, if its object is replaced while it is read
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectSource:
-    """How an object is asked for: `get` takes what GetObject takes; `errors` makes ours of what `get` raises."""
+    """How to request an object: `get` takes GetObject's arguments; `errors` translates what `get` raises."""
 
     name: str  # for messages
     get: Callable[[dict[str, str]], dict[str, Any]]
     request: dict[str, str]
     errors: Callable[[], AbstractContextManager[None]]
-    retries: Retries
+    budget: RetryBudget
     traffic: Traffic
-    stops: tuple[threading.Event, ...] = ()  # any of them ends the read; waiting is cut short by the first
+    stop: threading.Event | None = None  # ends the read, and any pause before a retry
 
 
 class ObjectRead:
-    """Bytes first..end-1 of an object, all of it from `first` on where `end` is None. Take them once.
+    """Bytes first..end-1 of an object, or from `first` to its end if `end` is None. They can be taken once.
 
-    Raises MissingObjectError, EOFError where the object is shorter, ReplacedError, ReadStoppedError once one of `stops`
-    is set, and StorageError where the storage does not get well.
+    Raises MissingObjectError, EOFError if the object is shorter, ReplacedError, ReadStoppedError once the source's
+    `stop` is set, and StorageError if the storage does not recover.
     """
 
     def __init__(self, source: ObjectSource, first: int, end: int | None) -> None:
         self._source, self._first, self._end = source, first, end
         self._position, self._version = first, ""
-        self._match = ""  # the ETag to ask for, where servers compare it
-        pause = source.stops[0].wait if source.stops else time.sleep
-        self._attempts = Attempts(source.name, source.retries, pause=pause)
+        self._match = ""  # the ETag to request, which servers may compare
+        pause = source.stop.wait if source.stop else time.sleep
+        self._retries = RequestRetries(source.name, source.budget, pause=pause)
 
     def pieces(self) -> Generator[bytes, None, None]:
         """As they arrive, each of at most PIECE_BYTES."""
@@ -52,7 +52,7 @@ class ObjectRead:
             while True:
                 began = time.perf_counter()
                 piece = next(pieces, b"")
-                seconds += time.perf_counter() - began  # what the caller does between two pieces is not reading
+                seconds += time.perf_counter() - began  # without the caller's work between two pieces
                 if not piece:
                     break
                 yield piece
@@ -61,17 +61,22 @@ class ObjectRead:
             self._count_read(seconds)
 
     def data(self) -> bytes:
-        """All at once. As nobody has seen any of it before, an object that is replaced meanwhile is read anew."""
+        """All at once. An object that is replaced meanwhile is read again from the start: nobody has seen any of it."""
         with self._counted():
             for _ in range(RESTARTS):
                 try:
                     return self._filled()
                 except ReplacedError:
-                    if not self._attempts.again_after_answer("it was replaced while it was read"):
+                    if not self._retries.again_after_answer("it was replaced while it was read"):
                         raise
                     self._count(retries=1)
                     self._position, self._version, self._match = self._first, "", ""
             return self._filled()
+
+    def whole(self) -> bytes:
+        """All pieces together."""
+        with self._counted():
+            return b"".join(self._pieces())
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -81,7 +86,7 @@ class ObjectRead:
         except ReadStoppedError:
             raise
         except BaseException:
-            self._position = self._first  # what came is of no use
+            self._position = self._first  # what has arrived is of no use
             self._count_read(time.perf_counter() - began)
             raise
         self._count_read(time.perf_counter() - began)
@@ -97,10 +102,10 @@ class ObjectRead:
                 self._check_stop()
 
     def _filled(self) -> bytes:
-        """Read into the memory that becomes the result: BytesIO hands its bytes out without a copy."""
+        """Reads into the memory that becomes the result: BytesIO returns its bytes without a copy."""
         memory, view = io.BytesIO(), memoryview(b"")
         for body in self._bodies():
-            if not view:  # the answer has said that all these bytes are there
+            if not view:  # by its headers, the answer has all these bytes
                 memory.seek(self._position - self._first + self._left() - 1)
                 memory.write(b"\0")
                 view = memory.getbuffer()
@@ -114,7 +119,7 @@ class ObjectRead:
         return 0 if self._end is None else self._end - self._position
 
     def _bodies(self) -> Generator[Body, None, None]:
-        """One body after another, each from the next byte on, until all bytes are taken."""
+        """One body after another, each from the next byte, until all bytes are taken."""
         while self._end is None or self._left():
             begun = self._position
             answer = self._answer()
@@ -128,7 +133,7 @@ class ObjectRead:
             self._broke_off(begun, fault or "the body broke off")
 
     def _answer(self) -> dict[str, Any]:
-        """A GET from the next byte on, asked again until it is answered."""
+        """A GET from the next byte, repeated until it is answered."""
         request = dict(self._source.request)
         if self._end is not None:
             request["Range"] = f"bytes={self._position}-{self._end - 1}"
@@ -145,19 +150,19 @@ class ObjectRead:
                     if fault is None or not self._again(fault):
                         raise
                     continue
-            self._source.retries.has_answered = True
+            self._source.budget.has_answered = True
             return answer
 
     def _again(self, fault: Fault) -> bool:
         log.info("reading %s failed: %s", self._source.name, fault.name)
         self._count(throttled=int(fault.is_throttle))
-        if not self._attempts.again_after_failure(fault.name, is_answer=fault.is_answer):
+        if not self._retries.again_after_failure(fault.name, is_answer=fault.is_answer):
             return False
         self._count(retries=1)
         return True
 
     def _fault_of(self, answer: dict[str, Any]) -> str:
-        """Why the body does not begin with the next byte; "" where it does. Raises ReplacedError and EOFError."""
+        """Why the body does not begin with the next byte; "" if it does. Raises ReplacedError and EOFError."""
         content_range, version = answer.get("ContentRange", ""), _version(answer)
         if self._version and version != self._version:  # a store that ignores If-Match
             raise ReplacedError(f"{self._source.name} was replaced while it was read")
@@ -174,7 +179,7 @@ class ObjectRead:
             raise EOFError(f"{self._source.name}: {asked}, the object has {size}")
         self._version = version
         etag = answer.get("ETag", "")
-        self._match = "" if etag.startswith("W/") else etag  # a weak one matches nothing, not even itself
+        self._match = "" if etag.startswith("W/") else etag  # a weak ETag matches nothing, not even itself
         return ""
 
     def _broke_off(self, begun: int, fault: str) -> None:
@@ -182,15 +187,15 @@ class ObjectRead:
         log.info("%s: %s", where, fault)
         self._count(broken_bodies=1)
         if self._position > begun:
-            # Many small bodies do get a read to its end, but each costs the storage a request.
-            self._attempts.progressed(min(1.0, (self._position - begun) / PIECE_BYTES))
-        if not self._attempts.again_after_answer(f"{fault} at byte {self._position}"):
-            attempts = self._source.retries.config.fruitless_attempts
+            # Many small bodies complete a read, too, but each costs the storage a request.
+            self._retries.progressed(min(1.0, (self._position - begun) / PIECE_BYTES))
+        if not self._retries.again_after_answer(f"{fault} at byte {self._position}"):
+            attempts = self._source.budget.config.fruitless_attempts
             raise BadAnswerError(f"{fault} {attempts} times, last in {where}")
         self._count(retries=1)
 
     def _check_stop(self) -> None:
-        if any(stop.is_set() for stop in self._source.stops):
+        if self._source.stop and self._source.stop.is_set():
             raise ReadStoppedError(self._position - self._first)
 
     def _count(self, *, retries: int = 0, broken_bodies: int = 0, throttled: int = 0) -> None:
@@ -198,12 +203,12 @@ class ObjectRead:
 
 
 def _version(answer: dict[str, Any]) -> str:
-    """What two different objects at one path do not share."""
+    """Differs between two objects that were at the same path."""
     return str(answer.get("ETag") or answer.get("LastModified") or "")
 
 
 def _size(total: str, last: str, answer: dict[str, Any]) -> int | None:
-    """Bytes of the object, or up to the end of its answered part where nothing says more; None: nothing is said."""
+    """Bytes of the object, or up to the end of the answer if its total is not given; None: unknown."""
     if total.isdecimal():
         return int(total)
     if last.isdecimal():  # bytes 0-9/*

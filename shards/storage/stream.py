@@ -1,11 +1,11 @@
-"""Pieces of bytes, as they arrive, read as one file."""
+"""Pieces of bytes as one file."""
 
 import io
 from collections.abc import Generator
 
 
 class PieceFile(io.RawIOBase):
-    """Reads forward only and keeps no more than one piece. Closing it ends the generator of the pieces."""
+    """Reads forward and keeps one piece at most. Closing it ends the generator of the pieces."""
 
     def __init__(self, pieces: Generator[bytes, None, None]) -> None:
         super().__init__()
@@ -16,7 +16,7 @@ class PieceFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
-        """Fill the buffer from the piece at hand; 0 only at the end."""
+        """Fills the buffer from the current piece; 0 only at the end."""
         while not self._left:
             piece = next(self._pieces, None)
             if piece is None:
@@ -28,7 +28,7 @@ class PieceFile(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Let go of the piece at hand and of where the pieces come from."""
+        """Drops the current piece and ends the generator."""
         self._left = memoryview(b"")
         self._pieces.close()
         super().close()

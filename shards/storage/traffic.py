@@ -1,4 +1,4 @@
-"""What reading a store took: requests, bytes, seconds, retries, hedges. Counted where it happens, from any thread."""
+"""Counters of reads: requests, bytes, seconds, retries, hedges. Any thread may count."""
 
 import weakref
 from collections.abc import Callable
@@ -10,17 +10,17 @@ from shards.storage.fork_lock import ForkLock
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficCounts:
-    """Sums since the process began. `seconds` is the time that reads took, those side by side added up."""
+    """Sums since the counters were made. `seconds` is the time of all reads; concurrent ones add up."""
 
-    requests: int = 0  # reads that ended; their retries and hedges come on top, stopped ones are left out
-    bytes: int = 0  # of these reads; what came in vain is not among them
+    requests: int = 0  # reads that have ended, without retries, hedges and reads that were stopped
+    bytes: int = 0  # of these reads, without bytes that were of no use
     seconds: float = 0.0
-    retries: int = 0  # requests asked again, whatever the reason; broken bodies are among them
+    retries: int = 0  # repeated requests, whatever the reason; broken bodies included
     broken_bodies: int = 0
     throttled: int = 0  # answers 429 or 503
     hedges: int = 0  # second requests for slow reads
     hedges_won: int = 0
-    wasted_bytes: int = 0  # of reads whose other half of the hedge was faster
+    wasted_bytes: int = 0  # of requests that lost against the other one for the same bytes
 
     def __sub__(self, earlier: "TrafficCounts") -> "TrafficCounts":
         before = asdict(earlier)
@@ -31,7 +31,7 @@ NAMES = tuple(field.name for field in fields(TrafficCounts))
 
 
 class Traffic:
-    """The counters of one store in this process, or of one that reads it (`Store.with_traffic`)."""
+    """The counters of a store in this process, or of one of its readers (`Store.with_traffic`)."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
@@ -51,11 +51,11 @@ class Traffic:
                 told()
 
     def on_throttle(self, listener: Callable[[], None]) -> None:
-        """Calls this method of an object, as long as that lives, whenever the storage has said that it is too much."""
+        """Calls this method, while its object lives, whenever the storage has asked for fewer requests."""
         living = [known for known in self._listeners if known()]
         self._listeners = [*living, weakref.WeakMethod(listener)]
 
     def counts(self) -> TrafficCounts:
-        """The sums of this moment."""
+        """The sums so far."""
         with self._lock:
             return TrafficCounts(**self._sums)

@@ -53,9 +53,9 @@ def test_an_index_elsewhere_is_found_from_any_folder(
     ("fields", "message"),
     [
         ({}, "the URL of the tars is missing"),
-        ({"workers": 0}, "--workers is 0"),
-        ({"max_quarantined": 2.0}, "--max-quarantined is 2"),
-        ({"url": "x", "samples_per_block": 0}, "--samples-per-block is 0"),
+        ({"workers": 0}, "workers is 0"),
+        ({"max_quarantined": 2.0}, "max_quarantined is 2"),
+        ({"url": "x", "samples_per_block": 0}, "samples_per_block is 0"),
         ({"url": "/nowhere"}, r"no \*.tar is below /nowhere"),
     ],
 )

@@ -19,8 +19,8 @@ def open_gate() -> threading.Event:
 class WatchedStore(LocalStore):
     """`seen`: every range read. Those of more than `most_free_bytes` wait for `gate`. `spoiled` says of the next reads,
     last first, whether their first byte is wrong, `spoiled_files` of the next whole files; `broken` is raised by all
-    ranges. Whole files wait for `file_gate`, which is open; ranges that threads read whose names are in `held_up` for
-    `gate`."""
+    ranges. Whole files wait for `file_gate`, which is open; with `holds_repeats` set, ranges that have been read before
+    for `gate`: they are in `held_up`."""
 
     gate: threading.Event = field(default_factory=threading.Event)
     most_free_bytes: int = 1 << 60
@@ -29,26 +29,27 @@ class WatchedStore(LocalStore):
     spoiled: list[bool] = field(default_factory=list)
     spoiled_files: list[bool] = field(default_factory=list)
     broken: list[Exception] = field(default_factory=list)
+    holds_repeats: threading.Event = field(default_factory=threading.Event)
     held_up: list[str] = field(default_factory=list)
-    seen_held_up: list[str] = field(default_factory=list)
     file_gate: threading.Event = field(default_factory=open_gate)
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, *, stop: threading.Event | None = None) -> bytes:
         self.read_files.append(path)
         if not self.file_gate.wait(60):
             raise TimeoutError("nobody opened the gate of the files")
-        data = super().read(path)
+        data = super().read(path, stop=stop)
         return bytes([data[0] ^ 1]) + data[1:] if self.spoiled_files and self.spoiled_files.pop() else data
 
-    def read_range(self, path: str, first: int, end: int) -> bytes:
+    def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
+        is_held_up = self.holds_repeats.is_set() and (path, first, end) in self.seen
         self.seen.append((path, first, end))
         if self.broken:
             raise self.broken[0]
-        if is_held_up := threading.current_thread().name in self.held_up:
-            self.seen_held_up.append(path)
+        if is_held_up:
+            self.held_up.append(path)
         if (is_held_up or end - first > self.most_free_bytes) and not self.gate.wait(60):
             raise TimeoutError("nobody opened the gate")
-        data = super().read_range(path, first, end)
+        data = super().read_range(path, first, end, stop=stop)
         return bytes([data[0] ^ 1]) + data[1:] if self.spoiled and self.spoiled.pop() else data
 
 

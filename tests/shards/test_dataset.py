@@ -1,8 +1,7 @@
 """Opening a dataset, and what is refused."""
 
 import hashlib
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,8 @@ import pytest
 from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UserError
 from shards.manifest import BLOCKS_PATH, MANIFEST_PATH, index_path
-from shards.storage.traffic import Traffic
+from shards.read_config import ReadConfig
+from shards.storage.ranges import RangeReads
 from tests.rigs.datasets import index_rows, packed_folders
 from tests.rigs.watched import watched
 
@@ -65,14 +65,17 @@ def test_names_are_looked_up_by_one_read_a_shard(tmp_path: Path) -> None:
 
 def test_a_stream_counts_what_it_reads_and_shares_what_is_held(tmp_path: Path) -> None:
     dataset, store = watched(packed_folders(tmp_path))
-    counts, stop = [Traffic(), Traffic()], threading.Event()
-    first, second = (dataset.for_stream(traffic=traffic, stop=stop) for traffic in counts)
+    reads = [RangeReads(ReadConfig()), RangeReads(ReadConfig())]
+    first, second = (dataset.read_by(own) for own in reads)
     assert first.sample_rows(1) is second.sample_rows(1) is dataset.sample_rows(1)
     assert store.read_files == [index_path(1)]
-    second.shard_store.read_range(dataset.shard_path(0), 0, 100)
-    found = [(traffic.counts().requests, traffic.counts().bytes) for traffic in (*counts, store.traffic)]
-    assert found == [(1, store.size(index_path(1))), (1, 100), (0, 0)]
-    assert first.store is first.shard_store
+    assert second.read_shard(0, 0, 100) == dataset.read_shard(0, 0, 100)
+    counts = [traffic.counts() for traffic in (reads[0].traffic, reads[1].traffic, store.traffic)]
+    assert [(one.requests, one.bytes) for one in counts] == [(1, store.size(index_path(1))), (1, 100), (1, 100)]
+    for own in reads:
+        own.close()
+    with pytest.raises(CancelledError):
+        first.sample_rows(2)
     assert first.fingerprint == dataset.fingerprint
 
 

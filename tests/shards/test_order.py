@@ -211,7 +211,7 @@ def test_nobody_waits_for_an_epoch_of_others(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("shards.order.hash_array", slow)
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(order.window_parts, WindowId(epoch=1, lane=0, window=0)) for _ in range(2)]
+        waiting = [pool.submit(order.window_slices, WindowId(epoch=1, lane=0, window=0)) for _ in range(2)]
         assert begun.wait(60)
         assert order.locate(order.positions(0, 12, 0, 1))
         assert not any(future.done() for future in waiting)

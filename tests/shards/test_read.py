@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,20 +19,20 @@ from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UserError
 from shards.manifest import index_path
 from shards.mixing import Mixture
-from shards.order import BlockPart, SampleOrder
+from shards.order import BlockSlice, SampleOrder
 from shards.read import (
     FIRST_READS,
     RawBatch,
     SampleReader,
     locate_row,
-    read_part,
+    read_slice,
     refetched,
     verified,
     window_bound_bytes,
 )
-from shards.storage.range_read import ReadConfig
-from shards.storage.ranges import RangeReads
+from shards.read_config import ReadConfig
 from shards.store import open_store
+from shards.stream_reader import StreamReader
 from tests.rigs.datasets import packed_folders
 from tests.rigs.watched import watched
 
@@ -49,8 +49,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def truth(packed: Path) -> list[bytes]:
     """Every image in order of sample id."""
     dataset = open_dataset(str(packed))
-    parts = [BlockPart(first_sample_id=4 * shard, num_samples=4 if shard < 7 else 2) for shard in range(8)]
-    return [bytes(sample.data or b"") for part in parts for sample in read_part(dataset, part)]
+    slices = [BlockSlice(first_sample_id=4 * shard, num_samples=4 if shard < 7 else 2) for shard in range(8)]
+    return [bytes(sample.data or b"") for piece in slices for sample in read_slice(dataset, piece)]
 
 
 def order_of(dataset: Dataset, *, lanes: int = 2, window_blocks: int = 2) -> SampleOrder:
@@ -59,13 +59,8 @@ def order_of(dataset: Dataset, *, lanes: int = 2, window_blocks: int = 2) -> Sam
 
 @contextmanager
 def reader_of(dataset: Dataset, order: SampleOrder, *, connections: int = 4) -> Iterator[SampleReader]:
-    reads = RangeReads(dataset.shard_store, ReadConfig(connections=connections))
-    reader = SampleReader(dataset, order, reads)
-    try:
-        yield reader
-    finally:
-        reader.close()
-        reads.close()
+    with closing(StreamReader(ReadConfig(connections=connections))) as stream:
+        yield stream.samples(dataset, order)
 
 
 def read_steps(
@@ -267,15 +262,11 @@ def test_a_sample_that_is_too_large_is_not_handed_on(
     dataset, store = watched(packed)
     most = sorted(len(image) for image in truth)[-4]  # three are larger
     order = order_of(dataset)
-    reads = RangeReads(dataset.shard_store, ReadConfig(connections=1))
-    reader = SampleReader(dataset, order, reads, most_sample_bytes=most)
-    try:
+    with closing(StreamReader(ReadConfig(connections=1))) as stream:
+        reader = stream.samples(dataset, order, most_sample_bytes=most)
         first = reader.read(order.positions(0, 30, 0, 1)).samples
         assert max(end - begin for _, begin, end in store.seen[: len(first) - 3]) == most
         later = [s for step in range(1, 10) for s in reader.read(order.positions(step, 30, 0, 1)).samples]
-    finally:
-        reader.close()
-        reads.close()
     for sample in [*first, *later]:
         is_large = len(truth[sample.sample_id]) > most
         assert (sample.data is None) == is_large
@@ -339,18 +330,17 @@ def test_a_reader_is_left_at_once_while_an_index_stands_still(packed: Path) -> N
     order = order_of(dataset)
     store.read_files.clear()
     store.file_gate.clear()
-    reads = RangeReads(dataset.shard_store, ReadConfig(connections=1))
-    reader = SampleReader(dataset, order, reads)
-    with ThreadPoolExecutor(1) as pool:
+    stream = StreamReader(ReadConfig(connections=1))
+    reader = stream.samples(dataset, order)
+    with ThreadPoolExecutor(2) as pool:
         batch = pool.submit(reader.read, order.positions(0, 30, 0, 1))
         wait_until(lambda: len(store.read_files) == 2)  # all that may be under way beside one connection
         began = time.monotonic()
-        reader.cancel()
+        closing_it = pool.submit(stream.close)
         assert isinstance(batch.exception(60), CancelledError)
         assert time.monotonic() - began < 1
         store.file_gate.set()
-        reader.close()
-        reads.close()
+        closing_it.result(60)
     assert reader.held_bytes == 0
     assert len(store.read_files) == 2
 

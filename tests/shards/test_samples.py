@@ -11,8 +11,8 @@ import pytest
 
 from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError
-from shards.order import BlockPart
-from shards.samples import RawSample, locate_row, read_part, read_sample, refetched, too_large, verified
+from shards.order import BlockSlice
+from shards.samples import RawSample, locate_row, read_sample, read_slice, refetched, too_large, verified
 from shards.store import open_store
 from tests.rigs.datasets import packed_folders
 from tests.rigs.turned import NUM_TURNED, packed_twins
@@ -39,8 +39,8 @@ def truth(packed: Path) -> list[bytes]:
     return images
 
 
-def part_of(first: int, count: int) -> BlockPart:
-    return BlockPart(first_sample_id=first, num_samples=count)
+def slice_of(first: int, count: int) -> BlockSlice:
+    return BlockSlice(first_sample_id=first, num_samples=count)
 
 
 def test_every_sample_has_its_row(packed: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_sample_carries_its_orientation_and_its_size_as_stored(tmp_path: Path)
 )
 def test_a_part_of_a_shard_is_one_range(packed: Path, truth: list[bytes], first: int, count: int) -> None:
     dataset, store = watched(packed)
-    samples = read_part(dataset, part_of(first, count))
+    samples = read_slice(dataset, slice_of(first, count))
     assert [sample.data for sample in samples] == truth[first : first + count]
     assert [sample.sample_id for sample in samples] == list(range(first, first + count))
     assert len(store.seen) == 1
@@ -139,7 +139,7 @@ def test_bytes_that_are_not_there_are_a_fault(
     assert sample.fault.endswith(f"(row 3 of {url}/shards/shard-000001.tar)")
     assert sample.source.startswith("c")
     assert verified(dataset, sample) is sample  # not asked for a third time
-    assert [bool(other.data) for other in read_part(dataset, part_of(8, 3))] == [True] * 3
+    assert [bool(other.data) for other in read_slice(dataset, slice_of(8, 3))] == [True] * 3
 
 
 def test_of_a_tar_that_is_cut_off_what_is_left_is_used(packed: Path, truth: list[bytes], tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_of_a_tar_that_is_cut_off_what_is_left_is_used(packed: Path, truth: list
     dataset = open_dataset(str(folder))
     tar, rows = folder / dataset.shard_path(0), dataset.sample_rows(0)
     tar.write_bytes(tar.read_bytes()[: int(rows.offset[2]) + 5])
-    samples = read_part(dataset, part_of(0, 3))
+    samples = read_slice(dataset, slice_of(0, 3))
     assert [sample.data for sample in samples] == [*truth[:2], None]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shards.dataset import Dataset, open_dataset
 from shards.index import BlockTable
 from shards.order import SampleOrder, WindowId
-from shards.storage.range_read import ReadConfig
+from shards.read_config import ReadConfig
 from shards.storage.ranges import RangeReads
 from shards.windows import HeldBytes, Window, lanes_of_rank, largest_blocks_bytes, window_bound_bytes
 from tests.rigs.datasets import packed_folders
@@ -39,7 +39,7 @@ def table(sizes: list[int], *, samples: int = 4) -> BlockTable:
 
 def loaded(dataset: Dataset, order: SampleOrder, reads: RangeReads, *, first: int, held: HeldBytes) -> Window:
     window = Window(name=FIRST, first=first, held=HeldBytes(held))
-    window.load(dataset, order, reads)
+    window.load(dataset, order, reads.of(dataset.shard_store))
     return window
 
 
@@ -50,22 +50,22 @@ def order_of(dataset: Dataset) -> SampleOrder:
 def test_a_window_has_the_orders_samples_and_is_freed_block_by_block(packed: Path) -> None:
     dataset, held = open_dataset(str(packed)), HeldBytes()
     order = order_of(dataset)
-    reads = RangeReads(dataset.shard_store, ReadConfig())
+    reads = RangeReads(ReadConfig())
     window = loaded(dataset, order, reads, first=0, held=held)
     contents = window.contents.result()
     assert contents.ids.tolist() == order.window_samples(FIRST).tolist()
-    for part in contents.parts:
-        assert part.fetched is not None
-        part.fetched.body.result(60)
+    for one in contents.slices:
+        assert one.fetched is not None
+        one.fetched.body.result(60)
     reads.close()  # its threads hold nothing any more
-    assert held.now == sum(part.fetched.end - part.fetched.first for part in contents.parts if part.fetched)
+    assert held.now == sum(one.fetched.end - one.fetched.first for one in contents.slices if one.fetched)
     for place in range(contents.ids.size):
         assert window.arrived(place)
         before = held.now
-        part = contents.parts[contents.part[place]]
-        assert part.fetched is not None
-        size = part.fetched.end - part.fetched.first
-        is_last = part.num_left == 1
+        one = contents.slices[contents.slice_of[place]]
+        assert one.fetched is not None
+        size = one.fetched.end - one.fetched.first
+        is_last = one.num_left == 1
         window.hand_over([place])
         assert before - held.now == (size if is_last else 0)
     assert held.now == 0
@@ -74,24 +74,24 @@ def test_a_window_has_the_orders_samples_and_is_freed_block_by_block(packed: Pat
 def test_a_start_in_the_midst_reads_only_what_is_left(packed: Path) -> None:
     dataset, store = watched(packed)
     order = order_of(dataset)
-    reads, held = RangeReads(dataset.shard_store, ReadConfig()), HeldBytes()
+    reads, held = RangeReads(ReadConfig()), HeldBytes()
     last = order.window_samples(FIRST).size - 1
     window = loaded(dataset, order, reads, first=last, held=held)
     contents = window.contents.result()
-    part = contents.parts[contents.part[last]]
-    assert part.fetched is not None
-    data = part.fetched.sample(part.rows, int(contents.row[last]))
+    one = contents.slices[contents.slice_of[last]]
+    assert one.fetched is not None
+    data = one.fetched.sample(one.rows, int(contents.row[last]))
     assert data is not None
     reads.close()
-    assert store.seen == [(part.path, part.fetched.first, part.fetched.first + len(data))]
+    assert store.seen == [(one.path, one.fetched.first, one.fetched.first + len(data))]
     window.hand_over([last])
-    del data, part, contents
+    del data, one, contents
     assert held.now == 0
 
 
 def test_a_window_that_is_dropped_gives_back_what_is_under_way(packed: Path) -> None:
     dataset, store = watched(packed, most_free_bytes=0)
-    reads, held = RangeReads(dataset.shard_store, ReadConfig(connections=1)), HeldBytes()
+    reads, held = RangeReads(ReadConfig(connections=1)), HeldBytes()
     window = loaded(dataset, order_of(dataset), reads, first=0, held=held)
     under_way = held.now
     assert under_way > 0
@@ -101,7 +101,7 @@ def test_a_window_that_is_dropped_gives_back_what_is_under_way(packed: Path) -> 
     reads.close()
     assert held.now == 0
     early = Window(name=FIRST, first=0, held=HeldBytes(held), dropped=True)
-    early.load(dataset, order_of(dataset), reads)  # dropped before it was loaded: asks for nothing
+    early.load(dataset, order_of(dataset), reads.of(dataset.shard_store))  # dropped before it was loaded
     assert held.now == 0
 
 

@@ -1,1 +1,1 @@
-"""Weights of others, read and written: published .npz files, timm's, Hugging Face's. Nothing is unpickled."""
+"""Reads and writes weights of other libraries: published .npz files, timm, Hugging Face. Nothing is unpickled."""

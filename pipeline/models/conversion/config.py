@@ -1,4 +1,4 @@
-"""What becomes different when weights are converted, and the formats they are written in. Loads no torch."""
+"""What changes when weights are converted, and the formats to write them in. Loads no torch."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -11,14 +11,14 @@ Format = Literal["patchline", "vision_transformer", "big_vision", "timm", "huggi
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What becomes different on the way. Without `new_head`, a head that does not fit is refused."""
+    """Changes to make to the weights. Without `new_head`, a head that does not fit is refused."""
 
     image_size: Annotated[int, Range(1)] | None = None
-    """Image size in pixels that position embeddings are resampled for; none: as it is."""
+    """Image size in pixels that position embeddings are resampled for; none: unchanged."""
     num_classes: Annotated[int, Range(1)] | None = None
     """Classes of the new head; none: as many as the old one has."""
     new_head: bool = False
-    """Drop the head, and the hidden layer before it, for a head of zeros."""
+    """Replace the head, and the hidden layer before it, with a linear head of zeros."""
     resample: Mode = "paper"
     """How position embeddings are resampled: the paper's way, bicubic, or timm's."""
 

@@ -1,4 +1,4 @@
-"""Weights from any file that is read here to any that is written, at another image size or with another head."""
+"""Converts weights between all file formats that are supported here, to another image size or with another head."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ _TENSOR_FILES = (TENSORS_FILE, _INDEX_FILE, "pytorch_model.bin")
 def open_any(path: str, hints: Hints) -> Weights:
     """The weights at `path`: an .npz file, a folder of ours, timm's or Hugging Face's, or a bare file of tensors.
 
-    What it is follows from its name, its config.json and the names of its tensors. UserError where it is none of them.
+    The format follows from its name, its config.json and the names of its tensors. Raises UserError if none matches.
     """
     place = Path(path)
     if place.is_dir():
@@ -56,7 +56,7 @@ def open_any(path: str, hints: Hints) -> Weights:
 
 
 def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName]:
-    """The model after the change, and its tensors. UserError listing what does not fit."""
+    """The model after the change, and its tensors. Raises UserError with everything that does not fit."""
     config = weights.config
     _refuse_impossible(config, change)
     num_classes = config.num_classes if change.num_classes is None else change.num_classes
@@ -103,8 +103,8 @@ def save_as(
 ) -> None:
     """Writes a file (.npz) or a folder, whole or absent. The head's constant is folded into its bias.
 
-    Position embeddings of another kind than 1-D learned become a table of their sums outside our own format, which
-    alone keeps `usage`.
+    In formats other than ours, 2-D or missing position embeddings become a learned 1-D table with the same values.
+    Only our own format keeps `usage`.
     """
     if written == "patchline":
         named = labels or tuple(str(number) for number in range(config.num_classes))
@@ -122,7 +122,7 @@ def save_as(
 
 
 def _refuse_impossible(config: ModelConfig, change: Change) -> None:
-    """Values of flags that no model can have, in the words of the flags."""
+    """UserError for values that no model can have; the message names the flags."""
     size, stride = change.image_size, 1 if config.is_bit else config.stride
     if size is not None and size < stride:
         raise UserError(f"--image-size is {size}; allowed are multiples of {stride} (px), from {stride} on")
@@ -191,7 +191,7 @@ def _with_folded_bias(config: ModelConfig, tensor: TensorByName) -> tuple[ModelC
 
 
 def _with_position_table(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
-    """The same model with 1-D learned position embeddings, which all others have."""
+    """The same model with learned 1-D position embeddings, the only kind that the other formats have."""
     if config.is_bit or config.position == "learned_1d":
         return config, tensor
     is_2d = config.position == "learned_2d"

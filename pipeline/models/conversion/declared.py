@@ -1,4 +1,4 @@
-"""Sizes of images and patches as a config.json declares them: the grid that its position embeddings must be of."""
+"""Sizes of images and patches in a config.json: they declare the grid of its position embeddings."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ Pair = tuple[int, int]  # height, width
 
 
 def pair_of(value: Any, *, key: str, where: str) -> Pair:
-    """Height and width, from one number for both or from two. UserError for anything else."""
+    """Height and width, from one number for both or from two. Raises UserError for anything else."""
     pair = [value, value] if not isinstance(value, list | tuple) else value
     if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
         raise UserError(
@@ -19,5 +19,5 @@ def pair_of(value: Any, *, key: str, where: str) -> Pair:
 
 
 def grid_of(image: Pair, patch: Pair) -> Pair:
-    """Patches down and across: the convolution that embeds them leaves out what is no whole patch."""
+    """Patches down and across; the convolution that embeds them drops incomplete patches."""
     return image[0] // patch[0], image[1] // patch[1]

@@ -1,8 +1,8 @@
 """Hugging Face's ViT: a folder with `config.json` and `model.safetensors`, as ViTForImageClassification reads it.
 
-Sources: transformers' configuration_vit.py and modeling_vit.py. Its own defaults are exact GELU and an epsilon of
-1e-12; `config.json` says the paper's (gelu_pytorch_tanh, 1e-6). Names are those of all published files, which
-transformers 5 still reads; its own newer ones are read here too. Shape letters: D width.
+Sources: transformers' configuration_vit.py and modeling_vit.py. Its defaults are exact GELU and an epsilon of
+1e-12; we write the paper's into `config.json` (gelu_pytorch_tanh, 1e-6). We write the names of published files, which
+transformers 5 still reads, and also read its newer names. Shape letters: D width.
 """
 
 import logging
@@ -24,6 +24,7 @@ from pipeline.models.conversion.layout import (
     patch_convolution,
     positions,
     read_layout,
+    same,
     their_shapes,
     write_layout,
 )
@@ -66,9 +67,9 @@ _NEWER = (
 
 
 def open_hugging_face(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
-    """The weights of a ViTForImageClassification or ViTModel. UserError naming what does not fit, and why.
+    """The weights of a ViTForImageClassification or ViTModel. Raises UserError with what does not fit, and why.
 
-    A pooler is the hidden tanh layer where there is no classifier; beside one, transformers does not use it.
+    Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler.
     """
     file = _without_idle_pooler(file.renamed({_published(name): name for name in file.shapes}))
     config = _config(file, description, hints)
@@ -81,7 +82,7 @@ def open_hugging_face(file: TensorFile, description: Mapping[str, Any], hints: H
 
 
 def save_hugging_face(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
-    """Writes the folder, with `preprocessor_config.json`. UserError for what ViTForImageClassification has not."""
+    """Writes the folder, with `preprocessor_config.json`. UserError for parts that ViTForImageClassification lacks."""
     if config.resnet:
         raise UserError(
             f"model.name is {config.name!r}, which has a ResNet; Hugging Face's ViT has none: export as timm or "
@@ -96,19 +97,19 @@ def save_hugging_face(folder: Path, *, config: ModelConfig, labels: tuple[str, .
         raise UserError(
             f"model.pooling is {config.pooling!r}; Hugging Face's ViT classifies from its class token: export as timm"
         )
-    places = layout(config, class_row=True)
+    mappings = layout(config, class_row=True)
     write_folder(
         folder,
         description=_description(config, labels),
-        shapes=their_shapes(places, shapes_of(config)),
-        tensors=write_layout(places, tensor),
+        shapes=their_shapes(mappings, shapes_of(config)),
+        tensors=write_layout(mappings, tensor),
         pixels=description_of(config.image_size),
     )
 
 
 def layout(config: ModelConfig, *, class_row: bool) -> Layout:
-    """Where each tensor of ours is."""
-    places = {
+    """Our tensors in the folder."""
+    mappings = {
         "embed.patch.weight": patch_convolution(_PATCH, config.size.patch),
         "embed.patch.bias": as_is("vit.embeddings.patch_embeddings.projection.bias"),
         "embed.class_token": as_is("vit.embeddings.cls_token"),
@@ -119,23 +120,19 @@ def layout(config: ModelConfig, *, class_row: bool) -> Layout:
         for kind in ("weight", "bias"):
             parts = tuple(f"{theirs}attention.attention.{part}.{kind}" for part in ("query", "key", "value"))
             # (3 * D, ...) -> three of (D, ...)
-            places[f"{ours}attention.qkv.{kind}"] = TensorMapping(
+            mappings[f"{ours}attention.qkv.{kind}"] = TensorMapping(
                 names=parts, split=lambda t: tuple(t.chunk(3)), join=torch.cat
             )
         for here, there in _LAYER.items():
-            places |= _same(f"{ours}{here}.", f"{theirs}{there}.")
-    places |= _same("norm.", "vit.layernorm.")
+            mappings |= same(f"{ours}{here}.", f"{theirs}{there}.")
+    mappings |= same("norm.", "vit.layernorm.")
     if config.representation:
-        places |= _same("representation.", "vit.pooler.dense.")
-    return places | (_same("head.", "classifier.") if config.num_classes else {})
-
-
-def _same(ours: str, theirs: str) -> dict[str, TensorMapping]:
-    return {f"{ours}{kind}": as_is(f"{theirs}{kind}") for kind in ("weight", "bias")}
+        mappings |= same("representation.", "vit.pooler.dense.")
+    return mappings | (same("head.", "classifier.") if config.num_classes else {})
 
 
 def _published(name: str) -> str:
-    """The name in published files; a ViTModel's have no `vit.` in front."""
+    """The name in published files; those of a ViTModel lack the prefix `vit.`."""
     if name.startswith(("embeddings.", "encoder.", "layers.", "layernorm.", "pooler.")):
         name = f"vit.{name}"
     for pattern, published in _NEWER:
@@ -152,7 +149,7 @@ def _without_idle_pooler(file: TensorFile) -> TensorFile:
 
 
 def _labels(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
-    """Names by id, from a table or a list; none where there is neither."""
+    """Names by id, from a table or a list; none if there is neither."""
     names = dict(enumerate(given)) if isinstance(given, list) else given
     if not isinstance(names, dict) or not names:
         return ()
@@ -202,7 +199,7 @@ def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> M
 
 
 def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
-    """Patches down and across by config.json; None where it does not say the image's size."""
+    """Patches down and across by config.json; None if it does not give the image size."""
     if "patch_size" in description:
         declared = pair_of(description["patch_size"], key="patch_size", where=where)
         if declared != patch:

@@ -1,8 +1,8 @@
-"""Where our tensors are kept in the files of others: under which names, in which shape, fused or apart.
+"""How our tensors appear in files of other libraries: under which names, in which shapes, fused or split.
 
-A layout is a plain table from our name to a `TensorMapping`. Both directions come from it, and so does what a file must
-hold: the shapes are those that the conversion gives on the meta device. Shape letters: O channels out, I channels in,
-k kernel, D width, N tokens.
+A layout is a table from our name to a `TensorMapping`. Reading and writing both follow it, and so does the check of
+what a file must hold: its shapes come from converting tensors on the meta device. Shape letters: O channels out,
+I channels in, k kernel, D width, N tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class TensorMapping:
-    """One tensor of ours: the names it has elsewhere, and how it is split into those parts and joined from them."""
+    """One tensor of ours: its names in the other library, and how it is split into those and joined from them."""
 
     names: tuple[str, ...]
     split: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
@@ -30,8 +30,8 @@ Layout = Mapping[str, TensorMapping]
 
 
 def read_layout(file: TensorFile, layout: Layout, shapes: Shapes, *, advice: str) -> TensorByName:
-    """Our tensors from a file. UserError naming, as the file does, what is missing, too many or of another shape; and,
-    once it is read, what is not finite."""
+    """Our tensors from a file. Raises UserError, with the file's own names, if tensors are missing, unexpected or of
+    another shape, and when a tensor is read that is not finite."""
     refuse_misfits(file.where, found=file.shapes, wanted=their_shapes(layout, shapes), advice=advice)
 
     def part(theirs: str) -> torch.Tensor:
@@ -43,14 +43,14 @@ def read_layout(file: TensorFile, layout: Layout, shapes: Shapes, *, advice: str
 def their_shapes(layout: Layout, shapes: Shapes) -> Shapes:
     """Their names and shapes, in the order of `write_layout`."""
     theirs: dict[str, tuple[int, ...]] = {}
-    for name, place in layout.items():
-        parts = place.split(torch.empty(shapes[name], device="meta"))
-        theirs |= {their: tuple(part.shape) for their, part in zip(place.names, parts, strict=True)}
+    for name, mapping in layout.items():
+        parts = mapping.split(torch.empty(shapes[name], device="meta"))
+        theirs |= {their: tuple(part.shape) for their, part in zip(mapping.names, parts, strict=True)}
     return theirs
 
 
 def refuse_not_finite(value: torch.Tensor, what: str) -> torch.Tensor:
-    """The same tensor; UserError where it holds NaN or infinity."""
+    """The same tensor. Raises UserError if it holds NaN or infinity."""
     num_bad = value.numel() - int(torch.isfinite(value).sum())
     if num_bad:
         raise UserError(
@@ -61,10 +61,10 @@ def refuse_not_finite(value: torch.Tensor, what: str) -> torch.Tensor:
 
 
 def write_layout(layout: Layout, tensor: TensorByName) -> Iterator[tuple[str, torch.Tensor]]:
-    """Their names and tensors, one after the other."""
-    for name, place in layout.items():
-        parts = place.split(tensor(name).float())
-        yield from zip(place.names, (part.contiguous() for part in parts), strict=True)
+    """Their names and tensors, one tensor at a time."""
+    for name, mapping in layout.items():
+        parts = mapping.split(tensor(name).float())
+        yield from zip(mapping.names, (part.contiguous() for part in parts), strict=True)
 
 
 def as_is(name: str) -> TensorMapping:
@@ -73,7 +73,7 @@ def as_is(name: str) -> TensorMapping:
 
 
 def changed(name: str, write: Change, read: Change) -> TensorMapping:
-    """One tensor there too; `write` makes theirs of ours, `read` is its inverse."""
+    """One tensor there too; `write` converts ours to theirs, `read` is the inverse."""
     return TensorMapping(names=(name,), split=lambda t: (write(t),), join=lambda parts: read(parts[0]))
 
 
@@ -82,13 +82,18 @@ def transposed(name: str) -> TensorMapping:
     return changed(name, lambda t: t.T, lambda t: t.T)
 
 
+def same(ours: str, theirs: str) -> dict[str, TensorMapping]:
+    """Weight and bias of a layer under other names; both arguments end with the dot."""
+    return {f"{ours}{kind}": as_is(f"{theirs}{kind}") for kind in ("weight", "bias")}
+
+
 def convolution(name: str) -> TensorMapping:
     """A convolution of JAX or TensorFlow: (k, k, I, O) for our (O, I, k, k)."""
     return changed(name, lambda t: t.permute(2, 3, 1, 0), lambda t: t.permute(3, 2, 0, 1))
 
 
 def vector_of_four(name: str) -> TensorMapping:
-    """A vector that is kept as (1, 1, 1, C)."""
+    """A vector that is stored as (1, 1, 1, C)."""
     return changed(name, lambda t: t.reshape(1, 1, 1, -1), lambda t: t.flatten())
 
 
@@ -104,7 +109,7 @@ def patch_convolution(name: str, patch: int) -> TensorMapping:
 def positions(name: str, *, class_row: bool, class_token: bool) -> TensorMapping:
     """Position embeddings (1, N, D); `class_row`: the class token has a row of its own there, as it has here.
 
-    Where it has none there, it is a row of zeros here: export adds it to the class token first.
+    Without a row there, ours is zeros: before an export, the row is added to the class token itself.
     """
     if class_row or not class_token:
         return as_is(name)
@@ -118,7 +123,7 @@ def without_class_row(tensor: TensorByName) -> TensorByName:
         value = tensor(name)
         if name == "embed.class_token":
             row_11D = tensor("embed.position")[:, :1]
-            return value + row_11D if row_11D.any() else value  # adding zero would turn a -0.0 around
+            return value + row_11D if row_11D.any() else value  # adding zero would change -0.0 to 0.0
         if name == "embed.position":
             return torch.cat([torch.zeros_like(value[:, :1]), value[:, 1:]], dim=1)
         return value

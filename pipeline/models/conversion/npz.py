@@ -1,4 +1,4 @@
-"""Published .npz files, read and written: their prefixes, stacked layers and old shapes are undone here.
+"""Reads and writes published .npz files: removes their prefixes, stacked layers and old shapes.
 
 Sources: vision_transformer's checkpoint.py, big_vision's utils.py (`load_params`), big_transfer.
 """
@@ -29,7 +29,7 @@ _STACK = "Transformer/encoderblock/"
 
 
 def open_npz(path: Path, hints: Hints) -> Weights:
-    """The weights in a published file of either dialect. UserError naming the tensor that does not fit, and why."""
+    """The weights in a published file of either dialect. UserError with the tensor that does not fit, and why."""
     file = normalised(npz_bit.without_numbers(open_tensor_file(path)))
     bit_names = npz_bit.names_in(file)
     beside: tuple[str, ...] = ()  # what else is assumed
@@ -48,7 +48,7 @@ def open_npz(path: Path, hints: Hints) -> Weights:
 
 
 def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: Dialect) -> None:
-    """Writes the file of one dialect; BiT's "vision_transformer" is big_transfer's. Logs what the file cannot say."""
+    """Writes the file of one dialect; for BiT, "vision_transformer" means big_transfer. Logs what is lost."""
     is_big_vision = dialect == "big_vision"
     if config.is_bit:
         bit_names = npz_bit.BIG_VISION if is_big_vision else npz_bit.BIG_TRANSFER
@@ -69,7 +69,7 @@ def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: 
 
 
 def _flags_of_what_is_lost(config: ModelConfig) -> list[str]:
-    """Flags of `patchline import` for what a file of arrays does not say and is not the paper's code's."""
+    """Flags that `patchline import` needs: settings that differ from the paper's code and that the file cannot hold."""
     flags = []
     if config.gelu != npz_vit.USUAL.gelu:
         flags.append(f"--gelu {config.gelu}")
@@ -81,9 +81,9 @@ def _flags_of_what_is_lost(config: ModelConfig) -> list[str]:
 
 
 def normalised(file: TensorFile) -> TensorFile:
-    """The model's tensors alone, without a prefix, each layer apart, group norm's vectors as vectors.
+    """Only the model's tensors, without a prefix, one tensor per layer, group norm's vectors as vectors.
 
-    What lies beside the prefix (the optimiser's state, a text tower) is no part of the model.
+    Tensors without the prefix (the optimiser's state, a text tower) are not part of the model.
     """
     prefix = next((p for p in PREFIXES if any(p + first in file.shapes for first in _FIRST)), None)
     if prefix is None:
@@ -97,7 +97,7 @@ def normalised(file: TensorFile) -> TensorFile:
 
 
 def _unstacked(file: TensorFile) -> TensorFile:
-    """big_vision's `scan` keeps a layer's tensors of all depths in one: (depth, ...)."""
+    """big_vision's `scan` stacks the tensors of all layers: (depth, ...)."""
     stacked = {name: shape for name, shape in file.shapes.items() if name.startswith(_STACK)}
     if not stacked:
         return file
@@ -105,7 +105,7 @@ def _unstacked(file: TensorFile) -> TensorFile:
     sources = dict(_slices(stacked))
     shapes = {name: shape for name, shape in file.shapes.items() if name not in stacked}
     shapes |= {name: stacked[old][1:] for name, (old, _) in sources.items()}
-    kept: dict[str, torch.Tensor] = {}  # a stack has a slice in every layer: it is read once
+    kept: dict[str, torch.Tensor] = {}  # a stack has a slice for every layer; it is read once
 
     def read(name: str) -> torch.Tensor:
         if name not in sources:
@@ -135,7 +135,7 @@ def _slices(stacked: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[st
 
 
 def _vectors(file: TensorFile) -> TensorFile:
-    """Hybrids' group norm was once kept as (1, 1, 1, C) (flax issue 1721); BiT's still is, and is read so."""
+    """Old hybrids have group norm as (1, 1, 1, C) (flax issue 1721). BiT still has, and its layout expects that."""
     pattern = r"(gn_root|block\d+/unit\d+/(gn\d|gn_proj))/(scale|bias)$"
     if "embedding/kernel" not in file.shapes:
         return file

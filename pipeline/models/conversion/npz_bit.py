@@ -1,7 +1,7 @@
 """BiT ResNets in published .npz files: big_transfer's names and big_vision's.
 
-Sources: big_transfer's bit_pytorch/models.py (`load_from`) and big_vision/models/bit_paper.py, which also reads the
-former's. TensorFlow numbers layers that another layer's name has taken: `standardized_conv2d_17` is one of these.
+Sources: big_transfer's bit_pytorch/models.py (`load_from`) and big_vision/models/bit_paper.py, which reads both.
+TensorFlow appends a number to a layer's name if the name is taken: `standardized_conv2d_17`.
 """
 
 import re
@@ -26,7 +26,7 @@ USUAL = Usual(gelu="tanh", layer_norm_epsilon=1e-6, resnet_epsilons="paper")
 
 @dataclass(frozen=True, kw_only=True)
 class BitNames:
-    """A dialect; in `is_tensorflow` the names are TensorFlow's, else those of flax."""
+    """A dialect: the names are TensorFlow's (`is_tensorflow`) or flax's."""
 
     prefix: str
     is_tensorflow: bool
@@ -54,12 +54,12 @@ def without_numbers(file: TensorFile) -> TensorFile:
 
 
 def names_in(file: TensorFile) -> BitNames | None:
-    """The dialect of a file whose prefix is taken off; None where it is of no BiT ResNet."""
+    """The dialect of a file without its prefix; None if the file is not of a BiT ResNet."""
     return next((names for names in (BIG_TRANSFER, BIG_VISION) if names.root in file.shapes), None)
 
 
 def config_in(file: TensorFile, names: BitNames, hints: Hints) -> ModelConfig:
-    """The configuration that the shapes of such a file give."""
+    """The configuration, from the shapes of such a file."""
     units = units_of(file.shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1)
     resnet = resnet_of(units, root_channels=file.shape(names.root, 4)[3])
     if resnet is None:
@@ -69,36 +69,36 @@ def config_in(file: TensorFile, names: BitNames, hints: Hints) -> ModelConfig:
 
 
 def layout(config: ModelConfig, names: BitNames) -> Layout:
-    """Where each tensor of ours is."""
-    places = {"conv_root.weight": convolution(names.root)}
+    """Our tensors in the file."""
+    mappings = {"conv_root.weight": convolution(names.root)}
     for stage, num_units in enumerate(config.resnet.units if config.resnet else ()):
         for unit in range(num_units):
             prefix = "resnet/" if names.is_tensorflow else ""
             theirs = f"{prefix}block{stage + 1}/unit{unit + 1:02d}/"
-            places |= _unit(f"stages.{stage}.{unit}.", theirs, names, is_projected=unit == 0)
-    places |= _norm("norm.", "resnet/group_norm/" if names.is_tensorflow else "norm-pre-head/", names)
+            mappings |= _unit(f"stages.{stage}.{unit}.", theirs, names, is_projected=unit == 0)
+    mappings |= _norm("norm.", "resnet/group_norm/" if names.is_tensorflow else "norm-pre-head/", names)
     if config.num_classes and names.is_tensorflow:
-        places["head.weight"] = changed(names.head, lambda t: t.T[None, None], lambda t: t[0, 0].T)
-        places["head.bias"] = as_is("resnet/head/conv2d/bias")
+        mappings["head.weight"] = changed(names.head, lambda t: t.T[None, None], lambda t: t[0, 0].T)
+        mappings["head.bias"] = as_is("resnet/head/conv2d/bias")
     elif config.num_classes:
-        places |= {"head.weight": transposed(names.head), "head.bias": as_is("head/bias")}
-    return places
+        mappings |= {"head.weight": transposed(names.head), "head.bias": as_is("head/bias")}
+    return mappings
 
 
 def _unit(ours: str, theirs: str, names: BitNames, *, is_projected: bool) -> dict[str, TensorMapping]:
-    """One bottleneck; its three layers are a, b and c in TensorFlow, and the projection is a part of a."""
-    places: dict[str, TensorMapping] = {}
+    """One bottleneck. In TensorFlow its three layers are a, b and c, and the projection is part of a."""
+    mappings: dict[str, TensorMapping] = {}
     for number, letter in enumerate("abc", 1):
         if names.is_tensorflow:
             kernel, norm = f"{theirs}{letter}/standardized_conv2d/kernel", f"{theirs}{letter}/group_norm/"
         else:
             kernel, norm = f"{theirs}conv{number}/kernel", f"{theirs}gn{number}/"
-        places |= _norm(f"{ours}norm{number}.", norm, names)
-        places[f"{ours}conv{number}.weight"] = convolution(kernel)
+        mappings |= _norm(f"{ours}norm{number}.", norm, names)
+        mappings[f"{ours}conv{number}.weight"] = convolution(kernel)
     if is_projected:
         name = "a/proj/standardized_conv2d" if names.is_tensorflow else "conv_proj"
-        places[f"{ours}conv_proj.weight"] = convolution(f"{theirs}{name}/kernel")
-    return places
+        mappings[f"{ours}conv_proj.weight"] = convolution(f"{theirs}{name}/kernel")
+    return mappings
 
 
 def _norm(ours: str, theirs: str, names: BitNames) -> dict[str, TensorMapping]:

@@ -1,7 +1,7 @@
-"""NumPy's .npz: a zip of arrays. What it declares is compared with what is there before anything is read.
+"""NumPy's .npz: a zip of arrays. Its headers are checked against the file before any array is read.
 
-Three claims must agree: the shape in an array's header, its size in the zip's directory, and the bytes of the file. The
-last bounds the others, as deflate makes at most 1032 bytes of one (zlib's technical details).
+Three sizes must agree: the shape in an array's header, its size in the zip's directory, and the bytes of the file. The
+last bounds the others, since deflate expands one byte to at most 1032 (zlib's technical details).
 """
 
 import math
@@ -19,12 +19,12 @@ from shards.errors import UserError
 
 _SUFFIX = ".npy"
 _MOST_FROM_ONE_BYTE = 1032
-_LONGEST = 2**31  # of one dimension: an array without values may declare any
+_LONGEST = 2**31  # of one dimension; an array without values could declare any length
 
 
 def open_npz_file(path: Path) -> TensorFile:
-    """The arrays in an .npz file. UserError naming the array that is not as large as it says, or is
-    pickled; and, once it is read, the one that is no numbers: a flag or a text beside the model is never read."""
+    """The arrays in an .npz file. Raises UserError with the array whose size is not the declared one, or that is
+    pickled; and, when it is read, an array that is not numeric. A flag or a text beside the model is never read."""
     where = str(path)
     try:
         with readable(repr(where)):
@@ -78,7 +78,7 @@ def write_npz(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def _refuse_impossible(entry: zipfile.ZipInfo, *, where: str, num_bytes: int) -> None:
-    """A member that is no array, or promises more than the file has."""
+    """UserError for a member that is not an array, or declares more bytes than the file has."""
     if not entry.filename.endswith(_SUFFIX):
         raise UserError(
             f"{entry.filename} in {where!r} is no array (its name ends in no {_SUFFIX}); take it out of the file"
@@ -118,7 +118,7 @@ def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, where: str) -> tup
 
 
 def _as_float32(array: NDArray[Any]) -> torch.Tensor:
-    """NumPy has no bfloat16: JAX writes it as two bytes without a meaning."""
+    """NumPy has no bfloat16: JAX writes it as two bytes without a type."""
     if array.dtype.str == "|V2":
         return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16).float()
     return torch.from_numpy(array.astype(np.float32, order="C", copy=False))

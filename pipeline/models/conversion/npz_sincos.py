@@ -1,4 +1,4 @@
-"""big_vision's fixed position embeddings (posemb "sincos2d"), which its files do not hold: computed here.
+"""big_vision's fixed position embeddings (posemb "sincos2d"): its files do not hold them, so they are computed here.
 
 Source: big_vision/models/vit.py (`posemb_sincos_2d`). Shape letters: N patches, D width.
 """
@@ -10,11 +10,11 @@ from shards.errors import UserError
 
 TABLE = "pos_embedding"
 _TEMPERATURE = 10_000.0
-_IMAGE_SIZE = 224  # px: the file does not say it, and big_vision's models with this table are trained at it
+_IMAGE_SIZE = 224  # px: the file does not say it; big_vision trains its models with this table at 224
 
 
 def table_of(side: int, width: int) -> torch.Tensor:
-    """The table (1, N, D), float32, of side x side patches. UserError for a width that it is not defined for."""
+    """The table (1, N, D), float32, of side x side patches. Raises UserError for a width without such a table."""
     if width % 4 or width < 8:
         raise UserError(
             f"the file has no {TABLE}, and its width {width} has no table of sines; allowed are multiples of 4 from 8 "
@@ -30,12 +30,12 @@ def table_of(side: int, width: int) -> torch.Tensor:
 
 
 def with_table(file: TensorFile) -> TensorFile:
-    """A file without position embeddings, with big_vision's table beside its tensors; `file` is of no hybrid."""
+    """A file without position embeddings, and big_vision's table added to its tensors; not for hybrids."""
     patch, _, _, width = file.shape("embedding/kernel", 4)
     side = max(1, _IMAGE_SIZE // patch)
 
     def read(name: str) -> torch.Tensor:
         return table_of(side, width) if name == TABLE else file.read(name)
 
-    table_of(1, width)  # refuses what has no table before anything is read
+    table_of(1, width)  # refuses a width without a table before anything is read
     return TensorFile(where=file.where, shapes={**file.shapes, TABLE: (1, side**2, width)}, read=read)

@@ -1,8 +1,8 @@
 """Vision Transformers and hybrids in published .npz files: vision_transformer's names and big_vision's.
 
 Sources: vit_jax/models_vit.py, models_resnet.py and checkpoint.py; big_vision/models/vit.py (fix_old_checkpoints).
-big_vision adds position embeddings before the class token: its table has no row for it. Shape letters: D width,
-h heads, d width of a head, P patch, C channels.
+big_vision adds position embeddings before it prepends the class token: its table has no row for it. Shape letters:
+D width, h heads, d width of a head, P patch, C channels.
 """
 
 import math
@@ -40,7 +40,7 @@ _POSITIONS = ("pos_embedding", "Transformer/pos_embedding", "Transformer/posembe
 
 @dataclass(frozen=True, kw_only=True)
 class NpzNames:
-    """What differs from one dialect to the other. `class_row`: the position table has a row for the class token."""
+    """What differs between the dialects. `class_row`: the position table has a row for the class token."""
 
     prefix: str
     attention: str
@@ -69,9 +69,9 @@ BIG_VISION = NpzNames(
 
 
 def with_positions(file: TensorFile) -> tuple[TensorFile, tuple[str, ...]]:
-    """The file with a position table, and what of it is assumed: big_vision leaves out the one that it computes.
+    """The file with a position table, and what is assumed about the table: big_vision omits the one that it computes.
 
-    UserError where it has none and is of the other dialect, whose models all learn theirs.
+    Raises UserError if the table is missing in the other dialect, whose models all learn theirs.
     """
     if any(name in file.shapes for name in _POSITIONS):
         return file, ()
@@ -91,7 +91,7 @@ def _is_old(file: TensorFile) -> bool:
 
 
 def names_in(file: TensorFile) -> NpzNames:
-    """The dialect of a file whose prefix is taken off and whose layers are apart."""
+    """The dialect of a file without its prefix and with unstacked layers."""
     numbers = VISION_TRANSFORMER if _is_old(file) else BIG_VISION
     position = next((name for name in _POSITIONS if name in file.shapes), _POSITIONS[-1])
     class_row = False
@@ -109,7 +109,7 @@ def names_in(file: TensorFile) -> NpzNames:
 
 
 def config_in(file: TensorFile, names: NpzNames, hints: Hints) -> ModelConfig:
-    """The configuration that the shapes of such a file give."""
+    """The configuration, from the shapes of such a file."""
     patch, _, _, width = file.shape("embedding/kernel", 4)
     block = "Transformer/encoderblock_0"
     _, num_heads, _ = file.shape(f"{block}/{names.attention}/query/kernel", 3)
@@ -131,28 +131,28 @@ def config_in(file: TensorFile, names: NpzNames, hints: Hints) -> ModelConfig:
 
 
 def layout(config: ModelConfig, names: NpzNames) -> Layout:
-    """Where each tensor of ours is."""
+    """Our tensors in the file."""
     size, has_token = config.size, config.num_prefix_tokens > 0
-    places = _resnet(config) if config.resnet else {}
+    mappings = _resnet(config) if config.resnet else {}
     patch = size.patch
-    places["embed.patch.weight"] = changed(
+    mappings["embed.patch.weight"] = changed(
         "embedding/kernel",
         lambda t: t.T.reshape(patch, patch, -1, t.shape[0]),  # (D, P * P * C) -> (P, P, C, D)
         lambda t: t.flatten(0, 2).T,
     )
-    places["embed.patch.bias"] = as_is("embedding/bias")
+    mappings["embed.patch.bias"] = as_is("embedding/bias")
     if has_token:
-        places["embed.class_token"] = as_is("cls")
+        mappings["embed.class_token"] = as_is("cls")
     if config.position == "learned_1d":
-        places["embed.position"] = positions(names.position, class_row=names.class_row, class_token=has_token)
+        mappings["embed.position"] = positions(names.position, class_row=names.class_row, class_token=has_token)
     for number in range(size.depth):
-        places |= _block(f"blocks.{number}.", f"Transformer/encoderblock_{number}/", names, size.num_heads)
-    places |= _norm("norm.", "Transformer/encoder_norm/")
+        mappings |= _block(f"blocks.{number}.", f"Transformer/encoderblock_{number}/", names, size.num_heads)
+    mappings |= _norm("norm.", "Transformer/encoder_norm/")
     if config.representation:
-        places |= _dense("representation.", "pre_logits/")
+        mappings |= _dense("representation.", "pre_logits/")
     if config.num_classes:
-        places |= _dense("head.", "head/")
-    return places
+        mappings |= _dense("head.", "head/")
+    return mappings
 
 
 def _block(ours: str, theirs: str, names: NpzNames, num_heads: int) -> dict[str, TensorMapping]:
@@ -189,16 +189,16 @@ _UNIT = (("conv1", "gn1", "norm1"), ("conv2", "gn2", "norm2"), ("conv3", "gn3", 
 
 
 def _resnet(config: ModelConfig) -> dict[str, TensorMapping]:
-    places = {"embed.resnet.conv_root.weight": convolution("conv_root/kernel")}
-    places |= _norm("embed.resnet.norm_root.", "gn_root/")
+    mappings = {"embed.resnet.conv_root.weight": convolution("conv_root/kernel")}
+    mappings |= _norm("embed.resnet.norm_root.", "gn_root/")
     for stage, num_units in enumerate(config.resnet.units if config.resnet else ()):
         for unit in range(num_units):
             ours, theirs = f"embed.resnet.stages.{stage}.{unit}.", f"block{stage + 1}/unit{unit + 1}/"
             projection = (("conv_proj", "gn_proj", "norm_proj"),) if unit == 0 else ()
             for conv, their_norm, our_norm in (*_UNIT, *projection):
-                places[f"{ours}{conv}.weight"] = convolution(f"{theirs}{conv}/kernel")
-                places |= _norm(f"{ours}{our_norm}.", f"{theirs}{their_norm}/")
-    return places
+                mappings[f"{ours}{conv}.weight"] = convolution(f"{theirs}{conv}/kernel")
+                mappings |= _norm(f"{ours}{our_norm}.", f"{theirs}{their_norm}/")
+    return mappings
 
 
 def _norm(ours: str, theirs: str) -> dict[str, TensorMapping]:

@@ -9,11 +9,11 @@ from pipeline.models.conversion.torch_file import open_torch_file
 from shards.errors import UserError
 
 SUFFIXES = (".npz", ".safetensors", ".bin", ".pth", ".pt")
-_PARALLEL = "module."  # what PyTorch's DataParallel puts before every name
+_PARALLEL = "module."  # the prefix that PyTorch's DataParallel adds to every name
 
 
 def open_tensor_file(path: Path) -> TensorFile:
-    """The tensors in a file, without DataParallel's prefix. UserError where there is none, or it cannot be read."""
+    """The tensors in a file, without DataParallel's prefix. UserError if the file is missing or cannot be read."""
     if path.suffix not in SUFFIXES or not path.is_file():
         raise UserError(f"no weights at {str(path)!r}; allowed are files that end in {', '.join(SUFFIXES)}")
     if path.suffix == ".npz":

@@ -25,7 +25,7 @@ _USUAL = Usual(gelu="tanh", layer_norm_epsilon=1e-6, resnet_epsilons="paper")
 
 
 def open_plain(file: TensorFile, hints: Hints) -> Weights:
-    """The weights in such a file. UserError naming the tensor that does not fit, and why."""
+    """The weights in such a file. Raises UserError with the tensor that does not fit, and why."""
     config = _bit_config(file, hints) if "conv_root.weight" in file.shapes else _vit_config(file, hints)
     shapes = shapes_in_file(config)
     layout = {name: as_is(name) for name in shapes}

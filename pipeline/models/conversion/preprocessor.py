@@ -1,6 +1,6 @@
-"""The range of pixel values that a Hugging Face folder says its weights take: -1 to 1 here, as in the paper's code.
+"""The pixel range that a Hugging Face folder declares for its weights. Ours is -1 to 1, as in the paper's code.
 
-Source: transformers' image_processing_vit.py; a processor's own file has the image processor's entries inside.
+Source: transformers' image_processing_vit.py; a processor's file nests the entries of the image processor.
 """
 
 import json
@@ -16,7 +16,7 @@ _FILES = (PIXELS_FILE, "processor_config.json")
 
 
 def refuse_other_pixels(folder: Path) -> None:
-    """UserError where a file in the folder says that pixels are not scaled, or are normalised otherwise."""
+    """Raises UserError if a file in the folder says that pixels are not scaled, or are normalised differently."""
     for path in (folder / name for name in _FILES if (folder / name).is_file()):
         content = json_object(path)
         inner = content.get("image_processor")
@@ -34,7 +34,7 @@ def refuse_other_pixels(folder: Path) -> None:
 
 
 def description_of(image_size: int) -> dict[str, Any]:
-    """What the file says for a model of ours."""
+    """The content of the file for a model of ours."""
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
@@ -49,7 +49,7 @@ def description_of(image_size: int) -> dict[str, Any]:
 
 
 def json_object(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file. UserError where it cannot be read, or holds something else."""
+    """The object in a JSON file. Raises UserError if it cannot be read, or holds something else."""
     try:
         with readable(repr(str(path))):
             content = json.loads(path.read_text())

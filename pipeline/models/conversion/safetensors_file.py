@@ -1,4 +1,4 @@
-"""Safetensors, in one piece or in several with an index (transformers' model.safetensors.index.json)."""
+"""Opens safetensors: one file, or several with an index (transformers' model.safetensors.index.json)."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from shards.errors import UserError
 
 
 def open_safetensors_file(path: Path) -> TensorFile:
-    """The tensors in one file. UserError where there is none, or it cannot be read."""
+    """The tensors in one file. Raises UserError if it is missing or cannot be read."""
     if not path.is_file():
         raise UserError(f"no weights at {str(path)!r}; fetch the file again")
 
@@ -27,9 +27,9 @@ def open_safetensors_file(path: Path) -> TensorFile:
 
 
 def open_sharded(index: Path) -> TensorFile:
-    """The tensors of all pieces that an index names. UserError for an index that is none, and for missing pieces.
+    """The tensors of all files that an index names. Raises UserError for an invalid index and for missing files.
 
-    Pieces lie beside their index: a name with a folder in it is refused, whatever it is of.
+    The files lie beside their index: a name with a folder in it is refused.
     """
     where: Any = json_object(index).get("weight_map")
     if not isinstance(where, dict) or not where:

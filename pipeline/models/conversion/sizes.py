@@ -1,4 +1,4 @@
-"""From the shapes in a file to the configuration of its model; and what a file cannot say, given beside it."""
+"""Finds the configuration of a model from the shapes in its file, and from hints about what a file cannot say."""
 
 import math
 import re
@@ -29,9 +29,9 @@ MOST_LAYERS, _MOST_CLASSES, _MOST_PARAMETERS = 1_000, 10_000_000, 10**11
 
 @dataclass(frozen=True, kw_only=True)
 class Hints:
-    """What a file does not say, or what the user wants it to be; None: what is usual where the file comes from.
+    """Settings that a file does not contain, as the user gave them; None: the usual value for the file's format.
 
-    `model`: the name of the model that it must be (vit_h14); a file of another is refused.
+    `model`: the name of the model that it must be (vit_h14); a file of another model is refused.
     """
 
     model: str = ""
@@ -46,7 +46,7 @@ class Hints:
                 raise UserError(f"{flag} is {value}; allowed are values above 0, or leave it out")
 
     def advice(self) -> str:
-        """What to do where tensors do not fit: to take back what was said of them, where anything was."""
+        """What to do if tensors do not fit, which includes leaving out the hints that were given."""
         given = [f"--model {self.model}"] if self.model else []
         given += [f"--num-heads {self.num_heads}"] if self.num_heads else []
         return "Give the file of another model" + (f", or leave out {' and '.join(given)}" if given else "")
@@ -54,7 +54,7 @@ class Hints:
 
 @dataclass(frozen=True, kw_only=True)
 class Usual:
-    """What is usual where a file comes from; `said`: which of these, or num_heads, the file says itself."""
+    """The usual values for a file's format; `said`: those of them, or num_heads, that the file gives itself."""
 
     gelu: Gelu
     layer_norm_epsilon: float
@@ -64,10 +64,10 @@ class Usual:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerShapes:
-    """What a file's shapes say of a ViT or a hybrid. `num_positions`: rows of the table; None: there is none.
+    """The sizes of a ViT or a hybrid, from the shapes in a file. `num_positions`: rows of the table; None: no table.
 
-    `class_row`: whether the table has a row for the class token, and `declared`: its grid (height, width), where a
-    config.json says so; None: as the number of rows has it.
+    `class_row` (whether the table has a row for the class token) and `declared` (its grid, height and width) come from
+    a config.json; None: they follow from the number of rows.
     """
 
     patch: int
@@ -104,7 +104,7 @@ def count(names: Iterable[str], pattern: str) -> int:
 
 
 def units_of(names: Iterable[str], pattern: str, *, first: int) -> tuple[int, ...]:
-    """Units of each stage, where the pattern's groups are stage and unit, and numbers begin with `first`."""
+    """Units of each stage. The pattern's groups are stage and unit; their numbers begin with `first`."""
     found = {(int(m[1]) - first, int(m[2]) - first) for name in names if (m := re.match(pattern, name))}
     num_stages = len({stage for stage, _ in found})
     return tuple(sum(at == stage for at, _ in found) for stage in range(num_stages))
@@ -124,10 +124,10 @@ def side_of(
     class_row: bool | None = None,
     declared: Pair | None = None,
 ) -> tuple[int, bool]:
-    """Side of the square grid that the position embeddings are of, and whether the class token has a row of its own.
+    """Side of the square grid of the position embeddings, and whether the class token has a row of its own.
 
-    What is declared must be there; without it, the number of rows says both. Raises UserError where the number is that
-    of no square grid, or of another one than is declared.
+    If nothing is declared, both follow from the number of rows. Raises UserError if no square grid, or not the declared
+    grid, has that number of rows.
     """
     rows = (False, True) if class_token else (False,)
     rows = rows if class_row is None else (class_row,)
@@ -166,7 +166,7 @@ def _declared_side(num_positions: int, declared: Pair, rows: tuple[bool, ...], h
 def transformer_config(
     shapes: TransformerShapes, *, where: str, position_name: str, usual: Usual, hints: Hints
 ) -> ModelConfig:
-    """The configuration of a ViT or a hybrid; of `hints.model` where that is given."""
+    """The configuration of a ViT or a hybrid; that of `hints.model` if it is given."""
     known = SIZES.get(hints.model)
     if hints.model and known is None:
         raise UserError(f"--model is {hints.model!r}, the file is of a transformer; allowed are {', '.join(SIZES)}")
@@ -222,7 +222,7 @@ def _num_heads(shapes: TransformerShapes, known: Size | None, *, where: str, hin
 
 
 def refuse_absurd(config: ModelConfig, *, where: str) -> None:
-    """UserError for sizes that no model has: even to lay one out without its values would take days."""
+    """Raises UserError for sizes that no model has: even building one without values would take days."""
     if not config.is_bit and config.size.depth > MOST_LAYERS:
         raise UserError(f"{where!r} is of {config.size.depth} layers, more than any model; allowed are {MOST_LAYERS}")
     if config.num_classes > _MOST_CLASSES:
@@ -238,7 +238,7 @@ def refuse_absurd(config: ModelConfig, *, where: str) -> None:
 
 
 def assumed(config: ModelConfig, *, said: tuple[str, ...], hints: Hints) -> tuple[str, ...]:
-    """What neither the file nor the user says of a model, with the value taken: "gelu exact"."""
+    """Settings that neither the file nor the user gives, with the values taken: "gelu exact"."""
     names = [] if config.is_bit else ["gelu", "layer_norm_epsilon", "num_heads"]
     names += ["resnet_epsilons"] if config.resnet else []
     known = {*said, *(name for name in names if getattr(hints, name)), *(("num_heads",) if hints.model else ())}
@@ -250,14 +250,14 @@ def assumed(config: ModelConfig, *, said: tuple[str, ...], hints: Hints) -> tupl
 
 
 def shapes_in_file(config: ModelConfig) -> Shapes:
-    """Names and shapes of ours that a file of this model holds: without a head where it has no classes."""
+    """Our names and shapes in a file of this model; without a head if it has no classes."""
     if config.num_classes:
         return shapes_of(config)
     return {name: shape for name, shape in shapes_of(replace(config, num_classes=1)).items() if name not in HEAD}
 
 
 def bit_config(resnet: ResNetSize, *, num_classes: int, where: str, usual: Usual, hints: Hints) -> ModelConfig:
-    """The configuration of a BiT ResNet; of `hints.model` where that is given."""
+    """The configuration of a BiT ResNet; that of `hints.model` if it is given."""
     if hints.model and hints.model not in BIT_RESNETS:
         raise UserError(
             f"--model is {hints.model!r}, the file is of a BiT ResNet; allowed are {', '.join(BIT_RESNETS)}"

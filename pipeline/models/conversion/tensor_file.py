@@ -1,6 +1,6 @@
-"""Named tensors in a file, whoever wrote it: the shape of each, and a way to read one. Nothing is unpickled.
+"""Named tensors in a file of any format: the shape of each, and a function that reads one. Nothing is unpickled.
 
-Shapes come from headers, tensors are read one by one: a file of another model is refused before it is read.
+Shapes come from headers and tensors are read one by one, so a file of another model is refused before it is read.
 """
 
 import tokenize
@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from pipeline.models.weights import Shapes, TensorByName
 from shards.errors import UserError
 
-# What the readers of damaged, encrypted or hostile files raise: header and values alike.
+# Raised by the libraries that read damaged, encrypted or hostile files, for headers and values alike.
 FILE_ERRORS = (
     OSError,
     ValueError,
@@ -24,7 +24,7 @@ FILE_ERRORS = (
     ArithmeticError,
     EOFError,
     SyntaxError,
-    RuntimeError,  # NotImplementedError and RecursionError are such
+    RuntimeError,  # includes NotImplementedError and RecursionError
     MemoryError,
     AssertionError,
     zipfile.BadZipFile,
@@ -36,7 +36,7 @@ FILE_ERRORS = (
 
 @contextmanager
 def readable(what: str, *, size: str = "") -> Iterator[None]:
-    """Raises UserError for whatever goes wrong inside while `what` is read; `size`: its shape and bytes."""
+    """Turns any error while `what` is read into a UserError; `size`: its shape and type."""
     try:
         yield
     except MemoryError as error:
@@ -58,7 +58,7 @@ class TensorFile:
     read: TensorByName
 
     def shape(self, name: str, num_dims: int) -> tuple[int, ...]:
-        """The shape of a tensor that must be there; UserError where it is not, is empty, or has other dimensions."""
+        """The shape of a required tensor. UserError if it is missing, empty, or has another number of dimensions."""
         if name not in self.shapes:
             some = ", ".join(sorted(self.shapes)[:5])
             raise UserError(
@@ -73,6 +73,6 @@ class TensorFile:
         return self.shapes[name]
 
     def renamed(self, names: Mapping[str, str]) -> "TensorFile":
-        """The same tensors under other names (new name -> the name here); those not named are left out."""
+        """The same tensors under other names (new name -> the name here); tensors that are not named are left out."""
         shapes = {new: self.shapes[old] for new, old in names.items()}
         return TensorFile(where=self.where, shapes=shapes, read=lambda name: self.read(names[name]))

@@ -1,8 +1,8 @@
 """timm's models: a folder with `config.json` and `model.safetensors` (timm.create_model("local-dir:FOLDER")), or a
 state dict alone.
 
-Sources: timm's vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py and _hub.py. What model a file is of is
-found in timm_config.py. Shape letters: D width, O channels out, I channels in.
+Sources: timm's vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py and _hub.py. timm_config.py finds the
+model of a file. Shape letters: D width, O channels out, I channels in.
 """
 
 import logging
@@ -21,6 +21,7 @@ from pipeline.models.conversion.layout import (
     patch_convolution,
     positions,
     read_layout,
+    same,
     their_shapes,
     write_layout,
 )
@@ -49,12 +50,12 @@ _BITS = {
 
 
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
-    """The weights in timm's state dict. UserError naming the tensor that does not fit, and why."""
+    """The weights in timm's state dict. Raises UserError with the tensor that does not fit, and why."""
     description = _with_published(description)
     found = model_in(file, description, hints)
     shapes = shapes_in_file(found.config)
-    places = layout(found.config, class_row=found.class_row)
-    tensor = read_layout(file, places, shapes, advice=hints.advice())
+    mappings = layout(found.config, class_row=found.class_row)
+    tensor = read_layout(file, mappings, shapes, advice=hints.advice())
     said = assumed(found.config, said=found.said, hints=hints)
     names = description.get("label_names") or entries(description, "pretrained_cfg").get("label_names")
     labels = tuple(str(name) for name in names) if isinstance(names, list) else ()
@@ -63,7 +64,7 @@ def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) ->
 
 
 def _with_published(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """timm's older config.json is flat: what its `pretrained_cfg` holds now is at the top, `label_names` is `labels`.
+    """timm's older config.json is flat: the entries of `pretrained_cfg` are at the top, and `label_names` is `labels`.
 
     Source: `load_model_config_from_hf` in timm's _hub.py.
     """
@@ -73,7 +74,7 @@ def _with_published(description: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def save_timm(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
-    """Writes the folder. UserError for what timm's models have not; logs where its arithmetic differs."""
+    """Writes the folder. UserError for parts that timm's models lack; logs a warning if the arithmetic differs."""
     if config.representation:
         raise UserError(
             "timm's models have no hidden layer before the head (representation); it is never dropped silently: "
@@ -107,67 +108,63 @@ def save_timm(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], ten
     }
     if len(labels) == config.num_classes:
         description["label_names"] = list(labels)
-    places = layout(config, class_row=True)
-    shapes = their_shapes(places, shapes_of(config))
-    write_folder(folder, description=description, shapes=shapes, tensors=write_layout(places, tensor))
+    mappings = layout(config, class_row=True)
+    shapes = their_shapes(mappings, shapes_of(config))
+    write_folder(folder, description=description, shapes=shapes, tensors=write_layout(mappings, tensor))
 
 
 def layout(config: ModelConfig, *, class_row: bool) -> Layout:
-    """Where each tensor of ours is."""
+    """Our tensors in timm's state dict."""
     if config.is_bit:
         return _bit_layout(config)
     has_token = config.num_prefix_tokens > 0
-    places: dict[str, TensorMapping] = {}
+    mappings: dict[str, TensorMapping] = {}
     if config.resnet:
-        places |= _stages("embed.resnet.", "patch_embed.backbone.", config.resnet, is_bit=False)
-    places["embed.patch.weight"] = patch_convolution("patch_embed.proj.weight", config.size.patch)
-    places["embed.patch.bias"] = as_is("patch_embed.proj.bias")
+        mappings |= _stages("embed.resnet.", "patch_embed.backbone.", config.resnet, is_bit=False)
+    mappings["embed.patch.weight"] = patch_convolution("patch_embed.proj.weight", config.size.patch)
+    mappings["embed.patch.bias"] = as_is("patch_embed.proj.bias")
     if has_token:
-        places["embed.class_token"] = as_is("cls_token")
+        mappings["embed.class_token"] = as_is("cls_token")
     if config.position == "learned_1d":
-        places["embed.position"] = positions("pos_embed", class_row=class_row, class_token=has_token)
+        mappings["embed.position"] = positions("pos_embed", class_row=class_row, class_token=has_token)
     pairs = {"norm1": "norm1", "attention.qkv": "attn.qkv", "attention.out": "attn.proj", "norm2": "norm2"}
     pairs |= {"mlp.dense1": "mlp.fc1", "mlp.dense2": "mlp.fc2"}
     for number in range(config.size.depth):
         for ours, theirs in pairs.items():
-            places |= _same(f"blocks.{number}.{ours}.", f"blocks.{number}.{theirs}.")
-    places |= _same("norm.", "norm.")
-    return places | (_same("head.", "head.") if config.num_classes else {})
+            mappings |= same(f"blocks.{number}.{ours}.", f"blocks.{number}.{theirs}.")
+    mappings |= same("norm.", "norm.")
+    return mappings | (same("head.", "head.") if config.num_classes else {})
 
 
 def _bit_layout(config: ModelConfig) -> Layout:
-    """The head is a convolution of one place there."""
-    places = _stages("", "", config.resnet, is_bit=True) if config.resnet else {}
-    places |= _same("norm.", "norm.")
+    """In timm the head is a 1x1 convolution."""
+    mappings = _stages("", "", config.resnet, is_bit=True) if config.resnet else {}
+    mappings |= same("norm.", "norm.")
     if config.num_classes:
-        places["head.weight"] = changed("head.fc.weight", lambda t: t[:, :, None, None], lambda t: t[:, :, 0, 0])
-        places["head.bias"] = as_is("head.fc.bias")
-    return places
+        mappings["head.weight"] = changed("head.fc.weight", lambda t: t[:, :, None, None], lambda t: t[:, :, 0, 0])
+        mappings["head.bias"] = as_is("head.fc.bias")
+    return mappings
 
 
 def _stages(ours: str, theirs: str, resnet: ResNetSize, *, is_bit: bool) -> dict[str, TensorMapping]:
-    places = {f"{ours}conv_root.weight": as_is(f"{theirs}stem.conv.weight")}
+    mappings = {f"{ours}conv_root.weight": as_is(f"{theirs}stem.conv.weight")}
     if not is_bit:
-        places |= _same(f"{ours}norm_root.", f"{theirs}stem.norm.")
+        mappings |= same(f"{ours}norm_root.", f"{theirs}stem.norm.")
     norms = ("norm1", "norm2", "norm3" if is_bit else "norm_out")
     for stage, num_units in enumerate(resnet.units):
         for unit in range(num_units):
             here, there = f"{ours}stages.{stage}.{unit}.", f"{theirs}stages.{stage}.blocks.{unit}."
             for number, norm in enumerate(norms, 1):
-                places[f"{here}conv{number}.weight"] = as_is(f"{there}conv{number}.weight")
-                places |= _same(f"{here}{norm}.", f"{there}norm{number}.")
+                mappings[f"{here}conv{number}.weight"] = as_is(f"{there}conv{number}.weight")
+                mappings |= same(f"{here}{norm}.", f"{there}norm{number}.")
             if unit == 0:
-                places[f"{here}conv_proj.weight"] = as_is(f"{there}downsample.conv.weight")
-                places |= {} if is_bit else _same(f"{here}norm_proj.", f"{there}downsample.norm.")
-    return places
-
-
-def _same(ours: str, theirs: str) -> dict[str, TensorMapping]:
-    return {f"{ours}{kind}": as_is(f"{theirs}{kind}") for kind in ("weight", "bias")}
+                mappings[f"{here}conv_proj.weight"] = as_is(f"{there}downsample.conv.weight")
+                mappings |= {} if is_bit else same(f"{here}norm_proj.", f"{there}downsample.norm.")
+    return mappings
 
 
 def _architecture(config: ModelConfig) -> str:
-    """The model of timm's that the arguments below make ours of."""
+    """The model of timm that becomes ours with the arguments below."""
     if not config.resnet:
         return "vit_base_patch16_224"
     known = _BITS if config.is_bit else _RESNETS
@@ -184,7 +181,7 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
         return {}
     size = config.size
     ratio = size.mlp_width / size.width
-    if int(size.width * ratio) != size.mlp_width:  # timm rounds down what it multiplies
+    if int(size.width * ratio) != size.mlp_width:  # timm rounds the product down
         ratio = math.nextafter(ratio, math.inf)
     arguments: dict[str, Any] = {"img_size": config.image_size, "embed_dim": size.width, "depth": size.depth}
     arguments |= {"num_heads": size.num_heads, "mlp_ratio": ratio}

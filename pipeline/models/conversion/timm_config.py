@@ -1,7 +1,7 @@
-"""Which model a state dict of timm's is of: its shapes, what `config.json` beside it says, and what timm's code says.
+"""The model of a state dict from timm, found from its shapes, from the `config.json` beside it, and from timm's code.
 
 Sources: timm's vision_transformer.py, vision_transformer_hybrid.py and resnetv2.py. timm's defaults are exact GELU and
-its own epsilons in ResNets; a state dict does not say what it was trained with, `config.json` may.
+its own epsilons in ResNets. A state dict does not say what it was trained with; `config.json` may.
 """
 
 import re
@@ -26,8 +26,8 @@ from shards.errors import UserError
 
 GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh"}
 EPSILON = 1e-6
-# Entry points of timm 1.0.31's vision_transformer.py that set act_layer='gelu_tanh' in their code, where no config.json
-# shows it, and have no attention pooling.
+# Entry points in timm 1.0.31's vision_transformer.py that have no attention pooling and set act_layer='gelu_tanh' in
+# their code, which config.json does not show.
 TANH_ARCHITECTURES = frozenset(
     {
         "vit_base_patch32_siglip_gap_256",
@@ -40,7 +40,7 @@ TANH_ARCHITECTURES = frozenset(
     }
 )
 _NO_FIELD = "no field of a model here stands for it, so weights of this architecture cannot be brought in"
-# Parts of timm's models that ours has not: why, by the beginning of their names.
+# Parts of timm's models that ours lack, by the beginning of their names, and what to say of them.
 _FOREIGN = {
     r"pre_logits\.": "is a hidden layer before the head, which timm itself leaves out; take the weights' .npz file, "
     "whose hidden layer is kept",
@@ -58,7 +58,7 @@ _QKV = "blocks.0.attn.qkv."
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A model, whether its position table has a row for the class token, and what of it config.json itself says."""
+    """A model, whether its position table has a row for the class token, and which fields config.json gives."""
 
     config: ModelConfig
     class_row: bool
@@ -66,7 +66,7 @@ class Found:
 
 
 def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Found:
-    """The model that a state dict is of. UserError naming what ours has not, before anything else."""
+    """The model of a state dict. Raises UserError for parts that ours lack, before anything else."""
     _refuse_foreign(file)
     usual = _usual(file, description)
     _refuse_other_settings(file, description)
@@ -76,7 +76,7 @@ def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> 
 
 
 def entries(description: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The object of that name inside config.json; empty where there is none."""
+    """The object of that name inside config.json; empty if there is none."""
     found = description.get(name)
     return found if isinstance(found, dict) else {}
 
@@ -106,7 +106,7 @@ def _num_heads(description: Mapping[str, Any]) -> int | None:
 
 
 def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> None:
-    """What timm computes otherwise with the same tensors, as far as its config.json says."""
+    """UserError if config.json says that timm computes something else with the same tensors."""
     pretrained, arguments = entries(description, "pretrained_cfg"), entries(description, "model_args")
     pooled = arguments.get("global_pool") or description.get("global_pool")
     is_vit = "stem.conv.weight" not in file.shapes
@@ -151,7 +151,7 @@ def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: 
 
 
 def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
-    """Patches down and across by config.json, whose model_args win over what it says of the published weights."""
+    """Patches down and across by config.json; its model_args win over its entries for the published weights."""
     image, published = entries(description, "model_args").get("img_size"), entries(description, "pretrained_cfg")
     if image is not None:
         return grid_of(pair_of(image, key="img_size", where=where), patch)

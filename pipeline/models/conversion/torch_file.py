@@ -1,4 +1,4 @@
-"""PyTorch's files (torch.save): a state dict of dense tensors, alone or in what training scripts put around it."""
+"""PyTorch's files (torch.save): a state dict of dense tensors, alone or inside the dict of a training script."""
 
 import re
 from pathlib import Path
@@ -9,15 +9,15 @@ from pipeline.models.conversion.tensor_file import TensorFile
 from shards.errors import UserError
 
 _WRAPPERS = ("state_dict", "model")
-_ARGUMENTS = "argparse.Namespace"  # in the files of DeiT, MAE and others whose training script was theirs
+_ARGUMENTS = "argparse.Namespace"  # in the files of DeiT, MAE and others that share their training script
 
 
 def open_torch_file(path: Path) -> TensorFile:
-    """The tensors in such a file. UserError where it holds more than tensors, is cut off, or a tensor is not dense."""
+    """The tensors in such a file. Raises UserError if it holds other objects, is cut off, or a tensor is not dense."""
     where = str(path)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what is not tensors alone is refused by the unpickler with several errors
+    except Exception as error:  # the unpickler refuses other objects with several kinds of errors
         raise UserError(_refusal(path, error)) from error
     for wrapper in _WRAPPERS:
         if isinstance(loaded, dict) and isinstance(loaded.get(wrapper), dict):
@@ -32,7 +32,7 @@ def open_torch_file(path: Path) -> TensorFile:
 
 
 def _refusal(path: Path, error: Exception) -> str:
-    """Why torch.load refused: other objects than tensors, or a file that is not whole."""
+    """Why torch.load refused: the file holds other objects than tensors, or is incomplete."""
     if isinstance(error, OSError):
         return f"{str(path)!r} cannot be read ({error.strerror}); give a file that this user may read"
     if "nsupported" not in str(error):
@@ -65,5 +65,5 @@ def _refuse_not_dense(name: str, tensor: torch.Tensor, where: str) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Bytes of its values, and those that its storage has: fewer where one value stands for many."""
+    """Bytes of its values and of its storage, which has fewer if one value is repeated (an expanded tensor)."""
     return tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()

@@ -396,7 +396,7 @@ def test_leaving_while_an_index_is_awaited_ends_at_once(
 ) -> None:
     """The planner, which waits for it, must not do so for ever."""
     monkeypatch.setattr("shards.read.FIRST_READS", first_reads)
-    monkeypatch.setattr("pipeline.data.batches.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("shards.pool.CLOSE_SECONDS", 0.1)
     for _ in range(20):
         dataset, store = watched(packed)
         stream = stream_of(data_of(dataset), tmp_path / "q")
@@ -421,9 +421,9 @@ def test_leaving_while_a_sample_is_read_again_ends_at_once(packed: Path, tmp_pat
     stream = stream_of(data_of(dataset), tmp_path / "q", max_share=1.0)
     try:
         store.spoiled.extend([True] * 1000)
-        store.held_up.append("decode")
+        store.holds_repeats.set()
         batch = taken.submit(next, stream(0))
-        wait_until(lambda: len(store.seen_held_up) == 2)
+        wait_until(lambda: len(store.held_up) >= 2)
         began = time.monotonic()
         stream.close()
         assert time.monotonic() - began < LEAVING_SECONDS

@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +22,10 @@ from shards.errors import UserError
 from shards.index import read_table
 from shards.manifest import QUARANTINE_PATH, Manifest
 from shards.order import SampleOrder
-from shards.read import SampleReader, verified
-from shards.storage.range_read import ReadConfig
-from shards.storage.ranges import RangeReads
+from shards.read import verified
+from shards.read_config import ReadConfig
 from shards.store import Store, open_store
+from shards.stream_reader import StreamReader
 from tests.rigs.datasets import index_rows
 from tests.rigs.images import image_bytes
 
@@ -76,14 +77,10 @@ def run(adoption: Adoption, *, workers: int = 1, max_quarantined: float = 0.0) -
 def images_of(dataset: Dataset) -> set[bytes]:
     """All images, as a rank reads them in one epoch and the start of the next."""
     order = SampleOrder(dataset.block_sizes, seed=1, lanes=1, window_blocks=2)
-    reads = RangeReads(dataset.shard_store, ReadConfig(connections=2))
-    reader = SampleReader(dataset, order, reads)
-    try:
+    with closing(StreamReader(ReadConfig(connections=2))) as stream:
+        reader = stream.samples(dataset, order)
         steps = [order.positions(step, 5, 0, 1) for step in range(-(-dataset.num_samples // 5))]
         samples = [verified(dataset, sample) for step in steps for sample in reader.read(step).samples]
-    finally:
-        reader.close()
-        reads.close()
     assert not any(sample.fault for sample in samples)
     return {bytes(sample.data) for sample in samples if sample.data is not None}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from shards.storage.fork_lock import ForkLock
-from shards.storage.retries import Retries, RetryConfig
+from shards.storage.retries import RetryBudget, RetryConfig
 from shards.storage.s3_client import ClientOfProcess
 from shards.storage.traffic import Traffic, TrafficCounts
 
@@ -64,7 +64,7 @@ def test_a_lock_that_is_held_at_a_fork_is_free_in_the_child() -> None:
 @pytest.mark.parametrize("name", ["traffic", "retries", "clients"])
 def test_what_a_store_shares_can_be_used_in_a_child(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shards.storage.s3_client._new_clients", lambda: None)
-    traffic, retries, clients = Traffic(), Retries(RetryConfig()), ClientOfProcess()
+    traffic, retries, clients = Traffic(), RetryBudget(RetryConfig()), ClientOfProcess()
     uses: dict[str, tuple[ForkLock, Callable[[], object]]] = {
         "traffic": (traffic._lock, lambda: traffic.add(TrafficCounts(requests=1))),
         "retries": (retries._lock, retries.spend),

@@ -1,5 +1,6 @@
 """Reads in the background: order, hedges, throttling, and an end that nothing can hold up."""
 
+import gc
 import math
 import os
 import random
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, replace
@@ -14,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from shards.errors import StorageError, UserError
+from shards.errors import StorageError
+from shards.read_config import ReadConfig
 from shards.storage.local import LocalStore
 from shards.storage.objects import MissingObjectError
-from shards.storage.range_read import ReadConfig
-from shards.storage.ranges import RangeReads
-from shards.storage.retries import ReadStoppedError
+from shards.storage.ranges import HedgedRequest, RangeReads
+from shards.storage.retries import ReadStoppedError, RetryConfig
 from shards.storage.s3 import S3Store
 from shards.storage.s3_read import PIECE_BYTES
 from shards.storage.traffic import TrafficCounts
-from shards.store import open_store
+from shards.store import Store, open_store
 from tests.rigs.faulty_connection import Fault, FaultyProxy
 from tests.rigs.faulty_proxy import faulty_proxy
 from tests.shards.storage.test_fork_lock import ends_in_a_child
@@ -46,7 +48,8 @@ class Scripted(LocalStore):
     def fresh(self) -> "Scripted":
         return replace(self, answer=self.second) if self.second else self
 
-    def read_range_until(self, stop: threading.Event, path: str, first: int, end: int) -> bytes:  # noqa: ARG002
+    def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:  # noqa: ARG002
+        assert stop
         data = self.answer(stop, first)
         self.traffic.add(TrafficCounts(requests=1, bytes=len(data)))
         return data
@@ -80,13 +83,24 @@ def quick_hedges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shards.storage.latency.LEAST_SECONDS", 0.05)
 
 
-@pytest.fixture
-def reads_of() -> Iterator[Callable[..., RangeReads]]:
-    """Makes reads that are closed after the test."""
-    made: list[RangeReads] = []
+class ReadsOfOne(RangeReads):
+    """The reads of a stream, of one store."""
 
-    def make(store: LocalStore | S3Store, connections: int = 2, hedge_share: float = 0.05) -> RangeReads:
-        made.append(RangeReads(store, ReadConfig(connections=connections, hedge_share=hedge_share)))
+    def __init__(self, store: Store, connections: int = 2, hedge_share: float = 0.05) -> None:
+        super().__init__(ReadConfig(connections=connections, hedge_share=hedge_share))
+        self.store = self.of(store)
+
+    def read(self, path: str, first: int, end: int, *, urgent: bool = False) -> Future[bytes]:
+        return self.store.submit(path, first, end, urgent=urgent)
+
+
+@pytest.fixture
+def reads_of() -> Iterator[Callable[..., ReadsOfOne]]:
+    """Makes reads that are closed after the test."""
+    made: list[ReadsOfOne] = []
+
+    def make(store: Store, connections: int = 2, hedge_share: float = 0.05) -> ReadsOfOne:
+        made.append(ReadsOfOne(store, connections, hedge_share))
         return made[-1]
 
     yield make
@@ -94,13 +108,7 @@ def reads_of() -> Iterator[Callable[..., RangeReads]]:
         reads.close()
 
 
-Reads = Callable[..., RangeReads]
-
-
-@pytest.mark.parametrize("values", [{"connections": 0}, {"hedge_share": -0.1}, {"hedge_share": 1.1}])
-def test_impossible_values_are_refused(values: dict[str, float]) -> None:
-    with pytest.raises(UserError, match="connections of 1 or more"):
-        ReadConfig(**values)  # type: ignore[arg-type]
+Reads = Callable[..., ReadsOfOne]
 
 
 @pytest.mark.parametrize("where", ["folder", "s3", pytest.param("ceph", marks=pytest.mark.rgw)])
@@ -113,16 +121,17 @@ def test_ranges_are_read_and_counted(
     store.write("x", DATA)
     reads, before = reads_of(store, connections=4), store.traffic.counts()
     chosen = [(first, first + 30_000) for first in range(0, 900_000, 20_000)]
-    futures = [reads.submit("x", first, end) for first, end in chosen]
+    futures = [reads.read("x", first, end) for first, end in chosen]
     for (first, end), future in zip(chosen, futures, strict=True):
         assert future.result(SECONDS) == DATA[first:end]
-    counts = store.traffic.counts() - before
+    counts = reads.traffic.counts()
+    assert store.traffic.counts() == before, "a stream has counters of its own"
     assert (counts.requests, counts.bytes, counts.retries) == (len(chosen), 30_000 * len(chosen), 0)
     assert counts.seconds > 0
     with pytest.raises(EOFError):
-        reads.submit("x", 0, 1_000_001).result(SECONDS)
+        reads.read("x", 0, 1_000_001).result(SECONDS)
     with pytest.raises(MissingObjectError, match="no/such"):
-        reads.submit("no/such", 0, 4).result(SECONDS)
+        reads.read("no/such", 0, 4).result(SECONDS)
 
 
 def test_reads_begin_in_order_and_urgent_ones_first(reads_of: Reads) -> None:
@@ -135,13 +144,15 @@ def test_reads_begin_in_order_and_urgent_ones_first(reads_of: Reads) -> None:
         return b""
 
     reads = reads_of(scripted(answer), connections=1)
-    futures = [reads.submit("x", 0, 1)]
+    futures = [reads.read("x", 0, 1)]
     wait_until(lambda: begun == [0])
-    futures += [reads.submit("x", first, first + 1, urgent=first > 3) for first in range(1, 7)]
+    futures += [reads.read("x", first, first + 1, urgent=first > 3) for first in range(1, 7)]
     assert futures[2].cancel(), "it has not begun"
+    wait_until(lambda: begun == [0, 4])  # a connection more, for reads that somebody waits for
     go.set()
     wait(futures, SECONDS)
-    assert begun == [0, 4, 5, 6, 1, 3]
+    assert set(begun[2:4]) == {5, 6}
+    assert begun[4:] == [1, 3]
 
 
 def test_so_many_are_under_way_and_no_more(reads_of: Reads) -> None:
@@ -158,14 +169,13 @@ def test_so_many_are_under_way_and_no_more(reads_of: Reads) -> None:
         return bytes([first])
 
     reads = reads_of(scripted(answer), connections=3)
-    futures = [reads.submit("x", first, first + 1) for first in range(60)]
+    futures = [reads.read("x", first, first + 1) for first in range(60)]
     assert [future.result(SECONDS) for future in futures] == [bytes([first]) for first in range(60)]
     assert most == 3
 
 
 def test_fewer_are_under_way_once_the_storage_says_so(reads_of: Reads) -> None:
     lock, now, under_way = threading.Lock(), 0, list[int]()
-    store = LocalStore("")
 
     def answer(_: threading.Event, first: int) -> bytes:
         nonlocal now
@@ -173,14 +183,14 @@ def test_fewer_are_under_way_once_the_storage_says_so(reads_of: Reads) -> None:
             now += 1
             under_way.append(now)
         if first < 3:
-            store.traffic.add(TrafficCounts(throttled=1))
+            reads.traffic.add(TrafficCounts(throttled=1))
         threading.Event().wait(0.01)  # what a read takes
         with lock:
             now -= 1
         return b""
 
-    reads = reads_of(Scripted("", store.traffic, answer=answer), connections=8)
-    wait([reads.submit("x", first, first + 1) for first in range(200)], SECONDS)
+    reads = reads_of(scripted(answer), connections=8)
+    wait([reads.read("x", first, first + 1) for first in range(200)], SECONDS)
     assert max(under_way[8:20]) < 8
     assert max(under_way[-60:]) == 8, "and it grows again"
 
@@ -197,11 +207,11 @@ def test_a_slow_read_is_asked_for_twice_and_the_first_answer_counts(reads_of: Re
 
     store = scripted(slow, second=lambda _, first: bytes([first]))
     reads = reads_of(store)
-    futures = [reads.submit("x", first, first + 1) for first in range(8)]
+    futures = [reads.read("x", first, first + 1) for first in range(8)]
     assert [future.result(SECONDS) for future in futures] == [bytes([first]) for first in range(8)]
     assert stopped.wait(SECONDS), "the slow half is stopped"
-    wait_until(lambda: store.traffic.counts().wasted_bytes == 1234)
-    counts = store.traffic.counts()
+    wait_until(lambda: reads.traffic.counts().wasted_bytes == 1234)
+    counts = reads.traffic.counts()
     assert (counts.requests, counts.bytes, counts.hedges, counts.hedges_won) == (8, 8, 1, 1)
 
 
@@ -218,9 +228,10 @@ def test_a_hedge_that_comes_too_late_is_wasted(reads_of: Reads, quick_hedges: No
         return b"second"
 
     store = scripted(first_half, second=second_half)
-    assert reads_of(store).submit("x", 0, 5).result(SECONDS) == b"first"
-    wait_until(lambda: store.traffic.counts().wasted_bytes == 6)
-    assert store.traffic.counts() == TrafficCounts(requests=1, bytes=5, hedges=1, wasted_bytes=6)
+    reads = reads_of(store)
+    assert reads.read("x", 0, 5).result(SECONDS) == b"first"
+    wait_until(lambda: reads.traffic.counts().wasted_bytes == 6)
+    assert reads.traffic.counts() == TrafficCounts(requests=1, bytes=5, hedges=1, wasted_bytes=6)
 
 
 @pytest.mark.parametrize("broken", ["first", "second", "both"])
@@ -245,7 +256,7 @@ def test_one_half_that_fails_does_not_fail_the_read(reads_of: Reads, quick_hedge
         assert failed.wait(SECONDS)
         return b"data" if broken == "first" else fail("the second half")
 
-    future = reads_of(scripted(first_half, second=second_half)).submit("x", 0, 4)
+    future = reads_of(scripted(first_half, second=second_half)).read("x", 0, 4)
     if broken == "both":
         with pytest.raises(ConnectionError, match="the first half"):
             future.result(SECONDS)
@@ -266,8 +277,8 @@ def test_hedges_are_no_more_than_their_share(reads_of: Reads, monkeypatch: pytes
 
     store = scripted(slow, second=slow)
     reads = reads_of(store, connections=4, hedge_share=share)
-    wait([reads.submit("x", first, first + 1) for first in range(100)], SECONDS)
-    hedges = store.traffic.counts().hedges
+    wait([reads.read("x", first, first + 1) for first in range(100)], SECONDS)
+    hedges = reads.traffic.counts().hedges
     assert (hedges > 0) == (share > 0)
     assert hedges <= math.ceil(1 + share * 100) if share else hedges == 0
 
@@ -281,7 +292,7 @@ def test_closing_ends_everything_soon(reads_of: Reads) -> None:
         return b"late"
 
     reads = reads_of(scripted(stuck), connections=1)
-    futures = [reads.submit("x", first, first + 1) for first in range(3)]
+    futures = [reads.read("x", first, first + 1) for first in range(3)]
     assert begun.wait(SECONDS)
     began = time.monotonic()
     reads.close()
@@ -289,8 +300,8 @@ def test_closing_ends_everything_soon(reads_of: Reads) -> None:
     for future in futures:
         with pytest.raises(CancelledError):
             future.result(0)
-    with pytest.raises(RuntimeError, match="closed"):
-        reads.submit("x", 0, 1)
+    with pytest.raises(CancelledError, match="closed"):
+        reads.read("x", 0, 1)
     go.set()
     reads.close()
 
@@ -313,19 +324,19 @@ def test_a_connection_that_stands_still_costs_little(
     store = S3Store(bucket=any_bucket)
     reads = reads_of(store, connections=2)
     chosen = [(first, first + 600_000) for first in range(0, 400_000, 10_000)]
-    wait([reads.submit("x", first, end) for first, end in chosen], SECONDS)
+    wait([reads.read("x", first, end) for first, end in chosen], SECONDS)
     proxy.faults = [fault]
-    before, began = store.traffic.counts(), time.monotonic()
-    futures = [reads.submit("x", first, end) for first, end in chosen]
+    before, began = reads.traffic.counts(), time.monotonic()
+    futures = [reads.read("x", first, end) for first, end in chosen]
     assert [future.result(SECONDS) for future in futures] == [DATA[first:end] for first, end in chosen]
     assert time.monotonic() - began < 5
-    counts = store.traffic.counts() - before
+    counts = reads.traffic.counts() - before
     assert counts.hedges >= counts.hedges_won >= 1
     assert (counts.requests, counts.retries, counts.broken_bodies) == (len(chosen), 0, 0)
-    assert [request.closes for request in proxy.seen].count(True) == store.traffic.counts().hedges
+    assert [request.closes for request in proxy.seen].count(True) == reads.traffic.counts().hedges
     wait_until(lambda: proxy.num_standing == 0)
-    wait_until(lambda: store.traffic.counts().wasted_bytes >= (PIECE_BYTES if fault.after_bytes else 0))
-    assert store.traffic.counts().retries == 0, "the slow half did not go on after its timeout"
+    wait_until(lambda: reads.traffic.counts().wasted_bytes >= (PIECE_BYTES if fault.after_bytes else 0))
+    assert reads.traffic.counts().retries == 0, "the slow half did not go on after its timeout"
 
 
 def test_closing_does_not_wait_for_a_stalled_read(
@@ -333,8 +344,8 @@ def test_closing_does_not_wait_for_a_stalled_read(
 ) -> None:
     monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 5)
     proxy.faults = [Fault(kind="stall", after_bytes=100)]
-    reads = RangeReads(S3Store(bucket=any_bucket), ReadConfig(connections=1, hedge_share=0.0))
-    future: Future[bytes] = reads.submit("x", 0, 1000)
+    reads = ReadsOfOne(S3Store(bucket=any_bucket), connections=1, hedge_share=0.0)
+    future: Future[bytes] = reads.read("x", 0, 1000)
     assert proxy.stalling.wait(SECONDS)
     began = time.monotonic()
     reads.close()
@@ -345,9 +356,10 @@ def test_closing_does_not_wait_for_a_stalled_read(
 
 STALLED_SCRIPT = """
 import sys
-from shards.storage.ranges import RangeReads, ReadConfig
+from shards.read_config import ReadConfig
+from shards.storage.ranges import RangeReads
 from shards.store import open_store
-RangeReads(open_store(sys.argv[1]), ReadConfig()).submit("x", 0, 1000)
+RangeReads(ReadConfig()).submit(open_store(sys.argv[1]), "x", 0, 1000)
 sys.stdin.read()
 """
 
@@ -365,14 +377,15 @@ def test_the_interpreter_ends_while_a_read_is_stalled(any_bucket: str, proxy: Fa
 
 GLOBAL_SCRIPT = """
 import sys
-from shards.storage.ranges import RangeReads, ReadConfig
+from shards.read_config import ReadConfig
+from shards.storage.ranges import RangeReads
 from shards.store import open_store
 
 
 def pieces(url):
-    reads = RangeReads(open_store(url), ReadConfig(connections=8))
+    reads, store = RangeReads(ReadConfig(connections=8)), open_store(url)
     try:
-        futures = [reads.submit("x", 0, 100_000) for _ in range(2000)]
+        futures = [reads.submit(store, "x", 0, 100_000) for _ in range(2000)]
         for future in futures:
             yield future.result()
     finally:
@@ -416,10 +429,10 @@ def test_workers_that_can_not_start_are_done_without(reads_of: Reads, no_more_th
         return bytes([first])
 
     reads = reads_of(scripted(answer), connections=4)
-    futures = [reads.submit("x", 0, 1)]
+    futures = [reads.read("x", 0, 1)]
     assert begun.wait(SECONDS)
     no_more_threads.add("read")
-    futures += [reads.submit("x", first, first + 1) for first in range(1, 6)]
+    futures += [reads.read("x", first, first + 1) for first in range(1, 6)]
     go.set()
     assert [future.result(SECONDS) for future in futures] == [bytes([first]) for first in range(6)]
 
@@ -428,9 +441,9 @@ def test_reads_fail_where_no_worker_can_start_and_go_on_later(reads_of: Reads, n
     reads = reads_of(scripted(lambda _, first: bytes([first])))
     no_more_threads.add("read")
     with pytest.raises(StorageError, match="may start no more threads; raise its limit"):
-        reads.submit("x", 0, 1).result(SECONDS)
+        reads.read("x", 0, 1).result(SECONDS)
     no_more_threads.clear()
-    assert reads.submit("x", 1, 2).result(SECONDS) == bytes([1])
+    assert reads.read("x", 1, 2).result(SECONDS) == bytes([1])
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
@@ -448,47 +461,49 @@ def test_a_read_whose_hedge_can_not_start_is_read_all_the_same(
     no_more_threads.add("read-hedge")
     store = scripted(answer, second=answer)
     reads = reads_of(store)
-    future = reads.submit("x", 0, 1)
-    wait_until(lambda: reads._num_hedges == 0 and math.isinf(next(iter(reads._under_way)).hedge_at))
-    go.set()
+    future = reads.read("x", 0, 1)
+    threading.Timer(0.2, go.set).start()  # later than its hedge would begin
     if is_broken:
         with pytest.raises(ConnectionError, match="reset"):
             future.result(SECONDS)
     else:
         assert future.result(SECONDS) == bytes([0])
-    assert store.traffic.counts().hedges == 0
+    assert reads.traffic.counts().hedges == 0
 
 
-def test_without_its_watch_a_read_ends_and_the_next_one_has_it_again(
+def test_a_read_without_a_hedge_ends_and_the_next_one_has_one_again(
     reads_of: Reads, quick_hedges: None, no_more_threads: set[str]
 ) -> None:
-    store = scripted(lambda _, first: bytes([first]), second=lambda _, first: bytes([first]))
-    reads = reads_of(store)
-    no_more_threads.add("read-watch")
-    assert reads.submit("x", 0, 1).result(SECONDS) == bytes([0])
+    def slow(stop: threading.Event, first: int) -> bytes:
+        if first:
+            assert stop.wait(SECONDS)
+        return bytes([first])
+
+    reads = reads_of(scripted(slow, second=lambda _, first: bytes([first])))
+    no_more_threads.add("read-hedge")
+    assert reads.read("x", 0, 1).result(SECONDS) == bytes([0])
     no_more_threads.clear()
-    assert reads.submit("x", 1, 2).result(SECONDS) == bytes([1])
-    assert "read-watch" in own_threads()
+    assert reads.read("x", 1, 2).result(SECONDS) == bytes([1])
+    assert reads.traffic.counts().hedges_won == 1
 
 
 def test_fewer_are_under_way_while_no_read_ends(reads_of: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a storm of 503s reads end after minutes; the answers are what counts."""
-    monkeypatch.setattr("shards.storage.ranges.CUT_SECONDS", 0.0)
+    monkeypatch.setattr("shards.storage.adaptive_limit.CUT_SECONDS", 0.0)
     lock, now, go = threading.Lock(), set[int](), threading.Event()
-    store = LocalStore("")
 
     def answer(_: threading.Event, first: int) -> bytes:
         with lock:
             now.add(first)
         if first < 8:
             for _number in range(20):
-                store.traffic.add(TrafficCounts(throttled=1))
+                reads.traffic.add(TrafficCounts(throttled=1))
         assert go.wait(SECONDS)
         return b""
 
-    reads = reads_of(Scripted("", store.traffic, answer=answer), connections=8)
-    futures = [reads.submit("x", first, first + 1) for first in range(40)]
-    wait_until(lambda: reads._limit == 1.0)
+    reads = reads_of(scripted(answer), connections=8)
+    futures = [reads.read("x", first, first + 1) for first in range(40)]
+    wait_until(lambda: reads._limit.value == 1)
     assert len(now) <= 8
     go.set()
     wait(futures, SECONDS)
@@ -497,10 +512,10 @@ def test_fewer_are_under_way_while_no_read_ends(reads_of: Reads, monkeypatch: py
 def test_reads_can_be_used_in_the_child_of_a_fork(reads_of: Reads) -> None:
     go = threading.Event()
     reads = reads_of(scripted(lambda _, first: bytes([first]) if first or go.wait(SECONDS) else b""))
-    under_way = reads.submit("x", 0, 1)
+    under_way = reads.read("x", 0, 1)
 
     def read() -> None:
-        assert reads.submit("x", 1, 2).result(SECONDS) == bytes([1])
+        assert reads.read("x", 1, 2).result(SECONDS) == bytes([1])
         reads.close()
 
     with reads._lock:
@@ -510,12 +525,69 @@ def test_reads_can_be_used_in_the_child_of_a_fork(reads_of: Reads) -> None:
 
 
 def test_every_request_is_counted_once(reads_of: Reads, tmp_path: Path) -> None:
-    """Those that go past RangeReads, too."""
+    """Those that somebody waits for, too."""
     store = LocalStore(str(tmp_path))
     store.write("x", DATA)
     reads = reads_of(store)
-    reads.submit("x", 0, 10).result(SECONDS)
-    store.read_range("x", 0, 20)
-    store.read("x")
-    counts = store.traffic.counts()
+    reads.read("x", 0, 10).result(SECONDS)
+    assert reads.store.read_range("x", 0, 20) == DATA[:20]
+    assert reads.store.read("x") == DATA
+    counts = reads.traffic.counts()
     assert (counts.requests, counts.bytes) == (3, 30 + len(DATA))
+
+
+@pytest.mark.parametrize("kind", ["silence", "stall", "500"])
+@pytest.mark.parametrize("how", ["read", "read_range"])
+def test_whoever_waits_for_a_read_is_let_go_at_a_close(
+    s3_bucket: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
+) -> None:
+    """Whatever the read waits for: an answer, a body, or the pause before its next request."""
+    monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 6)
+    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=100.0, most_backoff_seconds=100.0))
+    S3Store(bucket=s3_bucket).write("x", bytes(1000))
+    with faulty_proxy(s3_endpoint, rates={kind: 1.0}) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        reads = ReadsOfOne(S3Store(bucket=s3_bucket))
+        timer = threading.Timer(0.5, reads.close)
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(CancelledError):
+            reads.store.read("x") if how == "read" else reads.store.read_range("x", 0, 1000)
+        assert time.monotonic() - began < 2
+        timer.join()
+        with pytest.raises(CancelledError):
+            reads.store.read("x")
+    wait_until(lambda: not own_threads())
+    assert reads.traffic.counts().requests == 0, "what was stopped is no read"
+
+
+def test_bytes_are_freed_with_what_refers_to_them(reads_of: Reads, quick_hedges: None) -> None:
+    """Without waiting for the garbage collector, or for the moment when a hedge would have begun."""
+
+    hedging = threading.Semaphore(0)
+
+    def first_request(stop: threading.Event, first: int) -> bytes:
+        if first % 3 == 1:  # the hedge wins
+            assert stop.wait(SECONDS)
+            raise ReadStoppedError(0)
+        if first % 3 == 2:  # the hedge loses
+            assert hedging.acquire(timeout=SECONDS)
+        return bytes([first])
+
+    def second_request(stop: threading.Event, first: int) -> bytes:
+        if first % 3 == 2:
+            hedging.release()
+            assert stop.wait(SECONDS)
+        return bytes([first])
+
+    reads = reads_of(scripted(first_request, second=second_request), hedge_share=1.0)
+    gc.disable()
+    try:
+        for first in range(20):
+            future = reads.read("x", first, first + 1)
+            assert future.result(SECONDS) == bytes([first])
+            requests = [weakref.ref(one) for one in gc.get_objects() if isinstance(one, HedgedRequest)]
+            del future
+            wait_until(lambda: not any(one() for one in requests))  # noqa: B023
+    finally:
+        gc.enable()

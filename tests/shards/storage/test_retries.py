@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import StorageError, UserError
-from shards.storage.retries import Attempts, ReadStoppedError, Retries, RetryConfig, backoff_seconds
+from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig, backoff_seconds
 
 
 @given(failures=st.integers(1, 1000), draw=st.floats(0, 1))
@@ -39,19 +39,19 @@ class Time:
         self.pauses.append(seconds)
         self.now += seconds
 
-    def attempts(self, retries: Retries) -> Attempts:
-        return Attempts("s3://b/x", retries, pause=self.pause, clock=lambda: self.now, draw=lambda: 1.0)
+    def attempts(self, retries: RetryBudget) -> RequestRetries:
+        return RequestRetries("s3://b/x", retries, pause=self.pause, clock=lambda: self.now, draw=lambda: 1.0)
 
 
 def test_a_storage_that_never_answered_is_given_up_soon() -> None:
-    time, retries = Time(), Retries(RetryConfig(fruitless_attempts=4, backoff_seconds=1.0))
+    time, retries = Time(), RetryBudget(RetryConfig(fruitless_attempts=4, backoff_seconds=1.0))
     attempts = time.attempts(retries)
     assert [attempts.again_after_failure("refused", is_answer=False) for _ in range(4)] == [True, True, True, False]
     assert time.pauses == [1.0, 2.0, 4.0]
 
 
 def test_a_storage_that_has_answered_is_waited_for_until_the_deadline() -> None:
-    time, retries = Time(), Retries(RetryConfig(fruitless_attempts=4, backoff_seconds=1.0, deadline_seconds=60.0))
+    time, retries = Time(), RetryBudget(RetryConfig(fruitless_attempts=4, backoff_seconds=1.0, deadline_seconds=60.0))
     retries.has_answered = True
     attempts = time.attempts(retries)
     for _ in range(8):
@@ -63,7 +63,7 @@ def test_a_storage_that_has_answered_is_waited_for_until_the_deadline() -> None:
 
 def test_bodies_that_bring_nothing_are_counted_apart() -> None:
     """Many refusals, and then one body that breaks off: no reason to give up."""
-    time, retries = Time(), Retries(RetryConfig(fruitless_attempts=2, backoff_seconds=0.001))
+    time, retries = Time(), RetryBudget(RetryConfig(fruitless_attempts=2, backoff_seconds=0.001))
     retries.has_answered = True
     attempts = time.attempts(retries)
     for _ in range(10):
@@ -73,7 +73,7 @@ def test_bodies_that_bring_nothing_are_counted_apart() -> None:
 
 
 def test_progress_begins_anew() -> None:
-    time, retries = Time(), Retries(RetryConfig(fruitless_attempts=3, backoff_seconds=1.0, deadline_seconds=5.0))
+    time, retries = Time(), RetryBudget(RetryConfig(fruitless_attempts=3, backoff_seconds=1.0, deadline_seconds=5.0))
     attempts = time.attempts(retries)
     for _ in range(20):
         attempts.progressed()
@@ -84,7 +84,7 @@ def test_progress_begins_anew() -> None:
 
 
 def test_a_spent_budget_ends_reads_instead_of_a_storm_of_requests() -> None:
-    time, retries = Time(), Retries(RetryConfig(budget_reserve=5.0, budget_share=0.0, backoff_seconds=0.001))
+    time, retries = Time(), RetryBudget(RetryConfig(budget_reserve=5.0, budget_share=0.0, backoff_seconds=0.001))
     retries.has_answered = True
     first, second = time.attempts(retries), time.attempts(retries)
     for _ in range(5):
@@ -96,11 +96,11 @@ def test_a_spent_budget_ends_reads_instead_of_a_storm_of_requests() -> None:
 def outage(seconds: float, *, num_reads: int, seed: int, is_answer: bool = False) -> tuple[float, str]:
     """When the last of these reads has its bytes, in a simulation, and the error that ended them before."""
     chance, now = random.Random(seed), [0.0]
-    retries = Retries(RetryConfig())
+    retries = RetryBudget(RetryConfig())
     retries.has_answered = True
     pauses = [0.0] * num_reads
     reads = [
-        Attempts("x", retries, pause=partial(setitem, pauses, number), clock=lambda: now[0], draw=chance.random)
+        RequestRetries("x", retries, pause=partial(setitem, pauses, number), clock=lambda: now[0], draw=chance.random)
         for number in range(num_reads)
     ]
     events = [(0.0, number) for number in range(num_reads)]
@@ -134,7 +134,7 @@ def test_a_storm_of_errors_is_ended_by_the_budget() -> None:
 
 
 def test_a_part_of_progress_frees_a_part_of_a_retry() -> None:
-    time, retries = Time(), Retries(RetryConfig(budget_reserve=2.0, budget_share=0.0, backoff_seconds=0.001))
+    time, retries = Time(), RetryBudget(RetryConfig(budget_reserve=2.0, budget_share=0.0, backoff_seconds=0.001))
     attempts = time.attempts(retries)
     for _ in range(2):
         assert retries.spend()
@@ -148,7 +148,7 @@ def test_a_part_of_progress_frees_a_part_of_a_retry() -> None:
 @given(num_reads=st.integers(0, 400), reserve=st.integers(1, 20), share=st.sampled_from([0.0, 0.125, 0.5]))
 def test_no_more_retries_than_the_budget_has(num_reads: int, reserve: int, share: float) -> None:
     """Whoever retries all the time, each read once, ends with the reserve and a share of the reads."""
-    retries = Retries(RetryConfig(budget_reserve=reserve, budget_share=share))
+    retries = RetryBudget(RetryConfig(budget_reserve=reserve, budget_share=share))
     spent = 0
     for _ in range(num_reads):
         retries.earn(share)
@@ -158,7 +158,7 @@ def test_no_more_retries_than_the_budget_has(num_reads: int, reserve: int, share
 
 
 def test_retries_travel_to_workers_without_their_lock() -> None:
-    retries = pickle.loads(pickle.dumps(Retries(RetryConfig(budget_reserve=7.0))))  # noqa: S301
+    retries = pickle.loads(pickle.dumps(RetryBudget(RetryConfig(budget_reserve=7.0))))  # noqa: S301
     assert retries.config.budget_reserve == 7.0
     assert retries.spend()
 

@@ -65,7 +65,7 @@ def test_a_broken_whole_read_goes_on_too(behind_proxy: Store, proxy: CuttingProx
     assert proxy.ranges == ["", "bytes=10-999"]
 
 
-def test_attempts_are_bounded(behind_proxy: Store, proxy: CuttingProxy) -> None:
+def test_requests_are_bounded(behind_proxy: Store, proxy: CuttingProxy) -> None:
     proxy.cuts = [1, *[0] * 20]
     with pytest.raises(StorageError, match=r"broke off 6 times, last in .* at byte 1"):
         behind_proxy.read("x")
@@ -205,7 +205,7 @@ def test_every_way_to_read_is_counted_in_counters_of_ones_own(any_bucket: str) -
     store.write("a/x", b"0123456789")
     store.read("a/x")
     store.fresh().read_range("a/x", 2, 5)
-    store.read_range_until(threading.Event(), "a/x", 2, 5)
+    store.read_range("a/x", 2, 5, stop=threading.Event())
     with store.open_read("a/x") as file:
         file.read()
     with pytest.raises(MissingObjectError):
@@ -221,20 +221,22 @@ def test_every_way_to_read_is_counted_in_counters_of_ones_own(any_bucket: str) -
 def test_reads_can_be_stopped(
     s3_bucket: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
 ) -> None:
-    """Whatever they wait for: an answer, a body, or their next attempt."""
-    monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 6)
+    """Whatever they wait for: an answer or a body, up to its timeout, or the pause before the next request."""
+    monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 1)
     monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=100.0, most_backoff_seconds=100.0))
     S3Store(bucket=s3_bucket).write("x", bytes(1000))
     stop = threading.Event()
     with faulty_proxy(s3_endpoint, rates={kind: 1.0}) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        store = S3Store(bucket=s3_bucket).stopped_by(stop)
+        store = S3Store(bucket=s3_bucket)
+        store.clients.get()  # takes a while to make
         timer = threading.Timer(0.5, stop.set)
         timer.start()
         began = time.monotonic()
         with pytest.raises(ReadStoppedError):
-            store.read("x") if how == "read" else store.read_range("x", 0, 1000)
+            store.read("x", stop=stop) if how == "read" else store.read_range("x", 0, 1000, stop=stop)
         assert time.monotonic() - began < 3
         timer.join()
         with pytest.raises(ReadStoppedError):
-            store.fresh().read("a/x")
+            store.fresh().read("a/x", stop=stop)
+    assert store.traffic.counts().requests == 0, "what was stopped is no read"

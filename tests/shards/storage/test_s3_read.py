@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shards.errors import StorageError
-from shards.storage.retries import Retries, RetryConfig
+from shards.storage.retries import RetryBudget, RetryConfig
 from shards.storage.s3 import S3Store
 from shards.storage.s3_client import BadAnswerError
 from shards.storage.s3_read import ObjectRead, ObjectSource
@@ -37,7 +37,7 @@ def proxy(any_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyPr
 @pytest.fixture
 def store(any_bucket: str, proxy: FaultyProxy) -> S3Store:
     """Behind the proxy."""
-    return S3Store(bucket=any_bucket, retries=Retries(QUICK))
+    return S3Store(bucket=any_bucket, budget=RetryBudget(QUICK))
 
 
 def faults_of(store: S3Store) -> TrafficCounts:
@@ -124,7 +124,7 @@ def test_a_storage_that_never_answered_well_is_given_up_soon(store: S3Store, pro
 
 def test_a_spent_budget_is_said(any_bucket: str, proxy: FaultyProxy) -> None:
     config = RetryConfig(backoff_seconds=0.001, budget_reserve=8.0, budget_share=0.0)
-    store = S3Store(bucket=any_bucket, retries=Retries(config))
+    store = S3Store(bucket=any_bucket, budget=RetryBudget(config))
     assert store.read_range("x", 0, 10) == DATA[:10]
     proxy.rates = {"503": 1.0}
     with pytest.raises(
@@ -138,7 +138,7 @@ def test_a_spent_budget_is_said(any_bucket: str, proxy: FaultyProxy) -> None:
 
 def test_a_passed_deadline_is_said(any_bucket: str, proxy: FaultyProxy) -> None:
     config = RetryConfig(backoff_seconds=0.05, most_backoff_seconds=0.05, deadline_seconds=0.2)
-    store = S3Store(bucket=any_bucket, retries=Retries(config))
+    store = S3Store(bucket=any_bucket, budget=RetryBudget(config))
     assert store.read_range("x", 0, 10) == DATA[:10]
     proxy.rates = {"500": 1.0}
     with pytest.raises(StorageError, match=r"failed \d+ times .* 500 InternalError; the deadline is 0 s; try again"):
@@ -154,11 +154,11 @@ def test_a_fresh_connection_is_new_and_used_once(store: S3Store, proxy: FaultyPr
 @pytest.mark.rgw
 def test_a_connection_is_used_again(ceph_bucket: str, ceph_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless its body broke off: what is left of it would be taken for the next answer."""
-    store = S3Store(bucket=ceph_bucket, retries=Retries(QUICK))
+    store = S3Store(bucket=ceph_bucket, budget=RetryBudget(QUICK))
     store.write("x", DATA)
     with faulty_proxy(ceph_endpoint) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        store = S3Store(bucket=ceph_bucket, retries=Retries(QUICK))
+        store = S3Store(bucket=ceph_bucket, budget=RetryBudget(QUICK))
         for first in range(10):
             assert store.read_range("x", first, END) == DATA[first:END]
         assert proxy.num_connections == 1
@@ -173,7 +173,7 @@ def test_a_connection_is_used_again(ceph_bucket: str, ceph_endpoint: str, monkey
 
 def test_many_faults_in_a_row_of_reads(any_bucket: str, proxy: FaultyProxy) -> None:
     """What the benchmark does, with ten times its faults, from the proxy's own process."""
-    store, seen = S3Store(bucket=any_bucket, retries=Retries(QUICK)), 60
+    store, seen = S3Store(bucket=any_bucket, budget=RetryBudget(QUICK)), 60
     rates = {"503": 0.1, "reset": 0.1, "short": 0.01, "500": 0.05, "range": 0.05}
     with pytest.MonkeyPatch.context() as patch, faulty_proxy_process(proxy.upstream, rates=rates, seed=3) as process:
         patch.setenv("AWS_ENDPOINT_URL", process.endpoint)
@@ -191,9 +191,9 @@ Answers = Callable[[dict[str, str]], dict[str, Any]]
 
 def read_of(answers: Answers, first: int, end: int | None) -> ObjectRead:
     """Of a storage that gives these answers."""
-    retries = Retries(RetryConfig(backoff_seconds=0.0))
+    retries = RetryBudget(RetryConfig(backoff_seconds=0.0))
     source = ObjectSource(
-        name="s3://b/x", get=answers, request={}, errors=nullcontext, retries=retries, traffic=Traffic()
+        name="s3://b/x", get=answers, request={}, errors=nullcontext, budget=retries, traffic=Traffic()
     )
     return ObjectRead(source, first, end)
 

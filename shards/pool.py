@@ -1,0 +1,281 @@
+"""Threads that run tasks in the background and never hold up a close, Ctrl-C or the end of the process.
+
+This is the one way to work in the background inside a process: range reads, the window loader, the planner, decoding
+and evaluation each have a pool. (A pool of processes, for packing, is shards/parallel.py.)
+"""
+
+import atexit
+import heapq
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
+from itertools import count
+from typing import Any, NamedTuple, TypeVar
+
+from shards.errors import StorageError
+
+Result = TypeVar("Result")
+
+CLOSE_SECONDS = 1.0  # a task that is stuck in a system call ends by its own timeout, and its thread with it
+IDLE_SECONDS = 5.0
+_NO_THREAD = "this process may start no more threads; raise its limit of processes and threads, or use fewer"
+
+
+class _Task(NamedTuple):
+    future: Future[Any]
+    run: Callable[[], Any]
+
+
+class Pool:
+    """Runs tasks in the order they are submitted, urgent ones first. Close it when done.
+
+    At most `limit` tasks run at a time, and `reserve` more if they are urgent. A task whose future is done no longer
+    counts, whoever has set the future: its thread ends when the task returns, and another thread takes its place.
+
+    Threads are daemons. They start when there is work and end after IDLE_SECONDS without any. Unlike a
+    ThreadPoolExecutor's, they delay neither `close` nor the interpreter's exit. In a forked child the pool is empty.
+    """
+
+    def __init__(self, limit: int, *, name: str, reserve: int = 0) -> None:
+        self._limit, self._reserve, self._name = limit, reserve, name
+        self._is_closed = False
+        self._numbers = count()
+        self._empty()
+        _POOLS.add(self)
+
+    def _empty(self) -> None:
+        """Without a task or a thread: at the start, and in the child of a fork, which has neither."""
+        self._changed = threading.Condition()
+        self._urgent: deque[_Task] = deque()
+        self._patient: deque[_Task] = deque()
+        self._later: list[tuple[float, int, _Task]] = []  # a heap; by the time when they become due
+        self._running: set[Future[Any]] = set()
+        self._threads: set[threading.Thread] = set()
+        self._num_threads = 0  # without those whose task no longer counts
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more tasks."""
+        return self._is_closed
+
+    @property
+    def limit(self) -> int:
+        """How many tasks that are not urgent may run at a time. It may be changed at any time."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        with self._changed:
+            self._limit = limit
+            self._changed.notify_all()
+        self._start_missing()
+
+    def submit(
+        self, run: Callable[[], Result], *, urgent: bool = False, future: Future[Result] | None = None
+    ) -> Future[Result]:
+        """The task's future, `future` itself if given. Raises CancelledError if the pool is closed.
+
+        The future raises CancelledError if the pool is closed before the task ends, and StorageError if this process
+        can start no thread.
+        """
+        task = _Task(future or Future(), run)
+        with self._changed:
+            self._check_open()
+            (self._urgent if urgent else self._patient).append(task)
+            self._changed.notify()
+        task.future.add_done_callback(self._leave)
+        self._start_missing()
+        return task.future
+
+    def submit_later(self, run: Callable[[], Result], seconds: float) -> Future[Result]:
+        """As `submit`, of an urgent task that becomes due in `seconds`."""
+        task = _Task(Future(), run)
+        with self._changed:
+            self._check_open()
+            heapq.heappush(self._later, (time.monotonic() + seconds, next(self._numbers), task))
+            if self._later[0][2] is task:
+                self._changed.notify()
+        task.future.add_done_callback(self._leave)
+        self._start_missing()
+        return task.future
+
+    def cancel(self) -> None:
+        """Takes no more tasks. Whoever waits for one gets a CancelledError at once."""
+        if sys.is_finalizing():  # then a thread that holds the lock may never run again, and all is closed anyway
+            return
+        with self._changed:
+            self._is_closed = True
+            waiting, running = self._take_waiting(), list(self._running)
+            self._changed.notify_all()
+        for task in waiting:
+            task.future.cancel()
+            task.future.set_running_or_notify_cancel()  # tells `wait` and `as_completed`, too
+        for future in running:
+            with suppress(InvalidStateError):  # it has ended meanwhile
+                future.set_exception(self._closed_error())
+
+    def close(self, *, seconds: float | None = None) -> None:
+        """Cancels, and waits up to `seconds` (None: CLOSE_SECONDS) for the threads that are still in a task."""
+        close_all([self], seconds=seconds)
+
+    def join(self, deadline: float) -> None:
+        """Waits for its threads until `deadline`, by time.monotonic()."""
+        with self._changed:
+            threads = self._threads - {threading.current_thread()}
+        for thread in threads:
+            thread.join(None if math.isinf(deadline) else max(0.0, deadline - time.monotonic()))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> CancelledError:
+        return CancelledError(f"the pool {self._name!r} is closed")
+
+    def _leave(self, future: Future[Any]) -> None:
+        """A task whose future somebody else has set no longer counts."""
+        with self._changed:
+            if self._later:
+                self._later = [entry for entry in self._later if entry[2].future is not future]
+                heapq.heapify(self._later)
+            if future not in self._running:
+                return
+            self._running.discard(future)
+            self._num_threads -= 1
+            self._changed.notify()
+        self._start_missing()
+
+    def _start_missing(self) -> None:
+        """Starts threads for the tasks that may run now. If none can be had, those there run them, or they fail."""
+        failed: list[_Task] = []
+        with self._changed:
+            while not self._is_closed and self._num_threads < self._num_wanted():
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._threads.add(thread)
+                self._num_threads += 1
+                try:
+                    thread.start()
+                except RuntimeError:
+                    self._threads.discard(thread)
+                    self._num_threads -= 1
+                    failed = [] if self._num_threads else self._take_waiting()
+                    break
+        for task in failed:
+            if task.future.set_running_or_notify_cancel():
+                task.future.set_exception(StorageError(f"no thread for {self._name!r}: {_NO_THREAD}"))
+
+    def _num_wanted(self) -> int:
+        """Threads for the tasks that run and for those that may run now. The lock is held."""
+        urgent = len(self._running) + len(self._urgent)
+        patient = min(self._limit, urgent + len(self._patient))
+        return max(min(self._limit + self._reserve, urgent), patient) + bool(self._later)
+
+    def _take_waiting(self) -> list[_Task]:
+        """All tasks that have not begun. The lock is held."""
+        waiting = [*self._urgent, *self._patient, *(task for _, _, task in self._later)]
+        self._urgent.clear()
+        self._patient.clear()
+        self._later.clear()
+        return waiting
+
+    def _work(self) -> None:
+        """One task after another."""
+        try:
+            while task := self._next():
+                if self._later:
+                    self._start_missing()  # another thread has to wait for the task that is due next
+                future, run = task
+                result, error = None, None
+                try:
+                    result = run()
+                except BaseException as raised:
+                    error = raised
+                del task, run  # first: whoever waits for the end may count what the task held as freed
+                is_counted = self._end(future)
+                _set(future, result, error)
+                del future, result, error
+                if not is_counted:
+                    break
+        finally:
+            with self._changed:
+                self._threads.discard(threading.current_thread())
+
+    def _next(self) -> _Task | None:
+        """The next task, once one may run; None when this thread is not needed any more."""
+        with self._changed:
+            is_idle = False
+            while not self._is_closed:
+                if task := self._runnable():
+                    if task.future.set_running_or_notify_cancel():
+                        self._running.add(task.future)
+                        if self._later:
+                            self._changed.notify()
+                        return task
+                    continue
+                if is_idle and not self._later:
+                    break
+                until_due = self._later[0][0] - time.monotonic() if self._later else math.inf
+                is_idle = not self._changed.wait(min(IDLE_SECONDS, until_due)) and until_due > IDLE_SECONDS
+            self._num_threads -= 1
+            return None
+
+    def _runnable(self) -> _Task | None:
+        """Takes a task that may run now. The lock is held."""
+        while self._later and self._later[0][0] <= time.monotonic():
+            self._urgent.append(heapq.heappop(self._later)[2])
+        if self._urgent and len(self._running) < self._limit + self._reserve:
+            return self._urgent.popleft()
+        if self._patient and len(self._running) < self._limit:
+            return self._patient.popleft()
+        return None
+
+    def _end(self, future: Future[Any]) -> bool:
+        """Whether the thread of a task that has returned still counts."""
+        with self._changed:
+            is_counted = future in self._running
+            self._running.discard(future)
+            return is_counted
+
+
+def _set(future: Future[Any], result: object, error: BaseException | None) -> None:
+    with suppress(InvalidStateError):  # somebody else has set it
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+
+def close_all(pools: list[Pool], *, seconds: float | None = None) -> None:
+    """Cancels the pools, and waits up to `seconds` (None: CLOSE_SECONDS) in all for their threads."""
+    if sys.is_finalizing():
+        return
+    for pool in pools:
+        pool.cancel()
+    deadline = time.monotonic() + (CLOSE_SECONDS if seconds is None else seconds)
+    for pool in pools:
+        pool.join(deadline)
+
+
+# The only way to them at the process's exit and at a fork; it keeps no pool alive.
+_POOLS: "weakref.WeakSet[Pool]" = weakref.WeakSet()
+
+
+def _close_at_exit() -> None:
+    """Before the interpreter stops daemon threads wherever they are, with their locks taken."""
+    close_all(list(_POOLS))
+
+
+def _empty_in_child() -> None:
+    for pool in list(_POOLS):
+        pool._empty()
+
+
+atexit.register(_close_at_exit)
+os.register_at_fork(after_in_child=_empty_in_child)

@@ -1,0 +1,378 @@
+"""Tasks in the background: urgent ones first, limits that change, and an end that no stuck task can delay."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, as_completed, wait
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shards.errors import StorageError
+from shards.pool import Pool, close_all
+from tests.shards.storage.test_fork_lock import ends_in_a_child
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    wait_until(lambda: not threads())
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "test"]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline, pause = time.monotonic() + SECONDS, threading.Event()
+    while not is_so():
+        assert time.monotonic() < deadline, "waited in vain"
+        pause.wait(0.005)
+
+
+class Stuck:
+    """A task that begins and ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Semaphore(0), threading.Event()
+
+    def __call__(self) -> str:
+        self.begun.release()
+        assert self.go.wait(SECONDS)
+        return "late"
+
+    def wait(self, count: int = 1) -> None:
+        """Until it has begun so many times."""
+        for _ in range(count):
+            assert self.begun.acquire(timeout=SECONDS)
+
+
+def test_results_and_errors_come_back() -> None:
+    pool = Pool(3, name="test")
+    results = [pool.submit(partial(pow, number, 2)) for number in range(50)]
+    failed = pool.submit(lambda: 1 // 0)
+    assert [future.result(SECONDS) for future in results] == [number**2 for number in range(50)]
+    assert isinstance(failed.exception(SECONDS), ZeroDivisionError)
+    assert all(thread.daemon for thread in threads())
+    pool.close(seconds=SECONDS)
+    assert not threads()
+    with pytest.raises(CancelledError):
+        pool.submit(int)
+    with pytest.raises(CancelledError):
+        pool.submit_later(int, 0.0)
+
+
+def test_a_timeout_of_the_task_itself_is_its_error() -> None:
+    def slow() -> None:
+        raise TimeoutError("the task's own")
+
+    pool = Pool(1, name="test")
+    with pytest.raises(TimeoutError, match="the task's own"):
+        pool.submit(slow).result(SECONDS)
+    pool.close()
+
+
+def test_urgent_tasks_overtake_those_that_wait() -> None:
+    pool, stuck, order = Pool(1, name="test"), Stuck(), list[str]()
+    first = pool.submit(stuck)
+    later: list[Future[None]] = [pool.submit(partial(order.append, name)) for name in ("a", "b")]
+    later += [pool.submit(partial(order.append, name), urgent=True) for name in ("urgent", "urgent, too")]
+    stuck.go.set()
+    first.result(SECONDS)
+    wait(later, SECONDS)
+    pool.close()
+    assert order == ["urgent", "urgent, too", "a", "b"]
+
+
+def test_a_reserve_is_kept_for_what_is_urgent() -> None:
+    pool, stuck = Pool(2, name="test", reserve=1), Stuck()
+    patient = [pool.submit(stuck) for _ in range(5)]
+    stuck.wait(2)
+    assert pool.submit(lambda: "at once", urgent=True).result(SECONDS) == "at once"
+    urgent = [pool.submit(stuck, urgent=True) for _ in range(2)]
+    stuck.wait()
+    assert sum(future.running() for future in patient) == 2
+    assert sum(future.running() for future in urgent) == 1
+    stuck.go.set()
+    wait([*patient, *urgent], SECONDS)
+    pool.close()
+
+
+def test_so_many_run_and_no_more_and_the_limit_may_change() -> None:
+    lock, now, most = threading.Lock(), 0, 0
+
+    def count() -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        threading.Event().wait(0.005)
+        with lock:
+            now -= 1
+
+    pool = Pool(4, name="test")
+    for limit in (4, 2, 6, 1):
+        pool.limit, most = limit, 0
+        wait([pool.submit(count) for _ in range(40)], SECONDS)
+        assert most == limit
+    pool.close()
+
+
+def test_a_higher_limit_begins_what_waits() -> None:
+    pool, stuck = Pool(1, name="test"), Stuck()
+    futures = [pool.submit(stuck) for _ in range(3)]
+    stuck.wait()
+    pool.limit = 3
+    stuck.wait(2)
+    stuck.go.set()
+    wait(futures, SECONDS)
+    pool.close()
+
+
+@pytest.mark.parametrize("is_idle", [False, True], ids=["a new thread", "a thread that is idle"])
+def test_a_task_whose_future_is_set_elsewhere_makes_room(is_idle: bool) -> None:
+    """Its thread may be stuck for long: it ends with the task, and another one takes its place."""
+    pool, stuck, given = Pool(1, name="test", reserve=1), Stuck(), Future[str]()
+    assert pool.submit(stuck, future=given) is given
+    stuck.wait()
+    if is_idle:
+        pool.submit(int, urgent=True).result(SECONDS)
+    after = pool.submit(lambda: "next")
+    given.set_result("elsewhere")
+    assert after.result(SECONDS) == "next"
+    stuck.go.set()
+    wait_until(lambda: len(threads()) == 1)
+    assert given.result(0) == "elsewhere"
+    pool.close()
+
+
+def test_a_cancelled_task_is_passed_over() -> None:
+    pool, stuck, order = Pool(1, name="test"), Stuck(), list[int]()
+    first, futures = pool.submit(stuck), [pool.submit(partial(order.append, number)) for number in range(3)]
+    assert futures[1].cancel()
+    stuck.go.set()
+    assert first.result(SECONDS) == "late"
+    wait([futures[0], futures[2]], SECONDS)
+    assert order == [0, 2]
+    pool.close()
+
+
+def test_tasks_become_due() -> None:
+    pool, began = Pool(4, name="test"), time.monotonic()
+    futures = [pool.submit_later(time.monotonic, seconds) for seconds in (0.3, 0.1, 0.2)]
+    never = pool.submit_later(int, SECONDS)
+    cancelled = pool.submit_later(int, 0.15)
+    assert cancelled.cancel()
+    at = [future.result(SECONDS) - began for future in futures]
+    assert 0.1 <= at[1] < at[2] < at[0] < 5
+    pool.close()
+    assert never.cancelled()
+    assert time.monotonic() - began < 5
+
+
+def test_a_task_becomes_due_while_others_are_stuck() -> None:
+    pool, stuck = Pool(2, name="test"), Stuck()
+    first = pool.submit_later(stuck, 0.0)
+    second = pool.submit_later(lambda: "due", 0.1)
+    stuck.wait()
+    assert second.result(SECONDS) == "due"
+    stuck.go.set()
+    assert first.result(SECONDS) == "late"
+    pool.close()
+
+
+def test_what_is_cancelled_before_it_is_due_holds_nothing() -> None:
+    pool, data = Pool(1, name="test"), np.zeros(8)
+    held = weakref.ref(data)
+    future = pool.submit_later(partial(np.sum, data), SECONDS)
+    del data
+    future.cancel()
+    assert held() is None
+    pool.close()
+
+
+def test_whoever_waits_is_told_at_once_that_the_pool_is_closed() -> None:
+    pool, stuck = Pool(1, name="test"), Stuck()
+    under_way, waiting, later = pool.submit(stuck), pool.submit(int), pool.submit_later(int, SECONDS)
+    stuck.wait()
+    began = time.monotonic()
+    pool.close(seconds=0.1)
+    assert time.monotonic() - began < 1
+    assert pool.is_closed
+    futures: list[Future[Any]] = [under_way, waiting, later]
+    for future in as_completed(futures, SECONDS):
+        with pytest.raises(CancelledError):
+            future.result(0)
+    stuck.go.set()
+    pool.close(seconds=SECONDS)  # again: waits for what is left
+    assert not threads()
+
+
+def test_several_are_closed_within_one_deadline() -> None:
+    pools, stuck = [Pool(2, name="test") for _ in range(5)], Stuck()
+    futures = [pool.submit(stuck) for pool in pools]
+    stuck.wait(5)
+    began = time.monotonic()
+    close_all(pools, seconds=0.2)
+    assert time.monotonic() - began < 1
+    assert all(isinstance(future.exception(0), CancelledError) for future in futures)
+    stuck.go.set()
+
+
+def test_a_task_may_close_its_own_pool() -> None:
+    pool = Pool(1, name="test")
+    future = pool.submit(lambda: pool.close(seconds=SECONDS))
+    with pytest.raises(CancelledError):
+        future.result(SECONDS)
+
+
+def test_a_task_that_has_ended_holds_nothing() -> None:
+    pool = Pool(1, name="test")
+    for _ in range(100):
+        data = np.zeros(8)
+        held = weakref.ref(data)
+        future = pool.submit(lambda data=data: data.size)  # type: ignore[misc]
+        del data
+        assert future.result(SECONDS) == 8
+        assert held() is None
+    pool.close(seconds=SECONDS)
+
+
+def test_a_result_is_freed_with_its_future() -> None:
+    pool = Pool(1, name="test")
+    for _ in range(20):
+        future = pool.submit(lambda: np.zeros(8))
+        held = weakref.ref(future.result(SECONDS))
+        del future
+        wait_until(lambda: held() is None)  # noqa: B023
+    pool.close()
+
+
+def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shards.pool.IDLE_SECONDS", 0.05)
+    pool = Pool(3, name="test")
+    wait([pool.submit(int) for _ in range(10)], SECONDS)
+    wait_until(lambda: not threads())
+    assert pool.submit(int).result(SECONDS) == 0
+    gone = weakref.ref(pool)
+    wait_until(lambda: not threads())
+    del pool
+    assert gone() is None
+
+
+@pytest.fixture
+def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether threads can be started: the last entry refuses them."""
+    refused, start = [False], threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if refused[-1]:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    return refused
+
+
+def test_threads_that_can_not_start_are_done_without(no_more_threads: list[bool]) -> None:
+    pool, stuck = Pool(4, name="test"), Stuck()
+    futures = [pool.submit(stuck)]
+    stuck.wait()
+    no_more_threads.append(True)
+    futures += [pool.submit(lambda: "by the one there is") for _ in range(5)]
+    stuck.go.set()
+    assert [future.result(SECONDS) for future in futures] == ["late"] + 5 * ["by the one there is"]
+    pool.close()
+
+
+def test_tasks_fail_if_no_thread_can_start_and_run_later(no_more_threads: list[bool]) -> None:
+    pool = Pool(2, name="test")
+    no_more_threads.append(True)
+    for future in (pool.submit(int), pool.submit_later(int, SECONDS)):
+        with pytest.raises(StorageError, match="no thread for 'test': this process may start no more threads; raise"):
+            future.result(SECONDS)
+    no_more_threads.append(False)
+    assert pool.submit(int).result(SECONDS) == 0
+    pool.close()
+
+
+def test_a_pool_can_be_used_in_the_child_of_a_fork() -> None:
+    pool, stuck = Pool(1, name="test"), Stuck()
+    under_way = [pool.submit(stuck) for _ in range(3)]
+    stuck.wait()
+
+    def use() -> None:
+        assert pool.submit(lambda: 5).result(SECONDS) == 5
+        pool.close(seconds=SECONDS)
+
+    with pool._changed:
+        assert ends_in_a_child(use)
+    stuck.go.set()
+    wait(under_way, SECONDS)
+    pool.close()
+
+
+AT_EXIT = """
+import sys, threading
+from shards.pool import Pool
+pool, begun = Pool(2, name="test"), threading.Event()
+def stuck():
+    begun.set()
+    threading.Event().wait()
+futures = [pool.submit(stuck) for _ in range(5)]
+assert begun.wait(30)
+def held():
+    try:
+        yield
+    finally:
+        pool.close()  # when the interpreter's modules are torn down
+left_open = held()
+next(left_open)
+"""
+
+
+def test_the_interpreter_ends_while_a_task_is_stuck() -> None:
+    began = time.monotonic()
+    words = [sys.executable, "-c", AT_EXIT]
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(words, env=environment, timeout=SECONDS, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert time.monotonic() - began < 20
+
+
+def test_many_threads_submit_cancel_and_close() -> None:
+    """Nothing is stuck, and every future is done in the end."""
+    for _ in range(20):
+        pool, futures, lock = Pool(3, name="test", reserve=2), list[Future[int]](), threading.Lock()
+
+        def use(pool: Pool = pool, futures: list[Future[int]] = futures, lock: threading.Lock = lock) -> None:
+            with suppress(CancelledError):
+                for number in range(100):
+                    future = pool.submit(partial(abs, number), urgent=number % 3 == 0)
+                    later = pool.submit_later(partial(abs, number), 0.001 * (number % 4))
+                    with lock:
+                        futures += [future, later]
+                    if number % 5 == 0:
+                        later.cancel()
+                    if number % 7 == 0:
+                        pool.limit = 1 + number % 5
+
+        users = [threading.Thread(target=use) for _ in range(4)]
+        for user in users:
+            user.start()
+        threading.Event().wait(0.01)
+        pool.close(seconds=SECONDS)
+        for user in users:
+            user.join(SECONDS)
+        assert all(future.done() for future in futures)
