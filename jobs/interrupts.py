@@ -8,8 +8,9 @@ import os
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
+from pipeline.training.signals import install
 from pipeline.training.stopping import DEADLINE_SECONDS, end_now, say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -36,13 +37,10 @@ class Interrupts:
     def __init__(self) -> None:
         self._is_working = self._was_asked = False
         self._late: threading.Timer | None = None
-        self._before: dict[signal.Signals, object] = {}
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._handle)
+        self._before = install(_SIGNALS, self._handle)
         return self
 
     def __exit__(
@@ -52,7 +50,7 @@ class Interrupts:
             self._late.cancel()
         for number, handler in self._before.items():
             if signal.getsignal(number) == self._handle:  # a finished run ignores signals until the process ends
-                signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal returned
+                signal.signal(number, handler)
 
     def works(self) -> None:
         """Everything is loaded: from now on an interrupt is raised."""

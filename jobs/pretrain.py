@@ -5,7 +5,7 @@ from pathlib import Path
 from jobs import exit_codes
 from jobs.record import write_record
 from pipeline.training.config import TrainingJob
-from pipeline.training.run import Ending, prepare, train
+from pipeline.training.run import Ending, train
 from pipeline.world import current_world
 from shards.errors import StorageError, UnreachableError
 
@@ -20,12 +20,11 @@ _CODES = {
 def run(job: TrainingJob, *, stage: str = "pretrain", extend: bool = False) -> int:
     """Runs one training stage; the exit code says whether it is done or to be continued. `extend`: the job may have
     more steps than the run that it continues."""
-    world = current_world(job.device, threads=job.threads)
+    world, run_dir = current_world(job.device, threads=job.threads), Path(job.run_dir)
     try:
-        prepared = prepare(job, world, extend=extend)
-        ending = train(prepared, world, on_start=lambda job: write_record(prepared.run_dir, stage=stage, job=job))
+        ending = train(job, world, write_record=lambda job: write_record(run_dir, stage=stage, job=job), extend=extend)
     except UnreachableError as error:
-        if not (Path(job.run_dir) / "job.yaml").exists():
+        if not (run_dir / "job.yaml").exists():
             raise
         raise StorageError(str(error)) from error  # the address was right when the run began
     return _CODES[ending]

@@ -1,7 +1,7 @@
-"""Whether a device computes bf16 with instructions of its own, and how slow it is where it does not. Pure.
+"""Whether a device computes bf16 with instructions of its own, and how slow it is if it does not. Pure.
 
-No probe of PyTorch's tells: `torch.cpu` lists what the CPU has whatever oneDNN was told to leave unused, and oneDNN
-says that it supports bf16 on every CPU with AVX-512, where it converts each number to fp32 and back.
+PyTorch cannot tell: `torch.cpu` lists what the CPU has, even if oneDNN was told not to use it, and oneDNN claims to
+support bf16 on every CPU with AVX-512, although it converts each number to fp32 and back.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _BELOW_AMX = {"avx512_core_bf16", "avx512_core_fp16"}
 
 @dataclass(frozen=True, kw_only=True)
 class Bf16:
-    """`reason`: the sentence that says it, as "this CPU computes bf16 natively (AVX512-BF16)"."""
+    """`reason`: a sentence that explains it, such as "this CPU computes bf16 natively (AVX512-BF16)"."""
 
     is_native: bool
     reason: str
@@ -48,7 +48,7 @@ def bf16_of_cpu(flags: frozenset[str], environ: Mapping[str, str]) -> Bf16:
 
 
 def flags_of(cpuinfo: str) -> frozenset[str]:
-    """The flags in the text of /proc/cpuinfo: `flags` on x86, `Features` on Arm; none where it has neither."""
+    """The flags in the text of /proc/cpuinfo: `flags` on x86, `Features` on Arm; none if it has neither."""
     for line in cpuinfo.splitlines():
         name, _, words = line.partition(":")
         if name.strip() in ("flags", "Features"):

@@ -21,7 +21,7 @@ def gather_json(value: object, *, device: torch.device) -> list[Any]:
 
 
 def broadcast_json(value: object, *, device: torch.device) -> Any:
-    """Rank 0's value on every rank; what the others pass is not looked at."""
+    """Rank 0's value on every rank; what the others pass is ignored."""
     encoded = _encode(value, device)
     size = torch.tensor([encoded.numel()], device=device)
     dist.broadcast(size, src=0)
@@ -32,7 +32,7 @@ def broadcast_json(value: object, *, device: torch.device) -> Any:
 
 
 def all_agree(mine: bool, *, device: torch.device) -> bool:
-    """True where every rank says True."""
+    """True if it is True on every rank."""
     verdict = torch.tensor([int(mine)], device=device)
     dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
     return bool(int(verdict))

@@ -1,4 +1,4 @@
-"""Who I am among the ranks: the one place, besides the command line, that reads the environment.
+"""This process's place among the ranks. Only this file and the command line read the environment.
 
 Three ways to start, one result: a single process, `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_*) or `srun`
 (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID; the batch script exports MASTER_ADDR and MASTER_PORT).
@@ -6,7 +6,8 @@ Three ways to start, one result: a single process, `torchrun` (RANK, WORLD_SIZE,
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -47,7 +48,7 @@ class World:
 
 
 def current_world(device: Device = "auto", *, threads: int = 0) -> World:
-    """This process's world, from the environment of torchrun or srun; alone where neither started it.
+    """This process's world, from the environment of torchrun or srun; alone if neither started it.
 
     `threads`: of each rank; 0: as `world_from` says.
     """
@@ -99,14 +100,14 @@ def bf16_of(device: torch.device) -> Bf16:
 
 
 def enter(world: World) -> None:
-    """Joins the process group and fixes the threads a rank, which torchrun and srun would set differently."""
+    """Joins the process group and sets the number of threads, which torchrun and srun would set differently."""
     torch.set_num_threads(world.num_threads)
     if world.device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed would pick a GPU it sees, whatever the model's device is
     else:
         torch.cuda.set_device(world.device)
     os.environ["LOCAL_RANK"] = str(world.local_rank)  # DeepSpeed insists on it
-    # Rank and size are given, not put into the environment, where a process started from here would believe them.
+    # Rank and size are arguments: in the environment, processes started from here would take them for their own.
     dist.init_process_group(
         "nccl" if world.device.type == "cuda" else "gloo",
         init_method=f"tcp://{world.master_address}:{world.master_port or free_port()}",
@@ -123,8 +124,18 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
+@contextmanager
+def joined(world: World) -> Iterator[None]:
+    """A member of the process group inside."""
+    enter(world)
+    try:
+        yield
+    finally:
+        leave()
+
+
 def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
-    """Slurm writes `4(x2),3`: four tasks on each of two nodes, three on the third. 0 where it says nothing."""
+    """Slurm writes `4(x2),3`: four tasks on each of two nodes, three on the third. 0 if it is not set."""
     counts: list[int] = []
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -135,10 +146,10 @@ def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
 
 
 def _demanded_threads(environ: Mapping[str, str], *, num_local_ranks: int) -> int:
-    """OMP_NUM_THREADS; 0 where the user has not set it.
+    """OMP_NUM_THREADS; 0 if the user has not set it.
 
-    Of several ranks a node torchrun sets it to 1 itself where it is unset. That cannot be told from a user's own 1,
-    which is not heard there (a warning of torchrun's says so); --threads 1 is.
+    With several ranks per node, torchrun sets it to 1 if it is unset (and warns). A user's own 1 looks the same, so
+    it is ignored there; --threads 1 is not.
     """
     text = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # the others are of nested regions
     is_torchruns_own = text == "1" and num_local_ranks > 1 and "TORCHELASTIC_RUN_ID" in environ

@@ -2,16 +2,16 @@
 
 The training crop is the paper's: area 5 to 100 %, ratio 3/4 to 4/3, bilinear without antialiasing. Its code draws it by
 TensorFlow's sample_distorted_bounding_box (core/kernels/image/sample_distorted_bounding_box_op.cc): the ratio is
-uniform, the height is uniform between what the smallest and the largest area (cut to what fits) need, and where no try
-gives a rectangle inside the bounds the whole image is taken. torchvision's RandomResizedCrop draws another: the area
-uniform, the ratio uniform in its logarithm, and tries that do not fit are thrown away. At 375 x 500 the mean area is
-34 % of the image by the first, 42 % by the second. Both are here; random numbers are ours in either.
+uniform; the height is uniform between those of the smallest and the largest area that fit; and if no try gives a
+rectangle inside the bounds, the whole image is taken. torchvision's RandomResizedCrop draws differently: the area is
+uniform, the ratio is uniform in its logarithm, and tries that do not fit are discarded. At 375 x 500 the mean area is
+34 % of the image with the first, 42 % with the second. Both are here; the random numbers are ours in both.
 
 Evaluation resizes directly (vision_transformer) or resizes the short side and crops the centre.
 
 The plain resize is OpenCV's INTER_LINEAR: half-pixel centres, torch's interpolate(antialias=False) within 1 grey level
-(its weights have 11 bits: on average 0.13 below). The antialiased one is Pillow's crop and resize(BILINEAR): to the bit
-up to Pillow 12; where the height shrinks more, Pillow 13 resizes it first, and may be 1 grey level away.
+(its weights have 11 bits: on average 0.13 below). The antialiased one is Pillow's crop and resize(BILINEAR): equal to
+the bit up to Pillow 12; Pillow 13 resizes the height first if it shrinks more, and may differ by 1 grey level.
 """
 
 import math
@@ -29,8 +29,8 @@ from shards.hashing import uniforms
 from shards.key_purposes import CROPS
 
 AUGMENT_VERSION = 2
-AUGMENT_LATER = {"antialias": False, "scaled_decode": True}  # fields that came later, as runs before them had it
-_TRIES = 10  # torchvision's number; TensorFlow has 100, of which all but the first ever fail for strips only
+AUGMENT_LATER = {"antialias": False, "scaled_decode": True}  # later fields, with the values that earlier runs had
+_TRIES = 10  # torchvision's number; TensorFlow has 100, but only long, narrow images fail the first
 _DRAWS = 4 * _TRIES + 1
 
 
@@ -71,7 +71,7 @@ def draw_crop(height: int, width: int, draws: NDArray[np.float64], *, config: Au
 
 
 def _inception_sides(height: int, width: int, ratio: float, draw: float, *, config: AugmentConfig) -> tuple[int, int]:
-    """(height, width) of the crop of this ratio; (0, 0) where none fits."""
+    """(height, width) of the crop of this ratio; (0, 0) if none fits."""
     min_area, max_area = config.min_area * height * width, config.max_area * height * width
     low, high = round(math.sqrt(min_area / ratio)), round(math.sqrt(max_area / ratio))
     if round(high * ratio) > width:
@@ -80,7 +80,7 @@ def _inception_sides(height: int, width: int, ratio: float, draw: float, *, conf
     high = min(high, height)
     low = min(low, high)
     h = low + int(draw * (high - low + 1))
-    h += round(h * ratio) * h < min_area  # sides are whole pixels: a row more or less may bring the area back inside
+    h += round(h * ratio) * h < min_area  # sides are whole pixels: one row more may bring the area back above the bound
     h -= round(h * ratio) * h > max_area
     w = round(h * ratio)
     fits = 0 < h <= height and 0 < w <= width and min_area <= h * w <= max_area
@@ -107,7 +107,7 @@ def _random_resized_crop(
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeWindow:
-    """What becomes of a crop: it is resized to height x width, of which the output shows a part from (top, left) on."""
+    """A crop is resized to height x width; the output shows the part of that which begins at (top, left)."""
 
     height: int
     width: int
@@ -133,7 +133,7 @@ def show(pixels: Pixels, window: ResizeWindow, *, out: Pixels) -> None:
     resized = _resize_antialiased(pixels, window) if window.is_antialiased else _resize_plain(pixels, window)
     shown = resized[window.top : window.top + out.shape[0], window.left : window.left + out.shape[1]]
     if window.is_mirrored:
-        cv2.flip(shown, 1, dst=out)  # a third of the time of a decode, were numpy to copy pixels backwards
+        cv2.flip(shown, 1, dst=out)  # numpy, copying pixels backwards, would take a third of the time of a decode
     else:
         out[...] = shown
 

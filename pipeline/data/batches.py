@@ -26,6 +26,7 @@ from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
 from shards.hashing import uniforms
 from shards.key_purposes import OPERATIONS, SUBSTITUTES
+from shards.order import SampleOrder
 from shards.read import RawSample, SampleReader, read_sample, refetched, verified
 from shards.stream_reader import TRAFFIC_NAMES, StreamReader
 
@@ -98,6 +99,7 @@ class TrainBatches:
         data: TrainingData,
         config: DataConfig,
         *,
+        orders: tuple[SampleOrder, ...],
         seed: int,
         image_size: int,
         share: Share,
@@ -107,7 +109,7 @@ class TrainBatches:
         self.config, self.seed, self.share, self.quarantine = config, seed, share, quarantine
         self._mixture = data.mixture(config, seed=seed)
         self._reader = StreamReader(config.reading)
-        readers = map(self._reader.samples, data.datasets, data.orders(config, seed=seed))
+        readers = map(self._reader.samples, data.datasets, orders)
         self._sources = [
             _Source(
                 dataset=reader.dataset,

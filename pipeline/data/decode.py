@@ -1,8 +1,8 @@
 """Image bytes -> uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock).
 
-What Pillow loads is an image, as it is for `verify --deep` and for nearly every other loader; what it refuses, anything
-cut off above all, is a DecodeError. The fast decoders are strict and say no to the slightest damage: those images are
-left to Pillow, too, which uses what there is of them.
+Pillow decides what is an image, as in `verify --deep` and nearly every other loader; what it refuses, mostly truncated
+files, is a DecodeError. The fast decoders refuse the slightest damage: such images go to Pillow, which uses what is
+left of them.
 """
 
 import io
@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from shards.orientation import TURNS, Turn
 
-DECODER_VERSION = 3  # part of a run's data state: other pixels are another run
+DECODER_VERSION = 3  # part of the position: other pixels are another run
 _MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs
 _DEEP_STEP = 257  # 65535 = 255 x 257
 
@@ -25,11 +25,11 @@ Pixels = NDArray[np.uint8]
 
 
 class DecodeError(Exception):
-    """The bytes are no image that can be decoded, or not the one they should be."""
+    """The bytes cannot be decoded, or are another image than expected."""
 
 
 def turn_of(orientation: int) -> Turn:
-    """By the index's orientation, 1 to 8; the tag in the bytes is not asked. Raises DecodeError."""
+    """By the index's orientation, 1 to 8; the tag in the bytes is ignored. Raises DecodeError."""
     if orientation not in TURNS:
         raise DecodeError(f"orientation {orientation}; allowed are 1 to 8")
     return TURNS[orientation]
@@ -59,7 +59,7 @@ def scaled_size(height: int, width: int, denominator: int) -> tuple[int, int]:
 
 
 def is_jpeg(data: bytes | memoryview) -> bool:
-    """By its first bytes, as all decoders here tell it."""
+    """By its first bytes, like all decoders here."""
     return bool(data[:3] == b"\xff\xd8\xff")
 
 
@@ -72,7 +72,7 @@ def _decode_jpeg(data: bytes | memoryview, size: tuple[int, int], denominator: i
             data, colorspace="RGB", min_height=low, min_width=narrow, min_factor=denominator
         )
         return np.asarray(pixels, dtype=np.uint8)
-    except ValueError:  # a rarity, damage, or no image at all
+    except ValueError:  # rare, damaged, or not an image
         return _decode_with_pillow(data, size, denominator)
 
 

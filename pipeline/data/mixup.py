@@ -4,8 +4,8 @@ Entries 2k and 2k + 1 of the global batch are partners and share one weight, a f
 mixed[i] = w x[i] + (1 - w) x[partner], images and targets alike. As in big_vision, w is the larger of a and 1 - a, with
 a from Beta(alpha, alpha): each image stays more itself than its partner (in a pair, 1 - a would only exchange the two).
 big_vision draws one weight a step for the whole batch and takes the entry before as the partner (a roll by one), which
-runs across every boundary: another number of ranks or micro-batches there either moves pixels between devices or makes
-another run. One weight a pair has the same distribution for each image and, within a batch, more variety.
+crosses every boundary: there, another number of ranks or micro-batches either moves pixels between devices or makes
+another run. One weight per pair has the same distribution for each image and, within a batch, more variety.
 
 Weights are multiples of 2 ** -16. Products with 8-bit pixels are then exact in fp32, so that mixed images are the same
 bits on any device; and the last bits of log and exp, which differ between processors and libraries, are rounded away.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shards.hashing import derive_key, uniforms
 from shards.key_purposes import MIXUP
 
-MIXUP_VERSION = 1  # part of a run's data state: other weights are another run
+MIXUP_VERSION = 1  # part of the position: other weights are another run
 _UNIT = 2.0**-16
 
 

@@ -14,18 +14,19 @@ Each of `num_ops` operations is chosen uniformly of the 16 and always applied; a
     TranslateX, TranslateY                   +- 10 m pixels                   100       150       0
     Cutout                                   a square of 8 m pixels           80        120       0
 
-A sign is + or - with equal chances. Pixels count as such: the recipes crop to 224. What is uncovered becomes 128.
+A sign is + or - with equal chances. Shifts and sizes are in pixels: the recipes crop to 224. Uncovered pixels become
+128.
 
-Where that code and Pillow differ, here as there:
+Where that code and Pillow differ, this follows that code:
 - Solarize's threshold does not fit uint8 from m = 10 on and wraps (issue 110 of big_vision): 10 inverts everything.
-- Contrast moves from a grey of height x width / 256, at most 255, whatever the image shows: not from its mean.
+- Contrast blends with a grey of height x width / 256, at most 255, whatever the image shows, and not with its mean.
 - Grey is 0.2989 R + 0.587 G + 0.114 B, scaled by 255.5 / 255 and cut; Pillow rounds a sum of other weights.
 - Sharpness cuts the smoothed value, Pillow rounds it; blends are cut by both. The outermost pixels stay in both.
 - Rotate, shear and translate take the nearest pixel, halves away from zero; shear keeps the top or left edge in place.
-- Posterize keeps one bit where it is asked for none.
+- Posterize keeps one bit if it should keep none.
 
-TensorFlow 2.12 gives the same bits on photographs, but for Rotate (2 pixels in 100,000, at ties) and Sharpness (up to 3
-levels, where its fp32 sums fall just below a whole number).
+TensorFlow 2.12 gives the same bits on photographs, except for Rotate (2 pixels in 100,000, at ties) and Sharpness (up
+to 3 levels, when its fp32 sums fall just below a whole number).
 """
 
 import math
@@ -40,7 +41,7 @@ from numpy.typing import NDArray
 from pipeline.data.config import DRAWS_PER_OP, RandAugmentConfig
 from pipeline.data.decode import Pixels
 
-RANDAUGMENT_VERSION = 1  # part of a run's data state: other pixels are another run
+RANDAUGMENT_VERSION = 1  # part of the position: other pixels are another run
 _FILL = 128
 _LEVELS = np.arange(256, dtype=np.float32)
 _GREY = np.array([[2989, 5870, 1140]], dtype=np.float32)  # of 10,000

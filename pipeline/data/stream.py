@@ -1,39 +1,84 @@
-"""Training batches for anybody's PyTorch loop: exact order on any number of ranks, and a position that is a dict."""
+"""Training batches for any PyTorch loop: the same order on any number of ranks, and a position to resume from."""
 
-import copy
 import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.data.batches import Batch, TrainBatches
 from pipeline.data.config import DataConfig, Share
+from pipeline.data.position import StreamPosition, differences_of, position_from_json
 from pipeline.data.quarantine import Quarantine
-from pipeline.data.training_data import changes, check_memory, data_state, open_training_data
+from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
 from shards.differences import as_lines
 from shards.errors import UserError
+from shards.order import SampleOrder
 
 _MOST_LANES = 64
 _NEXT_STEP = "next_step"
 
 
-class BatchStream:
-    """A rank's batches, for ever. Leave the loop and begin another one on it: that goes on with the next batch."""
+@dataclass(frozen=True, kw_only=True)
+class PlannedStream:
+    """A stream that fits: its datasets are open, its orders computed, its memory checked. Nothing is read ahead yet.
 
-    def __init__(self, source: TrainBatches, *, state: dict[str, Any], next_step: int) -> None:
-        self._source, self._state, self._next_step = source, state, next_step
-        self._batches = source(next_step)
+    `start`: its position before the first batch. `most_read_ahead_bytes`: of all ranks on this host.
+    """
+
+    config: DataConfig
+    data: TrainingData
+    orders: tuple[SampleOrder, ...]
+    share: Share
+    start: StreamPosition
+    most_read_ahead_bytes: int
+
+
+def plan_stream(
+    config: DataConfig, *, seed: int, image_size: int, share: Share, num_local_ranks: int = 1
+) -> PlannedStream:
+    """Opens the data and checks that a stream of it fits. Raises UserError if it does not."""
+    data = open_training_data(config)
+    orders = data.orders(config, seed=seed)
+    most_read_ahead_bytes = check_memory(
+        data,
+        config,
+        orders,
+        global_batch=share.global_batch,
+        num_ranks=share.num_ranks,
+        num_local_ranks=num_local_ranks,
+    )
+    return PlannedStream(
+        config=config,
+        data=data,
+        orders=orders,
+        share=share,
+        start=position_of(data, config, seed=seed, global_batch=share.global_batch, image_size=image_size),
+        most_read_ahead_bytes=most_read_ahead_bytes,
+    )
+
+
+class BatchStream:
+    """A rank's batches, without end. After leaving the loop, another loop continues with the next batch."""
+
+    def __init__(self, source: TrainBatches, position: StreamPosition) -> None:
+        self._source, self._position = source, position
+        self._batches = source(position.next_step)
+
+    @property
+    def typed_position(self) -> StreamPosition:
+        """Where the batch after the last one taken begins, and everything that determines which batch that is."""
+        return self._position
 
     @property
     def position(self) -> dict[str, Any]:
-        """Where the batch after the last one taken begins, and all that fixes which batch that is: plain values."""
-        return {_NEXT_STEP: self._next_step, **copy.deepcopy(self._state)}
+        """The same as plain values, which JSON and torch.save store and `train_batches` takes."""
+        return self._position.to_json()
 
     def counts(self) -> dict[str, float]:
-        """What this stream read, retried and replaced so far, by name of pipeline.data.batches.COUNT_NAMES."""
+        """What this stream has read, retried and replaced so far, by name of pipeline.data.batches.COUNT_NAMES."""
         return self._source.counts()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -43,15 +88,39 @@ class BatchStream:
         batch = next(self._batches, None)
         if batch is None:  # it is endless, so it was closed or has failed: ending the loop in silence would be wrong
             raise UserError(
-                f"this stream of batches ended before step {self._next_step}: its `with` block was left, or reading "
-                "failed; open another with train_batches(..., position=batches.position)"
+                f"this stream of batches ended before step {self._position.next_step}: its `with` block was left, or "
+                "reading failed; open another with train_batches(..., position=batches.position)"
             )
-        self._next_step = batch.step + 1
+        self._position = replace(self._position, next_step=batch.step + 1)
         return batch
 
     def end(self) -> None:
-        """No batch follows: asking for one is refused."""
+        """Requests for further batches are refused from now on."""
         self._batches = iter(())
+
+
+@contextmanager
+def open_stream(
+    planned: PlannedStream, *, next_step: int, quarantine: Path, pin_memory: bool = False
+) -> Iterator[BatchStream]:
+    """The batches of a planned stream from `next_step` on; closed with the `with` block."""
+    config, start = planned.config, planned.start
+    batches = TrainBatches(
+        planned.data,
+        config,
+        orders=planned.orders,
+        seed=start.seed,
+        image_size=start.image_size,
+        share=planned.share,
+        quarantine=Quarantine(quarantine, max_share=config.max_quarantined),
+        pin_memory=pin_memory,
+    )
+    stream = BatchStream(batches, replace(start, next_step=next_step))
+    try:
+        yield stream
+    finally:
+        stream.end()
+        batches.close()
 
 
 @contextmanager
@@ -70,35 +139,23 @@ def train_batches(
 ) -> Iterator[BatchStream]:
     """This rank's part of every global batch of the dataset at `url`, a folder or s3://bucket/prefix ("": config's).
 
-    `position`: another stream's `position`, to go on after the last batch that it gave, on any number of ranks and
-    threads; None: from the start. `config`: how to shuffle, read and augment; None: the defaults, with as many lanes
-    (at most 64) as divide the global batch. Its num_threads 0 means all cores that this process may use, and its
-    memory_limit_bytes holds for this rank. `quarantine`: the file that lists samples which had to be replaced, made
-    when the first one is. `pin_memory`: buffers from which a GPU copies by itself; such a copy must be over
-    before the next batch but one is asked for. Raises UserError for what does not fit, before anything is read ahead.
+    `position`: another stream's `position`, to continue after the last batch that it returned, with any number of
+    ranks and threads; None: from the start. `config`: how to shuffle, read and augment; None: the defaults, with the
+    largest number of lanes (at most 64) that divides the global batch. Its num_threads 0 means all cores that this
+    process may use, and its memory_limit_bytes holds for this rank. `quarantine`: the file that lists replaced
+    samples, created with the first of them. `pin_memory`: buffers from which a GPU copies asynchronously; such a copy
+    must finish before two more batches have been requested. Raises UserError for what does not fit, before anything
+    is read ahead.
     """
     _check_sizes(global_batch=global_batch, image_size=image_size, rank=rank, num_ranks=num_ranks)
     config = _resolved(config, url=url, global_batch=global_batch)
-    data = open_training_data(config)
-    state = data_state(data, config, seed=seed, global_batch=global_batch) | {"image_size": image_size}
-    next_step = 0 if position is None else _step_of(position, state, allow_other_decoder=config.allow_other_decoder)
-    orders = data.orders(config, seed=seed)
-    check_memory(data, config, orders, global_batch=global_batch, num_ranks=num_ranks, num_local_ranks=1)
-    batches = TrainBatches(
-        data,
-        config,
-        seed=seed,
-        image_size=image_size,
-        share=Share(global_batch=global_batch, rank=rank, num_ranks=num_ranks),
-        quarantine=Quarantine(Path(quarantine), max_share=config.max_quarantined),
-        pin_memory=pin_memory,
-    )
-    stream = BatchStream(batches, state=state, next_step=next_step)
-    try:
+    share = Share(global_batch=global_batch, rank=rank, num_ranks=num_ranks)
+    planned = plan_stream(config, seed=seed, image_size=image_size, share=share)
+    next_step = 0
+    if position is not None:
+        next_step = _next_step(position, planned.start, allow_other_decoder=config.allow_other_decoder)
+    with open_stream(planned, next_step=next_step, quarantine=Path(quarantine), pin_memory=pin_memory) as stream:
         yield stream
-    finally:
-        stream.end()
-        batches.close()
 
 
 def _check_sizes(*, global_batch: int, image_size: int, rank: int, num_ranks: int) -> None:
@@ -131,17 +188,20 @@ def _resolved(config: DataConfig | None, *, url: str, global_batch: int) -> Data
     return replace(config, url=url or config.url, num_threads=config.num_threads or len(os.sched_getaffinity(0)))
 
 
-def _step_of(position: Mapping[str, Any], state: dict[str, Any], *, allow_other_decoder: bool) -> int:
-    """The step that a position stands at. UserError where it is none, or is of other data or settings."""
+def _next_step(position: Mapping[str, Any], start: StreamPosition, *, allow_other_decoder: bool) -> int:
+    """The step where a stored position continues. UserError if it is none, or belongs to other data or settings."""
+    advice = "give a stream's whole `position`, or None to begin"
     step = position.get(_NEXT_STEP)
     if type(step) is not int or step < 0:
-        raise UserError(f"the position's {_NEXT_STEP} is {step!r}; give a stream's whole `position`, or None to begin")
-    saved = {name: value for name, value in position.items() if name != _NEXT_STEP}
-    found = changes(saved, state, allow_other_decoder=allow_other_decoder)
+        raise UserError(f"the position's {_NEXT_STEP} is {step!r}; {advice}")
+    found = differences_of(position, start, allow_other_decoder=allow_other_decoder)
     if found:
-        decoder = "" if allow_other_decoder else ", DataConfig(allow_other_decoder=True) where only the decoder differs"
+        decoder = "" if allow_other_decoder else ", DataConfig(allow_other_decoder=True) if only the decoder differs"
         raise UserError(
             f"the position is of other data or settings:\n{as_lines(found)}\n"
-            f"give train_batches and its config what they were{decoder}, or position=None to begin anew"
+            f"give train_batches and its config what they were{decoder}, or position=None to begin again"
         )
-    return step
+    try:
+        return position_from_json(position).next_step
+    except ValueError as error:  # equal, but of another type: True for 1
+        raise UserError(f"the position is not one that a stream returned ({error}); {advice}") from error

@@ -1,9 +1,8 @@
-"""What a run trains on: one dataset, or several mixed by exact shares; and everything that fixes its batches."""
+"""The data of a run: one dataset, or several mixed in exact proportions; order, position, memory needed."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +11,9 @@ from pipeline.data.augment import AUGMENT_LATER, AUGMENT_VERSION
 from pipeline.data.config import DataConfig
 from pipeline.data.decode import DECODER_VERSION
 from pipeline.data.mixup import MIXUP_VERSION
+from pipeline.data.position import StreamPosition
 from pipeline.data.randaugment import RANDAUGMENT_VERSION
 from shards.dataset import Dataset, open_dataset
-from shards.differences import Difference, differences
 from shards.errors import UserError
 from shards.key_purposes import DATASETS
 from shards.mixing import MIXING_VERSION, Mixture, quotas
@@ -22,24 +21,23 @@ from shards.order import ORDER_VERSION, SampleOrder
 from shards.read import window_bound_bytes
 
 _DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
-_OUTSIDE_DATA = ("seed", "global_batch", "image_size")  # of the data state: fields of the job, not of its `data`
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """`quotas`: of every sum(quotas) samples drawn, how many are of each dataset."""
+    """`quotas`: how many of every sum(quotas) samples are from each dataset."""
 
     datasets: tuple[Dataset, ...]
     quotas: tuple[int, ...]
 
     @property
     def url(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return " + ".join(dataset.url for dataset in self.datasets)
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:
-        """Every class's name: those of the first dataset, then what the others add."""
+        """The name of every class: those of the first dataset, then those that the others add."""
         return tuple(dict.fromkeys(name for dataset in self.datasets for name in dataset.label_names))
 
     @property
@@ -56,11 +54,11 @@ class TrainingData:
         )
 
     def seed_of(self, dataset: int, seed: int) -> int:
-        """Each dataset is shuffled and augmented by a key of its own; the first by the run's."""
+        """Each dataset is shuffled and augmented with a seed of its own; the first with the run's."""
         return seed if dataset == 0 else DATASETS.key(seed, dataset)
 
     def orders(self, config: DataConfig, *, seed: int) -> tuple[SampleOrder, ...]:
-        """Each dataset's own order. UserError where one is too small for the lanes."""
+        """Each dataset's own order. UserError if one is too small for the lanes."""
         found = []
         for number, dataset in enumerate(self.datasets):
             own = self.seed_of(number, seed)
@@ -74,12 +72,12 @@ class TrainingData:
         return tuple(found)
 
     def mixture(self, config: DataConfig, *, seed: int) -> Mixture:
-        """Which dataset each position of the mixed order is of."""
+        """Which dataset each position of the mixed order takes its sample from."""
         return Mixture(self.quotas, seed=seed, lanes=config.lanes)
 
 
 def open_training_data(config: DataConfig) -> TrainingData:
-    """The datasets that a configuration names. UserError where one is not complete or the weights do not fit."""
+    """The datasets that a configuration names. UserError if one is incomplete, or if the weights cannot be exact."""
     if not config.mix:
         return TrainingData(datasets=(open_dataset(config.url),), quotas=(1,))
     return TrainingData(
@@ -88,46 +86,30 @@ def open_training_data(config: DataConfig) -> TrainingData:
     )
 
 
-def data_state(data: TrainingData, config: DataConfig, *, seed: int, global_batch: int) -> dict[str, Any]:
-    """Everything that fixes which pixels step n sees; two equal states give equal batches. Plain values only."""
+def position_of(
+    data: TrainingData, config: DataConfig, *, seed: int, global_batch: int, image_size: int
+) -> StreamPosition:
+    """The position of a stream of this data before its first batch."""
     augment = asdict(config.augment)
-    # What a run that began before these fields existed did: left out, so that it can be continued.
+    # Fields at the value that stands for "as before they existed" are left out, so that older runs can be continued.
     augment = {name: value for name, value in augment.items() if value != AUGMENT_LATER.get(name)}
-    state = {
-        "order_version": ORDER_VERSION,
-        "seed": seed,
-        "global_batch": global_batch,
-        "lanes": config.lanes,
-        "window_blocks": config.window_blocks,
-        "augment": augment | {"version": AUGMENT_VERSION},
-        "decoder": {"version": DECODER_VERSION} | {name: version(name) for name in _DECODERS},
-        "dataset": data.datasets[0].fingerprint,
-    }
-    if config.randaugment.num_ops:
-        state["randaugment"] = asdict(config.randaugment) | {"version": RANDAUGMENT_VERSION}
-    if config.mixup.alpha:
-        state["mixup"] = asdict(config.mixup) | {"version": MIXUP_VERSION}
-    if len(data.datasets) > 1:
-        state["dataset"] = [dataset.fingerprint for dataset in data.datasets]
-        state["mix"] = {"version": MIXING_VERSION, "quotas": list(data.quotas)}
-    return state
-
-
-def changes(saved: dict[str, Any], now: dict[str, Any], *, allow_other_decoder: bool) -> list[Difference]:
-    """What differs between the data states of a run and of its continuation, by the names of a job's fields."""
-    found = differences(_by_field(saved), _by_field(now))
-    return [change for change in found if not (allow_other_decoder and is_of_decoder(change))]
-
-
-def is_of_decoder(change: Difference) -> bool:
-    """Whether only another version of a decoding library is behind a change."""
-    return change.field.startswith("data.decoder.")
-
-
-def _by_field(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with what a job has under `data` under `data`."""
-    outside = {name: value for name, value in state.items() if name in _OUTSIDE_DATA}
-    return outside | {"data": {name: value for name, value in state.items() if name not in _OUTSIDE_DATA}}
+    fingerprints = tuple(dataset.fingerprint for dataset in data.datasets)
+    is_mix, ops, mixup = len(fingerprints) > 1, config.randaugment, config.mixup
+    return StreamPosition(
+        next_step=0,
+        order_version=ORDER_VERSION,
+        seed=seed,
+        global_batch=global_batch,
+        lanes=config.lanes,
+        window_blocks=config.window_blocks,
+        augment=augment | {"version": AUGMENT_VERSION},
+        decoder={"version": DECODER_VERSION} | {name: version(name) for name in _DECODERS},
+        dataset=fingerprints if is_mix else fingerprints[0],
+        randaugment=asdict(ops) | {"version": RANDAUGMENT_VERSION} if ops.num_ops else None,
+        mixup=asdict(mixup) | {"version": MIXUP_VERSION} if mixup.alpha else None,
+        mix={"version": MIXING_VERSION, "quotas": data.quotas} if is_mix else None,
+        image_size=image_size,
+    )
 
 
 def check_memory(
@@ -139,7 +121,7 @@ def check_memory(
     num_ranks: int,
     num_local_ranks: int,
 ) -> int:
-    """The most bytes that the ranks of this host hold or have under way; a start above its budget is refused."""
+    """The most bytes that the ranks of this host hold or are reading; UserError if they exceed the limit."""
     a_rank = sum(
         window_bound_bytes(
             dataset.blocks, order, batch_size=global_batch, num_ranks=num_ranks, batches_in_use=config.steps_ahead

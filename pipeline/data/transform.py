@@ -1,8 +1,8 @@
 """A sample's bytes -> its training or evaluation view, decoding no more than the view shows.
 
-Two ways lead to a view: the library of crop_decoder.c where it was built, and simplejpeg with OpenCV or Pillow. They
-give the same pixels and refuse the same images, so a run that began with one may go on with the other; when the library
-is loaded, it has to prove that first.
+There are two paths to a view: the library of crop_decoder.c, if it was built, and simplejpeg with OpenCV or Pillow.
+They give the same pixels and refuse the same images, so a run that began with one can continue with the other. The
+library must prove that when it is loaded.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _TRIAL_SIZE = (75, 101)
 
 class Encoded(Protocol):
     """An image as the shards hold it. Height and width are as stored, before the orientation (1 to 8) is applied.
-    `data` None stands for bytes that could not be had: a DecodeError."""
+    `data` is None if the bytes could not be read: a DecodeError."""
 
     @property
     def data(self) -> bytes | memoryview | None: ...
@@ -75,13 +75,13 @@ def decoder_name() -> str:
 
 @cache
 def crop_decoder() -> CropDecoder | None:
-    """The library, where it was built and gives on this machine the pixels that it should."""
+    """The library, if it was built and gives the right pixels on this machine."""
     path = Path(__file__).parent / LIBRARY_NAME
     return checked_decoder(path) if path.exists() else None
 
 
 def checked_decoder(path: Path) -> CropDecoder | None:
-    """The library at this path; None, and the reason in the log, where it should not be used."""
+    """The library at this path; None, with the reason in the log, if it must not be used."""
     try:
         decoder = CropDecoder(path)
     except (OSError, ValueError) as error:
@@ -114,7 +114,7 @@ def _fill(
 
 
 def _fill_from_all(data: bytes | memoryview, plan: ViewPlan, *, out: Pixels) -> None:
-    """By a decode of the whole image."""
+    """Decodes the whole image."""
     stored = decode_stored(data, height=plan.stored_height, width=plan.stored_width, denominator=plan.denominator)
     box = plan.box
     part = stored[box.top : box.top + box.height, box.left : box.left + box.width]

@@ -1,8 +1,8 @@
 """Which stored pixels a view needs and what is done with them: pure geometry.
 
-The crop of the upright image is turned to how the image is stored. A JPEG is decoded at 1/2, 1/4 or 1/8 where the crop,
-divided by that, still covers the view in both directions; the crop's sides are then rounded to whole pixels of the
-decoded image, halves up, in the image as stored.
+The crop of the upright image is turned the way the image is stored. A JPEG is decoded at 1/2, 1/4 or 1/8 if the crop at
+that scale still covers the view in both directions; the crop's sides are then rounded to whole pixels of the decoded
+image, halves up, in the image as stored.
 """
 
 from dataclasses import dataclass

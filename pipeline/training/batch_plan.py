@@ -7,7 +7,7 @@ from shards.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """How one optimiser step's images are shared out: `micro_batch` images a forward pass and rank."""
+    """How the images of an optimiser step are divided: `micro_batch` images per forward pass and rank."""
 
     global_batch: int
     micro_batch: int
@@ -16,13 +16,13 @@ class BatchPlan:
 
     @property
     def rank_batch(self) -> int:
-        """Images a rank and step."""
+        """Images per rank and step."""
         return self.micro_batch * self.accumulation
 
 
 def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: int, pairs: bool = False) -> BatchPlan:
     """The plan for these sizes; `micro_batch` 0 takes a rank's whole share. `pairs`: neighbours in the batch must stay
-    together, since mixup mixes them. UserError where they do not divide."""
+    together, since mixup mixes them. UserError if they do not divide."""
     if global_batch < 1 or global_batch % lanes:
         raise UserError(
             f"--global-batch is {global_batch}, not a multiple of --data.lanes = {lanes}; "

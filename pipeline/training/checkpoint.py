@@ -1,22 +1,22 @@
 """Sharded checkpoints: each rank writes the fragments it owns, the manifest comes last, loading verifies checksums.
 
-Any number of ranks, ZeRO stage or optimiser reads any checkpoint: fragments are parts of logical tensors, addressed by
-byte. Works on a folder and on S3 alike, since it needs only whole-or-absent writes (design section 6).
+Any number of ranks, under any ZeRO stage and optimiser, reads any checkpoint: fragments of logical tensors are
+addressed by byte. It works in folders and on S3 alike, since it needs no more than writes that are whole or absent.
 """
 
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline.collectives import all_agree, broadcast_json, gather_json
+from pipeline.data.position import StreamPosition
 from pipeline.models.safetensors_stream import FLOAT_BYTES
 from pipeline.training.config import CheckpointConfig
-from pipeline.training.fragments import Position, assemble_manifest, lay_out
+from pipeline.training.fragments import assemble_manifest, lay_out
 from pipeline.training.ledger import last_line
 from pipeline.training.manifest import (
     ATTEMPTS,
@@ -35,6 +35,7 @@ from pipeline.training.manifest import (
     standing_checkpoints,
     token_order,
 )
+from pipeline.training.saved_job import SavedJob
 from pipeline.training.zero_state import MASTER, Fragment
 from pipeline.world import World
 from shards.errors import StorageError, UserError, WillNotSucceedError
@@ -42,147 +43,20 @@ from shards.store import MissingObjectError, Store
 
 log = logging.getLogger(__name__)
 _PART_BYTES = 64 << 20  # of a file being verified
-_MOST_READ_AHEAD_BYTES = 1 << 30  # a rank's share of what many ranks wrote; few ranks' large files are read twice
+_MOST_READ_AHEAD_BYTES = 1 << 30  # enough for a share of many ranks' files; few ranks' large files are read twice
 
 
 class Checkpoints:
-    """The checkpoints of one run, seen by all ranks together: every public method but `open` is collective."""
+    """The checkpoints of one run, seen by all ranks together. Every public method but `load`, `loaded` and `retire` is
+    collective."""
 
     def __init__(self, store: Store, world: World, *, run_dir: Path) -> None:
         self.store, self.world, self.run_dir = store, world, run_dir
         self.attempt = Attempt(token="", resumed_from=None)
         self._read_ahead: dict[str, bytes] = {}
 
-    @classmethod
-    def start(
-        cls, store: Store, world: World, *, run_dir: Path, accept: Callable[[Manifest | None], None]
-    ) -> tuple["Checkpoints", Manifest | None]:
-        """Finds the newest checkpoint that stands and verifies (None: from scratch), and registers a new attempt.
-
-        `accept` raises where the job cannot start from it; only after it is the attempt on record, so that a refused
-        command does not take a run over.
-        """
-        reader = cls(store, world, run_dir=run_dir)
-        while True:
-            manifest = reader._newest_verified()
-            accept(manifest)
-            token = next_token(read_attempts(store), nonce=secrets.token_hex(4)) if world.is_first else ""
-            token = broadcast_json(token, device=world.device)
-            reader.attempt = Attempt(token=token, resumed_from=manifest.id if manifest else None)
-            if broadcast_json(reader._register() if world.is_first else True, device=world.device):
-                return reader, manifest
-
-    def _register(self) -> bool:
-        """Puts this attempt on record; False (and off the record) where an older process, still alive until it reads
-        the record, has in the meantime retired the checkpoint that this attempt resumes from."""
-        path = f"{ATTEMPTS}/{self.attempt.token}.json"
-        self.store.write(path, attempt_to_json(self.attempt))
-        origin = self.attempt.resumed_from
-        if origin is None or self.store.exists(f"{origin.folder}/{MANIFEST_NAME}"):
-            self.store.discard_unfinished()
-            return True
-        self.store.delete(path)
-        return False
-
-    def refuse_if_overtaken(self) -> None:
-        """Collective. Raises WillNotSucceedError where a later attempt of this run has started elsewhere."""
-        later = ""
-        if self.world.is_first:
-            tokens = [attempt.token for attempt in read_attempts(self.store)]
-            later = max([t for t in tokens if token_order(t) > token_order(self.attempt.token)], default="")
-        later = broadcast_json(later, device=self.world.device)
-        if later:
-            raise WillNotSucceedError(
-                f"attempt {self.attempt.token} of {self.run_dir} ends here: a later one, {later}, took over the run; "
-                "leave the run to it, or end it and start again"
-            )
-
-    def save(
-        self,
-        fragments: list[Fragment],
-        *,
-        position: Position,
-        shapes: dict[str, tuple[int, ...]],
-        data_state: dict[str, Any],
-        record: dict[str, Any],
-    ) -> Manifest | None:
-        """Writes and commits a checkpoint; None (and an error in the log) where any rank could not write its part."""
-        self.refuse_if_overtaken()
-        place = CheckpointId(step=position.step, attempt=self.attempt.token)
-        try:
-            report = self._write_fragments(place, fragments)
-        except (OSError, UserError, StorageError) as error:
-            report = {"error": f"rank {self.world.rank}: {error}"}
-        reports = gather_json(report, device=self.world.device)
-        errors = [r["error"] for r in reports if "error" in r]
-        manifest = None
-        if not errors:
-            manifest = assemble_manifest(
-                place, reports, position=position, shapes=shapes, data_state=data_state, record=record
-            )
-            if self.world.is_first:
-                try:
-                    self.store.write(f"{place.folder}/{MANIFEST_NAME}", manifest_to_json(manifest))
-                except (OSError, UserError, StorageError) as error:
-                    errors = [f"manifest: {error}"]
-        errors = broadcast_json(errors, device=self.world.device)
-        if errors:
-            log.error("checkpoint of step %d was not committed: %s", position.step, "; ".join(errors))
-            return None
-        return manifest
-
-    def load(self, manifest: Manifest, fragment: Fragment, slot: str) -> None:
-        """Fills one slot of a fragment from wherever its elements lie (not collective)."""
-        places = manifest.tensors[fragment.name].slots[slot]
-        filled = 0
-        for place, first, count in overlapping(places, start=fragment.start, length=fragment.length):
-            begin = place.offset + (first - place.start) * FLOAT_BYTES
-            data = self._bytes(f"{manifest.id.folder}/{place.file}", begin, begin + count * FLOAT_BYTES)
-            inside = first - fragment.start
-            fragment.slots[slot][inside : inside + count].copy_(torch.frombuffer(data, dtype=torch.float32))
-            filled += count
-        if filled != fragment.length:
-            raise ValueError(f"{manifest.id.folder} holds {filled} of {fragment.length} elements of {fragment.name}")
-
-    def loaded(self) -> None:
-        """Frees what was read ahead while verifying."""
-        self._read_ahead.clear()
-
-    def retire(self, config: CheckpointConfig) -> None:
-        """Deletes what retention does not keep, and what killed or overtaken attempts left; rank 0, after a commit.
-
-        A store that does not let us delete costs space, not the run.
-        """
-        if not self.world.is_first:
-            return
-        try:
-            standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
-            kept = {place.folder for place in standing[: config.keep_newest]}
-            kept |= {p.folder for p in standing if config.keep_every and p.step % config.keep_every == 0}
-            files = [path for path in self.store.list() if is_checkpoint_file(path)]
-            unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
-            # Manifests first: from then on a checkpoint does not exist, whatever of its files is still there.
-            for path in sorted(unwanted, key=lambda path: not path.endswith(MANIFEST_NAME)):
-                self.store.delete(path)
-        except (OSError, UserError, StorageError) as error:
-            log.warning("old checkpoints could not be deleted: %s", error)
-
-    def _write_fragments(self, place: CheckpointId, fragments: list[Fragment]) -> dict[str, Any]:
-        name = f"rank-{self.world.rank:05d}.safetensors"
-        laid_out, digest = lay_out(fragments), hashlib.sha256()
-        with self.store.create(f"{place.folder}/{name}") as file:
-            for part in laid_out.parts():
-                file.write(part)
-                digest.update(part)
-        return {
-            "file": name,
-            "sha256": digest.hexdigest(),
-            "num_bytes": laid_out.head.num_bytes,
-            "pieces": laid_out.pieces,
-        }
-
-    def _newest_verified(self) -> Manifest | None:
-        """The newest standing checkpoint that every rank finds sound; None where none was ever committed."""
+    def newest(self) -> Manifest | None:
+        """The newest standing checkpoint that every rank can verify; None if none was ever committed."""
         candidates: list[str] = []
         if self.world.is_first:
             standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
@@ -210,12 +84,136 @@ class Checkpoints:
         if broadcast_json(bool(last_line(self.run_dir)), device=self.world.device):
             raise UserError(
                 f"{self.run_dir} has committed checkpoints on record, but {where} holds none that counts; give the "
-                "--checkpoint.url that the run was started with, or another --run-dir to start anew"
+                "--checkpoint.url that the run was started with, or another --run-dir to start again"
             )
         return None
 
+    def begin_attempt(self, resumed_from: Manifest | None) -> bool:
+        """Registers this start, which resumes from a checkpoint that was found (None: there is none); False if another
+        one must be found, because this one has been retired in the meantime.
+
+        Call it once the job is accepted: a refused command must not take a run over.
+        """
+        token = next_token(read_attempts(self.store), nonce=secrets.token_hex(4)) if self.world.is_first else ""
+        token = broadcast_json(token, device=self.world.device)
+        self.attempt = Attempt(token=token, resumed_from=resumed_from.id if resumed_from else None)
+        is_registered: bool = broadcast_json(
+            self._register() if self.world.is_first else True, device=self.world.device
+        )
+        return is_registered
+
+    def _register(self) -> bool:
+        """Puts this attempt on record; False (and off the record) if an older process, still alive until it reads the
+        record, has in the meantime retired the checkpoint that this attempt resumes from."""
+        path = f"{ATTEMPTS}/{self.attempt.token}.json"
+        self.store.write(path, attempt_to_json(self.attempt))
+        origin = self.attempt.resumed_from
+        if origin is None or self.store.exists(f"{origin.folder}/{MANIFEST_NAME}"):
+            self.store.discard_unfinished()
+            return True
+        self.store.delete(path)
+        return False
+
+    def refuse_if_overtaken(self) -> None:
+        """Collective. Raises WillNotSucceedError if a later attempt of this run has started elsewhere."""
+        later = ""
+        if self.world.is_first:
+            tokens = [attempt.token for attempt in read_attempts(self.store)]
+            later = max([t for t in tokens if token_order(t) > token_order(self.attempt.token)], default="")
+        later = broadcast_json(later, device=self.world.device)
+        if later:
+            raise WillNotSucceedError(
+                f"attempt {self.attempt.token} of {self.run_dir} ends here: a later one, {later}, took over the run; "
+                "leave the run to it, or end it and start again"
+            )
+
+    def save(
+        self,
+        fragments: list[Fragment],
+        *,
+        shapes: dict[str, tuple[int, ...]],
+        position: StreamPosition,
+        num_updates: int,
+        job: SavedJob,
+        record: dict[str, Any],
+    ) -> Manifest | None:
+        """Writes and commits a checkpoint; None (and an error in the log) if any rank could not write its file."""
+        self.refuse_if_overtaken()
+        place = CheckpointId(step=position.next_step, attempt=self.attempt.token)
+        try:
+            report = self._write_fragments(place, fragments)
+        except (OSError, UserError, StorageError) as error:
+            report = {"error": f"rank {self.world.rank}: {error}"}
+        reports = gather_json(report, device=self.world.device)
+        errors = [r["error"] for r in reports if "error" in r]
+        manifest = None
+        if not errors:
+            manifest = assemble_manifest(
+                place, reports, shapes=shapes, position=position, num_updates=num_updates, job=job, record=record
+            )
+            if self.world.is_first:
+                try:
+                    self.store.write(f"{place.folder}/{MANIFEST_NAME}", manifest_to_json(manifest))
+                except (OSError, UserError, StorageError) as error:
+                    errors = [f"manifest: {error}"]
+        errors = broadcast_json(errors, device=self.world.device)
+        if errors:
+            log.error("checkpoint of step %d was not committed: %s", place.step, "; ".join(errors))
+            return None
+        return manifest
+
+    def load(self, manifest: Manifest, fragment: Fragment, slot: str) -> None:
+        """Fills one slot of a fragment from the files that hold its elements (not collective)."""
+        places = manifest.tensors[fragment.name].slots[slot]
+        filled = 0
+        for place, first, count in overlapping(places, start=fragment.start, length=fragment.length):
+            begin = place.offset + (first - place.start) * FLOAT_BYTES
+            data = self._bytes(f"{manifest.id.folder}/{place.file}", begin, begin + count * FLOAT_BYTES)
+            inside = first - fragment.start
+            fragment.slots[slot][inside : inside + count].copy_(torch.frombuffer(data, dtype=torch.float32))
+            filled += count
+        if filled != fragment.length:
+            raise ValueError(f"{manifest.id.folder} holds {filled} of {fragment.length} elements of {fragment.name}")
+
+    def loaded(self) -> None:
+        """Frees what was read ahead while verifying."""
+        self._read_ahead.clear()
+
+    def retire(self, config: CheckpointConfig) -> None:
+        """Deletes what retention does not keep, and what killed or overtaken attempts left; on rank 0, after a commit.
+
+        If the store refuses, that costs space and not the run.
+        """
+        if not self.world.is_first:
+            return
+        try:
+            standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
+            kept = {place.folder for place in standing[: config.keep_newest]}
+            kept |= {p.folder for p in standing if config.keep_every and p.step % config.keep_every == 0}
+            files = [path for path in self.store.list() if is_checkpoint_file(path)]
+            unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
+            # Manifests first: without it, a checkpoint does not exist, whatever files of it remain.
+            for path in sorted(unwanted, key=lambda path: not path.endswith(MANIFEST_NAME)):
+                self.store.delete(path)
+        except (OSError, UserError, StorageError) as error:
+            log.warning("old checkpoints could not be deleted: %s", error)
+
+    def _write_fragments(self, place: CheckpointId, fragments: list[Fragment]) -> dict[str, Any]:
+        name = f"rank-{self.world.rank:05d}.safetensors"
+        laid_out, digest = lay_out(fragments), hashlib.sha256()
+        with self.store.create(f"{place.folder}/{name}") as file:
+            for part in laid_out.parts():
+                file.write(part)
+                digest.update(part)
+        return {
+            "file": name,
+            "sha256": digest.hexdigest(),
+            "num_bytes": laid_out.head.num_bytes,
+            "pieces": laid_out.pieces,
+        }
+
     def _verify_share(self, manifest: Manifest) -> str:
-        """Checks every num_ranks-th file; what was read is kept, since a resumed rank mostly needs its own file."""
+        """Checks every num_ranks-th file and keeps what it read, since a resumed rank mostly needs its own file."""
         for name in sorted(manifest.files)[self.world.rank :: self.world.num_ranks]:
             record = manifest.files[name]
             path = f"{manifest.id.folder}/{name}"

@@ -1,4 +1,4 @@
-"""How many classes a run's model has, and what is said where its data has fewer."""
+"""How many classes a run's model has, and the warning if its data has fewer."""
 
 import logging
 from dataclasses import replace
@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 
 
 def with_classes(job: TrainingJob, data: TrainingData, held_out: Dataset | None, *, say: bool) -> TrainingJob:
-    """The job with as many classes as the data has, where it leaves that open; more than the data has are a warning
-    (`say`: log it). UserError for fewer, and for a held-out dataset of other labels."""
+    """The job with the data's number of classes, unless it has its own; more than the data has are a warning (`say`:
+    log it). UserError for fewer, and for a held-out dataset with other labels."""
     wanted = job.model.num_classes or data.num_classes
     if data.num_classes > wanted:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a run costs before it is started: parameters, operations, steps, and the rate that ends it in time. Pure."""
+"""The cost of a run before it starts: parameters, operations, steps, and the images/s needed to end in time. Pure."""
 
 from dataclasses import dataclass, replace
 
@@ -11,8 +11,8 @@ _SECONDS_A_DAY = 86_400
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Operations count 2 a multiply-add; training is three forward passes. `num_epochs` is None where the number of
-    images is not known. `num_head_parameters` is 0 where the number of classes is not."""
+    """A multiply-add counts as 2 operations, a training step as three forward passes. `num_epochs` is None if the
+    number of images is not known; `num_head_parameters` is 0 if the number of classes is not."""
 
     num_parameters: int
     num_head_parameters: int
@@ -27,9 +27,9 @@ class Cost:
 
 
 def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float) -> Cost:
-    """The cost of a job on a dataset of so many images and classes (0: not known), to be done in `days`.
+    """The cost of a job on a dataset with these numbers of images and classes (0: not known), to be done in `days`.
 
-    The job's own number of classes wins over the dataset's. Raises UserError for values that make no run.
+    The job's own number of classes takes precedence. Raises UserError for values that make no run.
     """
     if num_images < 0 or num_classes < 0 or days <= 0:
         raise UserError(

@@ -1,4 +1,4 @@
-"""DeepSpeed as the ZeRO engine and nothing more: rates, clipping, batch plan and checkpoints are ours."""
+"""DeepSpeed as the ZeRO engine and nothing more: learning rates, clipping, batch plan and checkpoints are ours."""
 
 import logging
 import warnings
@@ -83,8 +83,8 @@ class Engine:
         )
         # Skips the run-time C++ build of a shared-memory collective that only inference uses.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        # DeepSpeed decorates its Muon kernels with torch.compile when they are imported, and imports them whatever the
-        # optimiser: a second a rank for what is never called here.
+        # DeepSpeed decorates its Muon kernels with torch.compile on import, and imports them for every optimiser: that
+        # takes a second per rank, and nothing here calls them.
         deepspeed.runtime.compiler.compile = lambda: lambda function: function
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

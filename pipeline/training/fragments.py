@@ -1,4 +1,4 @@
-"""What a rank writes into a checkpoint: its fragments as one safetensors file, and where in it each one lies. Pure."""
+"""What a rank writes into a checkpoint: its fragments as one safetensors file, and the offset of each. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,27 +6,20 @@ from typing import Any
 
 import torch
 
+from pipeline.data.position import StreamPosition
 from pipeline.models.safetensors_stream import Head, head_of, parts_of
 from pipeline.training.manifest import FORMAT, CheckpointId, FileRecord, FragmentLocation, LogicalTensor, Manifest
+from pipeline.training.saved_job import SavedJob
 from pipeline.training.zero_state import MASTER, Fragment
 
 Piece = tuple[str, str, int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where a run stands when it is saved."""
-
-    step: int
-    num_updates: int
-    num_samples: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class RankFile:
-    """A rank's file, laid out but not copied: its head, the live views that follow, and where each piece lies.
+    """A rank's file, laid out but not copied: its head, the live views that follow, and the offset of each piece.
 
-    `pieces`: of each (tensor, slot, byte offset in the file, first element, elements).
+    `pieces`: one (tensor, slot, byte offset in the file, first element, number of elements) for each view.
     """
 
     head: Head
@@ -34,7 +27,7 @@ class RankFile:
     pieces: tuple[Piece, ...]
 
     def parts(self) -> Iterator[memoryview]:
-        """The file's bytes in order, a tensor at a time: no more than one is copied out of a GPU at once."""
+        """The file's bytes in order, one tensor at a time, so that no more than one is copied out of a GPU at once."""
         return parts_of(self.head, self.views)
 
 
@@ -58,9 +51,10 @@ def assemble_manifest(
     place: CheckpointId,
     reports: list[dict[str, Any]],
     *,
-    position: Position,
     shapes: dict[str, tuple[int, ...]],
-    data_state: dict[str, Any],
+    position: StreamPosition,
+    num_updates: int,
+    job: SavedJob,
     record: dict[str, Any],
 ) -> Manifest:
     """The manifest of a checkpoint from every rank's report: {file, sha256, num_bytes, pieces}."""
@@ -81,8 +75,9 @@ def assemble_manifest(
         tensors=tensors,
         files=files,
         moments=tuple(moments),
-        num_updates=position.num_updates,
-        num_samples=position.num_samples,
-        data_state=data_state,
+        num_updates=num_updates,
+        num_samples=position.next_step * position.global_batch,
+        position=position,
+        job=job,
         record=record,
     )

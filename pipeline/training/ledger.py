@@ -1,4 +1,4 @@
-"""Where a run's wall time went: start-up, compute, data wait, checkpoint stall, evaluation. One line a save."""
+"""Where a run's wall time went: start-up, compute, data wait, checkpoint stall, evaluation. One line per save."""
 
 import json
 import time
@@ -15,8 +15,8 @@ FILE_NAME = "ledger.jsonl"
 class Ledger:
     """Seconds by account over the whole run; goodput is the share of compute.
 
-    A continued run starts from the totals of its last line; `restarts` is what passed since then: the work that was
-    lost, the wait for a new start.
+    A continued run starts from the totals of its last line; `restarts` is the time since then: lost work, and the
+    wait for the new start.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -53,7 +53,7 @@ class Ledger:
 
 
 def last_line(run_dir: Path) -> dict[str, Any]:
-    """The last complete line of a run's ledger; empty where no checkpoint was ever committed."""
+    """The last complete line of a run's ledger; empty if no checkpoint was ever committed."""
     path = run_dir / FILE_NAME
     lines = path.read_text().splitlines() if path.exists() else []
     for line in reversed(lines):

@@ -1,19 +1,26 @@
-"""What a sharded checkpoint says about itself, and which checkpoints of a run count. Pure but for JSON.
+"""What a sharded checkpoint says about itself, and which checkpoints of a run count. Pure.
 
     step-00000120/attempt-0003-5f1c2a9e/rank-00000.safetensors   fragments of logical tensors
     step-00000120/attempt-0003-5f1c2a9e/MANIFEST.json            written last: the checkpoint exists from then on
     attempts/0003-5f1c2a9e.json                                  which checkpoint this attempt (start) resumed from
 
-The fence against zombies is on the reading side and asks nothing of the store: attempts are numbered, each says what it
-resumed from, and a manifest is ignored if a later attempt exists that did not resume from it or from its descendant.
+The fence against zombies is on the reading side and needs nothing from the store: attempts are numbered, each says what
+it resumed from, and a manifest is ignored if a later attempt exists that did not resume from it or from its descendant.
+
+Format 1 held the position as `data_state`, without the step, and the saved job as a part of `record`.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-FORMAT = 1
+from pipeline.data.position import StreamPosition
+from pipeline.training.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
+
+FORMAT = 2
+_FIRST_FORMAT = 1  # is still read
 MANIFEST_NAME = "MANIFEST.json"
 ATTEMPTS = "attempts"
 
@@ -30,7 +37,7 @@ class FragmentLocation:
 
 @dataclass(frozen=True, kw_only=True)
 class LogicalTensor:
-    """One parameter as the model knows it, and where the fragments of its master and moments lie."""
+    """A parameter as the model knows it, and the locations of the fragments of its master and moments."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -47,7 +54,7 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointId:
-    """A checkpoint's place: its step and the attempt that wrote it."""
+    """Identifies a checkpoint: its step and the attempt that wrote it."""
 
     step: int
     attempt: str
@@ -68,7 +75,8 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything needed to go on: `data_state` fixes the sample order, `record` is for people and reports."""
+    """Everything that a run needs to continue. `position`: of the stream of batches. `job`: which jobs may continue the
+    run. `record` is for people and reports: nothing is decided by it."""
 
     format: int
     id: CheckpointId
@@ -77,11 +85,24 @@ class Manifest:
     moments: tuple[str, ...]
     num_updates: int
     num_samples: int
-    data_state: dict[str, Any]
+    position: StreamPosition
+    job: SavedJob
     record: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.position.next_step != self.id.step:
+            raise ValueError(f"the checkpoint is of step {self.id.step}, its position of {self.position.next_step}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Format:
+    """The first thing read of a manifest."""
+
+    format: int
 
 
 _MANIFEST = TypeAdapter(Manifest)
+_FORMAT = TypeAdapter(_Format)
 _ATTEMPT = TypeAdapter(Attempt)
 
 
@@ -91,14 +112,26 @@ def manifest_to_json(manifest: Manifest) -> bytes:
 
 
 def manifest_from_json(data: bytes) -> Manifest:
-    """The manifest; ValueError where the JSON is broken or of another format."""
+    """The manifest. ValueError if the JSON is broken or of a format that this version does not know."""
     try:
-        manifest = _MANIFEST.validate_json(data)
+        found = _FORMAT.validate_json(data).format
+        if found not in (_FIRST_FORMAT, FORMAT):
+            raise ValueError(f"manifest format {found}, this version reads {_FIRST_FORMAT} and {FORMAT}")
+        return _MANIFEST.validate_json(data if found == FORMAT else _from_format_1(data))
     except ValidationError as error:
         raise ValueError(f"not a manifest: {error.errors()[0]['msg']}") from error
-    if manifest.format != FORMAT:
-        raise ValueError(f"manifest format {manifest.format}, this version reads {FORMAT}")
-    return manifest
+
+
+def _from_format_1(data: bytes) -> str:
+    """A manifest of the first format as JSON of this one. ValueError if it is none."""
+    values = json.loads(data)
+    try:
+        record = values["record"]
+        values["position"] = position_of_format_1(record, values.pop("data_state"), step=values["id"]["step"])
+        values["job"] = saved_job_of_format_1(record)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a manifest: {type(error).__name__} {error}") from error
+    return json.dumps(values | {"format": FORMAT})
 
 
 def attempt_to_json(attempt: Attempt) -> bytes:
@@ -107,12 +140,12 @@ def attempt_to_json(attempt: Attempt) -> bytes:
 
 
 def attempt_from_json(data: bytes) -> Attempt:
-    """The attempt; ValueError where the JSON is broken."""
+    """The attempt. ValueError if the JSON is broken."""
     return _ATTEMPT.validate_json(data)
 
 
 def id_from_path(path: str) -> CheckpointId | None:
-    """The checkpoint whose manifest lies at `path` (relative to the checkpoints' root), or None for any other file."""
+    """The checkpoint whose manifest is at `path` (relative to the checkpoints' root), or None for any other file."""
     parts = path.split("/")
     if len(parts) != 3 or parts[2] != MANIFEST_NAME:
         return None
@@ -133,7 +166,7 @@ def token_order(token: str) -> tuple[int, str]:
 
 
 def next_token(attempts: list[Attempt], *, nonce: str) -> str:
-    """Token of a new attempt: one number above all others, and a nonce against two starts at once."""
+    """Token of a new attempt: a number above all others, and a nonce in case two start at once."""
     numbers = [token_order(attempt.token)[0] for attempt in attempts]
     return f"{max(numbers, default=0) + 1:04d}-{nonce}"
 
@@ -141,8 +174,8 @@ def next_token(attempts: list[Attempt], *, nonce: str) -> str:
 def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt]) -> list[CheckpointId]:
     """Committed checkpoints that the fence lets through, newest first.
 
-    Walk from the latest attempt back along what each resumed from: of an attempt on this line, the checkpoints up to
-    the one that its successor resumed from stand; whatever else was written comes from a line that was left behind.
+    Walk back from the latest attempt along what each resumed from. Of an attempt on this line, the checkpoints up to
+    the one that its successor resumed from stand. Everything else was written by an attempt that was overtaken.
     """
     by_token = {attempt.token: attempt for attempt in attempts}
     standing: list[CheckpointId] = []

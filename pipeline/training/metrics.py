@@ -1,4 +1,4 @@
-"""metrics.jsonl (one object a line with `step` and `loss`) and TensorBoard, written by rank 0."""
+"""metrics.jsonl (one object per line with `step` and `loss`) and TensorBoard, written by rank 0."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ METRICS_FILE = "metrics.jsonl"
 _TAGS = {"test_accuracy": "eval/accuracy", "test_loss": "eval/loss"}
 _PERF = ("images_per_second", "step_seconds", "data_wait_share")
 _COLUMNS, _GAP = 4, 2  # of the grid of images; the gap in pixels
-_FLUSH_SECONDS = 10  # what a killed process may have kept for itself
+_FLUSH_SECONDS = 10  # what a killed process may lose
 
 
 class Metrics:
-    """A run's curves. Opened at `step`, it cuts away what a lost continuation had written beyond it."""
+    """A run's curves. Opened at `step`, it removes what an earlier start wrote for later steps."""
 
     def __init__(self, run_dir: Path, *, step: int) -> None:
         self._path = run_dir / METRICS_FILE
@@ -31,7 +31,7 @@ class Metrics:
         self._events = self._board._get_file_writer()  # type: ignore[no-untyped-call]
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One line and one point a curve. Floats are written so that they read back bit for bit."""
+        """One line, and one point per curve. Floats read back bit for bit."""
         self._file.write(json.dumps({"step": step, **values}) + "\n")
         points = [Summary.Value(tag=tag_of(name), simple_value=value) for name, value in values.items()]
         self._events.add_summary(Summary(value=points), step)  # one event for all of them
@@ -39,8 +39,8 @@ class Metrics:
     def show_job(self, text: str, settings: Mapping[str, str | int | float]) -> None:
         """The job's YAML, and its settings as hyperparameters beside the last values of the curves.
 
-        Written into the run's own folder (SummaryWriter.add_hparams would make one more run), at the first step of this
-        process, so that a later start that goes back further takes it away.
+        Written into the run's own folder (SummaryWriter.add_hparams would make another run), at the first step of this
+        process, so that a later start from an earlier step removes it.
         """
         self._board.add_text("job", f"```yaml\n{text.strip()}\n```", self._first_step)
         shown = ("train/loss", "eval/accuracy", "eval/loss")
@@ -57,7 +57,7 @@ class Metrics:
         self._board.add_text("data/classes", "\n".join(table), step)
 
     def amend(self, step: int, values: dict[str, float]) -> None:
-        """More values of a step that has its line, the last, already."""
+        """Adds values to the last line."""
         lines = self._path.read_text().splitlines()
         before = json.loads(lines.pop()) if lines and _step_of(lines[-1]) == step else {"step": step}
         self._file.close()

@@ -3,7 +3,7 @@
 Sources: "An Image is Worth 16x16 Words", Tables 3 and 4; big_vision's optax.py and train_vit_g.py for the decay that
 follows the schedule, the mask and the head's multiple. With w a decayed weight, u Adam's direction and s(t) = lr(t) /
 peak, `rate` (PyTorch's AdamW) moves it by -lr(t) (u + decay w), `schedule` (big_vision) by -(lr(t) u + s(t) decay w):
-there the decay does not depend on the peak. big_vision's 1e-4 at a peak of 1e-3 is the paper's 0.1.
+there, the decay does not depend on the peak. big_vision's 1e-4 at a peak of 1e-3 is the paper's 0.1.
 """
 
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ _HEAD = "head.weight"
 def build_optimizer(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]], config: OptimizerConfig
 ) -> torch.optim.Optimizer:
-    """The optimiser with one group for each weight decay; the learning rate, 0 here, is set anew each step.
+    """The optimiser with one group for each weight decay; the learning rate, 0 here, is set at each step.
 
-    A decay that follows the schedule comes through `scaled_by_rate` first; ValueError where it has not.
+    A decay that follows the schedule must go through `scaled_by_rate` first; ValueError otherwise.
     """
     if config.decay_scale != "rate":
         raise ValueError("the decay is not yet a multiple of the learning rate: call scaled_by_rate first")
@@ -36,14 +36,14 @@ def build_optimizer(
 
 
 def decay_of(name: str, config: OptimizerConfig) -> float:
-    """Weight decay of one parameter, 0 where the mask leaves it out."""
+    """Weight decay of one parameter, 0 if the mask excludes it."""
     if not is_decayed(name, config):
         return 0.0
     return config.weight_decay * config.head_decay if name == _HEAD else config.weight_decay
 
 
 def is_decayed(name: str, config: OptimizerConfig) -> bool:
-    """True where weight decay touches the parameter: matrices' weights, or all."""
+    """Whether weight decay applies to the parameter: to the weights of matrices only, or to all."""
     is_kernel = name.endswith(".weight") and "norm" not in name.split(".")[-2]
     return config.decay == "all" or is_kernel
 

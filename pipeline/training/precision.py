@@ -1,4 +1,4 @@
-"""Which precision a run computes in: decided once, when it first starts, and kept. Pure."""
+"""The precision that a run computes in: decided when it first starts, and kept. Pure."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,8 +10,7 @@ Precision = Literal["bf16", "fp32"]
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The precision; `message` says why (empty where the job named it and nothing speaks against it), `is_warning`
-    where it is slow here."""
+    """`message`: the reason (empty if the job names a precision that is fine here). `is_warning`: it is slow here."""
 
     precision: Precision
     message: str = ""
@@ -20,7 +19,7 @@ class Choice:
 
 def choose_precision(wanted: Literal["auto", "bf16", "fp32"], *, recorded: str, bf16: Bf16) -> Choice:
     """`wanted`: what the job says. `recorded`: the precision in the checkpoint that the run continues from, empty
-    where it starts. `bf16`: what all ranks' devices can do."""
+    if it starts. `bf16`: what all ranks' devices can do."""
     if wanted != "auto":
         return _as_demanded(wanted, recorded=recorded, bf16=bf16)
     if recorded in ("bf16", "fp32"):
@@ -47,7 +46,7 @@ def _as_recorded(recorded: Precision, *, bf16: Bf16) -> Choice:
 
 
 def least_of(devices: list[Bf16]) -> Bf16:
-    """What all ranks' devices can do, given in rank order: as the first that lacks bf16, else as rank 0's."""
+    """What the devices of all ranks, in rank order, can do: that of the first that lacks bf16, else that of rank 0."""
     for rank, bf16 in enumerate(devices):
         if not bf16.is_native:
             where = f"rank {rank}: " if rank else ""

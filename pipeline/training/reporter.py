@@ -1,8 +1,9 @@
-"""What rank 0 says while it trains: the live line, a line at each event, metrics.jsonl and TensorBoard."""
+"""What rank 0 reports while it trains: the live line, a line at each event, metrics.jsonl and TensorBoard."""
 
 import logging
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,18 +25,20 @@ NUM_IMAGES = 16  # of the first batch, for TensorBoard
 _RATES = ("bytes", "requests", "retries", "hedges")  # sums of the data's counts that are shown as rates too
 
 
-def open_reporter(job: TrainingJob, ledger: Ledger, data: TrainingData, *, step: int) -> "Reporter":
-    """A run's reporter from `step` on; the job's record and settings go to TensorBoard. Close its `metrics`."""
+@contextmanager
+def open_reporter(job: TrainingJob, ledger: Ledger, data: TrainingData, *, step: int) -> Iterator["Reporter"]:
+    """A run's reporter from `step` on; the job's record and settings go to TensorBoard."""
     run_dir = Path(job.run_dir)
-    metrics = Metrics(run_dir, step=step)
-    record = run_dir / "job.yaml"
-    metrics.show_job(record.read_text() if record.exists() else "", settings_of(job))
-    epoch_samples = data.datasets[0].num_samples if len(data.datasets) == 1 else 0
-    return Reporter(job, metrics, ledger, step=step, epoch_samples=epoch_samples)
+    with closing(Metrics(run_dir, step=step)) as metrics:
+        record = run_dir / "job.yaml"
+        metrics.show_job(record.read_text() if record.exists() else "", settings_of(job))
+        epoch_samples = data.datasets[0].num_samples if len(data.datasets) == 1 else 0
+        names = data.label_names
+        yield Reporter(job, metrics, ledger, step=step, epoch_samples=epoch_samples, label_names=names)
 
 
 def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
-    """What runs are compared by, under the names of the job's fields."""
+    """The settings that runs are compared by, under the names of the job's fields."""
     model, optimizer, schedule = job.model, job.optimizer, job.schedule
     size = {} if model.is_bit else {f"model.{name}": getattr(model.size, name) for name in ("patch", "depth", "width")}
     return {
@@ -62,10 +65,19 @@ def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
 
 
 class Reporter:
-    """Context manager for the loop of rank 0. `epoch_samples`: samples of an epoch, 0 where datasets are mixed."""
+    """Context manager for the loop of rank 0. `epoch_samples`: samples per epoch, 0 if datasets are mixed."""
 
-    def __init__(self, job: TrainingJob, metrics: Metrics, ledger: Ledger, *, step: int, epoch_samples: int) -> None:
-        self.job, self.metrics, self.epoch_samples = job, metrics, epoch_samples
+    def __init__(
+        self,
+        job: TrainingJob,
+        metrics: Metrics,
+        ledger: Ledger,
+        *,
+        step: int,
+        epoch_samples: int,
+        label_names: tuple[str, ...] = (),
+    ) -> None:
+        self.job, self.metrics, self.epoch_samples, self.label_names = job, metrics, epoch_samples, label_names
         self._ticker, self._stack = Ticker(), ExitStack()
         self._throughput = Throughput(ledger.seconds, step=step)
         self._step, self._saved = step, step
@@ -82,15 +94,15 @@ class Reporter:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def shows(self, images: torch.Tensor, labels: torch.Tensor, names: tuple[str, ...]) -> None:
+    def shows(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """The first images [n, height, width, 3] of 0 to 255 with labels [n, most], as the model gets them."""
-        own = [[names[label] for label in row if label >= 0] for row in labels.tolist()]
+        own = [[self.label_names[label] for label in row if label >= 0] for row in labels.tolist()]
         self.metrics.show_images(self._step + 1, images, [", ".join(names) for names in own])
 
     def step(
         self, step: int, *, loss: float, grad_norm: float, rate: float, traffic: dict[str, float], scores: Scores | None
     ) -> None:
-        """One step is done, and what came of it. `rate`: the learning rate."""
+        """A step is done, with this outcome. `rate`: the learning rate."""
         self._throughput.step(step)
         self._step, self._loss, self._rate = step, loss, rate
         if scores:
@@ -106,19 +118,19 @@ class Reporter:
         self._ticker.tick(self.facts)
 
     def scored_late(self, step: int, scores: Scores) -> None:
-        """The scores of a step that has been reported: its evaluation was given up before, and made up for now."""
+        """The scores of a step that was reported without them, because its evaluation was given up."""
         self._scores = scores
         log.info("step %d: test accuracy %.3f, loss %.3g", step, scores.accuracy, scores.loss)
         self.metrics.amend(step, {"test_accuracy": scores.accuracy, "test_loss": scores.loss})
 
     def saved(self, step: int) -> None:
-        """A checkpoint is committed: a part of the live line, a line of a log."""
+        """A checkpoint is committed: shown in the live line, or as a line in a log."""
         self._saved = step
         if not self._ticker.is_live:
             log.info("%s, checkpoint saved", as_log_line(self.facts()[:-1]))
 
     def facts(self) -> list[Fact]:
-        """What the live line says."""
+        """The contents of the live line."""
         job, scores = self.job, self._scores
         count = f"step {self._step:,}/{job.steps:,}"
         accuracy = (f"test accuracy {scores.accuracy:.3f}", f"acc {scores.accuracy:.3f}") if scores else ("", "")
@@ -140,7 +152,7 @@ class Reporter:
         return {"epoch": self._step * self.job.global_batch / self.epoch_samples} if self.epoch_samples else {}
 
     def _data_rates(self, traffic: dict[str, float]) -> dict[str, float]:
-        """A second, since the line before; nothing at a process's first line."""
+        """Per second since the previous line; nothing for the first line of a process."""
         now, before = time.monotonic(), self._traffic
         self._traffic = now, traffic
         if before is None:

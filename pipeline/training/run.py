@@ -1,61 +1,53 @@
-"""One training run from its start to its DONE marker. From `train` a reader goes down, once."""
+"""One training run from its start to its DONE marker. `train` and `_start_to_end` read as these steps:
+
+1. read the job                     done before: jobs/resolve.py, and the rank's place in pipeline/world.py
+2. check it against its data        prepare.py
+3. join the other ranks             signals are watched from here on
+4. find the checkpoint              checkpoint.py; a job that is not the same run is refused
+5. build                            the engine, filled (start.py), the stream of batches, the reporter
+6. loop                             loop.py
+7. finish                           done.py: weights, then the DONE marker
+"""
 
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from enum import Enum
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
+from pipeline.bf16 import Bf16
 from pipeline.collectives import broadcast_json
-from pipeline.data.batches import TrainBatches
-from pipeline.data.config import Share
-from pipeline.data.quarantine import Quarantine
-from pipeline.data.training_data import TrainingData, check_memory, data_state, open_training_data
-from pipeline.models.weights import TensorByName
-from pipeline.training.batch_plan import BatchPlan, plan_batch
-from pipeline.training.checkpoint import Checkpoints, list_committed
-from pipeline.training.classes import with_classes
-from pipeline.training.config import TrainingJob, scaled_by_rate
-from pipeline.training.done import finish, job_of, read_done
+from pipeline.data.stream import open_stream
+from pipeline.training.checkpoint import Checkpoints
+from pipeline.training.config import TrainingJob
+from pipeline.training.done import Done, done_from_json, done_to_json, finish, read_done
 from pipeline.training.engine import Engine
+from pipeline.training.guard import NonFiniteGuard
+from pipeline.training.held_out import HeldOut
 from pipeline.training.ledger import Ledger
-from pipeline.training.loop import Loop, LoopEnd, Parts, describe
+from pipeline.training.loop import Loop, LoopEnd
 from pipeline.training.manifest import Manifest
+from pipeline.training.prepare import Prepared, prepare
 from pipeline.training.reporter import open_reporter
-from pipeline.training.same_run import extension
+from pipeline.training.same_run import extension, refuse_changes
+from pipeline.training.saving import Saving, describe
 from pipeline.training.signals import Signals
-from pipeline.training.start import (
-    SavedJob,
-    all_will_compile,
-    bf16_of_all,
-    fill_from_checkpoint,
-    fill_from_weights,
-    refuse_changes,
-    saved_job,
-    starting_model,
-    starting_weights,
-    will_compile,
-    with_precision,
-)
+from pipeline.training.start import all_will_compile, bf16_of_all, start_engine, with_precision
 from pipeline.training.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Stopping
 from pipeline.training.summary import Opening, closing_words, num_parameters
-from pipeline.world import World, enter, leave
-from shards.dataset import Dataset, open_dataset
+from pipeline.training.train_step import Gradients, TrainStep
+from pipeline.training.watch import Watch
+from pipeline.world import World, joined
 from shards.errors import TransientError, UserError, WillNotSucceedError
-from shards.store import Store, open_store
 
 log = logging.getLogger(__name__)
-OnStart = Callable[[TrainingJob], None]
-_LIBRARIES = ("patchline", "torch", "deepspeed", "numpy", "simplejpeg", "opencv-python-headless")
+WriteRecord = Callable[[TrainingJob], None]
 
 
 class Ending(Enum):
-    """How a run ended: DONE, STOPPED with a committed checkpoint, to be continued, or, where nothing was saved, by
+    """How a run ended: DONE, STOPPED with a committed checkpoint, to be continued, or, if nothing was saved, by
     Ctrl-C (INTERRUPTED) or another signal (UNSAVED)."""
 
     DONE = "done"
@@ -67,93 +59,28 @@ class Ending(Enum):
 _ENDINGS = {CONTINUE: Ending.STOPPED, INTERRUPTED: Ending.INTERRUPTED, NOTHING_SAVED: Ending.UNSAVED}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A job whose every value is known to fit: classes filled in, datasets opened, batch planned."""
+def train(job: TrainingJob, world: World, *, write_record: WriteRecord, extend: bool = False) -> Ending:
+    """Runs a job, from its newest checkpoint if it has one, to its end or until it is asked to stop.
 
-    job: TrainingJob
-    run_dir: Path
-    data: TrainingData
-    held_out: Dataset | None
-    plan: BatchPlan
-    data_state: dict[str, Any]
-    most_read_ahead_bytes: int  # by all ranks of this host
-    is_compiled: bool
-    extend: bool  # whether it may have more steps than the run that it continues
-
-
-def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared:
-    """Checks a job against its data and its ranks before anything is started. Raises UserError."""
-    if not job.run_dir:
-        raise UserError("--run-dir is missing: give the run directory as --run-dir")
-    if not (job.data.url or job.data.mix):
-        raise UserError(
-            "--data.url is missing: give the dataset as --data.url, or several as --data.mix URL WEIGHT URL WEIGHT ..."
-        )
-    plan = plan_batch(
-        job.global_batch,
-        micro_batch=job.micro_batch,
-        num_ranks=world.num_ranks,
-        lanes=job.data.lanes,
-        pairs=job.data.mixup.alpha > 0,
-    )
-    data = open_training_data(job.data)
-    held_out = open_dataset(job.evaluation.url) if job.evaluation.url else None
-    job = with_classes(job, data, held_out, say=world.is_first)
-    orders = data.orders(job.data, seed=job.seed)
-    most_read_ahead_bytes = check_memory(
-        data,
-        job.data,
-        orders,
-        global_batch=job.global_batch,
-        num_ranks=world.num_ranks,
-        num_local_ranks=world.num_local_ranks,
-    )
-    stop = Path(job.run_dir) / "STOP"
-    if stop.exists():
-        raise UserError(f"{stop} exists and keeps the run stopped; delete it to continue")
-    if job.initial.weights and not list_committed(_checkpoint_store(job)):
-        starting_weights(job)
-    state = data_state(data, job.data, seed=job.seed, global_batch=job.global_batch)
-    return Prepared(
-        job=job,
-        run_dir=Path(job.run_dir),
-        data=data,
-        held_out=held_out,
-        plan=plan,
-        data_state=state,
-        most_read_ahead_bytes=most_read_ahead_bytes,
-        is_compiled=will_compile(job.engine, world.device),
-        extend=extend,
-    )
-
-
-def train(prepared: Prepared, world: World, *, on_start: OnStart) -> Ending:
-    """Runs a prepared job, from its newest checkpoint where it has one, to its end or until it is asked to stop.
-
-    `on_start` is called on rank 0 with the job as it is run, once nothing speaks against the start any more (its record
-    is written there).
+    `write_record` writes RUN/job.yaml, whose format belongs to the room above: called on rank 0 with the job as it is
+    run. `extend`: the job may have more steps than the run that it continues. Raises UserError.
     """
-    with ExitStack() as stack:
-        stopping = stack.enter_context(Stopping(rank=world.rank, num_ranks=world.num_ranks))
-        signals = stack.enter_context(Signals(prepared.run_dir, watch_markers=world.is_first))
-        enter(world)
-        stack.callback(leave)
-        marker = broadcast_json(read_done(prepared.run_dir) if world.is_first else None, device=world.device)
-        if marker:
-            is_done = marker["job"]["step"] == prepared.job.steps
-            _refuse_changes(prepared, job_of(marker), is_done=is_done)
-            if is_done:
-                if world.is_first:
-                    log.info("%s is already done: %d steps", prepared.run_dir, prepared.job.steps)
-                return Ending.DONE
-        prepared = replace(prepared, is_compiled=all_will_compile(prepared.is_compiled, world))
+    # 2. Check the job against its data.
+    prepared = prepare(job, world, extend=extend)
+    # 3. Join the other ranks.
+    with (
+        Stopping(rank=world.rank, num_ranks=world.num_ranks) as stopping,
+        Signals(prepared.run_dir, watch_markers=world.is_first) as signals,
+        joined(world),
+    ):
+        if _is_done(prepared):
+            return Ending.DONE
         try:
-            ending = _train(prepared, world, signals, stopping, stack, on_start=on_start)
+            ending = _start_to_end(prepared, signals, stopping, write_record=write_record)
             dist.barrier()
         except (UserError, WillNotSucceedError):
             raise
-        except Exception as error:  # what was under way when the signal came need not end well: a peer was first
+        except Exception as error:  # after a request to stop an error is no surprise: a peer may have ended first
             if not stopping.is_asked:
                 raise
             log.info("stopped (%s: %s); %s", type(error).__name__, str(error).partition("\n")[0], stopping.standing())
@@ -162,131 +89,140 @@ def train(prepared: Prepared, world: World, *, on_start: OnStart) -> Ending:
         return ending
 
 
-def _train(
-    prepared: Prepared,
-    world: World,
-    signals: Signals,
-    stopping: Stopping,
-    stack: ExitStack,
-    *,
-    on_start: OnStart,
-) -> Ending:
-    job, run_dir, ledger, bf16 = prepared.job, prepared.run_dir, Ledger(prepared.run_dir), bf16_of_all(world)
+def _start_to_end(prepared: Prepared, signals: Signals, stopping: Stopping, *, write_record: WriteRecord) -> Ending:
+    """Steps 4 to 7."""
+    world = prepared.world
+    prepared = replace(prepared, is_compiled=all_will_compile(prepared.is_compiled, world))
+    watch = Watch(signals=signals, stopping=stopping, ledger=Ledger(prepared.run_dir))
+    bf16 = bf16_of_all(world)
+    with ExitStack() as stack:
+        with watch.ledger.time("startup"):
+            # 4. Find the checkpoint.
+            checkpoints = Checkpoints(prepared.store, world, run_dir=prepared.run_dir)
+            prepared, found = _find_checkpoint(prepared, checkpoints, bf16=bf16, write_record=write_record)
+            # 5. Build.
+            loop = _build(prepared, checkpoints, found, watch, stack)
+        with _retried(loop):
+            # 6. Loop.
+            end = loop.run()
+            # 7. Finish.
+            if end is LoopEnd.ALL_STEPS:
+                checkpoints.refuse_if_overtaken()
+                if world.is_first and loop.saving.saved:
+                    _finish(prepared, loop.saving.saved, watch.ledger)
+        return _ending(end, prepared, stopping, step=loop.step)
 
-    def accept(found: Manifest | None) -> None:
+
+def _is_done(prepared: Prepared) -> bool:
+    """Whether the DONE marker is that of this very job. UserError if it is of another one. Collective."""
+    world, run_dir = prepared.world, prepared.run_dir
+    done = read_done(run_dir) if world.is_first else None
+    text = broadcast_json(done_to_json(done) if done else "", device=world.device)
+    if not text:
+        return False
+    done = done_from_json(text)
+    is_done = done.step == prepared.job.steps
+    _refuse_changes(prepared, done, is_done=is_done)
+    if is_done and world.is_first:
+        log.info("%s is already done: %d steps", run_dir, prepared.job.steps)
+    return is_done
+
+
+def _find_checkpoint(
+    prepared: Prepared, checkpoints: Checkpoints, *, bf16: Bf16, write_record: WriteRecord
+) -> tuple[Prepared, Manifest | None]:
+    """The checkpoint that this run continues from, if any, and the job with its precision decided. Collective."""
+    is_first = prepared.world.is_first
+    while True:
+        found = checkpoints.newest()
         if found:
-            saved = saved_job(found)
-            _refuse_changes(prepared, saved)
-            more = extension(saved.job, job, step=saved.step)
-            if more and world.is_first:
+            _refuse_changes(prepared, found)
+            more = extension(found.job.job, prepared.job, step=found.id.step)
+            if more and is_first:
                 log.info("%s", more)
-        if world.is_first:
-            on_start(with_precision(job, found, bf16=bf16))
+        job = with_precision(prepared.job, found, bf16=bf16, say=is_first)
+        if is_first:
+            write_record(job)
+        if checkpoints.begin_attempt(found):
+            return replace(prepared, job=job), found
 
-    with ledger.time("startup"):
-        checkpoints, manifest = Checkpoints.start(
-            _checkpoint_store(job),
-            world,
-            run_dir=run_dir,
-            accept=accept,
+
+def _refuse_changes(prepared: Prepared, saved: Manifest | Done, *, is_done: bool = False) -> None:
+    start, extend = prepared.stream.start, prepared.extend
+    refuse_changes(saved.job, saved.position, job=prepared.job, start=start, is_done=is_done, extend=extend)
+
+
+def _build(
+    prepared: Prepared, checkpoints: Checkpoints, found: Manifest | None, watch: Watch, stack: ExitStack
+) -> Loop:
+    """The loop with everything it uses: the engine, rank 0's reporter, the stream of batches. `stack` closes what needs
+    it. Collective."""
+    job, world, stream = prepared.job, prepared.world, prepared.stream
+    engine = start_engine(job, prepared.plan, checkpoints, found, is_compiled=prepared.is_compiled)
+    step, reporter = found.position.next_step if found else 0, None
+    if world.is_first:
+        _say_opening(prepared, engine, resumed_step=step)
+        reporter = stack.enter_context(open_reporter(job, watch.ledger, stream.data, step=step))
+    batches = stack.enter_context(
+        open_stream(
+            stream,
+            next_step=step,
+            quarantine=prepared.run_dir / "quarantine.jsonl",
+            pin_memory=world.device.type == "cuda",
         )
-        job = with_precision(job, manifest, bf16=bf16, say=world.is_first)
-        prepared = replace(prepared, job=job)
-        weights = None if manifest else starting_weights(job)
-        engine = _start_engine(prepared, world, checkpoints, manifest, weights)
-        step = manifest.id.step if manifest else 0
-        reporter = open_reporter(job, ledger, prepared.data, step=step) if world.is_first else None
-        if reporter:
-            stack.callback(reporter.metrics.close)
-        batches = _open_batches(prepared, world)
-        stack.callback(batches.close)
-    parts = Parts(
-        job=job,
-        world=world,
-        plan=prepared.plan,
-        engine=engine,
-        batches=batches,
-        checkpoints=checkpoints,
-        signals=signals,
-        stopping=stopping,
-        ledger=ledger,
-        reporter=reporter,
-        held_out=prepared.held_out,
-        labels=prepared.data.label_names,
-        data_state=prepared.data_state,
-        record=describe(job, world, is_compiled=prepared.is_compiled)
-        | {"versions": {name: version(name) for name in _LIBRARIES}},
     )
-    loop = Loop(parts, resumed_from=manifest)
+    labels, record = stream.data.label_names, describe(job, world, is_compiled=prepared.is_compiled)
+    return Loop(
+        job,
+        TrainStep(Gradients(job, prepared.plan, engine, world), batches, watch),
+        guard=NonFiniteGuard(job, num_updates=found.num_updates if found else 0, says=world.is_first),
+        held_out=HeldOut(job, engine, world, dataset=prepared.held_out, labels=labels, watch=watch),
+        saving=Saving(job, engine, checkpoints, saved=found, record=record, watch=watch, reporter=reporter),
+        reporter=reporter,
+    )
+
+
+def _say_opening(prepared: Prepared, engine: Engine, *, resumed_step: int) -> None:
+    opening = Opening(
+        job=prepared.job,
+        world=prepared.world,
+        plan=prepared.plan,
+        resumed_step=resumed_step,
+        num_parameters=num_parameters(engine.shapes.values()),
+        num_images=sum(dataset.num_samples for dataset in prepared.stream.data.datasets),
+        most_read_ahead_bytes=prepared.stream.most_read_ahead_bytes,
+    )
+    log.info("%s", opening.words())
+    if prepared.is_compiled:
+        log.info("compiling the model's blocks: the first step takes longer, and so does the first evaluation")
+
+
+@contextmanager
+def _retried(loop: Loop) -> Iterator[None]:
+    """A run that started well made no mistake: storage that fails later is retried."""
     try:
-        end = loop.run()
-        if end is LoopEnd.ALL_STEPS:
-            checkpoints.refuse_if_overtaken()
-            if world.is_first and loop.saved:
-                finish(run_dir, job, loop.saved, store=checkpoints.store, labels=prepared.data.label_names)
-                place, seconds = run_dir / "weights", ledger.record()
-                log.info("%s", closing_words(job, steps=loop.saved.id.step, seconds=seconds, weights=place))
-    except (UserError, TransientError) as error:  # what started well is no mistake any more
+        yield
+    except (UserError, TransientError) as error:
         raise TransientError(f"after {loop.step} steps: {error}") from error
-    if end is LoopEnd.ASKED and world.is_first:
-        how = f"delete {run_dir / 'STOP'}, then run" if (run_dir / "STOP").exists() else "run"
-        log.info("saved at step %d; %s the same command to continue", loop.step, how)
+
+
+def _finish(prepared: Prepared, saved: Manifest, ledger: Ledger) -> None:
+    """The weights, the DONE marker and the last words; rank 0 alone."""
+    job, run_dir = prepared.job, prepared.run_dir
+    finish(run_dir, job, saved, store=prepared.store, labels=prepared.stream.data.label_names)
+    words = closing_words(job, steps=saved.id.step, seconds=ledger.record(), weights=run_dir / "weights")
+    log.info("%s", words)
+
+
+def _ending(end: LoopEnd, prepared: Prepared, stopping: Stopping, *, step: int) -> Ending:
+    """How the run ended, with a line in the log if it was asked to stop."""
+    if end is LoopEnd.ALL_STEPS:
+        return Ending.DONE
     if end is LoopEnd.NOTHING_SAVED:
         log.info("stopped before the first step was done; %s", stopping.standing())
         return _ENDINGS[stopping.exit_code]
-    return Ending.DONE if end is LoopEnd.ALL_STEPS else Ending.STOPPED
-
-
-def _open_batches(prepared: Prepared, world: World) -> TrainBatches:
-    """This rank's stream of training batches. Close it."""
-    job = prepared.job
-    return TrainBatches(
-        prepared.data,
-        replace(job.data, num_threads=job.data.num_threads or world.num_threads),
-        seed=job.seed,
-        image_size=job.model.image_size,
-        share=Share(global_batch=job.global_batch, rank=world.rank, num_ranks=world.num_ranks),
-        quarantine=Quarantine(prepared.run_dir / "quarantine.jsonl", max_share=job.data.max_quarantined),
-        pin_memory=world.device.type == "cuda",
-    )
-
-
-def _refuse_changes(prepared: Prepared, saved: SavedJob, *, is_done: bool = False) -> None:
-    refuse_changes(saved, data_state=prepared.data_state, job=prepared.job, is_done=is_done, extend=prepared.extend)
-
-
-def _start_engine(
-    prepared: Prepared, world: World, checkpoints: Checkpoints, manifest: Manifest | None, weights: TensorByName | None
-) -> Engine:
-    """The starts, in this order: 1. the run's own newest checkpoint, 2. initial weights, 3. scratch."""
-    job, plan = prepared.job, prepared.plan
-    engine = Engine(
-        starting_model(job, is_compiled=prepared.is_compiled),
-        config=job.engine,
-        plan=plan,
-        optimizer=scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate),
-        clip_norm=job.clip_norm,
-        ema_decay=job.ema_decay,
-    )
-    if manifest:
-        fill_from_checkpoint(engine, checkpoints, manifest)
-    elif weights:
-        fill_from_weights(engine, weights)
-    if world.is_first:
-        opening = Opening(
-            job=job,
-            world=world,
-            plan=plan,
-            resumed_step=manifest.id.step if manifest else 0,
-            num_parameters=num_parameters(engine.shapes.values()),
-            num_images=sum(dataset.num_samples for dataset in prepared.data.datasets),
-            most_read_ahead_bytes=prepared.most_read_ahead_bytes,
-        )
-        log.info("%s", opening.words())
-        if prepared.is_compiled:
-            log.info("compiling the model's blocks: the first step takes longer, and so does the first evaluation")
-    return engine
-
-
-def _checkpoint_store(job: TrainingJob) -> Store:
-    return open_store(job.checkpoint.url or str(Path(job.run_dir) / "checkpoints"))
+    if prepared.world.is_first:
+        stop = prepared.run_dir / "STOP"
+        how = f"delete {stop}, then run" if stop.exists() else "run"
+        log.info("saved at step %d; %s the same command to continue", step, how)
+    return Ending.STOPPED

@@ -1,43 +1,52 @@
 """Asking a run to save, or to save and exit: signals from Slurm or a person, and marker files in the run directory.
 
-A handler only sets a flag; the ranks agree by the reduction that every step makes anyway, so no rank saves alone. What
-happens where no step ends is in stopping.py.
+A handler only sets a flag. The ranks agree in the reduction that every step makes anyway, so no rank saves alone. If a
+step does not end, stopping.py takes over.
 """
 
 import signal
 import threading
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 _EXIT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest(IntEnum):
-    """What a rank is asked to do; all ranks act on the highest request of any."""
+    """What a rank is asked to do. All ranks act on the highest request of any of them."""
 
     NOTHING = 0
     SAVE = 1
     SAVE_AND_EXIT = 2
 
 
+def install(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> dict[signal.Signals, Any]:
+    """Sets a handler for these signals and returns the ones before it. An ignored signal stays ignored: nohup's HUP, a
+    background shell's INT. Outside the main thread nothing is set, as Python allows no handlers there."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in caught}
+
+
 class Signals:
-    """Context manager: while it is open USR1, USR2, TERM, INT (Ctrl-C) and HUP (a terminal that is closed) ask for save
-    and exit, RUN/SAVE and RUN/STOP too. A signal that is ignored stays so: nohup's HUP, a background shell's INT."""
+    """Context manager: inside it USR1, USR2, TERM, INT (Ctrl-C) and HUP (a closed terminal) ask to save and exit.
+    RUN/STOP does the same, and RUN/SAVE asks to save."""
 
     def __init__(self, run_dir: Path, *, watch_markers: bool) -> None:
         self._stop, self._save = run_dir / "STOP", run_dir / "SAVE"
         self._watch_markers = watch_markers
         self._asked = threading.Event()
-        self._before: dict[signal.Signals, object] = {}
+        self._before: dict[signal.Signals, Any] = {}
         self._is_over = False
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in _EXIT_SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._handle)
+        self._before = install(_EXIT_SIGNALS, self._handle)
         return self
 
     def __exit__(
@@ -45,8 +54,7 @@ class Signals:
     ) -> None:
         for number, handler in self._before.items():
             # After the last barrier a peer that left first must not take this rank with it (torchrun sends TERM).
-            after = signal.SIG_IGN if self._is_over else handler
-            signal.signal(number, after)  # type: ignore[arg-type]  # what signal.signal gave back
+            signal.signal(number, signal.SIG_IGN if self._is_over else handler)
 
     def request(self) -> StopRequest:
         """What this rank is asked to do now."""
@@ -57,7 +65,7 @@ class Signals:
         return StopRequest.SAVE if self._watch_markers and self._save.exists() else StopRequest.NOTHING
 
     def over(self) -> None:
-        """All is committed and all ranks know: from now on, and after the context, the signals are ignored."""
+        """Everything is committed and all ranks know: the signals are ignored from the end of the context on."""
         self._is_over = True
 
     def saved(self) -> None:

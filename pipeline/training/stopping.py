@@ -1,16 +1,16 @@
-"""Ends the process where a stop cannot wait until the end of a step, whatever the main thread is doing.
+"""Ends the process if a stop cannot wait until the end of a step, whatever the main thread is doing.
 
-Signals (signals.py) ask, and the loop answers at the end of the step. A thread watches that it does. It hears signals
-even while the main thread is in a collective or a compilation, because Python writes to the wakeup descriptor in the
-handler itself. After INT, TERM or HUP:
+A signal (signals.py) is a stop request, and the loop acts on it at the end of the step. A thread checks that it does.
+The thread notices signals even while the main thread is in a collective or a compilation, because Python writes to
+the wakeup descriptor in the handler itself. After INT, TERM or HUP:
 
     before the first step              ends at once: there is nothing to lose
-    in a step                          10 s to reach its end, or two steps where steps take longer
-    waiting for data, or evaluating    after 5 s a rank that is alone stops waiting, and saves; with others, as a step
-    while something is written         waits until it is whole
+    in a step                          10 s to reach its end, or the time of two steps if that is longer
+    waiting for data, or evaluating    a rank that runs alone gives up after 5 s and saves; with others, as in a step
+    while something is written         waits until it is complete
     at the second INT                  ends at once
 
-USR1 and USR2 are warnings in good time, and have no deadline.
+USR1 and USR2 come well ahead of the end, and have no deadline.
 """
 
 import os
@@ -24,7 +24,7 @@ from enum import Enum
 from types import FrameType, TracebackType
 from typing import Self
 
-# As in jobs/exit_codes.py, which lies above this room.
+# As in jobs/exit_codes.py, which may not be imported from here.
 CONTINUE, NOTHING_SAVED, INTERRUPTED = 75, 74, 130
 DEADLINE_SECONDS = 10.0
 WAIT_SECONDS = 5.0  # then a wait for data is given up, so that there is time left to save
@@ -35,7 +35,7 @@ _LEAVE = b"\0"
 
 
 class WaitGivenUpError(Exception):
-    """The stop came first: what was waited for is not needed any more."""
+    """A stop request came first: what was waited for is no longer needed."""
 
 
 class _Phase(Enum):
@@ -43,7 +43,7 @@ class _Phase(Enum):
 
 
 class Stopping:
-    """Context manager of a run's main thread. In any other thread it watches nothing, as Python allows no handlers."""
+    """Context manager for a run's main thread. In others it does nothing, as Python allows no handlers there."""
 
     def __init__(self, *, rank: int = 0, num_ranks: int = 1) -> None:
         self.rank, self._is_alone = rank, num_ranks == 1
@@ -56,8 +56,8 @@ class Stopping:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._main = threading.get_ident()
-            self._ear, self._mouth = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-            self._before = signal.set_wakeup_fd(self._mouth, warn_on_full_buffer=False)
+            self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
             self._alarm_before = signal.signal(signal.SIGALRM, self._give_up)
             self._thread = threading.Thread(target=self._watch, name="stopping", daemon=True)
             self._thread.start()
@@ -68,11 +68,11 @@ class Stopping:
     ) -> None:
         if self._thread:
             signal.set_wakeup_fd(self._before)
-            os.write(self._mouth, _LEAVE)
+            os.write(self._write_end, _LEAVE)
             self._thread.join()
             signal.signal(signal.SIGALRM, self._alarm_before)
-            os.close(self._ear)
-            os.close(self._mouth)
+            os.close(self._read_end)
+            os.close(self._write_end)
 
     @property
     def is_asked(self) -> bool:
@@ -81,7 +81,7 @@ class Stopping:
 
     @property
     def exit_code(self) -> int:
-        """Of a run that ends now: 75 where a checkpoint is committed, else 130 after Ctrl-C and 74."""
+        """Of a run that ends now: 75 if a checkpoint is committed, else 130 after Ctrl-C, else 74."""
         if self.saved_step is not None:
             return CONTINUE
         return INTERRUPTED if self._num_interrupts else NOTHING_SAVED
@@ -91,7 +91,7 @@ class Stopping:
         self.saved_step = step
 
     def step_begins(self) -> None:
-        """A step, the first or the next: from now on there is something to wait for."""
+        """A step begins, the first or the next: from now on a stop waits for its end."""
         now = time.monotonic()
         if self._num_steps > 1:  # the first compiles
             self._longest_seconds = max(self._longest_seconds, now - self._reached)
@@ -100,20 +100,20 @@ class Stopping:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A checkpoint is written inside: it has the time that it needs."""
+        """A checkpoint is written inside: there is no deadline."""
         self._phase = _Phase.WRITING
         yield
         self._phase, self._reached = _Phase.STEP, time.monotonic()
 
     def finishing(self) -> None:
-        """The last step is behind: what is still to be written has the time that it needs."""
+        """The last step is done: there is no deadline for what is still to be written."""
         self._phase = _Phase.WRITING
 
     @contextmanager
     def giving_up(self, doing: str) -> Iterator[None]:
-        """What is done inside is worth less than an answer: WaitGivenUpError comes out of it, 5 s after the signal.
+        """What is done inside can be given up: 5 s after the signal it raises WaitGivenUpError.
 
-        With several ranks it does not: the others are in a collective, and would take this one's save for its part.
+        Not with several ranks: the others are in a collective, and would take this one's save for its contribution.
         """
         self._doing, self._can_give_up = doing, self._is_alone
         try:
@@ -134,16 +134,16 @@ class Stopping:
 
     def _watch(self) -> None:
         while True:
-            ready, _, _ = select.select([self._ear], [], [], _POLL_SECONDS if self.is_asked else None)
-            heard = os.read(self._ear, 1024) if ready else b""
-            if _LEAVE in heard:
+            ready, _, _ = select.select([self._read_end], [], [], _POLL_SECONDS if self.is_asked else None)
+            received = os.read(self._read_end, 1024) if ready else b""
+            if _LEAVE in received:
                 return
-            for number in heard:
-                self._hear(number)
+            for number in received:
+                self._notice(number)
             if self.is_asked:
                 self._check(time.monotonic())
 
-    def _hear(self, number: int) -> None:
+    def _notice(self, number: int) -> None:
         if number == signal.SIGINT:
             self._num_interrupts += 1
             if self._num_interrupts > 1:
@@ -158,7 +158,7 @@ class Stopping:
             say(f"stopping: {what}{more}")
 
     def _check(self, now: float) -> None:
-        """Ends the process where what it does has no time left."""
+        """Ends the process if its time is up."""
         if self._phase is _Phase.STARTING:
             self._end(self.exit_code, f"stopped before the first step; {self.standing()}")
         waited = now - max(self._asked_at, self._reached)
@@ -176,7 +176,7 @@ class Stopping:
 
 
 def say(message: str) -> None:
-    """A line on standard error, past every lock and every live line of a terminal."""
+    """A line on standard error, without taking any lock; it replaces a terminal's live line."""
     clear = f"\r{' ' * (os.get_terminal_size(2).columns - 1)}\r" if os.isatty(2) else ""
     os.write(2, f"{clear}{time.strftime('%H:%M:%S')} {message}\n".encode())
 

@@ -1,4 +1,4 @@
-"""What a run says of itself when it starts and when it is done: a few short lines for a terminal of 80 columns."""
+"""What a run logs when it starts and when it is done: a few short lines for a terminal of 80 columns."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def scores_of(run_dir: Path) -> list[Score]:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """What is said at the start of a run. `resumed_step` 0: from its initial weights or from scratch."""
+    """The lines at the start of a run. `resumed_step` 0: from its initial weights or from scratch."""
 
     job: TrainingJob
     world: World
@@ -51,7 +51,7 @@ class Opening:
     most_read_ahead_bytes: int
 
     def words(self) -> str:
-        """Where the run lies and starts from, its model, its length and data, its machine."""
+        """The run's folder and start, its model, its length and data, its machine."""
         job = self.job
         start = f"from {job.initial.weights}" if job.initial.weights else f"from scratch, seed {job.seed}"
         size = f"{job.model.image_size} px, {job.model.num_classes:,} classes"
@@ -87,12 +87,12 @@ def _batch(plan: BatchPlan) -> str:
 
 
 def num_parameters(shapes: Iterable[tuple[int, ...]]) -> int:
-    """Of tensors with these shapes."""
+    """In tensors of these shapes."""
     return sum(math.prod(shape) for shape in shapes)
 
 
 def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], weights: Path) -> str:
-    """How long the run took, its accuracy, where its weights lie, and the command to go on with.
+    """How long the run took, its accuracy, where its weights are, and the next command.
 
     `seconds`: a ledger's record over all starts of the run.
     """
@@ -112,7 +112,7 @@ def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], we
 
 
 def next_command(job: TrainingJob, weights: Path) -> list[str]:
-    """A run without scores is evaluated next, on the split beside its data, which is called so by convention."""
+    """A run without scores is evaluated next, on the test split, which is beside its data by convention."""
     if job.evaluation.url:
         return ["patchline", "predict", str(weights), "IMAGE"]
     beside = job.data.url.rstrip("/") + "-test"

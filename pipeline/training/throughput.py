@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.training.ledger import Account
 
 WINDOW_SECONDS = 30.0
-_MARK_SECONDS = 0.25  # marks need not lie closer
+_MARK_SECONDS = 0.25  # least time between two marks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Mark:
 
 
 class Throughput:
-    """Marks of the last 30 seconds of training. The first step of a process is slower and does not count for long."""
+    """Marks of the last 30 seconds of training, so that the slow first step of a process soon stops counting."""
 
     def __init__(self, seconds: Mapping[Account, float], *, step: int) -> None:
         self._seconds = seconds
@@ -46,11 +46,11 @@ class Throughput:
             marks.popleft()
 
     def step_seconds(self) -> float:
-        """Seconds a step of training, over the last 30 s."""
+        """Seconds per training step, over the last 30 s."""
         return _step_seconds(self._marks[0], self._last) or _step_seconds(self._start, self._last)
 
     def seconds_left(self, steps: int) -> float:
-        """For the rest of so many steps, checkpoints and evaluations included as often as so far."""
+        """For the remaining steps of `num_steps`, with checkpoints and evaluations as often as so far."""
         done = max(1, self._last.step - self._start.step)
         aside = (self._last.aside - self._start.aside) / done
         return (steps - self._last.step) * (self.step_seconds() + aside)

@@ -1,9 +1,9 @@
 """DeepSpeed's flat ZeRO partitions seen as fragments of logical tensors, for every stage and number of ranks.
 
 Stages 1 and 2 (and BF16_Optimizer, which DeepSpeed 0.19.8 takes for stage 1 with fp32 accumulation) put a group's
-parameters end to end and give each rank one slice; `param._hp_mapping` says which part of which parameter this rank
-holds. Stage 3 cuts every parameter into equal parts; `optimizer.grad_position` says where they lie. A rank holds at
-most one contiguous fragment of a parameter in all of them.
+parameters end to end and give each rank one slice; `param._hp_mapping` says which fragment of each parameter this rank
+holds. Stage 3 cuts every parameter into equal fragments; `optimizer.grad_position` says where they are. In all stages a
+rank holds at most one contiguous fragment of a parameter.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ class Fragment:
     """Elements `start` .. `start + length - 1` of a logical tensor, flattened, as this rank holds them.
 
     `slots`: flat float32 views into the engine's own buffers, by name: `master`, the optimiser's moments, and
-    `average` where the weights are averaged.
+    `average` if the weights are averaged.
     """
 
     name: str
@@ -37,8 +37,8 @@ def local_fragments(
     *,
     averages: Mapping[torch.Tensor, torch.Tensor],
 ) -> list[Fragment]:
-    """What this rank owns; the views are live, so copying into them changes the engine's state. `averages`: of each
-    flat partition its running average, or nothing."""
+    """What this rank owns. The views are live: copying into them changes the engine's state. `averages`: the running
+    average of each flat partition, or nothing."""
     found = []
     for name, parameter in parameters:
         place = _place_stage3(zero, parameter) if hasattr(parameter, "ds_id") else _place_stage12(zero, parameter)
@@ -73,7 +73,7 @@ def create_moments(zero: Any, *, names: Iterable[str], num_updates: int) -> None
 
 
 def publish_masters(zero: Any) -> None:
-    """After the masters were overwritten: makes the model's own (low-precision) weights equal to them everywhere."""
+    """After the masters were overwritten: updates the model's own (low-precision) weights from them on all ranks."""
     if not hasattr(zero, "fp32_partitioned_groups_flat"):
         zero.update_lp_params()
         return
@@ -87,7 +87,7 @@ def publish_masters(zero: Any) -> None:
 
 
 def flat_partitions(zero: Any) -> list[torch.Tensor]:
-    """This rank's fp32 masters, one flat tensor a parameter group; the same objects for the whole run."""
+    """This rank's fp32 masters, one flat tensor per parameter group; the same objects for the whole run."""
     for name in (
         "fp32_partitioned_groups_flat",
         "single_partition_of_fp32_groups",
@@ -110,7 +110,7 @@ def _place_stage12(zero: Any, parameter: torch.nn.Parameter) -> tuple[torch.Tens
 def _place_stage3(zero: Any, parameter: Any) -> tuple[torch.Tensor, int, int, int] | None:
     group, offset, part_size = zero.grad_position[zero.get_param_id(parameter)]
     start = dist.get_rank() * int(part_size)
-    length = min(int(part_size), int(parameter.ds_numel) - start)  # the last parts are padded
+    length = min(int(part_size), int(parameter.ds_numel) - start)  # the last ones are padded
     if length <= 0:
         return None
     return zero.fp32_partitioned_groups_flat[group], int(offset), start, length

@@ -46,9 +46,11 @@ def batches(
     found = []
     for rank in range(ranks):
         config = config if config.mix else replace(config, url=str(url))
+        data = open_training_data(config)
         stream = TrainBatches(
-            open_training_data(config),
+            data,
             config,
+            orders=data.orders(config, seed=seed),
             seed=seed,
             image_size=SIZE,
             share=Share(global_batch=BATCH, rank=rank, num_ranks=ranks),
@@ -68,6 +70,7 @@ def stream_of(
     return TrainBatches(
         data,
         config,
+        orders=data.orders(config, seed=3),
         seed=3,
         image_size=SIZE,
         share=Share(global_batch=BATCH, rank=0, num_ranks=1),

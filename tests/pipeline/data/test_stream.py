@@ -14,7 +14,10 @@ import pytest
 import torch
 
 from pipeline.data import AugmentConfig, Batch, BatchStream, DataConfig, train_batches
+from pipeline.data.config import Share
 from pipeline.data.quarantine import Quarantine
+from pipeline.data.stream import plan_stream
+from pipeline.data.training_data import TrainingData
 from shards.errors import UserError, WillNotSucceedError
 from tests.rigs.datasets import packed_folders
 from tests.rigs.loader_kills import copied
@@ -242,6 +245,46 @@ def test_what_is_no_position_is_refused(url: str, position: dict[str, Any], word
         train_batches(url, global_batch=BATCH, image_size=SIZE, position=position, config=CONFIG),
     ):
         pass
+
+
+def test_a_position_of_equal_values_of_other_types_is_refused(url: str) -> None:
+    """False is 0 to Python, and no seed."""
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, config=CONFIG) as batches:
+        position = batches.position | {"seed": False}
+    with (
+        pytest.raises(
+            UserError, match=r"not one that a stream returned \(seed: .*valid integer\); give a stream's whole"
+        ),
+        train_batches(url, global_batch=BATCH, image_size=SIZE, position=position, config=CONFIG),
+    ):
+        pass
+
+
+def test_a_stream_computes_its_orders_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They permute every block and sample of the dataset."""
+    calls, orders = [], TrainingData.orders
+
+    def counted(data: TrainingData, config: DataConfig, *, seed: int) -> Any:
+        calls.append(seed)
+        return orders(data, config, seed=seed)
+
+    monkeypatch.setattr(TrainingData, "orders", counted)
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, seed=3, config=CONFIG) as batches:
+        taken(batches, 1)
+    assert calls == [3]
+
+
+def test_a_planned_stream_reads_nothing_and_knows_what_it_needs(url: str) -> None:
+    share = Share(global_batch=BATCH, rank=1, num_ranks=2)
+    config = replace(CONFIG, url=url)
+    alone, both = (
+        plan_stream(config, seed=3, image_size=SIZE, share=share, num_local_ranks=number) for number in (1, 2)
+    )
+    assert both.most_read_ahead_bytes == 2 * alone.most_read_ahead_bytes > 0
+    assert (both.start.next_step, both.start.seed, both.start.image_size) == (0, 3, SIZE)
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, seed=3, config=CONFIG) as batches:
+        assert batches.typed_position == both.start
+        assert batches.position == both.start.to_json()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
-from pipeline.data.training_data import TrainingData, changes, check_memory, data_state, open_training_data
+from pipeline.data.position import position_from_json
+from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
 from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.index import BlockTable
@@ -31,18 +32,24 @@ def config_of(packed: Path) -> DataConfig:
     return DataConfig(url=str(packed), lanes=4, window_blocks=2, num_threads=2, augment=AugmentConfig(min_area=0.3))
 
 
-def test_the_state_changes_with_what_changes_the_batches(packed: Path, other: Path) -> None:
+def test_the_position_changes_with_what_changes_the_batches(packed: Path, other: Path) -> None:
     config = config_of(packed)
 
-    def state(config: DataConfig, *, seed: int = 3, global_batch: int = BATCH) -> dict[str, object]:
-        return data_state(open_training_data(config), config, seed=seed, global_batch=global_batch)
+    def state(
+        config: DataConfig, *, seed: int = 3, global_batch: int = BATCH, image_size: int = 16
+    ) -> dict[str, object]:
+        data = open_training_data(config)
+        at = position_of(data, config, seed=seed, global_batch=global_batch, image_size=image_size)
+        plain = at.to_json()
+        assert position_from_json(json.loads(json.dumps(plain))) == at
+        return plain
 
     own = state(config)
-    assert own == json.loads(json.dumps(own))
     parts = ((str(packed), 3), (str(other), 1))
     others = [
         state(config, seed=4),
         state(config, global_batch=24),
+        state(config, image_size=32),
         state(replace(config, lanes=2)),
         state(replace(config, window_blocks=1)),
         state(replace(config, augment=AugmentConfig(min_area=0.4))),
@@ -58,29 +65,16 @@ def test_the_state_changes_with_what_changes_the_batches(packed: Path, other: Pa
     assert state(replace(config, num_threads=1, steps_ahead=1, memory_limit_bytes=10**9)) == own
 
 
-def test_what_differs_is_said_by_name() -> None:
-    saved = {"seed": 1, "decoder": {"simplejpeg": "1"}, "gone": True}
-    now = {"seed": 2, "decoder": {"simplejpeg": "2"}, "new": 5}
-    found = changes(saved, now, allow_other_decoder=False)
-    assert [str(change) for change in found] == [
-        "seed: before 1, now 2",
-        "data.decoder.simplejpeg: before 1, now 2",
-        "data.gone: before true, now none",
-        "data.new: before none, now 5",
-    ]
-    assert changes(saved, now, allow_other_decoder=True) == [found[0], *found[2:]]
-    assert changes(now, now, allow_other_decoder=False) == []
-
-
 def test_a_run_of_before_a_field_existed_can_go_on(packed: Path) -> None:
-    """Fields that came later are in the state only where they are set to something that was not done before."""
+    """Fields that came later are in the position only where they are set to something that was not done before."""
     config = config_of(packed)
-    state = data_state(open_training_data(config), config, seed=3, global_batch=BATCH)
+    sizes = {"seed": 3, "global_batch": BATCH, "image_size": 16}
+    state = position_of(open_training_data(config), config, **sizes).to_json()
     names = {"crop", "min_area", "max_area", "min_ratio", "max_ratio", "flip", "version"}
     assert set(state["augment"]) == names
     assert not {"randaugment", "mixup", "mix"} & set(state)
     unscaled = replace(config, augment=replace(config.augment, scaled_decode=False))
-    assert data_state(open_training_data(unscaled), unscaled, seed=3, global_batch=BATCH) != state
+    assert position_of(open_training_data(unscaled), unscaled, **sizes).to_json() != state
 
 
 def test_a_mix_knows_every_class_once_by_its_name(packed: Path, other: Path) -> None:

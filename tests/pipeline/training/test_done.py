@@ -2,33 +2,58 @@
 
 import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from pipeline.training.done import job_of, read_done
-from pipeline.training.start import SavedJob
+import pytest
 
-SAVED = SavedJob(step=8, model={}, loss="softmax", optimizer="adamw", data_state={}, job={"steps": 8, "clip_norm": 1.0})
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.training.done import Done, done_from_json, done_to_json, read_done
+from pipeline.training.saved_job import saved_job
+from tests.rigs.positions import position_at
+
+DONE = Done(
+    step=8,
+    checkpoint="step-00000008/attempt-0001-aa",
+    weights_sha256=hashlib.sha256(b"weights").hexdigest(),
+    position=position_at(8),
+    job=saved_job(digits_smoke()),
+)
 
 
-def write_marker(run_dir: Path, saved: dict[str, object]) -> None:
+def write_marker(run_dir: Path, text: str) -> None:
     (run_dir / "weights").mkdir()
     (run_dir / "weights" / "model.safetensors").write_bytes(b"weights")
-    digest = hashlib.sha256(b"weights").hexdigest()
-    (run_dir / "DONE").write_text(json.dumps({"step": 8, "weights_sha256": digest, "job": saved}))
+    (run_dir / "DONE").write_text(text)
+
+
+def of_format_1(**job: Any) -> str:
+    """The marker as older versions wrote it: everything in `job`."""
+    state = {name: value for name, value in DONE.position.to_json().items() if name not in ("next_step", "image_size")}
+    saved = {"step": 8, "model": DONE.job.model, "loss": "softmax", "optimizer": "adamw", "data_state": state, **job}
+    marker = {"step": 8, "checkpoint": DONE.checkpoint, "weights_sha256": DONE.weights_sha256, "job": saved}
+    return json.dumps(marker)
 
 
 def test_a_marker_says_which_job_is_done(tmp_path: Path) -> None:
-    write_marker(tmp_path, asdict(SAVED))
-    marker = read_done(tmp_path)
-    assert marker
-    assert job_of(marker) == SAVED
+    write_marker(tmp_path, done_to_json(DONE))
+    assert read_done(tmp_path) == DONE
     (tmp_path / "weights" / "model.safetensors").write_bytes(b"others")
     assert read_done(tmp_path) is None
 
 
-def test_one_of_an_older_version_knows_the_length_of_its_job(tmp_path: Path) -> None:
-    write_marker(tmp_path, {name: value for name, value in asdict(SAVED).items() if name != "job"})
-    marker = read_done(tmp_path)
-    assert marker
-    assert job_of(marker).job == {"steps": 8}
+@pytest.mark.parametrize("name", ["ema_decay", "average_factor"])
+def test_one_of_an_older_version_is_read(tmp_path: Path, name: str) -> None:
+    write_marker(tmp_path, of_format_1(**{name: DONE.job.ema_decay}, precision="auto", job=DONE.job.job))
+    assert read_done(tmp_path) == DONE
+
+
+def test_one_of_an_older_version_knows_the_length_of_its_job() -> None:
+    done = done_from_json(of_format_1())
+    assert (done.job.job, done.job.ema_decay, done.job.precision) == ({"steps": 8}, 0.0, "")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"job": {}}', '{"position": 3}'])
+def test_what_is_no_marker_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - of json, of pydantic, or our own
+        done_from_json(text)

@@ -1,14 +1,12 @@
 """DeepSpeed does what plain PyTorch does: the same losses and gradient norms, whatever the stage."""
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 
-from pipeline.data.batches import TrainBatches
-from pipeline.data.config import AugmentConfig, DataConfig, Share
-from pipeline.data.quarantine import Quarantine
-from pipeline.data.training_data import open_training_data
+from pipeline.data import AugmentConfig, DataConfig, train_batches
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.loss import classification_loss
 from pipeline.training.batch_plan import plan_batch
@@ -40,27 +38,18 @@ def plain_torch(url: str, folder: Path) -> list[tuple[float, float]]:
     schedule = ScheduleConfig(learning_rate=1e-3, decay="cosine", warmup_steps=2)
     augment = AugmentConfig(min_area=0.75, min_ratio=0.9, max_ratio=1.11, flip=False)
     config = DataConfig(url=url, lanes=8, window_blocks=2, augment=augment)
-    batches = TrainBatches(
-        open_training_data(config),
-        config,
-        seed=0,
-        image_size=32,
-        share=Share(global_batch=32, rank=0, num_ranks=1),
-        quarantine=Quarantine(folder / "quarantine.jsonl", max_share=0.0),
-    )
     found = []
-    stream = batches(0)
-    for step in range(STEPS):
-        batch = next(stream)
-        loss = classification_loss(model(batch.images), batch.labels, name="softmax")
-        torch.autograd.backward(loss)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config=schedule, num_steps=STEPS)
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append((loss.item(), float(norm)))
-    batches.close()
+    listed = folder / "quarantine.jsonl"
+    with train_batches(global_batch=32, image_size=32, config=config, quarantine=listed) as batches:
+        for batch in islice(batches, STEPS):
+            loss = classification_loss(model(batch.images), batch.labels, name="softmax")
+            torch.autograd.backward(loss)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(batch.step, config=schedule, num_steps=STEPS)
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append((loss.item(), float(norm)))
     return found
 
 
@@ -97,5 +86,5 @@ def test_the_engine_takes_no_open_precision() -> None:
 
 
 def test_empty_buckets_are_refused() -> None:
-    with pytest.raises(UserError, match="buckets"):
+    with pytest.raises(UserError, match=r"engine\.reduce_bucket is 0; allowed is 1 or more"):
         EngineConfig(reduce_bucket=0)

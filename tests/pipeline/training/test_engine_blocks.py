@@ -13,8 +13,8 @@ from jobs.launch import start_ranks
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.build import blocks_of
 from pipeline.training.config import EngineConfig
-from pipeline.training.loop import describe
 from pipeline.training.metrics import read_metrics
+from pipeline.training.saving import describe
 from pipeline.training.start import all_will_compile, starting_model, will_compile
 from pipeline.world import World
 from shards.errors import UserError

@@ -4,10 +4,13 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.safetensors_stream import FLOAT_BYTES
-from pipeline.training.fragments import Position, assemble_manifest, lay_out
+from pipeline.training.fragments import assemble_manifest, lay_out
 from pipeline.training.manifest import CheckpointId
+from pipeline.training.saved_job import saved_job
 from pipeline.training.zero_state import Fragment
+from tests.rigs.positions import position_at
 
 
 def fragment(name: str, start: int, values: list[float]) -> Fragment:
@@ -60,11 +63,12 @@ def test_the_manifest_puts_the_ranks_pieces_in_order() -> None:
     manifest = assemble_manifest(
         CheckpointId(step=7, attempt="0001-a"),
         reports,
-        position=Position(step=7, num_updates=6, num_samples=70),
         shapes={"a": (2, 2)},
-        data_state={},
+        position=position_at(7),
+        num_updates=6,
+        job=saved_job(digits_smoke()),
         record={},
     )
     places = manifest.tensors["a"].slots["master"]
     assert [(place.file, place.start, place.length) for place in places] == [("rank-1", 0, 2), ("rank-0", 2, 2)]
-    assert (manifest.moments, manifest.num_updates, manifest.num_samples) == (("exp_avg",), 6, 70)
+    assert (manifest.moments, manifest.num_updates, manifest.num_samples) == (("exp_avg",), 6, 7 * 16)

@@ -171,7 +171,7 @@ def test_two_datasets_train_together_and_the_record_replays_it(digits_url: str, 
     assert losses(run_dir)[1] == pytest.approx(math.log(13), abs=1e-5)  # the head begins at zero
     assert all(math.isfinite(loss) for loss in losses(run_dir).values())
     manifest = next((run_dir / "checkpoints").glob("step-00000003/*/MANIFEST.json"))
-    assert json.loads(manifest.read_text())["data_state"]["mix"]["quotas"] == [3, 1]
+    assert json.loads(manifest.read_text())["position"]["mix"]["quotas"] == [3, 1]
 
     assert run(["pretrain", str(run_dir / "job.yaml"), "--run-dir", str(again)], num_ranks=1, log_dir=tmp_path) == 0
     assert record_of(again) == replace(job, run_dir=str(again))

@@ -1,9 +1,13 @@
 """Manifests read back, and the fence lets through what the latest attempt's line wrote."""
 
+import json
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.recipes.pretrain import digits_smoke
 from pipeline.training.manifest import (
     FORMAT,
     Attempt,
@@ -21,6 +25,9 @@ from pipeline.training.manifest import (
     overlapping,
     standing_checkpoints,
 )
+from pipeline.training.saved_job import saved_job
+from tests.baseline.record import OLD_RUN
+from tests.rigs.positions import position_at
 
 MANIFEST = Manifest(
     format=FORMAT,
@@ -35,8 +42,9 @@ MANIFEST = Manifest(
     files={"rank-00000.safetensors": FileRecord(sha256="ab" * 32, num_bytes=184)},
     moments=("exp_avg", "exp_avg_sq"),
     num_updates=119,
-    num_samples=15_360,
-    data_state={"seed": 0, "dataset": "cd" * 32},
+    num_samples=1_920,
+    position=position_at(120),
+    job=saved_job(digits_smoke()),
     record={"seconds": {"compute": 1.25}, "note": "Größe"},
 )
 
@@ -49,8 +57,32 @@ def a(token: str, origin: CheckpointId | None = None) -> Attempt:
     return Attempt(token=token, resumed_from=origin)
 
 
+def changed(**values: object) -> bytes:
+    """The manifest with other values in its position."""
+    fields = json.loads(manifest_to_json(MANIFEST))
+    fields["position"] |= values
+    return json.dumps(fields).encode()
+
+
 def test_a_manifest_reads_back() -> None:
     assert manifest_from_json(manifest_to_json(MANIFEST)) == MANIFEST
+
+
+def test_a_manifest_of_the_first_format_is_read_as_one_of_this() -> None:
+    """One that an older version wrote: the EMA decay had another name, the position no step."""
+    (path,) = OLD_RUN.glob("checkpoints/step-*/*/MANIFEST.json")
+    old, manifest = json.loads(path.read_text()), manifest_from_json(path.read_bytes())
+    assert (old["format"], manifest.format) == (1, FORMAT)
+    assert manifest.position.to_json() == {"next_step": 3, **old["data_state"], "image_size": 32}
+    kept = ("model", "loss", "optimizer", "job")
+    assert {name: getattr(manifest.job, name) for name in kept} == {name: old["record"][name] for name in kept}
+    assert (manifest.job.ema_decay, manifest.job.precision) == (0.9, "fp32")
+    assert manifest_from_json(manifest_to_json(manifest)) == manifest
+
+
+def test_nothing_is_decided_by_the_record() -> None:
+    fields = json.loads(manifest_to_json(MANIFEST)) | {"record": {}}
+    assert manifest_from_json(json.dumps(fields).encode()) == replace(MANIFEST, record={})
 
 
 @pytest.mark.parametrize("attempt", [a("0001-aa"), a("0002-bb", c(40, "0001-aa"))])
@@ -66,7 +98,18 @@ def test_an_attempt_reads_back(attempt: Attempt) -> None:
         pytest.param(b"{}", "not a manifest", id="another JSON"),
         pytest.param(b"\xff\xfe", "not a manifest", id="not UTF-8"),
         pytest.param(
-            manifest_to_json(MANIFEST).replace(b'"format": 1', b'"format": 2'), "manifest format 2", id="the future"
+            manifest_to_json(MANIFEST).replace(b'"format": 2', b'"format": 3'),
+            "manifest format 3, this version reads 1 and 2",
+            id="the future",
+        ),
+        pytest.param(changed(next_step=119), "is of step 120, its position of 119", id="steps that do not agree"),
+        pytest.param(changed(seed="0"), "not a manifest: .* valid integer", id="a seed that is a text"),
+        pytest.param(changed(later=1), "not a manifest: Unexpected", id="a position with more in it"),
+        pytest.param(b'{"format": 1}', "not a manifest: KeyError 'record'", id="the first format without a record"),
+        pytest.param(
+            b'{"format": 1, "id": {"step": 1}, "data_state": {}, "record": []}',
+            "manifest: TypeError",
+            id="a record that is a list",
         ),
     ],
 )

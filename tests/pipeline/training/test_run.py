@@ -109,7 +109,7 @@ def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(
     marker, record = (run_dir / "DONE").read_text(), (run_dir / "job.yaml").read_text()
     done = read_done(run_dir)
     assert done is not None
-    assert done["step"] == STEPS
+    assert done.step == STEPS
 
     assert run(words, num_ranks=1, log_dir=tmp_path) == 0
     assert run([*words, "--seed", "7"], num_ranks=1, log_dir=tmp_path) == 2  # a finished run of another job
@@ -187,7 +187,7 @@ def test_checkpoints_that_can_not_be_used_are_no_reason_to_start_from_scratch(
     (run_dir / "DONE").unlink()
     expected = losses(run_dir)
     for manifest in (run_dir / "checkpoints").glob("step-*/*/MANIFEST.json"):
-        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+        manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 3'))
     assert run(words, num_ranks=1, log_dir=tmp_path) == 78
     assert "none of the 2 checkpoints" in capfd.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Which fields make a run, and what more steps mean for its learning rate."""
+"""Which jobs may continue a run, and what more steps mean for its learning rate."""
 
 import json
 from dataclasses import asdict, replace
@@ -9,9 +9,12 @@ import pytest
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.training.config import CheckpointConfig, EngineConfig, InitialConfig, TrainingJob
-from pipeline.training.same_run import extension, other_values
+from pipeline.training.config import CheckpointConfig, EngineConfig, InitialConfig, OptimizerConfig, TrainingJob
+from pipeline.training.same_run import extension, other_values, refuse_changes
+from pipeline.training.saved_job import saved_job
 from pipeline.training.schedule import ScheduleConfig
+from shards.errors import UserError
+from tests.rigs.positions import position_at
 
 JOB = digits_smoke()
 
@@ -19,6 +22,78 @@ JOB = digits_smoke()
 def recorded(job: TrainingJob) -> dict[str, Any]:
     """As a checkpoint has it."""
     return dict(json.loads(json.dumps(asdict(job))))
+
+
+def with_classes(job: TrainingJob) -> TrainingJob:
+    return replace(job, model=replace(job.model, num_classes=10))
+
+
+def test_what_would_be_another_run_is_refused_by_name() -> None:
+    job, at, start = with_classes(JOB), position_at(4), position_at(0)
+    saved = replace(saved_job(job), job={})
+    refuse_changes(saved, at, job=job, start=start)
+    other_decoder = replace(start, decoder={"version": 3, "simplejpeg": "2.0"})
+    table = [
+        (replace(start, lanes=16), job, r"\n  data\.lanes: before 8, now 16\n"),
+        (start, replace(job, model=replace(job.model, depth=5)), r"model\.depth: before 4, now 5"),
+        (start, replace(job, loss="sigmoid"), "loss: before softmax, now sigmoid"),
+        (start, replace(job, optimizer=OptimizerConfig(name="sgd")), r"optimizer\.name: before adamw, now sgd"),
+        (start, replace(job, ema_decay=0.9), r"ema_decay: before 0\.0, now 0\.9"),
+        (other_decoder, job, "--data.allow-other-decoder"),
+        (start, replace(job, steps=3, schedule=ScheduleConfig()), "has 4 steps already, --steps is 3"),
+    ]
+    for now, changed, message in table:
+        with pytest.raises(UserError, match=message):
+            refuse_changes(saved, at, job=changed, start=now)
+    allowed = replace(job, data=replace(job.data, allow_other_decoder=True))
+    refuse_changes(saved, at, job=allowed, start=other_decoder)
+
+
+def test_another_image_size_is_said_once_of_the_model() -> None:
+    job = with_classes(JOB)
+    larger = replace(job, model=replace(job.model, image_size=48))
+    with pytest.raises(UserError) as raised:
+        refuse_changes(saved_job(job), position_at(4), job=larger, start=replace(position_at(0), image_size=48))
+    assert [line for line in str(raised.value).splitlines() if "before" in line] == [
+        f"  model.image_size: before {job.model.image_size}, now 48"
+    ]
+
+
+def test_a_run_of_an_older_version_continues_and_a_models_tuples_survive_json() -> None:
+    """Fields it did not know are at their defaults; what is saved of a job is JSON, where tuples are lists."""
+    job, at, start = with_classes(JOB), position_at(4), position_at(0)
+    older = {key: value for key, value in asdict(job.model).items() if key not in ("gelu", "resnet_units")}
+    saved = replace(saved_job(job), model=older, job={})
+    refuse_changes(saved, at, job=job, start=start)
+    with pytest.raises(UserError, match=r"model\.gelu: before tanh, now exact"):
+        refuse_changes(saved, at, job=replace(job, model=replace(job.model, gelu="exact")), start=start)
+    hybrid = replace(job, model=replace(job.model, patch=2, resnet_units=(1,), image_size=32))
+    refuse_changes(saved_job(hybrid), at, job=hybrid, start=start)
+
+
+def test_more_steps_are_a_decision_of_their_own_and_fewer_are_another_run() -> None:
+    job = with_classes(JOB)
+    saved = saved_job(job)
+
+    def refuse(changed: TrainingJob, *, extend: bool = False) -> None:
+        refuse_changes(saved, position_at(4), job=changed, start=position_at(0), extend=extend)
+
+    longer, shorter = replace(job, steps=job.steps + 1), replace(job, steps=job.steps - 1)
+    with pytest.raises(UserError, match=rf"steps: before {job.steps}, now {job.steps + 1}\n.*add --extend"):
+        refuse(longer)
+    refuse(longer, extend=True)
+    for extend in (False, True):
+        with pytest.raises(UserError, match=rf"now {job.steps - 1}\n.*or another --run-dir$"):
+            refuse(shorter, extend=extend)
+    other = replace(longer, clip_norm=9.0)
+    with pytest.raises(UserError, match=r"\n  clip_norm: before 1\.0, now 9\.0\n"):
+        refuse(other, extend=True)
+    shorter_warmup = replace(longer, schedule=replace(job.schedule, warmup_steps=29))  # as a short run's is scaled
+    message = rf"\n  steps: before {job.steps}, now {job.steps + 1}\nThe learning rate .*add --extend"
+    with pytest.raises(UserError, match=message):
+        refuse(shorter_warmup)
+    with pytest.raises(UserError, match=rf"now {job.steps + 1}\n  clip_norm: before 1\.0, now 9\.0\n.*add --extend"):
+        refuse(other)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +116,7 @@ def recorded(job: TrainingJob) -> dict[str, Any]:
         pytest.param(replace(JOB, run_dir="r", device="cpu", micro_batch=8, log_every_steps=9), [], [], id="where"),
         pytest.param(replace(JOB, checkpoint=CheckpointConfig(every_steps=7)), [], [], id="how often it is saved"),
         pytest.param(replace(JOB, engine=EngineConfig(zero_stage=3)), [], [], id="how it is computed"),
-        pytest.param(replace(JOB, data=DataConfig(url="moved", lanes=1)), [], [], id="what the data state compares"),
+        pytest.param(replace(JOB, data=DataConfig(url="moved", lanes=1)), [], [], id="what the position compares"),
         pytest.param(replace(JOB, seed=9, global_batch=64), [], [], id="this too"),
         pytest.param(replace(JOB, steps=10**6), [], [], id="the length, which has rules of its own"),
     ],

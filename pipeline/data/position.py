@@ -1,0 +1,81 @@
+"""A position: where a stream of training batches stands, and everything that determines the batches after it. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from shards.differences import Difference, differences
+
+Setting = bool | int | float | str
+_OUTSIDE_DATA = ("seed", "global_batch", "image_size")  # fields of a job, not of its `data`
+_NEXT_STEP = "next_step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPosition:
+    """Two positions with equal values are followed by equal batches.
+
+    `next_step` is the step of the next batch. `augment`, `randaugment` and `mixup` are settings with the version of
+    the code that applies them; what is switched off is None. `decoder` has the versions of the decoding libraries.
+    `dataset` is the dataset's fingerprint, or those of a mix, whose quotas are in `mix`.
+    """
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+    next_step: Annotated[int, Field(ge=0)]
+    order_version: int
+    seed: int
+    global_batch: Annotated[int, Field(ge=1)]
+    lanes: int
+    window_blocks: int
+    augment: dict[str, Setting]
+    decoder: dict[str, int | str]
+    dataset: str | tuple[str, ...]
+    randaugment: dict[str, Setting] | None = None
+    mixup: dict[str, Setting] | None = None
+    mix: dict[str, int | tuple[int, ...]] | None = None
+    image_size: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that JSON and torch.save store; what is None is left out."""
+        values: dict[str, Any] = _POSITION.dump_python(self, mode="json")
+        return {name: value for name, value in values.items() if value is not None}
+
+    def differences(self, now: "StreamPosition", *, allow_other_decoder: bool) -> list[Difference]:
+        """What `now` has instead, except for the step: two streams with no difference give the same batches."""
+        return differences_of(self.to_json(), now, allow_other_decoder=allow_other_decoder)
+
+
+_POSITION = TypeAdapter(StreamPosition)
+
+
+def position_from_json(values: Mapping[str, Any]) -> StreamPosition:
+    """The position with these plain values. ValueError names the first that is missing or of another type."""
+    try:
+        return _POSITION.validate_json(json.dumps(dict(values)))
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def differences_of(saved: Mapping[str, Any], now: StreamPosition, *, allow_other_decoder: bool) -> list[Difference]:
+    """As `StreamPosition.differences`, from plain values that somebody stored and that may be no position at all."""
+    found = differences(_by_field(saved), _by_field(now.to_json()))
+    return [change for change in found if not (allow_other_decoder and is_of_decoder(change))]
+
+
+def is_of_decoder(change: Difference) -> bool:
+    """Whether only another version of a decoding library is behind a change."""
+    return change.field.startswith("data.decoder.")
+
+
+def _by_field(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by the names of a job's fields, without the step."""
+    outside = {name: value for name, value in values.items() if name in _OUTSIDE_DATA}
+    inside = {name: value for name, value in values.items() if name not in (*_OUTSIDE_DATA, _NEXT_STEP)}
+    return outside | {"data": inside}

@@ -1,0 +1,82 @@
+"""Checks a job against its data and its ranks, before any rank is joined."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline.data.config import Share
+from pipeline.data.stream import PlannedStream, plan_stream
+from pipeline.training.batch_plan import BatchPlan, plan_batch
+from pipeline.training.checkpoint import list_committed
+from pipeline.training.classes import with_classes
+from pipeline.training.config import TrainingJob
+from pipeline.training.start import starting_weights, will_compile
+from pipeline.world import World
+from shards.dataset import Dataset, open_dataset
+from shards.errors import UserError
+from shards.store import Store, open_store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A job whose every value is known to fit: number of classes filled in, datasets open, batch and stream planned.
+
+    `is_compiled`: whether the model's blocks are compiled. `extend`: whether the job may have more steps than the
+    run that it continues.
+    """
+
+    job: TrainingJob
+    world: World
+    run_dir: Path
+    store: Store
+    plan: BatchPlan
+    stream: PlannedStream
+    held_out: Dataset | None
+    is_compiled: bool
+    extend: bool
+
+
+def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared:
+    """The job, checked. Raises UserError."""
+    _refuse_missing(job)
+    plan = plan_batch(
+        job.global_batch,
+        micro_batch=job.micro_batch,
+        num_ranks=world.num_ranks,
+        lanes=job.data.lanes,
+        pairs=job.data.mixup.alpha > 0,
+    )
+    stream = plan_stream(
+        replace(job.data, num_threads=job.data.num_threads or world.num_threads),
+        seed=job.seed,
+        image_size=job.model.image_size,
+        share=Share(global_batch=job.global_batch, rank=world.rank, num_ranks=world.num_ranks),
+        num_local_ranks=world.num_local_ranks,
+    )
+    held_out = open_dataset(job.evaluation.url) if job.evaluation.url else None
+    job = with_classes(job, stream.data, held_out, say=world.is_first)
+    stop = Path(job.run_dir) / "STOP"
+    if stop.exists():
+        raise UserError(f"{stop} exists and keeps the run stopped; delete it to continue")
+    store = open_store(job.checkpoint.url or str(Path(job.run_dir) / "checkpoints"))
+    if job.initial.weights and not list_committed(store):
+        starting_weights(job)
+    return Prepared(
+        job=job,
+        world=world,
+        run_dir=Path(job.run_dir),
+        store=store,
+        plan=plan,
+        stream=stream,
+        held_out=held_out,
+        is_compiled=will_compile(job.engine, world.device),
+        extend=extend,
+    )
+
+
+def _refuse_missing(job: TrainingJob) -> None:
+    if not job.run_dir:
+        raise UserError("--run-dir is missing: give the run directory as --run-dir")
+    if not (job.data.url or job.data.mix):
+        raise UserError(
+            "--data.url is missing: give the dataset as --data.url, or several as --data.mix URL WEIGHT URL WEIGHT ..."
+        )

@@ -1,0 +1,77 @@
+"""When held-out scores are due, and what a request to stop does to them; whole runs are in test_loop.py."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.scores import Scores
+from pipeline.training.held_out import HeldOut
+from pipeline.training.ledger import Ledger
+from pipeline.training.schedule import ScheduleConfig
+from pipeline.training.signals import Signals
+from pipeline.training.stopping import Stopping, WaitGivenUpError
+from pipeline.training.watch import Watch
+from shards.dataset import open_dataset
+from tests.rigs.processes import one_world
+
+SCORES = Scores(num_images=4, accuracy=0.5, loss=1.0)
+
+
+class _Engine:
+    """Notes whether dropout is on."""
+
+    module = None
+
+    def __init__(self) -> None:
+        self.trains: list[bool] = []
+
+    def train(self, training: bool) -> None:
+        self.trains.append(training)
+
+
+def held_out(digits_url: str, folder: Path, engine: _Engine, *, every_steps: int) -> HeldOut:
+    evaluation = EvaluationConfig(url="t", every_steps=every_steps)
+    job = replace(digits_smoke(), steps=10, schedule=ScheduleConfig(), evaluation=evaluation)
+    watch = Watch(signals=Signals(folder, watch_markers=True), stopping=Stopping(), ledger=Ledger(folder))
+    world, dataset = one_world(), open_dataset(digits_url)
+    return HeldOut(job, engine, world, dataset=dataset, labels=(), watch=watch)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("every_steps", "expected"), [(0, [10]), (4, [4, 8, 10]), (5, [5, 10])])
+def test_scores_are_due_as_asked_and_at_the_end(
+    digits_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_steps: int, expected: list[int]
+) -> None:
+    monkeypatch.setattr("pipeline.training.held_out.evaluate", lambda *_, **__: SCORES)
+    engine = _Engine()
+    found = held_out(digits_url, tmp_path, engine, every_steps=every_steps)
+    assert [step for step in range(1, 11) if found.scores(step) == SCORES] == expected
+    assert engine.trains == [False, True] * len(expected)
+    assert found.watch.ledger.seconds["evaluation"] > 0
+
+
+def test_without_a_dataset_none_are(tmp_path: Path, digits_url: str) -> None:
+    found = held_out(digits_url, tmp_path, _Engine(), every_steps=1)
+    found.dataset = None
+    assert [found.scores(step) for step in (1, 10)] == [None, None]
+
+
+def test_an_evaluation_that_was_given_up_is_remembered(
+    digits_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the engine trains on as before."""
+
+    def stopped(*_: Any, **__: Any) -> Scores:
+        raise WaitGivenUpError("evaluating")
+
+    monkeypatch.setattr("pipeline.training.held_out.evaluate", stopped)
+    engine = _Engine()
+    found = held_out(digits_url, tmp_path, engine, every_steps=0)
+    assert found.scores(9) is None
+    assert not found.was_given_up, "none was due"
+    assert found.scores(10) is None
+    assert found.was_given_up
+    assert engine.trains == [False, True]
