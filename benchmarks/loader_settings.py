@@ -20,4 +20,4 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.images % self.batch or self.images < 2 * self.batch:
-            raise ValueError(f"images is {self.images}; allowed are multiples of the batch, {self.batch}, from two on")
+            raise ValueError(f"images is {self.images}; allowed: multiples of the batch, {self.batch}, from two on")

@@ -74,7 +74,7 @@ class PackJob:
         """`part` as numbers."""
         first, _, count = self.part.partition("/")
         if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
-            raise UserError(f"--part is {self.part!r}; allowed is I/N with I from 0 to N-1, for example 0/8")
+            raise UserError(f"--part is {self.part!r}; allowed: I/N with I from 0 to N-1, for example 0/8")
         return int(first), int(count)
 
     def about(self) -> About:

@@ -107,7 +107,7 @@ def _all_stages(stages: _Stages) -> Comparison:
     stages.do(["verify", _URL])
     stages.title(f"2/6 pre-train on {ranks} processes, streaming from S3: the unbroken run")
     stages.do(stages.pretrain_words("unbroken"), num_ranks=ranks)
-    stages.title("3/6 the same again: killed with SIGKILL, then continued by the same command")
+    stages.title("3/6 the same run, killed with SIGKILL and resumed by the same command")
     killed_at = _run_and_kill(stages)
     stages.do(stages.pretrain_words("pretrain"), num_ranks=ranks)
     comparison = compare(folder / "unbroken", folder / "pretrain", killed_at=killed_at)

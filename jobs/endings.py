@@ -11,15 +11,15 @@ from jobs.interrupts import SHELL_ADDS, exit_code_of
 from jobs.screen import has_no_reader
 from shards.errors import TransientError, UserError, WillNotSucceedError
 
-_ROOM = "make room, and the same command continues"
-_ACCESS = "give this user access, and the same command continues"
-_DISK = "check the disk or the file server; the same command continues"
-_FILES = "raise the limit on open files (ulimit -n), and the same command continues"
+_ROOM = "make room, and run the same command to continue"
+_ACCESS = "give this user access, and run the same command to continue"
+_DISK = "check the disk or the file server; run the same command to continue"
+_FILES = "raise the limit on open files (ulimit -n), and run the same command to continue"
 _TO_DO = {
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
-    errno.ENOMEM: "free some memory, and the same command continues",
-    errno.EROFS: "make it writable, and the same command continues",
+    errno.ENOMEM: "free some memory, and run the same command to continue",
+    errno.EROFS: "make it writable, and run the same command to continue",
     errno.EACCES: _ACCESS,
     errno.EPERM: _ACCESS,
     errno.EIO: _DISK,
@@ -44,17 +44,17 @@ def end_of(error: BaseException) -> End:
         case UserError():
             return End(code=exit_codes.USER_MISTAKE, message=f"error: {error}")
         case TransientError():
-            return End(code=exit_codes.CRASH, message=f"error: {error}; the same command continues")
+            return End(code=exit_codes.CRASH, message=f"error: {error}; run the same command to continue")
         case WillNotSucceedError():
             return End(code=exit_codes.WILL_NOT_SUCCEED, message=f"error: {error}")
         case KeyboardInterrupt():
-            return End(code=exit_code_of(error), message="interrupted; the same command starts again")
+            return End(code=exit_code_of(error), message="interrupted; run the same command to start again")
         case AssertionError() | TypeError() | AttributeError() | LookupError():
             message = "this is a bug in patchline; please report it with the lines below"
             return End(code=exit_codes.OUR_BUG, message=message, has_traceback=True)
         case BrokenExecutor():
             message = f"error: a worker process was killed ({error}); did memory run out?"
-            todo = "The same command continues; use fewer --workers"
+            todo = "Run the same command to continue, with fewer --workers"
             return End(code=exit_codes.CRASH, message=f"{message} {todo}")
         case BrokenPipeError() if has_no_reader(sys.stdout):  # `| head` has seen enough
             return End(code=SHELL_ADDS + signal.SIGPIPE, message="")
@@ -62,7 +62,7 @@ def end_of(error: BaseException) -> End:
             where = f" at {error.filename}" if error.filename else ""
             return End(code=exit_codes.CRASH, message=f"error: {error.strerror}{where}; {_TO_DO[number]}")
         case OSError():
-            message = "the system refused; the same command continues"
+            message = "a system call failed; run the same command to continue"
         case _:
-            message = "ended by an unexpected error; the same command continues"
+            message = "ended by an unexpected error; run the same command to continue"
     return End(code=exit_codes.CRASH, message=message, has_traceback=True)

@@ -58,7 +58,7 @@ def job_from(
 
 def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> Any:
     if not isinstance(tree, Fields):
-        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed is a group of fields")
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: a group of fields")
     prefix = f"{name}." if name else ""
     tree = _with_todays_names(tree, report.renamed.get(kind.__name__, {}))
     known = {each.name for each in fields(kind)}
@@ -113,7 +113,7 @@ def _one_of(kinds: tuple[Any, ...], tree: Tree, *, base: Any, name: str, report:
         (only,) = (kind for kind in kinds if kind is not NoneType)
         return _value(only, tree, base=base, name=name, report=report)
     if not isinstance(tree, Fields):
-        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed is a group of fields")
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: a group of fields")
     by_name = {kind.kind: kind for kind in kinds}
     given = tree.entries.get("kind")
     if given is None and base is None:
@@ -121,18 +121,18 @@ def _one_of(kinds: tuple[Any, ...], tree: Tree, *, base: Any, name: str, report:
         return _WRONG
     wanted = given.text if isinstance(given, Scalar) else _spelt(given) if given else base.kind
     if wanted not in by_name:
-        return report.fault(given or tree, f"{name}.kind is {wanted}; allowed are {', '.join(by_name)}")
+        return report.fault(given or tree, f"{name}.kind is {wanted}; allowed: {', '.join(by_name)}")
     base = base if isinstance(base, by_name[wanted]) or base is None else by_name[wanted]()
     return _group(by_name[wanted], tree, base=base, name=name, report=report)
 
 
 def _items(kinds: tuple[Any, ...], tree: Tree, *, name: str, report: Report) -> Any:
     if not isinstance(tree, Items):
-        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed is a list, as [a, b]")
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: a list, as [a, b]")
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(tree.items)
     elif len(kinds) != len(tree.items):
-        return report.fault(tree, f"{name} has {len(tree.items)} entries; allowed are {len(kinds)}")
+        return report.fault(tree, f"{name} has {len(tree.items)} entries; allowed: {len(kinds)}")
     pairs = zip(kinds, tree.items, strict=True)
     return tuple(
         _value(kind, item, base=None, name=f"{name}.{number}", report=report)
@@ -144,14 +144,14 @@ def _choice(options: tuple[Any, ...], tree: Tree, *, name: str, report: Report) 
     for option in options:
         if isinstance(tree, Scalar) and tree.text == str(option) and (tree.is_plain or isinstance(option, str)):
             return option
-    return report.fault(tree, f"{name} is {_spelt(tree)}; allowed are {', '.join(map(str, options))}")
+    return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: {', '.join(map(str, options))}")
 
 
 def _single(kind: Any, tree: Tree, *, name: str, report: Report) -> Any:
     plain = without_range(kind)
     value = _read(plain, tree)
     if value is _WRONG:
-        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed is {_allowed(plain, tree)}")
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: {_allowed(plain, tree)}")
     instead = allowed_instead(value, kind)
     return report.fault(tree, f"{name} is {_spelt(tree)}; {instead}") if instead else value
 

@@ -20,7 +20,7 @@ def split_stage(words: list[str]) -> tuple[str, list[str]]:
 def job_of(word: str, stage: str) -> Any:
     """The job that a word means in a known stage."""
     if stage not in SHOWN:
-        raise UserError(f"{word} is of the stage {stage!r}; allowed are {', '.join(SHOWN)}")
+        raise UserError(f"{word} is of the stage {stage!r}; allowed: {', '.join(SHOWN)}")
     return default_job(stage, file_of(word))
 
 

@@ -115,7 +115,7 @@ def unknown_stage(word: str, stages: Sequence[str]) -> UserError:
     """The error for a first word that is not a stage."""
     meant = _STAGES.get(word.lower(), "")
     near = [meant] if meant in stages else similar(word, stages)
-    return UserError(f"unknown stage {word!r}; {_meant(near)}allowed are {', '.join(stages)}")
+    return UserError(f"unknown stage {word!r}; {_meant(near)}allowed: {', '.join(stages)}")
 
 
 def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
@@ -125,7 +125,7 @@ def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
     taker = _TAKES_FOLDER.get(stage, "") if word and Path(word).is_dir() else ""
     folder = f"it is a folder, which {taker} takes; " if taker else ""
     return UserError(
-        f"unknown recipe {word!r} of patchline {stage}; {_meant(near)}{folder}allowed are {listed}, a YAML file "
+        f"unknown recipe {word!r} of patchline {stage}; {_meant(near)}{folder}allowed: {listed}, a YAML file "
         "(my.yaml, RUN/job.yaml), or a function in a Python file (my_recipes.py:my_vit)"
     )
 
@@ -210,7 +210,7 @@ def _refuse_wrong_values(flag: Flag, values: Sequence[str], *, name: str) -> Non
         try:
             read = _read(flag, value)
         except ValueError as error:
-            raise UserError(f"{name} is {value!r}; allowed is {_allowed(flag)}") from error
+            raise UserError(f"{name} is {value!r}; allowed: {_allowed(flag)}") from error
         instead = allowed_instead(read, flag.kind) if isinstance(read, int | float) else ""
         if instead:
             raise UserError(f"{name} is {value}; {instead}")

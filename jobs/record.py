@@ -70,7 +70,7 @@ def open_job(path: Path) -> JobFile:
             raise UserError(f"{path}, line {value.line}: {name} must be a single word")
         head[name] = value.text if isinstance(value, Scalar) else ""
     if head["stage"] not in ("", *STAGES):
-        raise UserError(f"{path}: stage is {head['stage']!r}; allowed are {', '.join(STAGES)}")
+        raise UserError(f"{path}: stage is {head['stage']!r}; allowed: {', '.join(STAGES)}")
     if "job" in tree.entries:
         if set(tree.entries) != {"stage", "job"}:
             found = ", ".join(tree.entries)

@@ -82,5 +82,5 @@ def take_run_flags(stage: str, words: list[str]) -> tuple[list[str], RunOptions]
 
 def _count(flag: str, value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
-        raise UserError(f"{flag} is {value!r}; allowed are whole numbers from 1 on, for example {flag} 2")
+        raise UserError(f"{flag} is {value!r}; allowed: whole numbers from 1 on, for example {flag} 2")
     return int(value)

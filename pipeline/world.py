@@ -39,7 +39,7 @@ class World:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_ranks:
-            raise UserError(f"rank {self.rank} of {self.num_ranks} ranks: allowed is 0 to {self.num_ranks - 1}")
+            raise UserError(f"rank {self.rank} of {self.num_ranks} ranks: allowed: 0 to {self.num_ranks - 1}")
 
     @property
     def is_first(self) -> bool:
@@ -161,7 +161,7 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     if not text:
         return default
     if not text.isdigit():
-        raise UserError(f"the environment variable {name} is {environ[name]!r}; allowed is a whole number")
+        raise UserError(f"the environment variable {name} is {environ[name]!r}; allowed: a whole number")
     return int(text)
 
 
@@ -172,7 +172,7 @@ def _device(device: Device, local_rank: int) -> torch.device:
         num_gpus = torch.cuda.device_count()
         if local_rank >= num_gpus:
             raise UserError(
-                f"local rank {local_rank} has no GPU: this node has {num_gpus}; start one rank a GPU, or --device cpu"
+                f"local rank {local_rank} has no GPU: this node has {num_gpus}; start one rank per GPU, or --device cpu"
             )
         return torch.device("cuda", local_rank)
     return torch.device("cpu")

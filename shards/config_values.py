@@ -68,13 +68,13 @@ def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:
 
 
 def allowed_instead(value: Any, kind: Any) -> str:
-    """`allowed is ...` if a field of the type `kind` may not hold the value, else an empty text."""
+    """`allowed: ...` if a field of the type `kind` may not hold the value, else an empty text."""
     or_none = ", or none" if NoneType in get_args(kind) else ""
     if value is None and or_none:
         return ""
     kinds = without_none(kind)
     if len(kinds) > 1:  # configurations to choose from
-        return "" if isinstance(value, kinds) else f"allowed are {', '.join(one.__name__ for one in kinds)}"
+        return "" if isinstance(value, kinds) else f"allowed: {', '.join(one.__name__ for one in kinds)}"
     allowed = _allowed(value, *kinds)
     return f"allowed {allowed}{or_none}" if allowed else ""
 
@@ -97,7 +97,7 @@ def _fault(name: str, value: Any, kind: Any) -> str:
         kinds = get_args(plain)
         kinds = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
         if len(kinds) != len(value):
-            return f"{name} has {len(value)} entries; allowed are {len(kinds)}"
+            return f"{name} has {len(value)} entries; allowed: {len(kinds)}"
         items = enumerate(zip(value, kinds, strict=True))
         return next(filter(None, (_fault(f"{name}.{number}", item, one) for number, (item, one) in items)), "")
     allowed = allowed_instead(value, kind)

@@ -174,7 +174,7 @@ def open_dataset(url: str) -> Dataset:
     try:
         data = store.read(MANIFEST_PATH)
     except MissingObjectError:
-        message = f"{store.url} has no manifest.json, so it is no complete dataset"
+        message = f"{store.url} has no manifest.json, so it is not a complete dataset"
         raise UserError(f"{message}; pack it with: patchline pack RECIPE --out {store.url}") from None
     try:
         manifest = Manifest.from_bytes(data)

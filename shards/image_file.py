@@ -36,5 +36,5 @@ def read_image_file(path: Path) -> ImageFile:
         raise ImageRefusedError(f"it cannot be read: {error}") from error
     header = read_header(data, DEFAULT_LIMITS)
     if header.ext not in _ALLOWED:
-        raise ImageRefusedError(f"it is in the format {header.ext}; allowed are JPEG, PNG and WebP: convert it")
+        raise ImageRefusedError(f"it is in the format {header.ext}; allowed: JPEG, PNG and WebP: convert it")
     return ImageFile(data=data, height=header.height, width=header.width, orientation=header.orientation)

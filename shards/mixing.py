@@ -38,7 +38,7 @@ def quotas(weights: Sequence[float | str]) -> tuple[int, ...]:
     found = tuple(number // common for number in whole)
     if sum(found) > MOST_DRAWS:
         what = f"the weights {', '.join(str(weight) for weight in weights)} repeat only after {sum(found):,} samples"
-        raise UserError(f"{what}; allowed are {MOST_DRAWS:,}; round them, e.g. to {', '.join(_rounded(shares))}")
+        raise UserError(f"{what}; allowed: {MOST_DRAWS:,}; round them, e.g. to {', '.join(_rounded(shares))}")
     return found
 
 
@@ -48,7 +48,7 @@ def _share(weight: float | str) -> Fraction:
     except (ValueError, ZeroDivisionError):
         share = Fraction(0)
     if share <= 0:
-        raise UserError(f"the weight {weight!r} cannot be mixed by; allowed are numbers above 0, e.g. 0.7 or 3")
+        raise UserError(f"the weight {weight!r} cannot be mixed by; allowed: numbers above 0, e.g. 0.7 or 3")
     return share
 
 
@@ -65,9 +65,9 @@ class Mixture:
 
     def __init__(self, quotas: tuple[int, ...], *, seed: int, lanes: int) -> None:
         if not quotas or min(quotas) < 1:
-            raise ValueError(f"quotas are {quotas}; allowed are one or more numbers of 1 or more")
+            raise ValueError(f"quotas are {quotas}; allowed: one or more numbers of 1 or more")
         if lanes < 1:
-            raise ValueError(f"lanes is {lanes}; allowed is 1 or more")
+            raise ValueError(f"lanes is {lanes}; allowed: 1 or more")
         self.quotas, self.lanes = quotas, lanes
         self.period = sum(quotas)
         self._quotas_D = np.array(quotas, dtype=np.int64)

@@ -92,9 +92,9 @@ class SampleOrder:
             raise ValueError("block_sizes must be a non-empty list of sizes of 1 or more; repack the dataset")
         self.num_samples = int(self.block_sizes.sum())
         if not 1 <= lanes <= self.num_samples:
-            raise ValueError(f"lanes is {lanes}; allowed is 1 to {self.num_samples} (the number of samples)")
+            raise ValueError(f"lanes is {lanes}; allowed: 1 to {self.num_samples} (the number of samples)")
         if window_blocks < 1:
-            raise ValueError(f"window_blocks is {window_blocks}; allowed is 1 or more")
+            raise ValueError(f"window_blocks is {window_blocks}; allowed: 1 or more")
         self.seed, self.lanes, self.window_blocks = seed, lanes, window_blocks
         self._block_first = np.cumsum(self.block_sizes) - self.block_sizes
         self._lock = threading.Lock()
@@ -115,12 +115,12 @@ class SampleOrder:
         Raises ValueError where the batch does not fit lanes and ranks, or the positions do not fit int64.
         """
         if batch_size % self.lanes or batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; allowed are multiples of lanes = {self.lanes}")
+            raise ValueError(f"batch_size is {batch_size}; allowed: multiples of lanes = {self.lanes}")
         if num_ranks < 1 or batch_size % num_ranks or not 0 <= rank < num_ranks:
             raise ValueError(f"rank {rank} of {num_ranks} does not fit a batch of {batch_size}: ranks must divide it")
         most = _MOST_POSITION // batch_size - 1
         if not 0 <= step <= most:
-            raise ValueError(f"step is {step}; allowed is 0 to {most} with a batch of {batch_size}")
+            raise ValueError(f"step is {step}; allowed: 0 to {most} with a batch of {batch_size}")
         share = batch_size // num_ranks
         entry = np.arange(rank * share, (rank + 1) * share, dtype=np.int64)
         group, member = np.divmod(entry, batch_size // self.lanes)

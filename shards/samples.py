@@ -58,7 +58,7 @@ def sample_of(rows: SampleRows, row: int, *, sample_id: int, data: memoryview | 
 def too_large(rows: SampleRows, row: int, *, most_bytes: int = MAX_IMAGE_BYTES) -> str:
     """The fault of a sample that is too large to be read; empty for all others."""
     size = int(rows.size[row])
-    return f"too large: {size} bytes, allowed are {most_bytes}" if size > most_bytes else ""
+    return f"too large: {size} bytes, allowed: {most_bytes}" if size > most_bytes else ""
 
 
 def faulty(dataset: Dataset, sample: RawSample, fault: str) -> RawSample:

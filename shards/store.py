@@ -28,7 +28,7 @@ def open_store(url: str) -> Store:
         raise UserError(f"cannot open {shown!r}; give a folder or s3://bucket/prefix")
     if shown != url:
         todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, and give s3://bucket/prefix"
-        raise UserError(f"cannot open {shown!r}: credentials do not belong into a URL; {todo}")
+        raise UserError(f"cannot open {shown!r}: credentials do not belong in a URL; {todo}")
     from shards.storage.s3 import S3Store  # noqa: PLC0415 - boto3 takes a tenth of a second to load
 
     try:

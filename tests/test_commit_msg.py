@@ -72,10 +72,10 @@ def test_a_subject_that_passes(installed: Path, message: str) -> None:
 @pytest.mark.parametrize(
     ("subject", "said"),
     [
-        (TOO_LONG, "it has 74 characters, allowed are 72"),
-        ("Refuse a global batch.", "it ends with a full stop, allowed is none"),
+        (TOO_LONG, "it has 74 characters, allowed: 72"),
+        ("Refuse a global batch.", "it ends with a full stop, none is allowed"),
         *(
-            (f"{first} a check", f"it begins with '{first}', allowed is the imperative")
+            (f"{first} a check", f"it begins with '{first}', allowed: the imperative")
             for first in ["Added", "Adds", "adding", "Fixes", "Fixed:", "Uses", "Using", "Moved", "Dropped", "Splits"]
         ),
         *(

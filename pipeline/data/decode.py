@@ -31,7 +31,7 @@ class DecodeError(Exception):
 def turn_of(orientation: int) -> Turn:
     """By the index's orientation, 1 to 8; the tag in the bytes is ignored. Raises DecodeError."""
     if orientation not in TURNS:
-        raise DecodeError(f"orientation {orientation}; allowed are 1 to 8")
+        raise DecodeError(f"orientation {orientation}; allowed: 1 to 8")
     return TURNS[orientation]
 
 

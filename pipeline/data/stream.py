@@ -161,13 +161,13 @@ def train_batches(
 def _check_sizes(*, global_batch: int, image_size: int, rank: int, num_ranks: int) -> None:
     for name, value in (("global_batch", global_batch), ("image_size", image_size), ("num_ranks", num_ranks)):
         if value < 1:
-            raise UserError(f"{name} is {value}; allowed is 1 or more")
+            raise UserError(f"{name} is {value}; allowed: 1 or more")
     if not 0 <= rank < num_ranks:
-        raise UserError(f"rank is {rank}; allowed is 0 to {num_ranks - 1}, since num_ranks is {num_ranks}")
+        raise UserError(f"rank is {rank}; allowed: 0 to {num_ranks - 1}, since num_ranks is {num_ranks}")
     if global_batch % num_ranks:
         raise UserError(
-            f"global_batch is {global_batch}, of which {num_ranks} ranks cannot take equal parts; "
-            f"allowed are multiples of num_ranks, for example {global_batch + -global_batch % num_ranks}"
+            f"global_batch is {global_batch}, which {num_ranks} ranks cannot share equally; "
+            f"allowed: multiples of num_ranks, for example {global_batch + -global_batch % num_ranks}"
         )
 
 
@@ -183,7 +183,7 @@ def _resolved(config: DataConfig | None, *, url: str, global_batch: int) -> Data
     if global_batch % config.lanes:
         raise UserError(
             f"global_batch is {global_batch} and config.lanes {config.lanes}, but a batch takes equally many samples "
-            f"of each lane; allowed are lanes that divide global_batch, for example DataConfig(lanes={fitting})"
+            f"of each lane; allowed: lanes that divide global_batch, for example DataConfig(lanes={fitting})"
         )
     return replace(config, url=url or config.url, num_threads=config.num_threads or len(os.sched_getaffinity(0)))
 

@@ -71,7 +71,7 @@ class Predictor:
         used, and where `top` is below 1.
         """
         if top < 1:
-            raise UserError(f"top is {top}; allowed is 1 or more: how many classes are given for an image")
+            raise UserError(f"top is {top}; allowed: 1 or more: how many classes are given for an image")
         if isinstance(images, str | os.PathLike | Image.Image | np.ndarray):
             return self.ranked(self.logits([self.view(images)]), top=top)[0]
         predictions: list[Prediction] = []
@@ -154,7 +154,7 @@ def _usable(view: Pixels | UserError) -> Pixels:
 def _pixels(image: Image.Image) -> Pixels:
     """uint8[height, width, 3], upright; transparency is dropped, as decoding of files drops it."""
     if image.mode not in _MODES:
-        raise UserError(f"a Pillow image has the mode {image.mode!r}; allowed are {', '.join(_MODES)}: convert it")
+        raise UserError(f"a Pillow image has the mode {image.mode!r}; allowed: {', '.join(_MODES)}: convert it")
     try:
         return np.asarray(ImageOps.exif_transpose(image).convert("RGB"), dtype=np.uint8)
     except (OSError, ValueError, SyntaxError) as error:
@@ -166,6 +166,6 @@ def _refuse_other_array(pixels: Pixels) -> None:
     is_image = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3
     if not is_image or pixels.shape[2] != 3 or 0 in pixels.shape:
         raise UserError(
-            f"an image is {what}; allowed are the path of a file, a Pillow image, or pixels as a numpy array, "
+            f"an image is {what}; allowed: the path of a file, a Pillow image, or pixels as a numpy array, "
             "uint8[height, width, 3]; several go into a list"
         )

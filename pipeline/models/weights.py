@@ -196,7 +196,7 @@ def _described(description: dict[str, Any]) -> tuple[ModelConfig, tuple[str, ...
     """The model, the names of its classes and its usage. UserError if the names are not one per class, or the format is
     newer."""
     if description.get("format", FORMAT) != FORMAT:
-        raise UserError(f"its format is {description['format']!r}, allowed is {FORMAT}: it is of another version")
+        raise UserError(f"its format is {description['format']!r}, allowed: {FORMAT}: it is of another version")
     config, labels = ModelConfig(**description["model"]), tuple(description["labels"])
     if len(labels) != config.num_classes or len(set(labels)) != len(labels):
         raise UserError(

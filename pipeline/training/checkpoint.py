@@ -83,7 +83,7 @@ class Checkpoints:
             )
         if broadcast_json(bool(last_line(self.run_dir)), device=self.world.device):
             raise UserError(
-                f"{self.run_dir} has committed checkpoints on record, but {where} holds none that counts; give the "
+                f"{self.run_dir} has recorded checkpoints, but {where} holds none that can be used; give the "
                 "--checkpoint.url that the run was started with, or another --run-dir to start again"
             )
         return None

@@ -90,7 +90,7 @@ class EngineConfig:
             # Tried with 0.19.8: right numbers, but its hooks, which gather the weights inside a block, cut each block
             # into pieces that torch compiles again at every step.
             raise UserError(
-                'engine.compile is "on" with engine.zero_stage 3; allowed are stages 1 and 2 (torch would compile '
+                'engine.compile is "on" with engine.zero_stage 3; allowed: stages 1 and 2 (torch would compile '
                 "DeepSpeed's gathering of weights again at every step): give --engine.zero-stage 2, or "
                 "--engine.compile off"
             )

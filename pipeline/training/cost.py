@@ -33,7 +33,7 @@ def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float)
     """
     if num_images < 0 or num_classes < 0 or days <= 0:
         raise UserError(
-            f"--num-images is {num_images}, --num-classes {num_classes} and --days {days}; allowed are images and "
+            f"--num-images is {num_images}, --num-classes {num_classes} and --days {days}; allowed: images and "
             "classes of 0 (not known) or more, and more than 0 days"
         )
     classes = job.model.num_classes or num_classes

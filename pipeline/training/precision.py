@@ -38,7 +38,7 @@ def _as_demanded(wanted: Precision, *, recorded: str, bf16: Bf16) -> Choice:
 
 
 def _as_recorded(recorded: Precision, *, bf16: Bf16) -> Choice:
-    message = f"precision {recorded}, as the run began"
+    message = f"precision {recorded}, as when the run started"
     if (recorded == "bf16") == bf16.is_native:
         return Choice(precision=recorded, message=message)
     is_slow = recorded == "bf16"

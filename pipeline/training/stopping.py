@@ -124,7 +124,7 @@ class Stopping:
     def standing(self) -> str:
         """What is saved, and what the same command does."""
         if self.saved_step is None:
-            return "nothing was saved yet, and the same command starts again"
+            return "nothing has been saved yet; the same command starts from the beginning"
         return f"step {self.saved_step} is saved; run the same command to continue"
 
     def _give_up(self, _number: int, _frame: FrameType | None) -> None:

@@ -94,7 +94,7 @@ def label_names(found: set[str], known: tuple[str, ...] | None) -> tuple[str, ..
         return tuple(sorted(found))
     largest = max((int(label) for label in found), default=-1)
     if largest >= MOST_NUMBERED_CLASSES:
-        message = f"the label {largest} is not a class number; allowed are 0 to {MOST_NUMBERED_CLASSES - 1}"
+        message = f"the label {largest} is not a class number; allowed: 0 to {MOST_NUMBERED_CLASSES - 1}"
         raise UserError(f"{message}; give the names in --labels-file, or another --label-field")
     return tuple(str(number) for number in range(largest + 1))
 

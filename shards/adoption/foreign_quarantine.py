@@ -41,7 +41,7 @@ def refuse_quarantine(facts: list[TarFacts], store: Store, max_quarantined: floa
         return
     message, more = "no sample can be adopted", ""
     if refused < total:
-        message = f"{refused} of {total} samples cannot be adopted, allowed is a share of {max_quarantined:g}"
+        message = f"{refused} of {total} samples cannot be adopted, more than the allowed share of {max_quarantined:g}"
         more = ", or raise --max-quarantined"
     worst = max(range(len(facts)), key=lambda number: facts[number].num_refused)
     if not facts[worst].num_refused:

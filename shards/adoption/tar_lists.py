@@ -66,7 +66,7 @@ def expanded(pattern: str) -> Iterator[str]:
     for some in choices:
         total *= len(some)
     if total > _MOST_NAMES:
-        raise UserError(f"{pattern!r} stands for {total} names; allowed are {_MOST_NAMES}")
+        raise UserError(f"{pattern!r} expands to {total} names; allowed: {_MOST_NAMES}")
     names = [parts[0]]
     for some, text in zip(choices, parts[2::2], strict=True):
         names = [name + choice + text for name in names for choice in some]
@@ -77,7 +77,7 @@ def _choices(inner: str, pattern: str) -> list[str]:
     first, dots, last = inner.partition("..")
     if dots and first.isdecimal() and last.isdecimal() and int(first) <= int(last):
         if int(last) - int(first) >= _MOST_NAMES:
-            raise UserError(f"{pattern!r} stands for too many names; allowed are {_MOST_NAMES}")
+            raise UserError(f"{pattern!r} expands to too many names; allowed: {_MOST_NAMES}")
         width = len(first) if first.startswith("0") or len(first) == len(last) else 0
         return [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
     if "," in inner:

@@ -37,7 +37,7 @@ def check_labels(rows: Sequence[IndexRow], num_classes: int) -> Iterator[str]:
     """Every label is a class."""
     for number, row in enumerate(rows):
         if not row.labels or min(row.labels) < 0 or max(row.labels) >= num_classes:
-            yield f"row {number} has labels {list(row.labels)}, allowed are 0 to {num_classes - 1}"
+            yield f"row {number} has labels {list(row.labels)}, allowed: 0 to {num_classes - 1}"
 
 
 def check_blocks(

@@ -51,14 +51,14 @@ def read_header(data: bytes, limits: Limits = DEFAULT_LIMITS) -> ImageHeader:
     if not data:
         raise ImageRefusedError("empty file")
     if len(data) > limits.max_bytes:
-        raise ImageRefusedError(f"too large: {len(data)} bytes, allowed are {limits.max_bytes}")
+        raise ImageRefusedError(f"too large: {len(data)} bytes, allowed: {limits.max_bytes}")
     ext = _format(data)
     parse = _PARSERS.get(ext)
     height, width, mode, orientation = parse(data) if parse else _ask_pillow(data, ext)
     if height < 1 or width < 1:
         raise ImageRefusedError(f"no pixels: {height}x{width}")
     if height * width > limits.max_pixels:
-        raise ImageRefusedError(f"too large: {height}x{width} pixels, allowed are {limits.max_pixels} in all")
+        raise ImageRefusedError(f"too large: {height}x{width} pixels, allowed: {limits.max_pixels} in all")
     return ImageHeader(ext=ext, height=height, width=width, mode=mode, orientation=orientation)
 
 

@@ -81,9 +81,7 @@ def _frame(contents: bytes) -> tuple[int, int, str]:
         raise ImageRefusedError("damaged JPEG header: frame of a wrong length")
     bits, num_components = contents[0], contents[5]
     if bits != 8 or num_components not in _MODES:
-        raise ImageRefusedError(
-            f"JPEG with {num_components} components of {bits} bits; allowed are 1, 3 or 4 of 8 bits"
-        )
+        raise ImageRefusedError(f"JPEG with {num_components} components of {bits} bits; allowed: 1, 3 or 4 of 8 bits")
     height, width = int.from_bytes(contents[1:3], "big"), int.from_bytes(contents[3:5], "big")
     if not height and width:
         raise ImageRefusedError("JPEG whose height follows its first scan (DNL), which decoders do not read")

@@ -43,12 +43,12 @@ def describe(store: Store, manifest: Manifest, about: About) -> None:
 
 def _check(option: str, text: str) -> None:
     if len(text) > MOST_CHARACTERS:
-        message = f"{option} has {len(text):,} characters; allowed are at most {MOST_CHARACTERS:,}"
+        message = f"{option} has {len(text):,} characters; allowed: at most {MOST_CHARACTERS:,}"
         raise UserError(f"{message}; shorten it, and link to the full text")
     for place, character in enumerate(text, start=1):
         if _is_refused(character):
             what = f"{option} has {character!r} as character {place}"
-            raise UserError(f"{what}; allowed are printable text and line breaks (\\n); remove it")
+            raise UserError(f"{what}; allowed: printable text and line breaks (\\n); remove it")
 
 
 def _is_refused(character: str) -> bool:

@@ -161,7 +161,7 @@ def refuse_quarantine(plan: Plan, *, max_quarantined: float, url: str, left_out:
     total, count = plan.num_samples + plan.num_quarantined, plan.num_refused + len(left_out)
     if count <= max_quarantined * total:
         return
-    message = f"{count} of {total} images cannot be packed, allowed is a share of {max_quarantined:g}"
+    message = f"{count} of {total} images cannot be packed, more than the allowed share of {max_quarantined:g}"
     if left_out:
         example = f"{left_out[0].source}: {left_out[0].reason}"
         message = f"{message}; {len(left_out)} of them since the plan was made, for example {example}"

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# "list.csv row 27: the weight 'x': allowed are numbers": a reason about a table's row begins with it.
+# "list.csv row 27: the weight 'x': allowed: numbers": a reason about a table's row begins with it.
 _ROW = r"(?s)^.*?\.(?:csv|csv\.gz|tsv|tsv\.gz|parquet) row \d+: "
 # Details of one image are quoted as Python's repr does it. No quote opens within a word: "the source's root".
 _QUOTED = r"""(?s)\B'(?:[^'\\]|\\.)*'|\B"(?:[^"\\]|\\.)*\""""

@@ -200,4 +200,4 @@ def _refuse_losses(task: ShardTask, left_out: list[LeftOut], num_samples: int) -
     if len(left_out) > max(1, task.max_quarantined * num_samples):
         example = f"{left_out[0].source}: {left_out[0].reason}"
         message = f"{len(left_out)} of {num_samples} images of shard {task.shard} are not as scanned ({example})"
-        raise UserError(f"{message}; allowed is a share of {task.max_quarantined:g}; restore the source")
+        raise UserError(f"{message}; the allowed share is {task.max_quarantined:g}; restore the source")

@@ -51,4 +51,4 @@ def printable(name: str) -> str:
 
 def too_large(num_bytes: int, *, max_bytes: int) -> ImageRefusedError:
     """The refusal of an image of more bytes than allowed."""
-    return ImageRefusedError(f"too large: {num_bytes} bytes, allowed are {max_bytes}")
+    return ImageRefusedError(f"too large: {num_bytes} bytes, allowed: {max_bytes}")

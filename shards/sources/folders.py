@@ -81,7 +81,7 @@ class FlatSource:
         except re.error as error:
             raise UserError(f"--source.label-pattern {self.label_pattern!r} is not a pattern: {error}") from error
         if groups != 1:
-            message = f"--source.label-pattern {self.label_pattern!r} has {groups} groups; allowed is exactly one"
+            message = f"--source.label-pattern {self.label_pattern!r} has {groups} groups; allowed: exactly one"
             raise UserError(f"{message}, around the label, e.g. '([^_]+)_'")
 
     def entries(self) -> Iterator[Entry]:

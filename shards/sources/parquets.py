@@ -127,9 +127,7 @@ class ParquetSource:
             pa.types.is_struct(kind) and "bytes" in kind.names and _is_bytes(kind.field("bytes").type)
         ):
             return
-        message = (
-            f"{printable(path)}: column {self.image_column!r} is {kind}; allowed are struct<bytes, path> and binary"
-        )
+        message = f"{printable(path)}: column {self.image_column!r} is {kind}; allowed: struct<bytes, path> and binary"
         raise UserError(f"{message}; set --source.image-column")
 
     def _num_bytes(self, group: "pq.RowGroupMetaData") -> int:

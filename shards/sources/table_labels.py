@@ -32,7 +32,7 @@ def label_names(value: Any, *, separator: str = "", names: Sequence[str] = ()) -
     if isinstance(value, str | float | bool):
         text = printable(str(value)).strip()
         return (text,) if text else ()
-    raise ImageRefusedError(f"a label is a {type(value).__name__}; allowed are text, numbers and lists of them")
+    raise ImageRefusedError(f"a label is a {type(value).__name__}; allowed: text, numbers and lists of them")
 
 
 def weighted(labels: tuple[str, ...], value: Any, *, separator: str) -> Weighted:
@@ -41,7 +41,7 @@ def weighted(labels: tuple[str, ...], value: Any, *, separator: str) -> Weighted
     if not numbers:
         return labels, ()
     if len(numbers) != len(labels):
-        raise ImageRefusedError(f"{len(numbers)} weights for {len(labels)} labels; allowed is one each, or none")
+        raise ImageRefusedError(f"{len(numbers)} weights for {len(labels)} labels; allowed: one each, or none")
     if len(set(labels)) < len(labels):
         raise ImageRefusedError("a label with a weight appears twice")
     return labels, numbers
@@ -62,5 +62,5 @@ def _number(item: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf:
-        raise ImageRefusedError(f"the weight {printable(str(item))!r}: allowed are numbers of 0 or more")
+        raise ImageRefusedError(f"the weight {printable(str(item))!r}: allowed: numbers of 0 or more")
     return float(number)

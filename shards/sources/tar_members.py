@@ -151,7 +151,7 @@ class _Headers:
     def _extend(self, header: Header) -> None:
         """Keep what a record says about the members that follow. If two records set the same field, the first wins."""
         if header.size > MAX_EXTENSION_BYTES:
-            self._for_next[_REFUSAL] = f"its extended header has {header.size} bytes, allowed are {MAX_EXTENSION_BYTES}"
+            self._for_next[_REFUSAL] = f"its extended header has {header.size} bytes, allowed: {MAX_EXTENSION_BYTES}"
             return
         data = self._pieces.take(header.size)
         if header.kind == b"L":

@@ -52,13 +52,11 @@ def assert_refused(ended: Ended, message: str) -> None:
     ("words", "message"),
     [
         pytest.param((), "usage: patchline STAGE", id="nothing"),
-        pytest.param(
-            ("pretain",), "unknown stage 'pretain'; did you mean pretrain? allowed are pack, index,", id="stage"
-        ),
+        pytest.param(("pretain",), "unknown stage 'pretain'; did you mean pretrain? allowed: pack, index,", id="stage"),
         pytest.param(("pretrain",), "usage: patchline pretrain RECIPE|FILE.yaml", id="no recipe"),
         pytest.param(
             ("pretrain", "digit"),
-            "unknown recipe 'digit' of patchline pretrain; did you mean digits_smoke? allowed are what",
+            "unknown recipe 'digit' of patchline pretrain; did you mean digits_smoke? allowed: what",
             id="recipe",
         ),
         pytest.param(
@@ -70,7 +68,7 @@ def assert_refused(ended: Ended, message: str) -> None:
         pytest.param(("pretrain", "digits_smoke", "--engine.zero-stage", "4"), "4", id="not one of the choices"),
         pytest.param(
             ("pretrain", "digits_smoke", "--steps", "0"),
-            "--steps is 0; allowed are 1 to 1,000,000,000",
+            "--steps is 0; allowed: 1 to 1,000,000,000",
             id="out of range",
         ),
         pytest.param(("pretrain", "nothing.yaml"), "nothing.yaml cannot be read: No such file", id="no such record"),
@@ -125,7 +123,7 @@ def test_mistakes_in_the_words(words: tuple[str, ...], message: str) -> None:
             id="micro",
         ),
         pytest.param(("--data.memory-limit-bytes", "10"), ALONE, "--data.memory-limit-bytes = 0.0 GB", id="memory"),
-        pytest.param(("--data.lanes", "16"), ALONE, "lanes is 16; allowed is 1 to 15", id="more lanes than samples"),
+        pytest.param(("--data.lanes", "16"), ALONE, "lanes is 16; allowed: 1 to 15", id="more lanes than samples"),
         pytest.param(
             ("--model.num-classes", "2"),
             ALONE,
@@ -342,10 +340,13 @@ def test_the_real_program(words: list[str], code: int, said: str) -> None:
             PermissionError(errno.EACCES, "Permission denied", "/data/x"),
             "Permission denied at /data/x; give this user access",
         ),
-        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), "the system refused; the same command continues"),
+        (
+            NotADirectoryError(errno.ENOTDIR, "Not a directory"),
+            "a system call failed; run the same command to continue",
+        ),
         (BrokenProcessPool("a child process terminated abruptly"), "a worker process was killed"),
-        (BadAnswerError("GetObject of s3://b/x failed: 503"), "failed: 503; the same command continues"),
-        (RuntimeError("odd"), "ended by an unexpected error; the same command continues"),
+        (BadAnswerError("GetObject of s3://b/x failed: 503"), "failed: 503; run the same command to continue"),
+        (RuntimeError("odd"), "ended by an unexpected error; run the same command to continue"),
     ],
 )
 def test_a_crash_is_never_taken_for_faults_that_were_found(

@@ -55,7 +55,7 @@ def test_the_scripts_of_shells_that_are_here_are_right(shell: str, capsys: pytes
 
 
 def test_other_shells_are_refused() -> None:
-    with pytest.raises(UserError, match="shell is 'tcsh'; allowed are bash, zsh, fish"):
+    with pytest.raises(UserError, match="shell is 'tcsh'; allowed: bash, zsh, fish"):
         CompletionJob(shell="tcsh")  # type: ignore[arg-type]  # noqa: S604 - a word, not a call
 
 

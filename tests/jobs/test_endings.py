@@ -11,7 +11,7 @@ from jobs.interrupts import Interrupted
 from shards.errors import StorageError, TransientError, UnreachableError, UserError, WillNotSucceedError
 from shards.storage.s3_client import BadAnswerError
 
-CONTINUES = "the same command continues"
+CONTINUES = "run the same command to continue"
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ CONTINUES = "the same command continues"
         (StorageError("no answer"), exit_codes.CRASH, f"error: no answer; {CONTINUES}"),
         (BadAnswerError("failed: 503"), exit_codes.CRASH, f"error: failed: 503; {CONTINUES}"),
         (WillNotSucceedError("it diverged"), exit_codes.WILL_NOT_SUCCEED, "error: it diverged"),
-        (KeyboardInterrupt(), exit_codes.INTERRUPTED, "interrupted; the same command starts again"),
-        (Interrupted(15), 143, "interrupted; the same command starts again"),
+        (KeyboardInterrupt(), exit_codes.INTERRUPTED, "interrupted; run the same command to start again"),
+        (Interrupted(15), 143, "interrupted; run the same command to start again"),
         (
             BrokenProcessPool("a child died"),
             exit_codes.CRASH,
@@ -62,8 +62,8 @@ def test_a_fault_of_the_system_is_one_line_too(number: int, said: str, todo: str
     [
         (KeyError("x"), exit_codes.OUR_BUG, "this is a bug in patchline"),
         (AssertionError(), exit_codes.OUR_BUG, "this is a bug in patchline"),
-        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), exit_codes.CRASH, "the system refused; " + CONTINUES),
-        (BrokenPipeError(errno.EPIPE, "Broken pipe"), exit_codes.CRASH, "the system refused; " + CONTINUES),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), exit_codes.CRASH, "a system call failed; " + CONTINUES),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), exit_codes.CRASH, "a system call failed; " + CONTINUES),
         (RuntimeError("odd"), exit_codes.CRASH, "ended by an unexpected error; " + CONTINUES),
     ],
 )

@@ -83,7 +83,7 @@ def test_flags_that_are_missing(job: EvaluateJob, message: str) -> None:
 
 
 def test_threads_below_none_are_refused() -> None:
-    with pytest.raises(UserError, match="threads is -1; allowed are 0"):
+    with pytest.raises(UserError, match="threads is -1; allowed: 0"):
         EvaluateJob(threads=-1)
 
 

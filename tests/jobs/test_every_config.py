@@ -127,7 +127,7 @@ def test_wrong_types_are_refused(kind: Any, field: Any) -> None:
     for value in wrong(field.type):
         if isinstance(value, list) and (kind, field.name) == (ModelConfig, "resnet_units"):
             continue  # JSON's form of this tuple, which weights and manifests have
-        message = rf"^([\w.]+\.)?{field.name}(\.\d)* (is .*|has \d entries); allowed (is|are) [^\n]+$"
+        message = rf"^([\w.]+\.)?{field.name}(\.\d)* (is .*|has \d entries); allowed: [^\n]+$"
         with pytest.raises(UserError, match=message):
             replace(default(kind), **{field.name: value})
 

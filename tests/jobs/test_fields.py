@@ -38,7 +38,7 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.whole < 0:
-            raise UserError(f"whole is {self.whole}; allowed is 0 or more")
+            raise UserError(f"whole is {self.whole}; allowed: 0 or more")
 
 
 def read(folder: Path, text: str, *, base: Job | None = None, later: tuple[str, ...] = ()) -> tuple[Any, Report]:
@@ -86,31 +86,31 @@ def test_values_by_the_type_of_their_field(tmp_path: Path, text: str, name: str,
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("whole: 1e3", "whole is 1e3; allowed is a whole number", id="a number with a power is not whole"),
-        pytest.param("whole: 010", "whole is 010; allowed is a whole number", id="eight or ten"),
-        pytest.param("whole: 0x10", "whole is 0x10; allowed is a whole number", id="sixteen"),
-        pytest.param("whole: '3'", "whole is the text '3'; allowed is a whole number", id="in quotes"),
-        pytest.param("whole: true", "whole is true; allowed is a whole number", id="true is not one"),
-        pytest.param("whole:", "whole is empty; allowed is a whole number", id="nothing"),
-        pytest.param("whole: -1", "whole is -1; allowed is 0 or more", id="what the job refuses"),
-        pytest.param("number: fast", "number is fast; allowed is a number", id="a word"),
-        pytest.param("number: .nan", "number is .nan; allowed is a number", id="not a number"),
-        pytest.param("number: '1e-3'", "number is the text '1e-3'; allowed is a number", id="a number in quotes"),
-        pytest.param("number: 1:30", "number is 1:30; allowed is a number", id="ninety, in YAML 1.1"),
-        pytest.param("text: 17", "text is 17; allowed is a text, in quotes: '17'", id="a number"),
-        pytest.param("text: true", "text is true; allowed is a text, in quotes: 'true'", id="a truth"),
-        pytest.param("text:", "text is empty; allowed is a text ('' for none)", id="no text"),
-        pytest.param("text: [a]", "text is a list; allowed is a text ('' for none)", id="a list"),
-        pytest.param("truth: 1", "truth is 1; allowed is true or false", id="one is not true"),
-        pytest.param("truth: 'yes'", "truth is the text 'yes'; allowed is true or false", id="yes in quotes"),
-        pytest.param("choice: auto", "choice is auto; allowed are on, off", id="not among the choices"),
-        pytest.param("stage: '2'", "stage is the text '2'; allowed are 1, 2", id="a number in quotes"),
-        pytest.param("maybe: x", "maybe is x; allowed is a whole number", id="neither"),
-        pytest.param("units: 3", "units is 3; allowed is a list, as [a, b]", id="no list"),
-        pytest.param("units: [3, x]", "units.1 is x; allowed is a whole number", id="one of a list"),
-        pytest.param("mix: [[a]]", "mix.0 has 1 entries; allowed are 2", id="a pair of one"),
-        pytest.param("source: here", "source is here; allowed is a group of fields", id="no group"),
-        pytest.param("source: {kind: up}", "source.kind is up; allowed are left, right", id="no such kind"),
+        pytest.param("whole: 1e3", "whole is 1e3; allowed: a whole number", id="a number with a power is not whole"),
+        pytest.param("whole: 010", "whole is 010; allowed: a whole number", id="eight or ten"),
+        pytest.param("whole: 0x10", "whole is 0x10; allowed: a whole number", id="sixteen"),
+        pytest.param("whole: '3'", "whole is the text '3'; allowed: a whole number", id="in quotes"),
+        pytest.param("whole: true", "whole is true; allowed: a whole number", id="true is not one"),
+        pytest.param("whole:", "whole is empty; allowed: a whole number", id="nothing"),
+        pytest.param("whole: -1", "whole is -1; allowed: 0 or more", id="what the job refuses"),
+        pytest.param("number: fast", "number is fast; allowed: a number", id="a word"),
+        pytest.param("number: .nan", "number is .nan; allowed: a number", id="not a number"),
+        pytest.param("number: '1e-3'", "number is the text '1e-3'; allowed: a number", id="a number in quotes"),
+        pytest.param("number: 1:30", "number is 1:30; allowed: a number", id="ninety, in YAML 1.1"),
+        pytest.param("text: 17", "text is 17; allowed: a text, in quotes: '17'", id="a number"),
+        pytest.param("text: true", "text is true; allowed: a text, in quotes: 'true'", id="a truth"),
+        pytest.param("text:", "text is empty; allowed: a text ('' for none)", id="no text"),
+        pytest.param("text: [a]", "text is a list; allowed: a text ('' for none)", id="a list"),
+        pytest.param("truth: 1", "truth is 1; allowed: true or false", id="one is not true"),
+        pytest.param("truth: 'yes'", "truth is the text 'yes'; allowed: true or false", id="yes in quotes"),
+        pytest.param("choice: auto", "choice is auto; allowed: on, off", id="not among the choices"),
+        pytest.param("stage: '2'", "stage is the text '2'; allowed: 1, 2", id="a number in quotes"),
+        pytest.param("maybe: x", "maybe is x; allowed: a whole number", id="neither"),
+        pytest.param("units: 3", "units is 3; allowed: a list, as [a, b]", id="no list"),
+        pytest.param("units: [3, x]", "units.1 is x; allowed: a whole number", id="one of a list"),
+        pytest.param("mix: [[a]]", "mix.0 has 1 entries; allowed: 2", id="a pair of one"),
+        pytest.param("source: here", "source is here; allowed: a group of fields", id="no group"),
+        pytest.param("source: {kind: up}", "source.kind is up; allowed: left, right", id="no such kind"),
         pytest.param(
             "source: {files: []}", "unknown field source.files; did you mean files?", id="another kind's field"
         ),

@@ -94,4 +94,4 @@ def test_what_saves_nothing_says_so(tmp_path: Path, s3_bucket: str) -> None:
             command.wait_until(proxy.stalling.is_set)
             command.signal(signal.SIGINT)
             assert command.end(seconds=15) == exit_codes.INTERRUPTED
-    assert command.said == "interrupted; the same command starts again\n"
+    assert command.said == "interrupted; run the same command to start again\n"

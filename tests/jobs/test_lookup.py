@@ -45,5 +45,5 @@ def test_words_of_no_stage(tmp_path: Path) -> None:
         stages_found("digit")
     (tmp_path / "my.yaml").write_text("stage: demo\nsteps: 3\n")
     (stage,) = stages_found(str(tmp_path / "my.yaml"))
-    with pytest.raises(UserError, match="is of the stage 'demo'; allowed are pack, "):
+    with pytest.raises(UserError, match="is of the stage 'demo'; allowed: pack, "):
         job_of(str(tmp_path / "my.yaml"), stage)

@@ -52,7 +52,7 @@ def assert_one_line(command: Command, *texts: str) -> None:
     assert code == exit_codes.CRASH, command.said
     *others, last = command.said.splitlines()
     assert last.startswith("error: ")
-    assert last.endswith("; the same command continues")
+    assert last.endswith("; run the same command to continue")
     assert all(text in last for text in texts), last
     assert "Traceback" not in command.said
     assert not [line for line in others if "error:" in line], command.said

@@ -69,16 +69,16 @@ def test_nothing_is_suggested_for_nonsense() -> None:
     [
         (["--steps"], "--steps needs a value: a whole number"),
         (["--steps", "--seed", "1"], "--steps needs a value: a whole number"),
-        (["--steps", "ten"], "--steps is 'ten'; allowed is a whole number"),
-        (["--steps=1.5"], "--steps is '1.5'; allowed is a whole number"),
-        (["--clip-norm", "x"], "--clip-norm is 'x'; allowed is a number"),
-        (["--engine.zero-stage", "4"], "--engine.zero-stage is '4'; allowed is 1 or 2 or 3"),
-        (["--model.resnet-units", "3", "x"], "--model.resnet-units is 'x'; allowed is a whole number"),
-        (["--steps", "0"], "--steps is 0; allowed are 1 to 1,000,000,000"),
-        (["--optimizer.weight-decay", "-1"], "--optimizer.weight-decay is -1; allowed is 0 or more"),
-        (["--optimizer.weight-decay=nan"], "--optimizer.weight-decay is nan; allowed is a finite number"),
-        (["--model.resnet-units", "3", "0"], "--model.resnet-units is 0; allowed is 1 or more"),
-        (["--evaluation.transform.short_side", "-1"], "--evaluation.transform.short_side is -1; allowed is 0 (256/224"),
+        (["--steps", "ten"], "--steps is 'ten'; allowed: a whole number"),
+        (["--steps=1.5"], "--steps is '1.5'; allowed: a whole number"),
+        (["--clip-norm", "x"], "--clip-norm is 'x'; allowed: a number"),
+        (["--engine.zero-stage", "4"], "--engine.zero-stage is '4'; allowed: 1 or 2 or 3"),
+        (["--model.resnet-units", "3", "x"], "--model.resnet-units is 'x'; allowed: a whole number"),
+        (["--steps", "0"], "--steps is 0; allowed: 1 to 1,000,000,000"),
+        (["--optimizer.weight-decay", "-1"], "--optimizer.weight-decay is -1; allowed: 0 or more"),
+        (["--optimizer.weight-decay=nan"], "--optimizer.weight-decay is nan; allowed: a finite number"),
+        (["--model.resnet-units", "3", "0"], "--model.resnet-units is 0; allowed: 1 or more"),
+        (["--evaluation.transform.short_side", "-1"], "--evaluation.transform.short_side is -1; allowed: 0 (256/224"),
         (["--steps", "1", "2"], "unexpected word '2'; a value follows its flag"),
         (["stray"], "unexpected word 'stray'"),
         (
@@ -120,13 +120,13 @@ def test_a_mix_of_datasets_stands_for_one() -> None:
 
 
 def test_stages_and_recipes_that_may_be_meant() -> None:
-    assert "unknown stage 'evalute'; did you mean evaluate? allowed are" in str(unknown_stage("evalute", list(STAGES)))
+    assert "unknown stage 'evalute'; did you mean evaluate? allowed:" in str(unknown_stage("evalute", list(STAGES)))
     assert "did you mean pretrain?" in str(unknown_stage("train", list(STAGES)))
     assert "did you mean" not in str(unknown_stage("xyzzy", list(STAGES)))
     recipes = list(recipes_of("pretrain"))
     assert "did you mean vit_b16_jft" in str(unknown_recipe("vit_b16", "pretrain", recipes))
-    assert "allowed are what 'patchline pretrain' lists" in str(unknown_recipe("xyzzy", "pretrain", recipes))
-    assert "allowed are resize, central_crop, a YAML file" in str(
+    assert "allowed: what 'patchline pretrain' lists" in str(unknown_recipe("xyzzy", "pretrain", recipes))
+    assert "allowed: resize, central_crop, a YAML file" in str(
         unknown_recipe("x", "evaluate", ["resize", "central_crop"])
     )
 
@@ -134,11 +134,11 @@ def test_stages_and_recipes_that_may_be_meant() -> None:
 @pytest.mark.parametrize(
     ("stage", "says"),
     [
-        ("pack", "it is a folder, which --source.root takes; allowed are"),
-        ("pretrain", "it is a folder, which --data.url takes; allowed are"),
-        ("finetune", "it is a folder, which --data.url takes; allowed are"),
-        ("evaluate", "it is a folder, which --weights takes; allowed are"),
-        ("plan", "; allowed are"),
+        ("pack", "it is a folder, which --source.root takes; allowed:"),
+        ("pretrain", "it is a folder, which --data.url takes; allowed:"),
+        ("finetune", "it is a folder, which --data.url takes; allowed:"),
+        ("evaluate", "it is a folder, which --weights takes; allowed:"),
+        ("plan", "; allowed:"),
     ],
 )
 def test_a_folder_in_the_place_of_a_recipe(tmp_path: Path, stage: str, says: str) -> None:

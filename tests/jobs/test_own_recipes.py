@@ -115,7 +115,7 @@ def test_a_failing_function_is_shown_by_its_own_lines(folder: Path) -> None:
         read(folder, "refused")
     files = [line for line in str(caught.value).splitlines() if line.startswith("  File ")]
     assert len(files) == 1, "the lines of our configurations are left out"
-    assert "steps is 0; allowed are 1 to 1,000,000,000" in str(caught.value)
+    assert "steps is 0; allowed: 1 to 1,000,000,000" in str(caught.value)
 
 
 @pytest.mark.parametrize(

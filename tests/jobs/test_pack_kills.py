@@ -58,7 +58,7 @@ def alive_in_session(session: int) -> list[int]:
 
 
 def test_workers_end_with_a_command_that_was_killed(job: PackJob, tmp_path: Path) -> None:
-    """The parent of two workers is killed: no worker survives, and the same command continues."""
+    """The parent of two workers is killed: no worker survives, and run the same command to continue."""
     assert isinstance(job.source, FolderSource)
     out = tmp_path / "out"
     words = ["--source.root", job.source.root, "--out", str(out), "--samples-per-shard", "4", "--workers", "2"]

@@ -43,7 +43,7 @@ def test_any_field_of_the_recipe_can_be_changed() -> None:
     ("words", "message"),
     [
         pytest.param(("vit_h15_jft",), "unknown recipe 'vit_h15_jft' of patchline plan", id="no such recipe"),
-        pytest.param(("vit_h14_jft", "--days", "0"), "--days is 0; allowed is above 0", id="no time"),
+        pytest.param(("vit_h14_jft", "--days", "0"), "--days is 0; allowed: above 0", id="no time"),
         pytest.param((), "usage: patchline plan RECIPE", id="no recipe"),
     ],
 )

@@ -94,7 +94,7 @@ def test_an_image_that_is_stored_turned_is_seen_upright(
         pytest.param((), "usage: patchline predict WEIGHTS IMAGE...", id="nothing"),
         pytest.param(("run",), "no image is given: patchline predict run IMAGE...", id="no image"),
         pytest.param(("/nowhere", "a.png"), "no weights at '/nowhere'", id="no weights"),
-        pytest.param(("run", "a.png", "--top", "0"), "--top is 0; allowed is 1 or more", id="top"),
+        pytest.param(("run", "a.png", "--top", "0"), "--top is 0; allowed: 1 or more", id="top"),
     ],
 )
 def test_mistakes_in_the_words(words: tuple[str, ...], message: str) -> None:

@@ -107,11 +107,11 @@ def test_a_name_that_yaml_takes_for_a_date_is_a_name(tmp_path: Path) -> None:
         pytest.param({"optimizer.lr": 0.1, "x": 1}, ("x", "optimizer.lr"), id="two unknown fields"),
         pytest.param({"steps": "ten"}, ("steps is ten; ",), id="text for a number"),
         pytest.param({"steps": "10"}, ("steps is the text '10'; ",), id="strict: digits in quotes are text"),
-        pytest.param({"steps": 1.5}, ("steps is 1.5; allowed is a whole number",), id="half a step"),
+        pytest.param({"steps": 1.5}, ("steps is 1.5; allowed: a whole number",), id="half a step"),
         pytest.param({"steps": True}, ("steps is true; ",), id="yes is no number"),
-        pytest.param({"optimizer.name": "adam"}, ("optimizer.name is adam; allowed are adamw, sgd",), id="no choice"),
+        pytest.param({"optimizer.name": "adam"}, ("optimizer.name is adam; allowed: adamw, sgd",), id="no choice"),
         pytest.param({"data.augment": None}, ("data.augment is empty; ",), id="nothing for a group of fields"),
-        pytest.param({"model": [1, 2]}, ("model is a list; allowed is a group of fields",), id="a list for a group"),
+        pytest.param({"model": [1, 2]}, ("model is a list; allowed: a group of fields",), id="a list for a group"),
         pytest.param({"steps": 0}, ("steps",), id="a value that the job itself refuses"),
         pytest.param({"model.image_size": 33}, ("image_size is 33",), id="sizes that do not fit"),
     ],
@@ -144,7 +144,7 @@ def test_every_fault_has_its_line(tmp_path: Path) -> None:
         read(written(tmp_path, text))
     assert str(caught.value).splitlines()[1:] == [
         "  line 3: unknown field schedule.learning_rat; did you mean learning_rate?",
-        "  line 5: steps is 1e3; allowed is a whole number",
+        "  line 5: steps is 1e3; allowed: a whole number",
     ]
 
 
@@ -187,7 +187,7 @@ def test_a_record_from_before_a_field_existed_says_what_it_stands_for(
         pytest.param(b"stage: pretrain\njob: {}\nrecipe: x\n", "entries stage, job, recipe; allowed", id="both forms"),
         pytest.param(b"recipe: [a, b]\n", "my.yaml, line 1: recipe must be a single word", id="two recipes"),
         pytest.param(b"recipe:\n", "my.yaml, line 1: recipe must be a single word", id="no recipe"),
-        pytest.param(b"stage: pretran\njob: {}\n", "stage is 'pretran'; allowed are pack, ", id="no stage"),
+        pytest.param(b"stage: pretran\njob: {}\n", "stage is 'pretran'; allowed: pack, ", id="no stage"),
         pytest.param(b"stage: finetune\njob: {}\n", "run: patchline finetune ", id="another stage"),
         pytest.param(b"stage: !!python/object/apply:os.getcwd []\njob: {}\n", "is not YAML", id="code is not run"),
     ],

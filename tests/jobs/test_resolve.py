@@ -166,7 +166,7 @@ def test_a_choice_between_sources_is_made_by_kind(tmp_path: Path) -> None:
     job = default_job("pack", path)
     assert isinstance(job, PackJob)
     assert (job.source.kind, job.workers) == ("flat", 3)
-    with pytest.raises(UserError, match=r"line 2: source\.kind is flats; allowed are digits, folder, flat"):
+    with pytest.raises(UserError, match=r"line 2: source\.kind is flats; allowed: digits, folder, flat"):
         default_job("pack", file(tmp_path / "my.yaml", "recipe: folder\nsource: {kind: flats}\n"))
 
 

@@ -31,7 +31,7 @@ def test_wishes_are_taken_off(stage: str, words: list[str], left: list[str], giv
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--processes"], "--processes is ''; allowed are whole numbers from 1 on"),
+        (["--processes"], "--processes is ''; allowed: whole numbers from 1 on"),
         (["--processes", "two"], "--processes is 'two'"),
         (["--processes=0"], "--processes is '0'"),
         (["--extend=yes"], "--extend takes no value, and has 'yes'"),

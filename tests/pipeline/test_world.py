@@ -69,13 +69,13 @@ def test_worlds(environ: Mapping[str, str], expected: tuple[int, int, int, int, 
     ("environ", "message"),
     [
         pytest.param({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set for 2 ranks", id="nowhere to meet"),
-        pytest.param(TORCHRUN | {"RANK": "x"}, "RANK is 'x'; allowed is a whole number", id="no number"),
+        pytest.param(TORCHRUN | {"RANK": "x"}, "RANK is 'x'; allowed: a whole number", id="no number"),
         pytest.param(TORCHRUN | {"RANK": "-1"}, "RANK is '-1'", id="negative"),
         pytest.param(TORCHRUN | {"MASTER_PORT": "http"}, "MASTER_PORT is 'http'", id="a port by name"),
         pytest.param(
-            {"OMP_NUM_THREADS": "two"}, "OMP_NUM_THREADS is 'two'; allowed is a whole number", id="threads in words"
+            {"OMP_NUM_THREADS": "two"}, "OMP_NUM_THREADS is 'two'; allowed: a whole number", id="threads in words"
         ),
-        pytest.param(TORCHRUN | {"RANK": "4"}, "rank 4 of 4 ranks: allowed is 0 to 3", id="a rank too many"),
+        pytest.param(TORCHRUN | {"RANK": "4"}, "rank 4 of 4 ranks; allowed: 0 to 3", id="a rank too many"),
     ],
 )
 def test_what_does_not_fit_is_the_users_mistake(environ: Mapping[str, str], message: str) -> None:

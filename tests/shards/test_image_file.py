@@ -40,7 +40,7 @@ def gif() -> bytes:
         pytest.param(b"", "empty file", id="empty"),
         pytest.param(b"hello", "not a JPEG, PNG, WebP", id="text"),
         pytest.param(image_bytes(1)[:200], "truncated|cut off|ends", id="cut off"),
-        pytest.param(gif(), "in the format gif; allowed are JPEG, PNG and WebP", id="gif"),
+        pytest.param(gif(), "in the format gif; allowed: JPEG, PNG and WebP", id="gif"),
         pytest.param(png_promising(20_000, 20_000), "too large: 20000x20000 pixels", id="a bomb"),
         pytest.param(image_bytes(1, height=400, width=400, image_format="PNG"), "too large: .* bytes", id="bytes"),
     ],

@@ -36,7 +36,7 @@ def test_weights_become_the_smallest_integers(weights: list[float | str], expect
     ("weights", "message"),
     [
         pytest.param([], "no weights", id="none"),
-        pytest.param([1, 0], "the weight 0 cannot be mixed by; allowed are numbers above 0", id="zero"),
+        pytest.param([1, 0], "the weight 0 cannot be mixed by; allowed: numbers above 0", id="zero"),
         pytest.param([1, -0.5], "the weight -0.5", id="negative"),
         pytest.param([float("nan")], "the weight nan", id="not a number"),
         pytest.param([1, float("inf")], "the weight inf", id="infinite"),
@@ -44,7 +44,7 @@ def test_weights_become_the_smallest_integers(weights: list[float | str], expect
         pytest.param(["1/0"], "the weight '1/0'", id="no fraction"),
         pytest.param(
             [0.123456, 0.333333],
-            r"0\.123456, 0\.333333 repeat only after 152,263 samples; allowed are 65,536; round them, .* 0\.270,",
+            r"0\.123456, 0\.333333 repeat only after 152,263 samples; allowed: 65,536; round them, .* 0\.270,",
             id="a period that is too long",
         ),
     ],
@@ -56,7 +56,7 @@ def test_weights_that_can_not_be_mixed_by_are_refused(weights: Sequence[float | 
 
 def test_the_longest_period_is_allowed_and_one_more_is_not() -> None:
     assert quotas([1, 65_535]) == (1, 65_535)
-    with pytest.raises(UserError, match="only after 65,537 samples; allowed are 65,536"):
+    with pytest.raises(UserError, match="only after 65,537 samples; allowed: 65,536"):
         quotas([1, 65_536])
 
 

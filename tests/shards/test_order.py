@@ -193,7 +193,7 @@ def test_a_step_without_positions_is_refused(step: int) -> None:
     last = (2**63 - 1) // 12 - 1
     assert order.positions(last, 12, 0, 1).min() == 12 * last
     if step != last:
-        with pytest.raises(ValueError, match=rf"step is {step}; allowed is 0 to {last} with a batch of 12"):
+        with pytest.raises(ValueError, match=rf"step is {step}; allowed: 0 to {last} with a batch of 12"):
             order.positions(step, 12, 0, 1)
 
 

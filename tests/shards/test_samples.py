@@ -181,7 +181,7 @@ def test_what_is_too_large_is_not_asked_for(packed: Path, monkeypatch: pytest.Mo
     size = int(dataset.sample_rows(0).size[3])
     assert too_large(dataset.sample_rows(0), 3, most_bytes=size) == ""
     assert too_large(dataset.sample_rows(0), 3, most_bytes=size - 1) == (
-        f"too large: {size} bytes, allowed are {size - 1}"
+        f"too large: {size} bytes, allowed: {size - 1}"
     )
     monkeypatch.setattr("shards.samples.too_large", lambda *_: "too large")
     sample = read_sample(dataset, 3)

@@ -49,7 +49,7 @@ def open_any(path: str, hints: Hints) -> Weights:
         return open_npz(place, hints)
     if place.suffix not in SUFFIXES or not place.is_file():
         raise UserError(
-            f"no weights at {path!r}; allowed are a file that ends in {', '.join(SUFFIXES)}, or a folder with "
+            f"no weights at {path!r}; allowed: a file that ends in {', '.join(SUFFIXES)}, or a folder with "
             "config.json and model.safetensors"
         )
     return _open_bare(open_tensor_file(place), hints)
@@ -125,7 +125,7 @@ def _refuse_impossible(config: ModelConfig, change: Change) -> None:
     """UserError for values that no model can have; the message names the flags."""
     size, stride = change.image_size, 1 if config.is_bit else config.stride
     if size is not None and size < stride:
-        raise UserError(f"--image-size is {size}; allowed are multiples of {stride} (px), from {stride} on")
+        raise UserError(f"--image-size is {size}; allowed: multiples of {stride} (px), from {stride} on")
     if size is not None and size % stride:
         lower = size // stride * stride
         raise UserError(
@@ -147,7 +147,7 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
         return _open_ours(str(folder), hints)
     tensors = next((folder / name for name in _TENSOR_FILES if (folder / name).is_file()), None)
     if tensors is None:
-        raise UserError(f"no tensors in {str(folder)!r}; allowed are {', '.join(_TENSOR_FILES)}")
+        raise UserError(f"no tensors in {str(folder)!r}; allowed: {', '.join(_TENSOR_FILES)}")
     if description.get("model_type") == "vit":
         refuse_other_pixels(folder)
         return open_hugging_face(_open_tensors(tensors), description, hints)
@@ -155,7 +155,7 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
         return timm.open_timm(_open_tensors(tensors), description, hints)
     kind = description.get("model_type", "nothing")
     raise UserError(
-        f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed is 'vit', timm's (with an "
+        f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed: 'vit', timm's (with an "
         "architecture) or our own"
     )
 
@@ -180,7 +180,7 @@ def _open_bare(file: TensorFile, hints: Hints) -> Weights:
         )
     some = ", ".join(sorted(file.shapes)[:5])
     raise UserError(
-        f"the tensors in {file.where!r} are of no model known here ({some}, ...); allowed are ViT, hybrid and BiT in "
+        f"the tensors in {file.where!r} are of no model known here ({some}, ...); allowed: ViT, hybrid and BiT in "
         "our names or timm's"
     )
 

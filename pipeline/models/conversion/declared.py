@@ -12,7 +12,7 @@ def pair_of(value: Any, *, key: str, where: str) -> Pair:
     pair = [value, value] if not isinstance(value, list | tuple) else value
     if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
         raise UserError(
-            f"config.json beside {where!r} says {key} {value!r}; allowed are a number of pixels of 1 or more, or two "
+            f"config.json beside {where!r} says {key} {value!r}; allowed: a number of pixels of 1 or more, or two "
             "(height, width)"
         )
     return pair[0], pair[1]

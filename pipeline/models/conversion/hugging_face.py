@@ -160,7 +160,7 @@ def _labels(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
 def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> ModelConfig:
     act, epsilon = str(description.get("hidden_act", "gelu")), description.get("layer_norm_eps", 1e-12)
     if act not in _GELUS:
-        raise UserError(f"hidden_act in {file.where!r} is {act!r}; allowed are {', '.join(_GELUS)}")
+        raise UserError(f"hidden_act in {file.where!r} is {act!r}; allowed: {', '.join(_GELUS)}")
     if description.get("qkv_bias", True) is not True:
         raise UserError(f"qkv_bias in {file.where!r} is false; the paper's attention has biases: give other weights")
     counts = {key: description.get(key, 12) for key in ("num_hidden_layers", "num_attention_heads")}
@@ -172,7 +172,7 @@ def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> M
         or not 0 < epsilon < math.inf
     ):
         raise UserError(
-            f"config.json beside {file.where!r} has {counts}, layer_norm_eps {epsilon!r}; allowed are numbers above 0"
+            f"config.json beside {file.where!r} has {counts}, layer_norm_eps {epsilon!r}; allowed: numbers above 0"
         )
     depth = count(file.shapes, r"vit\.encoder\.layer\.(\d+)\.")
     if depth != counts["num_hidden_layers"]:

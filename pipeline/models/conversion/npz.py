@@ -56,7 +56,7 @@ def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: 
     else:
         if is_big_vision and config.resnet:
             raise UserError(
-                "big_vision has no hybrids; allowed are the formats vision_transformer and timm, or give a ViT or a BiT"
+                "big_vision has no hybrids; allowed: the formats vision_transformer and timm, or give a ViT or a BiT"
             )
         names = npz_vit.BIG_VISION if is_big_vision else npz_vit.VISION_TRANSFORMER
         layout, prefix = npz_vit.layout(config, names), names.prefix

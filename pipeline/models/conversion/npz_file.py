@@ -47,7 +47,7 @@ def open_npz_file(path: Path) -> TensorFile:
     def read(name: str) -> torch.Tensor:
         shape, dtype = headers[name]
         if dtype.kind not in "fiu" and dtype.str != "|V2":
-            raise UserError(f"{name} {list(shape)} in {where!r} is of type {dtype}; allowed are numbers")
+            raise UserError(f"{name} {list(shape)} in {where!r} is of type {dtype}; allowed: numbers")
         size = f"{list(shape)} of {dtype}"
         with (
             readable(f"{name} in {where!r}", size=size),
@@ -85,7 +85,7 @@ def _refuse_impossible(entry: zipfile.ZipInfo, *, where: str, num_bytes: int) ->
         )
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise UserError(
-            f"{entry.filename} in {where!r} is compressed in a way that NumPy does not write; allowed are np.savez and "
+            f"{entry.filename} in {where!r} is compressed in a way that NumPy does not write; allowed: np.savez and "
             "np.savez_compressed"
         )
     if entry.file_size > num_bytes * _MOST_FROM_ONE_BYTE or entry.compress_size > num_bytes:

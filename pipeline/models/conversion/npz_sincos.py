@@ -17,7 +17,7 @@ def table_of(side: int, width: int) -> torch.Tensor:
     """The table (1, N, D), float32, of side x side patches. Raises UserError for a width without such a table."""
     if width % 4 or width < 8:
         raise UserError(
-            f"the file has no {TABLE}, and its width {width} has no table of sines; allowed are multiples of 4 from 8 "
+            f"the file has no {TABLE}, and its width {width} has no table of sines; allowed: multiples of 4 from 8 "
             "on: give the file of a model with position embeddings"
         )
     y_N, x_N = (

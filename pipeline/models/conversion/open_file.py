@@ -15,7 +15,7 @@ _PARALLEL = "module."  # the prefix that PyTorch's DataParallel adds to every na
 def open_tensor_file(path: Path) -> TensorFile:
     """The tensors in a file, without DataParallel's prefix. UserError if the file is missing or cannot be read."""
     if path.suffix not in SUFFIXES or not path.is_file():
-        raise UserError(f"no weights at {str(path)!r}; allowed are files that end in {', '.join(SUFFIXES)}")
+        raise UserError(f"no weights at {str(path)!r}; allowed: files that end in {', '.join(SUFFIXES)}")
     if path.suffix == ".npz":
         return open_npz_file(path)
     file = open_safetensors_file(path) if path.suffix == ".safetensors" else open_torch_file(path)

@@ -37,7 +37,7 @@ def open_sharded(index: Path) -> TensorFile:
     for name, piece in where.items():
         if not isinstance(piece, str) or Path(piece).name != piece or piece == ".." or "\\" in piece:
             raise UserError(
-                f"{name} in {str(index)!r} is in {piece!r}; allowed are names of files beside it, without a folder"
+                f"{name} in {str(index)!r} is in {piece!r}; allowed: names of files beside it, without a folder"
             )
     pieces = {piece: open_safetensors_file(index.parent / piece) for piece in sorted(set(where.values()))}
     for name, piece in where.items():

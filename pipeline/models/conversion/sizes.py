@@ -43,7 +43,7 @@ class Hints:
     def __post_init__(self) -> None:
         for flag, value in (("--num-heads", self.num_heads), ("--layer-norm-epsilon", self.layer_norm_epsilon)):
             if value is not None and not 0 < value < math.inf:
-                raise UserError(f"{flag} is {value}; allowed are values above 0, or leave it out")
+                raise UserError(f"{flag} is {value}; allowed: values above 0, or leave it out")
 
     def advice(self) -> str:
         """What to do if tensors do not fit, which includes leaving out the hints that were given."""
@@ -139,7 +139,7 @@ def side_of(
             return side, has_row
     allowed = " or ".join("a square and one more for the class token" if row else "a square" for row in rows)
     raise UserError(
-        f"{name} in {where!r} has {num_positions} rows, which is the grid of no square image; allowed is {allowed}"
+        f"{name} in {where!r} has {num_positions} rows, which is the grid of no square image; allowed: {allowed}"
     )
 
 
@@ -169,7 +169,7 @@ def transformer_config(
     """The configuration of a ViT or a hybrid; that of `hints.model` if it is given."""
     known = SIZES.get(hints.model)
     if hints.model and known is None:
-        raise UserError(f"--model is {hints.model!r}, the file is of a transformer; allowed are {', '.join(SIZES)}")
+        raise UserError(f"--model is {hints.model!r}, the file is of a transformer; allowed: {', '.join(SIZES)}")
     if hints.resnet_epsilons and not shapes.resnet:
         raise UserError(f"--resnet-epsilons is given, but {where!r} has no ResNet; leave it out")
     num_heads = _num_heads(shapes, known, where=where, hints=hints)
@@ -224,15 +224,13 @@ def _num_heads(shapes: TransformerShapes, known: Size | None, *, where: str, hin
 def refuse_absurd(config: ModelConfig, *, where: str) -> None:
     """Raises UserError for sizes that no model has: even building one without values would take days."""
     if not config.is_bit and config.size.depth > MOST_LAYERS:
-        raise UserError(f"{where!r} is of {config.size.depth} layers, more than any model; allowed are {MOST_LAYERS}")
+        raise UserError(f"{where!r} is of {config.size.depth} layers, more than any model; allowed: {MOST_LAYERS}")
     if config.num_classes > _MOST_CLASSES:
-        raise UserError(
-            f"{where!r} is of {config.num_classes} classes, more than any model; allowed are {_MOST_CLASSES}"
-        )
+        raise UserError(f"{where!r} is of {config.num_classes} classes, more than any model; allowed: {_MOST_CLASSES}")
     number = num_parameters(config, head=config.num_classes > 0)
     if number > _MOST_PARAMETERS:
         raise UserError(
-            f"{where!r} is of {number} parameters, more than any model; allowed are {_MOST_PARAMETERS} "
+            f"{where!r} is of {number} parameters, more than any model; allowed: {_MOST_PARAMETERS} "
             f"(config.json and the shapes say {config})"
         )
 
@@ -259,9 +257,7 @@ def shapes_in_file(config: ModelConfig) -> Shapes:
 def bit_config(resnet: ResNetSize, *, num_classes: int, where: str, usual: Usual, hints: Hints) -> ModelConfig:
     """The configuration of a BiT ResNet; that of `hints.model` if it is given."""
     if hints.model and hints.model not in BIT_RESNETS:
-        raise UserError(
-            f"--model is {hints.model!r}, the file is of a BiT ResNet; allowed are {', '.join(BIT_RESNETS)}"
-        )
+        raise UserError(f"--model is {hints.model!r}, the file is of a BiT ResNet; allowed: {', '.join(BIT_RESNETS)}")
     if hints.num_heads or hints.gelu or hints.layer_norm_epsilon:
         raise UserError("a BiT ResNet has no heads, GELU or layer norm; leave out --num-heads, --gelu and the like")
     names = [hints.model] if hints.model else [name for name in BIT_RESNETS if BIT_RESNETS[name] == resnet]

@@ -171,7 +171,7 @@ def _architecture(config: ModelConfig) -> str:
     if config.resnet not in known:
         raise UserError(
             f"timm has no model with a ResNet of {config.resnet.units} units and factor {config.resnet.factor}; "
-            f"allowed are {', '.join(f'{r.units} and {r.factor}' for r in known)}; or export as vision_transformer"
+            f"allowed: {', '.join(f'{r.units} and {r.factor}' for r in known)}; or export as vision_transformer"
         )
     return known[config.resnet]
 

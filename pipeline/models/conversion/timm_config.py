@@ -95,7 +95,7 @@ def _usual(file: TensorFile, description: Mapping[str, Any]) -> Usual:
     activation, is_known = arguments.get("act_layer"), architecture in TANH_ARCHITECTURES
     gelu = GELUS.get(str(activation or ("gelu_tanh" if is_known else "gelu")))
     if gelu is None:
-        raise UserError(f"act_layer in {file.where!r} is {activation!r}; allowed are {', '.join(GELUS)}")
+        raise UserError(f"act_layer in {file.where!r} is {activation!r}; allowed: {', '.join(GELUS)}")
     said = (["gelu"] if activation or is_known else []) + (["num_heads"] if _num_heads(description) else [])
     return Usual(gelu=gelu, layer_norm_epsilon=EPSILON, resnet_epsilons="timm", said=tuple(said))
 
@@ -113,10 +113,10 @@ def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> 
     expected = "token" if "cls_token" in file.shapes else "avg"
     if is_vit and pooled and pooled != expected:
         raise UserError(
-            f"config.json beside {file.where!r} says global_pool {pooled!r}; with these tensors allowed is {expected!r}"
+            f"config.json beside {file.where!r} says global_pool {pooled!r}; with these tensors allowed: {expected!r}"
         )
     if "quickgelu" in str(description.get("architecture")):
-        raise UserError(f"{description['architecture']!r} has QuickGELU; allowed are GELU exact and tanh")
+        raise UserError(f"{description['architecture']!r} has QuickGELU; allowed: GELU exact and tanh")
     for key in ("mean", "std"):
         values = pretrained.get(key) or [0.5] * 3
         if values != [0.5] * 3:

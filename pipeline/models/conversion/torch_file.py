@@ -23,7 +23,7 @@ def open_torch_file(path: Path) -> TensorFile:
         if isinstance(loaded, dict) and isinstance(loaded.get(wrapper), dict):
             loaded = loaded[wrapper]
     if not isinstance(loaded, dict):
-        raise UserError(f"{where!r} holds a {type(loaded).__name__}; allowed is a state dict of tensors by name")
+        raise UserError(f"{where!r} holds a {type(loaded).__name__}; allowed: a state dict of tensors by name")
     tensors = {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
     for name, tensor in tensors.items():
         _refuse_not_dense(name, tensor, where)
@@ -54,11 +54,11 @@ def _refusal(path: Path, error: Exception) -> str:
 def _refuse_not_dense(name: str, tensor: torch.Tensor, where: str) -> None:
     what = f"{name} {list(tensor.shape)} in {where!r}"
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise UserError(f"{what} is sparse, quantised or nested; allowed are dense tensors: save it as one")
+        raise UserError(f"{what} is sparse, quantised or nested; allowed: dense tensors: save it as one")
     if tensor.is_meta:
         raise UserError(f"{what} has no values (it is on the meta device); save the model with its values")
     if tensor.is_complex():
-        raise UserError(f"{what} is of type {tensor.dtype}; allowed are real numbers")
+        raise UserError(f"{what} is of type {tensor.dtype}; allowed: real numbers")
     needed, there = _bytes_of(tensor)
     if needed > there:
         raise UserError(f"{what} declares {needed} bytes of {tensor.dtype}, where {there} are; save it contiguously")

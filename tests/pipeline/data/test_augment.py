@@ -251,10 +251,10 @@ def test_evaluation_windows(
 @pytest.mark.parametrize(
     ("areas", "ratios", "message"),
     [
-        pytest.param((0.0, 1.0), (0.75, 1.33), "min_area is 0.0; allowed are above 0 to 1", id="no area at all"),
+        pytest.param((0.0, 1.0), (0.75, 1.33), "min_area is 0.0; allowed: above 0 to 1", id="no area at all"),
         pytest.param((0.5, 0.4), (0.75, 1.33), "min_area is 0.5, more than .*max_area, 0.4", id="areas crossed"),
-        pytest.param((0.5, 1.1), (0.75, 1.33), "max_area is 1.1; allowed are above 0 to 1", id="more than the image"),
-        pytest.param((0.5, 1.0), (0.0, 1.33), "min_ratio is 0.0; allowed is above 0", id="no width at all"),
+        pytest.param((0.5, 1.1), (0.75, 1.33), "max_area is 1.1; allowed: above 0 to 1", id="more than the image"),
+        pytest.param((0.5, 1.0), (0.0, 1.33), "min_ratio is 0.0; allowed: above 0", id="no width at all"),
         pytest.param((0.5, 1.0), (1.4, 1.33), "min_ratio is 1.4, more than .*max_ratio, 1.33", id="ratios crossed"),
     ],
 )

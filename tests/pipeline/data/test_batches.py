@@ -223,7 +223,7 @@ def test_labels_are_padded_with_minus_one() -> None:
 
 
 def test_too_few_samples_for_the_lanes_are_the_users_mistake(packed: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"lanes is 64; allowed is 1 to 24.*--data\.lanes"):
+    with pytest.raises(UserError, match=r"lanes is 64; allowed: 1 to 24.*--data\.lanes"):
         batches(packed, tmp_path / "q", steps=range(1), config=DataConfig(lanes=64))
 
 

@@ -12,14 +12,14 @@ from shards.errors import UserError
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lanes": 0}, "data.lanes is 0; allowed is 1 or more$"),
-        ({"window_blocks": 0}, "data.window_blocks is 0; allowed is 1 or more$"),
-        ({"steps_ahead": 0}, "data.steps_ahead is 0; allowed is 1 or more$"),
-        ({"num_threads": -1}, r"data.num_threads is -1; allowed is 0 \(the rank's share of the cores\) or more$"),
-        ({"max_quarantined": 1.5}, "data.max_quarantined is 1.5; allowed are 0 to 1$"),
-        ({"mix": (("b", 1.0), ("c", 0.0))}, "data.mix.1.1 is 0.0; allowed is above 0$"),
-        ({"mix": (("b",),)}, "data.mix.0 has 1 entries; allowed are 2$"),
-        ({"mix": [("b", 1.0)]}, r"data.mix is \[\('b', 1.0\)\]; allowed is a tuple$"),
+        ({"lanes": 0}, "data.lanes is 0; allowed: 1 or more$"),
+        ({"window_blocks": 0}, "data.window_blocks is 0; allowed: 1 or more$"),
+        ({"steps_ahead": 0}, "data.steps_ahead is 0; allowed: 1 or more$"),
+        ({"num_threads": -1}, r"data.num_threads is -1; allowed: 0 \(the rank's share of the cores\) or more$"),
+        ({"max_quarantined": 1.5}, "data.max_quarantined is 1.5; allowed: 0 to 1$"),
+        ({"mix": (("b", 1.0), ("c", 0.0))}, "data.mix.1.1 is 0.0; allowed: above 0$"),
+        ({"mix": (("b",),)}, "data.mix.0 has 1 entries; allowed: 2$"),
+        ({"mix": [("b", 1.0)]}, r"data.mix is \[\('b', 1.0\)\]; allowed: a tuple$"),
         ({"mix": (("b", 1.0),)}, "url a and a mix of 1; give one of the two"),
     ],
 )

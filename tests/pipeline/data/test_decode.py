@@ -137,7 +137,7 @@ def test_what_pillow_has_to_decode_is_turned_once(kind: str, orientation: int, m
 
 @pytest.mark.parametrize("orientation", [-1, 0, 9])
 def test_an_orientation_that_is_none_is_a_decode_error(orientation: int) -> None:
-    with pytest.raises(DecodeError, match=f"orientation {orientation}; allowed are 1 to 8"):
+    with pytest.raises(DecodeError, match=f"orientation {orientation}; allowed: 1 to 8"):
         decoded(tagged("PNG", 1), orientation=orientation)
 
 

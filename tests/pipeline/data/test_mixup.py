@@ -152,6 +152,6 @@ def test_alphas(alpha: float) -> None:
     with pytest.raises(ValueError, match="alpha is"):
         mix_weights(0, places(0, 2), seed=0, alpha=alpha)
     if alpha != 0:
-        with pytest.raises(UserError, match=r"data\.mixup\.alpha is .*; allowed (are 0 \(off\) to 1|is a finite)"):
+        with pytest.raises(UserError, match=r"data\.mixup\.alpha is .*; allowed: (0 \(off\) to 1|a finite)"):
             MixupConfig(alpha=alpha)
     assert MixupConfig().alpha == 0

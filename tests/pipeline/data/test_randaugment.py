@@ -257,9 +257,9 @@ def test_threads_do_not_disturb_each_other(photographs: list[Pixels]) -> None:
 @pytest.mark.parametrize(
     ("num_ops", "magnitude", "message"),
     [
-        (-1, 10, r"num_ops is -1; allowed is 0 \(off\) or more"),
-        (2, -1, "magnitude is -1; allowed are 0 to 20"),
-        (2, 21, "magnitude is 21; allowed are 0 to 20"),
+        (-1, 10, r"num_ops is -1; allowed: 0 \(off\) or more"),
+        (2, -1, "magnitude is -1; allowed: 0 to 20"),
+        (2, 21, "magnitude is 21; allowed: 0 to 20"),
     ],
 )
 def test_refusals(num_ops: int, magnitude: int, message: str) -> None:

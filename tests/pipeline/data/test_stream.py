@@ -290,18 +290,16 @@ def test_a_planned_stream_reads_nothing_and_knows_what_it_needs(url: str) -> Non
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        pytest.param({"global_batch": 0}, r"global_batch is 0; allowed is 1 or more", id="an empty batch"),
+        pytest.param({"global_batch": 0}, r"global_batch is 0; allowed: 1 or more", id="an empty batch"),
         pytest.param(
             {"num_ranks": 5},
-            r"global_batch is 12, of which 5 ranks cannot take equal parts; .*for example 15",
+            r"global_batch is 12, which 5 ranks cannot share equally; .*for example 15",
             id="ranks do not divide the batch",
         ),
-        pytest.param({"num_ranks": 0}, r"num_ranks is 0; allowed is 1 or more", id="no rank"),
-        pytest.param({"rank": 1}, r"rank is 1; allowed is 0 to 0, since num_ranks is 1", id="ranks begin at 0"),
-        pytest.param(
-            {"rank": -1, "num_ranks": 2}, r"rank is -1; allowed is 0 to 1, since num_ranks is 2", id="rank -1"
-        ),
-        pytest.param({"image_size": 0}, r"image_size is 0; allowed is 1 or more", id="no pixels"),
+        pytest.param({"num_ranks": 0}, r"num_ranks is 0; allowed: 1 or more", id="no rank"),
+        pytest.param({"rank": 1}, r"rank is 1; allowed: 0 to 0, since num_ranks is 1", id="ranks begin at 0"),
+        pytest.param({"rank": -1, "num_ranks": 2}, r"rank is -1; allowed: 0 to 1, since num_ranks is 2", id="rank -1"),
+        pytest.param({"image_size": 0}, r"image_size is 0; allowed: 1 or more", id="no pixels"),
         pytest.param(
             {"config": replace(CONFIG, lanes=8)},
             r"global_batch is 12 and config\.lanes 8.*for example DataConfig\(lanes=4\)",
@@ -314,7 +312,7 @@ def test_a_planned_stream_reads_nothing_and_knows_what_it_needs(url: str) -> Non
         ),
         pytest.param(
             {"global_batch": 64, "config": None},
-            r"lanes is 64; allowed is 1 to 27 \(the number of samples\)",
+            r"lanes is 64; allowed: 1 to 27 \(the number of samples\)",
             id="a tiny dataset",
         ),
         pytest.param(

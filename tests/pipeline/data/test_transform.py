@@ -260,7 +260,7 @@ def test_a_bomb_is_refused_before_anything_is_allocated(use_library: bool) -> No
 
 
 def test_an_orientation_that_is_none_is_a_decode_error() -> None:
-    with pytest.raises(DecodeError, match="orientation 9; allowed are 1 to 8"):
+    with pytest.raises(DecodeError, match="orientation 9; allowed: 1 to 8"):
         trained(Sample(data=image_bytes(1), height=24, width=32, orientation=9), 1, PLAIN, size=16, use_library=True)
 
 

@@ -115,11 +115,11 @@ def test_grey_and_transparent_images_are_rgb(predictor: Predictor) -> None:
     ("image", "message"),
     [
         pytest.param("/nowhere.jpg", "/nowhere.jpg: it cannot be read: No such file", id="no file"),
-        pytest.param(np.zeros((8, 8, 3)), r"an image is float64\[8, 8, 3\]; allowed are the path", id="float"),
+        pytest.param(np.zeros((8, 8, 3)), r"an image is float64\[8, 8, 3\]; allowed: the path", id="float"),
         pytest.param(np.zeros((2, 8, 8, 3), dtype=np.uint8), "several go into a list", id="a batch"),
         pytest.param(np.zeros((0, 8, 3), dtype=np.uint8), r"an image is uint8\[0, 8, 3\]", id="empty"),
         pytest.param([3], r"an image is int\[\]; allowed", id="a number"),
-        pytest.param(Image.new("I;16", (8, 8)), "has the mode 'I;16'; allowed are", id="16 bits"),
+        pytest.param(Image.new("I;16", (8, 8)), "has the mode 'I;16'; allowed:", id="16 bits"),
     ],
 )
 def test_what_is_no_image_is_named(predictor: Predictor, image: Any, message: str) -> None:
@@ -139,7 +139,7 @@ def test_a_damaged_image_is_named_among_others(tmp_path: Path, predictor: Predic
 
 
 def test_a_top_below_1_and_weights_that_are_damaged(predictor: Predictor) -> None:
-    with pytest.raises(UserError, match="top is 0; allowed is 1 or more"):
+    with pytest.raises(UserError, match="top is 0; allowed: 1 or more"):
         predictor.predict("a.jpg", top=0)
     with pytest.raises(UserError, match="logits are not finite"):
         predictor.ranked(torch.tensor([[float("nan")] * 10]), top=1)

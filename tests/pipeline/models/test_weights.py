@@ -306,7 +306,7 @@ def cut(folder: Path, num_bytes: int) -> None:
             lambda f: rewrite(f, usage={"loss": "x", "transform": {}}), "usage.loss is 'x'", id="another loss"
         ),
         pytest.param(lambda f: rewrite(f, usage=[]), "cannot be read", id="usage is a list"),
-        pytest.param(lambda f: rewrite(f, format=2), "its format is 2, allowed is 1", id="another format"),
+        pytest.param(lambda f: rewrite(f, format=2), "its format is 2, allowed: 1", id="another format"),
         pytest.param(lambda f: cut(f, 500), "cannot be read", id="tensors cut off in their header"),
         pytest.param(lambda f: cut(f, -100), "cannot be read", id="tensors cut off in their data"),
         pytest.param(lambda f: cut(f, 0), "cannot be read", id="an empty file"),

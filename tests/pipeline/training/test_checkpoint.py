@@ -128,5 +128,5 @@ def test_a_zombies_checkpoint_is_ignored(digits_url: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("values", [{"every_steps": 0}, {"keep_newest": 0}, {"keep_every": -1}])
 def test_bad_settings_are_refused(values: dict[str, int]) -> None:
-    with pytest.raises(UserError, match=r"checkpoint\.\w+ is -?\d; allowed is"):
+    with pytest.raises(UserError, match=r"checkpoint\.\w+ is -?\d; allowed:"):
         CheckpointConfig(**values)  # type: ignore[arg-type]  # a table of one field each

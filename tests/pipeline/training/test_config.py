@@ -9,19 +9,19 @@ from pipeline.training.config import CheckpointConfig, EngineConfig, OptimizerCo
 from pipeline.training.schedule import ScheduleConfig
 from shards.errors import UserError
 
-UP_TO_1 = r"allowed are 0 \(off\) to below 1$"
+UP_TO_1 = r"allowed: 0 \(off\) to below 1$"
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        pytest.param({"steps": 0}, "^steps is 0; allowed are 1 to 1,000,000,000$", id="no steps"),
-        pytest.param({"threads": -1}, r"threads is -1; allowed are 0 \(.*\) to 1,024$", id="negative threads"),
-        pytest.param({"log_every_steps": 0}, "log_every_steps is 0; allowed are 1 to", id="logging never"),
-        pytest.param({"clip_norm": -1.0}, r"clip_norm is -1\.0; allowed is 0 \(off\) or more", id="negative clipping"),
+        pytest.param({"steps": 0}, "^steps is 0; allowed: 1 to 1,000,000,000$", id="no steps"),
+        pytest.param({"threads": -1}, r"threads is -1; allowed: 0 \(.*\) to 1,024$", id="negative threads"),
+        pytest.param({"log_every_steps": 0}, "log_every_steps is 0; allowed: 1 to", id="logging never"),
+        pytest.param({"clip_norm": -1.0}, r"clip_norm is -1\.0; allowed: 0 \(off\) or more", id="negative clipping"),
         pytest.param(
             {"micro_batch": -2},
-            r"micro_batch is -2; allowed are 0 \(the whole share\) to 16,777,216",
+            r"micro_batch is -2; allowed: 0 \(the whole share\) to 16,777,216",
             id="negative micro-batch",
         ),
         pytest.param(
@@ -59,13 +59,13 @@ def test_a_constant_rate_may_warm_up_for_the_whole_run() -> None:
 
 @pytest.mark.parametrize("fields", [{"every_steps": 0}, {"keep_newest": 0}, {"keep_every": -1}])
 def test_checkpoints_that_would_never_be_kept_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"^checkpoint\.(every_steps|keep_newest|keep_every) is -?\d; allowed is [01]"):
+    with pytest.raises(UserError, match=r"^checkpoint\.(every_steps|keep_newest|keep_every) is -?\d; allowed: [01]"):
         CheckpointConfig(**fields)
 
 
 @pytest.mark.parametrize("fields", [{"reduce_bucket": 0}, {"allgather_bucket": 0}])
 def test_empty_buckets_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"^engine\.(reduce|allgather)_bucket is 0; allowed is 1 or more$"):
+    with pytest.raises(UserError, match=r"^engine\.(reduce|allgather)_bucket is 0; allowed: 1 or more$"):
         EngineConfig(**fields)
 
 
@@ -87,9 +87,9 @@ def test_the_papers_recipes_name_their_precision_and_small_ones_leave_it_to_the_
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"steps": 10**20}, "steps is 100000000000000000000; allowed are 1 to 1,000,000,000"),
-        ({"global_batch": 1 << 63}, "allowed are 1 to 16,777,216"),
-        ({"threads": 100_000}, r"threads is 100000; allowed are 0 \(.*\) to 1,024"),
+        ({"steps": 10**20}, "steps is 100000000000000000000; allowed: 1 to 1,000,000,000"),
+        ({"global_batch": 1 << 63}, "allowed: 1 to 16,777,216"),
+        ({"threads": 100_000}, r"threads is 100000; allowed: 0 \(.*\) to 1,024"),
     ],
 )
 def test_values_that_no_machine_has_are_refused(fields: dict[str, Any], message: str) -> None:

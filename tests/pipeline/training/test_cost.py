@@ -55,5 +55,5 @@ def test_what_is_not_known_is_left_out(name: str) -> None:
 @pytest.mark.parametrize("change", [{"num_images": -1}, {"num_classes": -1}, {"days": 0.0}, {"days": -2.0}])
 def test_values_that_make_no_run_are_refused(change: dict[str, Any]) -> None:
     fields: dict[str, Any] = {"num_images": 10, "num_classes": 10, "days": 1.0}
-    with pytest.raises(UserError, match=r"allowed are images and classes of 0 .* more than 0 days"):
+    with pytest.raises(UserError, match=r"allowed: images and classes of 0 .* more than 0 days"):
         cost_of(pretrain.RECIPES["digits_smoke"](), **(fields | change))

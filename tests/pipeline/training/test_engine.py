@@ -86,5 +86,5 @@ def test_the_engine_takes_no_open_precision() -> None:
 
 
 def test_empty_buckets_are_refused() -> None:
-    with pytest.raises(UserError, match=r"engine\.reduce_bucket is 0; allowed is 1 or more"):
+    with pytest.raises(UserError, match=r"engine\.reduce_bucket is 0; allowed: 1 or more"):
         EngineConfig(reduce_bucket=0)

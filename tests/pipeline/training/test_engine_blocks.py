@@ -153,7 +153,7 @@ def test_the_model_runs_its_blocks_as_asked(is_compiled: bool, is_recomputed: bo
 
 
 def test_compiling_under_stage_3_is_refused() -> None:
-    with pytest.raises(UserError, match="allowed are stages 1 and 2"):
+    with pytest.raises(UserError, match="allowed: stages 1 and 2"):
         EngineConfig(compile="on", zero_stage=3)
 
 

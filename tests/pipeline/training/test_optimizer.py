@@ -193,11 +193,11 @@ def test_sgd_is_momentum_without_decay() -> None:
     [{"beta1": 1.0}, {"beta2": -0.1}, {"momentum": 1.5}, {"weight_decay": -0.1}],
 )
 def test_values_out_of_range_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"^optimizer\.\w+ is .*; allowed (are 0 to below 1|is 0 or more)$"):
+    with pytest.raises(UserError, match=r"^optimizer\.\w+ is .*; allowed: (0 to below 1|0 or more)$"):
         OptimizerConfig(**fields)
 
 
 @pytest.mark.parametrize("fields", [{"epsilon": 0.0}, {"head_decay": -1.0}])
 def test_epsilon_and_the_heads_multiple_out_of_range_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"^optimizer\.\w+ is .*; allowed is (above 0|0 or more)$"):
+    with pytest.raises(UserError, match=r"^optimizer\.\w+ is .*; allowed: (above 0|0 or more)$"):
         OptimizerConfig(**fields)

@@ -26,10 +26,10 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
     [
         ("auto", "", FAST, "bf16", f"precision bf16: {FAST.reason}", False),
         ("auto", "", SLOW, "fp32", f"precision fp32: {SLOW.reason}", False),
-        ("auto", "bf16", FAST, "bf16", "precision bf16, as the run began", False),
-        ("auto", "fp32", SLOW, "fp32", "precision fp32, as the run began", False),
-        ("auto", "fp32", FAST, "fp32", f"precision fp32, as the run began, though {FAST.reason}", False),
-        ("auto", "bf16", SLOW, "bf16", f"precision bf16, as the run began, though {SLOW.reason}", True),
+        ("auto", "bf16", FAST, "bf16", "precision bf16, as when the run started", False),
+        ("auto", "fp32", SLOW, "fp32", "precision fp32, as when the run started", False),
+        ("auto", "fp32", FAST, "fp32", f"precision fp32, as when the run started, though {FAST.reason}", False),
+        ("auto", "bf16", SLOW, "bf16", f"precision bf16, as when the run started, though {SLOW.reason}", True),
         ("fp32", "", SLOW, "fp32", "", False),
         ("fp32", "bf16", FAST, "fp32", "precision fp32, as the job says (the run began with bf16)", False),
         ("bf16", "", FAST, "bf16", "", False),
@@ -85,7 +85,7 @@ def test_a_cpu_with_avx2_alone_takes_fp32_and_the_run_keeps_it_elsewhere(digits_
     cut_back(run_dir)
     continued = patchline(*words(digits_url, run_dir), environ=dict.fromkeys(AVX2, ""))
     (line,) = lines_about_it(continued)
-    assert line.startswith("precision fp32, as the run began")
+    assert line.startswith("precision fp32, as when the run started")
     assert recorded(run_dir) == {"fp32"}
 
 
@@ -96,7 +96,7 @@ def test_bf16_is_obeyed_where_it_is_slow_with_one_warning(digits_url: str, run_d
     assert line == (f"precision bf16, as the job says, though {SLOW.reason}; --engine.precision auto would take fp32")
     cut_back(run_dir)
     continued = patchline(*words(digits_url, run_dir), environ=AVX2)
-    assert lines_about_it(continued) == [f"precision bf16, as the run began, though {SLOW.reason}"]
+    assert lines_about_it(continued) == [f"precision bf16, as when the run started, though {SLOW.reason}"]
     assert recorded(run_dir) == {"bf16"}
 
 

@@ -126,5 +126,5 @@ def test_no_steps_of_nothing(epochs: int, num_images: int, global_batch: int) ->
     ],
 )
 def test_negative_values_are_refused(rate: float, final: float, warmup: int) -> None:
-    with pytest.raises(UserError, match=r"^schedule\.\w+ is -.*; allowed is 0 or more$"):
+    with pytest.raises(UserError, match=r"^schedule\.\w+ is -.*; allowed: 0 or more$"):
         ScheduleConfig(learning_rate=rate, final_learning_rate=final, warmup_steps=warmup)

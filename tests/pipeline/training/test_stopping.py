@@ -111,7 +111,7 @@ def test_a_second_interrupt_ends_at_once(stalling: tuple[str, FaultyProxy], run_
         command.wait_until_said("Ctrl-C again ends at once")
         command.signal(signal.SIGINT)
         assert command.end(seconds=3) == exit_codes.INTERRUPTED
-    assert "ended at once; nothing was saved yet, and the same command starts again" in command.said
+    assert "ended at once; nothing has been saved yet; the same command starts from the beginning" in command.said
     assert_quiet(command.said)
 
 
@@ -158,7 +158,7 @@ def test_a_first_step_that_compiles_for_ever_ends_in_time(digits_url: str, run_d
     finally:
         hold.unlink(missing_ok=True)
     assert code == exit_codes.CRASH
-    assert "nothing was saved yet, and the same command starts again" in command.said
+    assert "nothing has been saved yet; the same command starts from the beginning" in command.said
     assert_quiet(command.said)
 
 
@@ -168,7 +168,10 @@ def test_before_the_first_step_it_ends_at_once(digits_url: str, run_dir: Path, t
         command.wait_until((run_dir / "job.yaml").exists)  # DeepSpeed has not been loaded yet
         command.signal(signal.SIGINT)
         assert command.end(seconds=ANSWER_SECONDS) == exit_codes.INTERRUPTED
-    assert "stopped before the first step; nothing was saved yet, and the same command starts again" in command.said
+    assert (
+        "stopped before the first step; nothing has been saved yet; the same command starts from the beginning"
+        in command.said
+    )
     assert_quiet(command.said)
     assert steps_of(run_dir) == 0
 

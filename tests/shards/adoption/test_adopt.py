@@ -209,7 +209,7 @@ def test_refused_samples_are_listed_and_counted(tmp_path: Path) -> None:
     url = str(tmp_path)
     store = open_store(url)
     write_tars(store, members)
-    with pytest.raises(UserError, match=r"2 of 15 samples cannot be adopted, allowed is a share of 0\.1"):
+    with pytest.raises(UserError, match=r"2 of 15 samples cannot be adopted, more than the allowed share of 0\.1"):
         run(adoption_of(url), max_quarantined=0.1)
     manifest = run(adoption_of(url), max_quarantined=0.2)
     assert (manifest.num_samples, manifest.num_quarantined, len(manifest.shards)) == (13, 2, 2)

@@ -188,5 +188,5 @@ def test_the_settings_decide_the_hash(tmp_path: Path) -> None:
     ]
     assert len({spec.hash() for spec in specs}) == 4
     assert AdoptSpec(rules=SampleRules()).hash() == specs[0].hash()
-    with pytest.raises(UserError, match="samples_per_block is 0; allowed is 1 or more"):
+    with pytest.raises(UserError, match="samples_per_block is 0; allowed: 1 or more"):
         AdoptSpec(rules=SampleRules(), samples_per_block=0)

@@ -56,7 +56,7 @@ def test_the_same_dataset_gives_the_same_pictures(tmp_path: Path) -> None:
 
 def test_quarantine_is_grouped_by_the_general_part_of_the_reason(tmp_path: Path) -> None:
     rows = [
-        *(left_out("refused", f"too large: {n} bytes, allowed are 9", source=f"{n}.jpg") for n in range(5)),
+        *(left_out("refused", f"too large: {n} bytes, allowed: 9", source=f"{n}.jpg") for n in range(5)),
         *(left_out("refused", f"unknown label '{n}'") for n in range(2)),
         left_out("duplicate", "the same bytes as an image before it", match="b", distance=0),
         *(left_out("evaluation", f"a copy of an image of s3://e/{name}", distance=2) for name in "xyy"),
@@ -77,10 +77,10 @@ def test_quarantine_is_grouped_by_the_general_part_of_the_reason(tmp_path: Path)
 @pytest.mark.parametrize(
     ("reasons", "general"),
     [
-        ((f"a list.csv row {n}: the weight '{n}': allowed are numbers of 0 or more" for n in range(3)), "the weight …"),
+        ((f"a list.csv row {n}: the weight '{n}': allowed: numbers of 0 or more" for n in range(3)), "the weight …"),
         (
-            (f"x: y.tsv.gz row {n}: a label is a dict; allowed are text" for n in range(3)),
-            "a label is a dict; allowed are text",
+            (f"x: y.tsv.gz row {n}: a label is a dict; allowed: text" for n in range(3)),
+            "a label is a dict; allowed: text",
         ),
         (
             (

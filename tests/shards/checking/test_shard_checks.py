@@ -131,9 +131,9 @@ def test_labels_must_be_classes(dataset: Dataset) -> None:
     assert not list(checks.check_labels(rows, 3))
     others = [replace(rows[0], labels=labels) for labels in ((0,), (3,), (), (-1,))]
     assert list(checks.check_labels(others, 3)) == [
-        "row 1 has labels [3], allowed are 0 to 2",
-        "row 2 has labels [], allowed are 0 to 2",
-        "row 3 has labels [-1], allowed are 0 to 2",
+        "row 1 has labels [3], allowed: 0 to 2",
+        "row 2 has labels [], allowed: 0 to 2",
+        "row 3 has labels [-1], allowed: 0 to 2",
     ]
 
 

@@ -81,11 +81,11 @@ def test_tiff_keeps_its_mode() -> None:
         (b"II*\0\x08\0\0\0", "damaged"),
         (b"RIFF\x04\x00\x00\x00WAVE", "header"),
         (png_of_size(20_000, 20_000), "too large: 20000x20000 pixels"),
-        (png_of_size(12_000, 12_000), "too large: 12000x12000 pixels, allowed are 134217728 in all"),
+        (png_of_size(12_000, 12_000), "too large: 12000x12000 pixels, allowed: 134217728 in all"),
         (jpeg_of_size(65_535, 65_535), "too large: 65535x65535 pixels"),
         (png_of_size(0, 77), "no pixels: 0x77"),
         (jpeg_of_size(77, 0), "no pixels: 77x0"),
-        (b"\xff\xd8\xff" + bytes((64 << 20) + 1), "too large: 67108868 bytes, allowed are 67108864"),
+        (b"\xff\xd8\xff" + bytes((64 << 20) + 1), "too large: 67108868 bytes, allowed: 67108864"),
     ],
     ids=num_bytes,
 )
@@ -98,14 +98,14 @@ def test_limits() -> None:
     data = image_bytes(1, height=20, width=48)
     exact = Limits(max_bytes=len(data), max_pixels=960)
     assert read_header(data, exact).height == 20
-    with pytest.raises(ImageRefusedError, match=f"{len(data)} bytes, allowed are {len(data) - 1}"):
+    with pytest.raises(ImageRefusedError, match=f"{len(data)} bytes, allowed: {len(data) - 1}"):
         read_header(data, Limits(max_bytes=len(data) - 1))
-    with pytest.raises(ImageRefusedError, match="20x48 pixels, allowed are 959"):
+    with pytest.raises(ImageRefusedError, match="20x48 pixels, allowed: 959"):
         read_header(data, Limits(max_pixels=959))
     assert Limits() == Limits(max_bytes=MAX_IMAGE_BYTES, max_pixels=MAX_IMAGE_PIXELS)
     with pytest.raises(UserError, match=r"limits\.max_bytes is 0"):
         Limits(max_bytes=0)
-    with pytest.raises(UserError, match=r"limits\.max_pixels is 178956971; allowed are 1 to 178,956,970"):
+    with pytest.raises(UserError, match=r"limits\.max_pixels is 178956971; allowed: 1 to 178,956,970"):
         Limits(max_pixels=178_956_971)
 
 

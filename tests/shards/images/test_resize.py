@@ -222,7 +222,7 @@ def test_what_does_not_decode_is_refused(image_format: str) -> None:
 
 @pytest.mark.parametrize(("short_side", "quality"), [(-1, 90), (65_501, 90), (256, 0), (256, 101)])
 def test_settings_out_of_range(short_side: int, quality: int) -> None:
-    with pytest.raises(UserError, match=r"^resize\.(short_side|quality) is .*; allowed are"):
+    with pytest.raises(UserError, match=r"^resize\.(short_side|quality) is .*; allowed:"):
         Resize(short_side=short_side, quality=quality)
 
 

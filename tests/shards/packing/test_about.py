@@ -22,8 +22,8 @@ def test_any_text_is_allowed(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x" * (MOST_CHARACTERS + 1), "10,001 characters; allowed are at most 10,000; shorten it"),
-        ("a\x1b[31m", r"'\\x1b' as character 2; allowed are printable text and line breaks"),
+        ("x" * (MOST_CHARACTERS + 1), "10,001 characters; allowed: at most 10,000; shorten it"),
+        ("a\x1b[31m", r"'\\x1b' as character 2; allowed: printable text and line breaks"),
         ("a\r\n", r"'\\r' as character 2"),
         ("\x00", r"'\\x00' as character 1"),
         ("\x85", r"'\\x85' as character 1"),

@@ -14,7 +14,7 @@ from tests.rigs.packing import pack_spec
 
 @pytest.mark.parametrize("distance", [-1, 128, 256])
 def test_impossible_distances_are_refused(distance: int) -> None:
-    with pytest.raises(UserError, match=rf"^dedup\.max_distance is {distance}; allowed are 0 to 127$"):
+    with pytest.raises(UserError, match=rf"^dedup\.max_distance is {distance}; allowed: 0 to 127$"):
         Dedup(max_distance=distance)
 
 

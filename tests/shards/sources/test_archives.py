@@ -136,7 +136,7 @@ def test_what_is_no_image_is_passed_over_and_what_is_unsafe_refused(tmp_path: Pa
     assert found == [
         ("n01/d/b.JPG", jpeg),
         ("n01/c.png", jpeg),
-        ("n01/big.gif", "too large: 9000 bytes, allowed are 8000"),
+        ("n01/big.gif", "too large: 9000 bytes, allowed: 8000"),
         ("n01/../up.jpg", "a path with a '..' part"),
         ("n01/link.jpg", "a symbolic link, not a file"),
     ]

@@ -11,4 +11,4 @@ def test_names_that_are_not_utf8_become_printable() -> None:
 
 
 def test_a_refusal_says_how_many_bytes_there_are_and_may_be() -> None:
-    assert str(too_large(5, max_bytes=4)) == "too large: 5 bytes, allowed are 4"
+    assert str(too_large(5, max_bytes=4)) == "too large: 5 bytes, allowed: 4"

@@ -75,7 +75,7 @@ def test_what_can_not_be_read_is_there_with_its_reason(tmp_path: Path) -> None:
     assert str(dangling[1]) == "No such file or directory"
     assert empty[1] == b""
     assert isinstance(large[1], ImageRefusedError)
-    assert str(large[1]) == "too large: 1048577 bytes, allowed are 1048576"
+    assert str(large[1]) == "too large: 1048577 bytes, allowed: 1048576"
 
 
 @pytest.mark.parametrize(

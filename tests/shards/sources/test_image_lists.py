@@ -61,8 +61,8 @@ def test_a_csv_with_all_that_is_odd(tmp_path: Path) -> None:
     ]
     assert [str(image) for _, image in images[5:10]] == [
         "the row names no image",
-        "list.csv row 8: 2 weights for 1 labels; allowed is one each, or none",
-        "list.csv row 9: the weight 'much': allowed are numbers of 0 or more",
+        "list.csv row 8: 2 weights for 1 labels; allowed: one each, or none",
+        "list.csv row 9: the weight 'much': allowed: numbers of 0 or more",
         "the row has 2 columns, the header has 3",
         "No such file or directory",
     ]

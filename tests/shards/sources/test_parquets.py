@@ -123,8 +123,8 @@ def test_a_column_of_plain_bytes(kind: pa.DataType, tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
     source = ParquetSource(files=(str(tmp_path),), image_column="jpeg", label_column="class")
     assert [(entry.name, str(image)) for entry, image in read(source)] == [
-        ("a.parquet:0:0", "a label is a dict; allowed are text, numbers and lists of them"),
-        ("a.parquet:0:1", "a label is a dict; allowed are text, numbers and lists of them"),
+        ("a.parquet:0:0", "a label is a dict; allowed: text, numbers and lists of them"),
+        ("a.parquet:0:1", "a label is a dict; allowed: text, numbers and lists of them"),
     ]
 
 
@@ -166,7 +166,7 @@ def test_bad_files_are_the_users_mistake(tmp_path: Path) -> None:
         ((str(tmp_path / "none*.parquet"),), "matches no file"),
         ((str(tmp_path / "text.parquet"),), "is not a readable Parquet file"),
         ((str(tmp_path / "other.parquet"),), "has no column 'image'; it has 'img', 'label'; set --source.image-column"),
-        ((str(tmp_path / "words.parquet"),), "column 'image' is string; allowed are struct<bytes, path> and binary"),
+        ((str(tmp_path / "words.parquet"),), "column 'image' is string; allowed: struct<bytes, path> and binary"),
     ):
         with pytest.raises(UserError) as caught:
             list(ParquetSource(files=files).entries())

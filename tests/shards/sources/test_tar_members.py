@@ -125,7 +125,7 @@ def test_offsets_are_those_of_the_whole_object() -> None:
         (special("../up.jpg", tarfile.REGTYPE, size=700), "a path with a '..' part"),
         (special("a/../up.jpg", tarfile.REGTYPE), "a path with a '..' part"),
         (special("", tarfile.REGTYPE, size=700), "it has no name"),
-        (special("large.jpg", tarfile.REGTYPE, size=5001), "too large: 5001 bytes, allowed are 5000"),
+        (special("large.jpg", tarfile.REGTYPE, size=5001), "too large: 5001 bytes, allowed: 5000"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -214,7 +214,7 @@ def test_an_extended_header_of_absurd_size_is_not_read() -> None:
     record = special("x", b"L", size=2 << 20).tobuf(tarfile.USTAR_FORMAT) + bytes(2 << 20)
     found = [outcome(member) for member in members_of(record + tar_of(("a.jpg", PNG), ("b.jpg", PNG)))]
     assert found == [
-        ("a.jpg", "its extended header has 2097152 bytes, allowed are 1048576"),
+        ("a.jpg", "its extended header has 2097152 bytes, allowed: 1048576"),
         ("b.jpg", "read"),
     ]
 

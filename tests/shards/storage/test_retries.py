@@ -25,7 +25,7 @@ def test_full_jitter_is_anything_up_to_a_doubling_limit(failures: int, draw: flo
     "values", [{"fruitless_attempts": 0}, {"backoff_seconds": -1.0}, {"budget_reserve": -1.0}, {"budget_share": -0.1}]
 )
 def test_impossible_values_are_refused(values: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=r"is (0|-.*); allowed is (0|1) or more$"):
+    with pytest.raises(UserError, match=r"is (0|-.*); allowed: (0|1) or more$"):
         RetryConfig(**values)  # type: ignore[arg-type]
 
 

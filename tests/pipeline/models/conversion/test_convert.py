@@ -142,8 +142,8 @@ def config_json(folder: Path, content: object) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        pytest.param(lambda _: None, "no weights at .*; allowed are a file that ends in .npz", id="nothing"),
-        pytest.param(lambda p: p.write_text("x"), "allowed are a file that ends in", id="no such kind"),
+        pytest.param(lambda _: None, "no weights at .*; allowed: a file that ends in .npz", id="nothing"),
+        pytest.param(lambda p: p.write_text("x"), "allowed: a file that ends in", id="no such kind"),
         pytest.param(lambda p: p.mkdir(), "no config.json in", id="an empty folder"),
         pytest.param(lambda p: config_json(p, "{"), "is no JSON", id="broken JSON"),
         pytest.param(lambda p: config_json(p, [1]), "is no JSON object", id="a list"),
@@ -160,7 +160,7 @@ def test_what_is_no_weights_is_refused(tmp_path: Path, make: Callable[[Path], ob
 def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
     config_json(tmp_path / "w", {"model_type": "beit"})
     save_file({"a": torch.zeros(1)}, tmp_path / "w" / "model.safetensors")
-    with pytest.raises(UserError, match="has the model_type 'beit'; allowed is 'vit', timm's"):
+    with pytest.raises(UserError, match="has the model_type 'beit'; allowed: 'vit', timm's"):
         open_any(str(tmp_path / "w"), Hints())
     with pytest.raises(UserError, match=r"are of no model known here .a, \.\.\."):
         open_any(str(tmp_path / "w" / "model.safetensors"), Hints())
@@ -230,7 +230,7 @@ def test_npz_files_are_called_so(tmp_path: Path, written: Format) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param(Change(image_size=2), "--image-size is 2; allowed are multiples of 4", id="less than a patch"),
+        pytest.param(Change(image_size=2), "--image-size is 2; allowed: multiples of 4", id="less than a patch"),
         pytest.param(
             Change(image_size=18),
             "--image-size is 18, not a multiple of the patch .4 px.; take 16 or 20$",

@@ -15,7 +15,7 @@ def test_one_number_or_two(value: Any, expected: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("value", [True, "48", 0, -3, [48], [48, True], [1, 2, 3], 48.0, {}, [0, 4]])
 def test_what_is_no_size_is_refused(value: Any) -> None:
-    with pytest.raises(UserError, match=r"config.json beside 'w' says image_size .*; allowed are"):
+    with pytest.raises(UserError, match=r"config.json beside 'w' says image_size .*; allowed:"):
         pair_of(value, key="image_size", where="w")
 
 

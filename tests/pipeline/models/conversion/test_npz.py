@@ -68,7 +68,7 @@ def test_a_hybrids_round_trip(tmp_path: Path) -> None:
 
 
 def test_big_vision_has_no_hybrids(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="big_vision has no hybrids; allowed are the formats vision_transformer"):
+    with pytest.raises(UserError, match="big_vision has no hybrids; allowed: the formats vision_transformer"):
         written(tmp_path, HYBRID, "big_vision")
     assert list(tmp_path.iterdir()) == []
 
@@ -180,7 +180,7 @@ def test_what_is_beside_the_model_need_be_no_number(tmp_path: Path) -> None:
 def test_a_text_in_the_place_of_a_tensor_is_named(tmp_path: Path) -> None:
     arrays = arrays_in(written(tmp_path, VIT, "vision_transformer")) | {"cls": np.full((1, 1, 12), "a")}
     weights = open_npz(saved(tmp_path / "w.npz", arrays), NO_HINTS)
-    with pytest.raises(UserError, match=r"cls \[1, 1, 12\] in .* is of type <U1; allowed are numbers"):
+    with pytest.raises(UserError, match=r"cls \[1, 1, 12\] in .* is of type <U1; allowed: numbers"):
         weights.tensor("embed.class_token")
 
 
@@ -227,7 +227,7 @@ TABLE = "Transformer/posembed_input/pos_embedding"
         ),
         pytest.param(
             {TABLE: np.zeros((1, 19, 12), np.float32)},
-            f"{TABLE} in FILE has 19 rows, which is the grid of no square image; allowed is a square or a",
+            f"{TABLE} in FILE has 19 rows, which is the grid of no square image; allowed: a square or a",
             id="impossible grid",
         ),
         pytest.param(

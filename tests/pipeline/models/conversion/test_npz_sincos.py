@@ -30,5 +30,5 @@ def test_the_grid_is_that_of_224_px(patch: int, num_patches: int) -> None:
 @pytest.mark.parametrize("width", [4, 10])
 def test_widths_without_a_table_are_named(width: int) -> None:
     file = TensorFile(where="w", shapes={"embedding/kernel": (16, 16, 3, width)}, read=lambda _: torch.zeros(0))
-    with pytest.raises(UserError, match=f"its width {width} has no table of sines; allowed are multiples of 4"):
+    with pytest.raises(UserError, match=f"its width {width} has no table of sines; allowed: multiples of 4"):
         with_table(file)

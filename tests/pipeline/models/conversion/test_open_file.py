@@ -102,15 +102,11 @@ class Trap:
             id="pth",
         ),
         pytest.param("w.pt", lambda path: torch.save({"a": Trap()}, path), "cannot be read as tensors alone", id="pt"),
-        pytest.param(
-            "w.pt", lambda path: torch.save([1, 2], path), "holds a list; allowed is a state dict", id="a list"
-        ),
+        pytest.param("w.pt", lambda path: torch.save([1, 2], path), "holds a list; allowed: a state dict", id="a list"),
         pytest.param(
             "w.safetensors", lambda path: path.write_bytes(b"abc"), "is no safetensors file", id="safetensors"
         ),
-        pytest.param(
-            "w.onnx", lambda path: path.write_bytes(b"abc"), "allowed are files that end in .npz", id="suffix"
-        ),
+        pytest.param("w.onnx", lambda path: path.write_bytes(b"abc"), "allowed: files that end in .npz", id="suffix"),
         pytest.param("gone.npz", lambda _: None, "no weights at", id="nothing there"),
     ],
 )

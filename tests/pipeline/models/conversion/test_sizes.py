@@ -92,7 +92,7 @@ def test_what_shapes_and_hints_give(change: dict[str, Any], hints: Hints, expect
         pytest.param(
             {"num_positions": 199}, Hints(), "pos in 'w.npz' has 199 rows, which is the grid of no", id="grid"
         ),
-        pytest.param({"class_token": False}, Hints(), "197 rows, .* allowed is a square$", id="a row too many"),
+        pytest.param({"class_token": False}, Hints(), "197 rows, .* allowed: a square$", id="a row too many"),
     ],
 )
 def test_what_does_not_go_together_is_refused(change: dict[str, Any], hints: Hints, message: str) -> None:
@@ -105,7 +105,7 @@ def test_a_bit_of_another_size_and_of_another_name() -> None:
         BIT_RESNETS["bit_r50x1"], num_classes=3, where="w.npz", usual=USUAL, hints=Hints(model="bit_r101x1")
     )
     assert (config.name, config.resnet_units) == ("bit_r101x1", None)
-    with pytest.raises(UserError, match="--model is 'vit_b16', the file is of a BiT ResNet; allowed are bit_r50x1"):
+    with pytest.raises(UserError, match="--model is 'vit_b16', the file is of a BiT ResNet; allowed: bit_r50x1"):
         bit_config(BIT_RESNETS["bit_r50x1"], num_classes=3, where="w.npz", usual=USUAL, hints=Hints(model="vit_b16"))
     with pytest.raises(UserError, match="has no heads, GELU or layer norm"):
         bit_config(BIT_RESNETS["bit_r50x1"], num_classes=3, where="w.npz", usual=USUAL, hints=Hints(gelu="tanh"))
@@ -136,7 +136,7 @@ def test_counting_names() -> None:
 
 @pytest.mark.parametrize(("field", "flag"), [("num_heads", "--num-heads"), ("layer_norm_epsilon", "--layer-norm-eps")])
 def test_hints_are_above_zero(field: str, flag: str) -> None:
-    with pytest.raises(UserError, match=f"{flag}.* is 0; allowed are values above 0"):
+    with pytest.raises(UserError, match=f"{flag}.* is 0; allowed: values above 0"):
         Hints(**{field: 0})  # type: ignore[arg-type]
 
 

@@ -155,10 +155,8 @@ def test_tensors_that_ours_has_not_are_refused_not_dropped(tmp_path: Path, name:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param({"model_args": {"act_layer": "silu"}}, "act_layer in .* is 'silu'; allowed are gelu", id="SiLU"),
-        pytest.param(
-            {"global_pool": "avg"}, "says global_pool 'avg'; with these tensors allowed is 'token'", id="pool"
-        ),
+        pytest.param({"model_args": {"act_layer": "silu"}}, "act_layer in .* is 'silu'; allowed: gelu", id="SiLU"),
+        pytest.param({"global_pool": "avg"}, "says global_pool 'avg'; with these tensors allowed: 'token'", id="pool"),
         pytest.param({"pretrained_cfg": {"mean": [0.485, 0.456, 0.406]}}, "says pixels of mean .0.485", id="pixels"),
         pytest.param({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "has QuickGELU", id="QuickGELU"),
         pytest.param(
@@ -177,7 +175,7 @@ def test_tensors_that_ours_has_not_are_refused_not_dropped(tmp_path: Path, name:
         ),
         pytest.param(
             {"model_args": {"no_embed_class": True}, "pretrained_cfg": {}},
-            "has 17 rows, which is the grid of no square image; allowed is a square",
+            "has 17 rows, which is the grid of no square image; allowed: a square",
             id="no_embed_class, no size",
         ),
     ],
