@@ -47,12 +47,12 @@ class Range:
         )
 
     def __str__(self) -> str:
-        """As messages say it: `is 1 or more`, `are 0 (off) to below 1`."""
+        """As messages say it: `1 or more`, `0 (off) to below 1`."""
         low = _spelt(self.least) if self.above is None else f"above {_spelt(self.above)}"
         low += f" ({self.zero})" if self.zero else ""
         if self.most is None and self.below is None:
-            return f"is {low} or more" if self.above is None else f"is {low}"
-        return f"are {low} to {_spelt(self.most)}" if self.below is None else f"are {low} to below {_spelt(self.below)}"
+            return f"{low} or more" if self.above is None else low
+        return f"{low} to {_spelt(self.most)}" if self.below is None else f"{low} to below {_spelt(self.below)}"
 
 
 def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:
@@ -76,7 +76,7 @@ def allowed_instead(value: Any, kind: Any) -> str:
     if len(kinds) > 1:  # configurations to choose from
         return "" if isinstance(value, kinds) else f"allowed: {', '.join(one.__name__ for one in kinds)}"
     allowed = _allowed(value, *kinds)
-    return f"allowed {allowed}{or_none}" if allowed else ""
+    return f"allowed: {allowed}{or_none}" if allowed else ""
 
 
 def without_none(kind: Any) -> tuple[Any, ...]:
@@ -105,23 +105,23 @@ def _fault(name: str, value: Any, kind: Any) -> str:
 
 
 def _allowed(value: Any, kind: Any) -> str:
-    """`is a whole number` or `are 0 to 1`, if the value is not; empty if it is."""
+    """What is allowed instead of the value, as `a whole number` or `0 to 1`; empty if the value is right."""
     if get_origin(kind) is Literal:
         is_choice = any(type(value) is type(word) and value == word for word in get_args(kind))
-        return "" if is_choice else f"are {', '.join(map(str, get_args(kind)))}"
+        return "" if is_choice else ", ".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
-        return "" if isinstance(value, tuple) else "is a tuple"
+        return "" if isinstance(value, tuple) else "a tuple"
     if get_origin(kind) is Annotated:
         type_, *rules = get_args(kind)
         outside = (str(rule) for rule in rules if isinstance(rule, Range) and not rule.holds(value))
         return _allowed(value, type_) or next(outside, "")
     checks = {
-        int: (_is_whole, "is a whole number"),
-        float: (_is_finite, "is a finite number"),
-        bool: (lambda v: isinstance(v, bool), "are true and false"),
-        str: (lambda v: isinstance(v, str), "is a text"),
+        int: (_is_whole, "a whole number"),
+        float: (_is_finite, "a finite number"),
+        bool: (lambda v: isinstance(v, bool), "true and false"),
+        str: (lambda v: isinstance(v, str), "a text"),
     }
-    is_right, allowed = checks.get(kind, (lambda v: isinstance(v, kind), f"is {kind.__name__}"))
+    is_right, allowed = checks.get(kind, (lambda v: isinstance(v, kind), str(kind.__name__)))
     return "" if is_right(value) else allowed
 
 

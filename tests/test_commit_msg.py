@@ -79,7 +79,7 @@ def test_a_subject_that_passes(installed: Path, message: str) -> None:
             for first in ["Added", "Adds", "adding", "Fixes", "Fixed:", "Uses", "Using", "Moved", "Dropped", "Splits"]
         ),
         *(
-            (f"{first} a check", "is the imperative")
+            (f"{first} a check", "allowed: the imperative")
             for first in ["Simplifies", "Made", "Wrote", "Running", "The", "A"]
         ),
     ],

@@ -28,8 +28,8 @@ CONTINUES = "run the same command to continue"
         (
             BrokenProcessPool("a child died"),
             exit_codes.CRASH,
-            f"error: a worker process was killed (a child died); did memory run out? T{CONTINUES[1:]}; "
-            "use fewer --workers",
+            f"error: a worker process was killed (a child died); did memory run out? R{CONTINUES[1:]}, "
+            "with fewer --workers",
         ),
     ],
 )

@@ -141,7 +141,7 @@ def test_values_out_of_range_are_refused(kind: Any, field: Any) -> None:
         for value in outside:
             with pytest.raises(UserError) as caught:
                 replace(default(kind), **{field.name: held_by(field, value)})
-            assert f"; allowed {bounds}" in str(caught.value)
+            assert f"; allowed: {bounds}" in str(caught.value)
 
 
 @every_field
@@ -198,7 +198,7 @@ def test_flags_and_files_name_the_wrong_value(job: Any, flag: Flag, value: float
     ((_, bounds),) = ranges(flag.kind)
     with pytest.raises(UserError) as caught:
         refuse_wrong_words([flag.name, str(value)], list(flags_of(job)), command="patchline x")
-    assert str(caught.value) == f"{flag.name} is {value}; allowed {bounds}"
+    assert str(caught.value) == f"{flag.name} is {value}; allowed: {bounds}"
 
     *groups, last = flag.name.removeprefix("--").replace("-", "_").split(".")
     lines = [f"{'  ' * depth}{group}:" for depth, group in enumerate(groups)]
@@ -209,7 +209,7 @@ def test_flags_and_files_name_the_wrong_value(job: Any, flag: Flag, value: float
     _, report = job_from(tree, kind=type(job), base=job)
     name = ".".join([*groups, last, *(["0"] if flag.is_many else [])])
     ((line, message),) = report.faults
-    assert (line, message.removesuffix(", or none")) == (len(lines), f"{name} is {value}; allowed {bounds}")
+    assert (line, message.removesuffix(", or none")) == (len(lines), f"{name} is {value}; allowed: {bounds}")
 
 
 def test_no_configuration_is_forgotten() -> None:
