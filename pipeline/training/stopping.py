@@ -56,6 +56,7 @@ class Stopping:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._main = threading.get_ident()
+            self._stderr = os.dup(2)  # DeepSpeed points 2 elsewhere for a moment while it is imported
             self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             self._before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
             self._alarm_before = signal.signal(signal.SIGALRM, self._give_up)
@@ -73,6 +74,7 @@ class Stopping:
             signal.signal(signal.SIGALRM, self._alarm_before)
             os.close(self._read_end)
             os.close(self._write_end)
+            os.close(self._stderr)
 
     @property
     def is_asked(self) -> bool:
@@ -155,7 +157,7 @@ class Stopping:
         if self.rank == 0 and self._phase is not _Phase.STARTING:
             what = "finishing and saving this step" if self._phase is _Phase.STEP else "finishing what is being written"
             more = " (Ctrl-C again ends at once)" if number == signal.SIGINT else f" ({signal.Signals(number).name})"
-            say(f"stopping: {what}{more}")
+            say(f"stopping: {what}{more}", self._stderr)
 
     def _check(self, now: float) -> None:
         """Ends the process if its time is up."""
@@ -171,14 +173,14 @@ class Stopping:
 
     def _end(self, code: int, message: str) -> None:
         if self.rank == 0 or self._phase is _Phase.STEP:
-            say(message if self.rank == 0 else f"rank {self.rank}: {message}")
+            say(message if self.rank == 0 else f"rank {self.rank}: {message}", self._stderr)
         end_now(code)
 
 
-def say(message: str) -> None:
+def say(message: str, stderr: int = 2) -> None:
     """A line on standard error, without taking any lock; it replaces a terminal's live line."""
-    clear = f"\r{' ' * (os.get_terminal_size(2).columns - 1)}\r" if os.isatty(2) else ""
-    os.write(2, f"{clear}{time.strftime('%H:%M:%S')} {message}\n".encode())
+    clear = f"\r{' ' * (os.get_terminal_size(stderr).columns - 1)}\r" if os.isatty(stderr) else ""
+    os.write(stderr, f"{clear}{time.strftime('%H:%M:%S')} {message}\n".encode())
 
 
 def end_now(code: int) -> None:
