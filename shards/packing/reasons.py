@@ -7,8 +7,8 @@ import pyarrow.compute as pc
 _ROW = r"(?s)^.*?\.(?:csv|csv\.gz|tsv|tsv\.gz|parquet) row \d+: "
 # Details of one image are quoted as Python's repr does it. No quote opens within a word: "the source's root".
 _QUOTED = r"""(?s)\B'(?:[^'\\]|\\.)*'|\B"(?:[^"\\]|\\.)*\""""
-# Numbers and the like come last: "too large: 70000000 bytes".
-_DETAIL = r"(?s): .*"
+# Numbers and the like come last, or what is allowed: "too large: 70000000 bytes", "a label is a dict; allowed: text".
+_DETAIL = r"(?s)(?:[;,] allowed)?: .*"
 
 
 def general_reasons(reasons: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
