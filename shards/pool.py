@@ -36,8 +36,9 @@ class _Task(NamedTuple):
 class Pool:
     """Runs tasks in the order they are submitted, urgent ones first. Close it when done.
 
-    At most `limit` tasks run at a time, and `reserve` more if they are urgent. A task whose future is done no longer
-    counts, whoever has set the future: its thread ends when the task returns, and another thread takes its place.
+    At most `limit` tasks run at a time, and `reserve` more (but no more than `limit`) if they are urgent. A task whose
+    future is done no longer counts, whoever has set the future: its thread ends when the task returns, and another
+    thread takes its place.
 
     Threads are daemons. They start when there is work and end after IDLE_SECONDS without any. Unlike a
     ThreadPoolExecutor's, they delay neither `close` nor the interpreter's exit. In a forked child the pool is empty.
@@ -175,7 +176,11 @@ class Pool:
         """Threads for the tasks that run and for those that may run now. The lock is held."""
         urgent = len(self._running) + len(self._urgent)
         patient = min(self._limit, urgent + len(self._patient))
-        return max(min(self._limit + self._reserve, urgent), patient) + bool(self._later)
+        return max(min(self._most_urgent(), urgent), patient) + bool(self._later)
+
+    def _most_urgent(self) -> int:
+        """How many tasks may run at a time if they are urgent. A lower limit means these, too."""
+        return self._limit + min(self._reserve, self._limit)
 
     def _take_waiting(self) -> list[_Task]:
         """All tasks that have not begun. The lock is held."""
@@ -230,7 +235,7 @@ class Pool:
         """Takes a task that may run now. The lock is held."""
         while self._later and self._later[0][0] <= time.monotonic():
             self._urgent.append(heapq.heappop(self._later)[2])
-        if self._urgent and len(self._running) < self._limit + self._reserve:
+        if self._urgent and len(self._running) < self._most_urgent():
             return self._urgent.popleft()
         if self._patient and len(self._running) < self._limit:
             return self._patient.popleft()

@@ -128,10 +128,11 @@ class Window:
                 self.drop()  # again: what was requested meanwhile
 
     def over(self, load: Future[None]) -> None:
-        """Called when `load` has ended: if it was cancelled, whoever waits for the contents must not wait for ever."""
-        if load.cancelled() or load.exception():
+        """Called when `load` has ended: if it did not run, whoever waits for the contents is told."""
+        error = CancelledError() if load.cancelled() else load.exception()
+        if error is not None:
             with suppress(InvalidStateError):
-                self.contents.set_exception(CancelledError())
+                self.contents.set_exception(error)
 
     def drop(self) -> None:
         """Drops its bytes, including those that are still being read."""

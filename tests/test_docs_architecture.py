@@ -11,7 +11,7 @@ from docs import architecture_figure as figure
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = (CHECKOUT / "docs" / "architecture.md").read_text()
 ROOMS = ("shards", "pipeline", "jobs", "patchline")
-NAMED = sorted(set(re.findall(r"`([a-z_/]+\.(?:py|md|sbatch))(?::([\w.]+))?`", PAGE)))
+NAMED = sorted(set(re.findall(r"`([a-z0-9_/]+\.(?:py|md|sbatch))(?::([\w.]+))?`", PAGE)))
 
 
 def names_in(path: Path) -> set[str]:

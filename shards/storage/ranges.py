@@ -30,7 +30,7 @@ class HedgedRequest:
     first: int
     end: int | None
     stop: threading.Event = field(default_factory=threading.Event)
-    hedge: Future[bytes] | None = None
+    hedge: Future[bytes | None] | None = None
     is_hedged: bool = False  # the second request has begun
     is_over: bool = False  # one of the requests has the bytes, or the first one has failed before there was a second
 
@@ -85,9 +85,10 @@ class RangeReads:
             with self._lock:
                 request.is_over |= not request.is_hedged
                 hedge = request.hedge if request.is_hedged else None
-            if hedge is None or hedge.exception():
+            data = hedge.result() if hedge else None
+            if data is None:
                 raise
-            return hedge.result()
+            return data
 
     def _plan_hedge(self, request: HedgedRequest, future: Future[bytes]) -> None:
         """A folder is as slow the second time, and of a whole object nobody knows the size: these have no hedge."""
@@ -99,16 +100,16 @@ class RangeReads:
             slow_after = self._latency.slow_after(end - request.first)
         request.hedge = self._hedges.submit_later(partial(self._hedge, request, future), slow_after)
 
-    def _hedge(self, request: HedgedRequest, future: Future[bytes]) -> bytes:
-        """The second request, over a connection of its own."""
+    def _hedge(self, request: HedgedRequest, future: Future[bytes]) -> bytes | None:
+        """The second request, over a connection of its own. None if it does not bring the bytes."""
         while not self._begins_hedge(request):
             if request.stop.wait(LEAST_SECONDS):
-                return b""
+                return None
         self.traffic.add(TrafficCounts(hedges=1))
         try:
             data = self._run(request, future, request.store.fresh())
-        except ReadStoppedError:  # not kept: its traceback would keep bytes that came too late
-            return b""
+        except Exception:  # not kept: its traceback would keep bytes, those that the first request brings included
+            return None
         self.traffic.add(TrafficCounts(hedges_won=1))
         with suppress(InvalidStateError):  # closed meanwhile
             future.set_result(data)

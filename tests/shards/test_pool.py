@@ -109,6 +109,20 @@ def test_a_reserve_is_kept_for_what_is_urgent() -> None:
     pool.close()
 
 
+def test_a_lower_limit_lowers_the_reserve() -> None:
+    """A storage that asks for fewer reads means those that somebody waits for, too."""
+    pool, stuck = Pool(4, name="test", reserve=3), Stuck()
+    pool.limit = 1
+    urgent = [pool.submit(stuck, urgent=True) for _ in range(5)]
+    stuck.wait(2)
+    assert not stuck.begun.acquire(timeout=0.1)
+    pool.limit = 4
+    stuck.wait(3)
+    stuck.go.set()
+    wait(urgent, SECONDS)
+    pool.close()
+
+
 def test_so_many_run_and_no_more_and_the_limit_may_change() -> None:
     lock, now, most = threading.Lock(), 0, 0
 

@@ -353,6 +353,23 @@ def wait_until(condition: Callable[[], bool]) -> None:
         pause.wait(0.005)
 
 
+def test_a_window_that_no_thread_can_load_says_so(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason reaches the batch; nobody has closed anything."""
+    dataset = open_dataset(str(packed))
+    order = order_of(dataset)
+    start = threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name == "rows":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr("shards.read.FIRST_READS", 0)  # all samples wait for their window
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    with reader_of(dataset, order) as reader, pytest.raises(StorageError, match="no thread for 'rows'"):
+        reader.read(order.positions(0, 4, 0, 1))
+
+
 def test_refetching_gives_the_same_sample(packed: Path) -> None:
     dataset = open_dataset(str(packed))
     for sample in read_steps(dataset, order_of(dataset), range(1), batch=8)[0].samples:

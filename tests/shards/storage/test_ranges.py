@@ -567,23 +567,26 @@ def test_bytes_are_freed_with_what_refers_to_them(reads_of: Reads, quick_hedges:
     hedging = threading.Semaphore(0)
 
     def first_request(stop: threading.Event, first: int) -> bytes:
-        if first % 3 == 1:  # the hedge wins
+        if first % 4 == 1:  # the hedge wins
             assert stop.wait(SECONDS)
             raise ReadStoppedError(0)
-        if first % 3 == 2:  # the hedge loses
+        if first % 4 > 1:  # the hedge loses, or fails
             assert hedging.acquire(timeout=SECONDS)
         return bytes([first])
 
     def second_request(stop: threading.Event, first: int) -> bytes:
-        if first % 3 == 2:
+        if first % 4 > 1:
             hedging.release()
+        if first % 4 == 2:
             assert stop.wait(SECONDS)
+        if first % 4 == 3:
+            raise ConnectionError("reset")
         return bytes([first])
 
     reads = reads_of(scripted(first_request, second=second_request), hedge_share=1.0)
     gc.disable()
     try:
-        for first in range(20):
+        for first in range(24):
             future = reads.read("x", first, first + 1)
             assert future.result(SECONDS) == bytes([first])
             requests = [weakref.ref(one) for one in gc.get_objects() if isinstance(one, HedgedRequest)]
