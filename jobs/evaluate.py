@@ -11,7 +11,7 @@ from jobs.record import write_record
 from pipeline.data.evaluation import label_map
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.models.weights import filled_model, open_weights
-from pipeline.world import current_world, enter, leave
+from pipeline.world import current_world, joined
 from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.terminal import printable_name
@@ -32,12 +32,9 @@ def run(job: EvaluateJob) -> int:
         write_record(
             Path(job.run_dir), stage="evaluate", job=job
         )  # first, so that a folder that cannot be written to is refused now
-    enter(world)
-    try:
+    with joined(world):
         model = filled_model(weights).to(world.device)
         scores = evaluate(model, dataset, job.data, labels=labels, loss=job.loss, world=world)
-    finally:
-        leave()
     if world.is_first:
         if job.run_dir:
             (Path(job.run_dir) / "scores.json").write_text(json.dumps(asdict(scores)) + "\n")

@@ -119,15 +119,12 @@ def _size(path: Path) -> int:
 
 
 def _last_words(ranks: Ranks, log_dir: Path, sizes: list[int]) -> Iterator[str]:
-    """The last lines of the ranks that failed first. Rank 0's lines are on the terminal, and a mistake is the same
-    on all ranks."""
+    """The last lines of the ranks that failed first. Rank 0's lines are on the terminal, and so is a mistake that
+    rank 0 has found, too."""
     codes = [process.returncode for process in ranks.processes]
     for rank in ranks.failed[:_MOST_TAILS]:
-        if rank == 0 or codes[rank] in (
-            exit_codes.CONTINUE,
-            exit_codes.INTERRUPTED,
-            codes[0] and exit_codes.USER_MISTAKE,
-        ):
+        is_said = codes[rank] == codes[0] == exit_codes.USER_MISTAKE
+        if rank == 0 or is_said or codes[rank] in (exit_codes.CONTINUE, exit_codes.INTERRUPTED):
             continue
         path = log_of(log_dir, rank)
         with path.open("rb") as log:

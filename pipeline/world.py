@@ -18,7 +18,7 @@ import torch.distributed as dist
 from pipeline.bf16 import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
 from pipeline.config_values import Device
 from pipeline.free_port import free_port
-from shards.errors import UserError
+from shards.errors import TransientError, UserError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 _CPUINFO = Path("/proc/cpuinfo")
@@ -39,7 +39,7 @@ class World:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_ranks:
-            raise UserError(f"rank {self.rank} of {self.num_ranks} ranks: allowed: 0 to {self.num_ranks - 1}")
+            raise UserError(f"rank {self.rank} of {self.num_ranks} ranks; allowed: 0 to {self.num_ranks - 1}")
 
     @property
     def is_first(self) -> bool:
@@ -126,12 +126,28 @@ def leave() -> None:
 
 @contextmanager
 def joined(world: World) -> Iterator[None]:
-    """A member of the process group inside."""
+    """A member of the process group inside. TransientError if an exchange with the other ranks fails."""
     enter(world)
     try:
         yield
+    except RuntimeError as error:
+        if not _is_of_exchange(error):
+            raise
+        fault = str(error).partition("\n")[0]
+        raise TransientError(
+            f"the exchange with the other ranks failed ({fault}); if one of them has ended, its own message says why"
+        ) from error
     finally:
         leave()
+
+
+def _is_of_exchange(error: RuntimeError) -> bool:
+    """Whether torch.distributed has raised it. With gloo it has no type of its own, but a place."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__") if trace else ""
+    return isinstance(error, dist.DistError) or module == dist.distributed_c10d.__name__
 
 
 def _tasks_on_this_node(environ: Mapping[str, str]) -> int:

@@ -14,8 +14,7 @@ from pipeline.models.weights import save_weights
 from pipeline.training.checkpoint import read_tensor
 from pipeline.training.config import TrainingJob
 from pipeline.training.manifest import Manifest
-from pipeline.training.same_run import STEPS
-from pipeline.training.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
+from pipeline.training.saved_job import STEPS, SavedJob, position_of_format_1, saved_job_of_format_1
 from pipeline.training.zero_state import AVERAGE, MASTER
 from shards.store import Store
 

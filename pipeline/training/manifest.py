@@ -119,7 +119,9 @@ def manifest_from_json(data: bytes) -> Manifest:
             raise ValueError(f"manifest format {found}, this version reads {_FIRST_FORMAT} and {FORMAT}")
         return _MANIFEST.validate_json(data if found == FORMAT else _from_format_1(data))
     except ValidationError as error:
-        raise ValueError(f"not a manifest: {error.errors()[0]['msg']}") from error
+        first = error.errors()[0]
+        at = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+        raise ValueError(f"not a manifest: {at}{first['msg']}") from error
 
 
 def _from_format_1(data: bytes) -> str:

@@ -15,12 +15,11 @@ from typing import Any
 from pipeline.data.position import StreamPosition, is_of_decoder
 from pipeline.models.config import ModelConfig
 from pipeline.training.config import TrainingJob
-from pipeline.training.saved_job import SavedJob
+from pipeline.training.saved_job import STEPS, SavedJob
 from pipeline.training.schedule import learning_rate
 from shards.differences import Difference, as_lines, differences, flattened
 from shards.errors import UserError
 
-STEPS = "steps"
 _IMAGE_SIZE = "image_size"  # of the position; the model's is compared
 _WARMUP = "schedule.warmup_steps"
 _OF_POSITION = ("seed", "global_batch", "data.")

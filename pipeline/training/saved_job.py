@@ -10,13 +10,18 @@ from typing import Any
 
 from pydantic import ConfigDict
 
+from pipeline.models.config import ModelConfig
 from pipeline.training.config import TrainingJob
+from shards.errors import UserError
+
+STEPS = "steps"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedJob:
     """`model` and `job` are the fields of the model's configuration and of the whole resolved job; `optimizer` is its
-    name. Older versions left `precision` empty in DONE markers and did not save `job`."""
+    name. Older versions left `precision` empty in DONE markers and did not save `job`. ValueError for a model that this
+    version cannot build."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -26,6 +31,14 @@ class SavedJob:
     ema_decay: float
     precision: str
     job: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        try:
+            ModelConfig(**self.model)
+        except (TypeError, UserError) as error:  # TypeError: a field of a later version
+            raise ValueError(f"its model cannot be used: {error}") from error
+        if type(self.job.get(STEPS, 0)) is not int:
+            raise ValueError(f"its {STEPS} is {self.job[STEPS]!r}; allowed: a whole number")
 
 
 def saved_job(job: TrainingJob) -> SavedJob:

@@ -15,6 +15,7 @@ from pipeline.training.reporter import Reporter
 from pipeline.training.saved_job import saved_job
 from pipeline.training.watch import Watch
 from pipeline.world import World
+from shards.errors import TransientError
 
 _WHERE = ("run_dir", "device", "threads")
 _LIBRARIES = ("patchline", "torch", "deepspeed", "numpy", "simplejpeg", "opencv-python-headless")
@@ -62,7 +63,7 @@ class Saving:
                 self.checkpoints.retire(self.job.checkpoint)
         self._num_failed = 0 if manifest else self._num_failed + 1
         if self._num_failed >= _MOST_FAILED_SAVES:
-            raise RuntimeError(f"{self._num_failed} checkpoints in a row could not be written; see the log above")
+            raise TransientError(f"{self._num_failed} checkpoints in a row could not be written; see the log above")
         if manifest:
             self._committed(manifest)
 

@@ -92,6 +92,20 @@ def test_an_interrupt_saves_on_all_ranks_and_a_killed_parent_ends_them(digits_ur
 
 
 @pytest.mark.slow
+def test_the_ranks_that_a_killed_one_leaves_end_with_one_line(digits_url: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with started(tmp_path / "said", *pretrain_words(digits_url, run_dir, *LONG)) as command:
+        command.wait_until(lambda: steps_of(run_dir) > 1)
+        os.kill(max(ranks_in(run_dir)), signal.SIGKILL)  # rank 1, which was started last
+        assert command.end(seconds=30) == 128 + signal.SIGKILL
+    assert "Traceback" not in command.said
+    (error,) = [line for line in command.said.splitlines() if line.startswith("error: ")]
+    assert error.startswith("error: the exchange with the other ranks failed (")
+    assert error.endswith("; run the same command to continue")
+    assert "rank 1 was killed by SIGKILL" in command.said
+
+
+@pytest.mark.slow
 def test_a_refused_command_says_so_once_and_leaves_nothing(tmp_path: Path) -> None:
     words = pretrain_words("/nowhere", tmp_path / "run", *LONG)
     with started(tmp_path / "said", *words) as command:
@@ -110,6 +124,13 @@ def test_the_last_words_of_the_rank_that_failed_are_shown(tmp_path: Path) -> Non
     said = list(_last_words(ranks, tmp_path, [0, len(old)]))
     assert said[0] == f"rank 1 ended with 74; the last lines of {tmp_path}/rank-1.log:"
     assert said[1:] == [f"  line {number}" for number in range(10, 30)]
+
+
+def test_a_mistake_of_one_rank_is_shown(tmp_path: Path) -> None:
+    ranks = ranks_of("raise SystemExit(74)", "raise SystemExit(2)")
+    assert ranks.wait() == exit_codes.USER_MISTAKE
+    (tmp_path / "rank-1.log").write_text("rank 1: error: no compiler\n")
+    assert list(_last_words(ranks, tmp_path, [0, 0]))[1:] == ["  rank 1: error: no compiler"]
 
 
 @pytest.mark.parametrize("codes", [(2, 2), (75, 75), (130, 130), (74, 0)])

@@ -4,14 +4,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.world import World, current_world, world_from
-from shards.errors import UserError
+from pipeline.world import World, current_world, joined, world_from
+from shards.errors import TransientError, UserError
+from tests.rigs.forks import forks
 from tests.rigs.processes import one_world, run_ranks
+from tests.rigs.s3 import free_port
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
 ELASTIC = {"TORCHELASTIC_RUN_ID": "none"}
@@ -115,6 +118,32 @@ def what_enter_did(world: World) -> tuple[int, int, str, int]:
 def test_enter_joins_the_group_with_the_worlds_threads(num_ranks: int) -> None:
     assert one_world().num_threads == 1
     assert run_ranks(what_enter_did, num_ranks=num_ranks) == [(rank, num_ranks, "cpu", 1) for rank in range(num_ranks)]
+
+
+def what_a_rank_says(world: World) -> str:
+    """Rank 1 ends without its part in the reduction."""
+    try:
+        with joined(world):
+            if world.is_first:
+                dist.all_reduce(torch.zeros(1))
+    except TransientError as error:
+        return str(error)
+    return "done"
+
+
+def test_a_rank_whose_peer_has_ended_says_so_without_a_traceback() -> None:
+    port = free_port()
+    with ProcessPoolExecutor(2, mp_context=forks()) as pool:
+        said = list(pool.map(what_a_rank_says, [one_world(rank, 2, port=port) for rank in range(2)], timeout=60))
+    assert said[1] == "done"
+    assert said[0].startswith("the exchange with the other ranks failed (")
+    assert said[0].endswith("); if one of them has ended, its own message says why")
+    assert "\n" not in said[0]
+
+
+def test_errors_of_our_own_stay_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match=r"^ours$"), joined(one_world()):
+        raise RuntimeError("ours")
 
 
 def test_entering_leaves_no_rank_for_child_processes_to_believe() -> None:

@@ -57,10 +57,12 @@ def a(token: str, origin: CheckpointId | None = None) -> Attempt:
     return Attempt(token=token, resumed_from=origin)
 
 
-def changed(**values: object) -> bytes:
-    """The manifest with other values in its position."""
-    fields = json.loads(manifest_to_json(MANIFEST))
-    fields["position"] |= values
+def changed(*parts: str, **values: object) -> bytes:
+    """The manifest with other values in its position, or in the part of it below these names."""
+    fields = inner = json.loads(manifest_to_json(MANIFEST))
+    for part in parts or ("position",):
+        inner = inner[part]
+    inner |= values
     return json.dumps(fields).encode()
 
 
@@ -103,8 +105,15 @@ def test_an_attempt_reads_back(attempt: Attempt) -> None:
             id="the future",
         ),
         pytest.param(changed(next_step=119), "is of step 120, its position of 119", id="steps that do not agree"),
-        pytest.param(changed(seed="0"), "not a manifest: .* valid integer", id="a seed that is a text"),
-        pytest.param(changed(later=1), "not a manifest: Unexpected", id="a position with more in it"),
+        pytest.param(changed(seed="0"), r"not a manifest: position\.seed: .* valid integer", id="a seed as a text"),
+        pytest.param(changed(later=1), r"not a manifest: position\.later: Unexpected", id="a position with more"),
+        pytest.param(changed("job", "model", later=1), "manifest: job: .*'later'", id="a model of a later version"),
+        pytest.param(
+            changed("job", "model", image_size="x"),
+            "job: .*image_size is 'x'",
+            id="a model that is wrong",
+        ),
+        pytest.param(changed("job", "job", steps="x"), "manifest: job: .*steps is 'x'", id="steps that are a text"),
         pytest.param(b'{"format": 1}', "not a manifest: KeyError 'record'", id="the first format without a record"),
         pytest.param(
             b'{"format": 1, "id": {"step": 1}, "data_state": {}, "record": []}',

@@ -17,6 +17,7 @@ from pipeline.training.stopping import Stopping
 from pipeline.training.watch import Watch
 from pipeline.training.zero_state import Fragment
 from pipeline.world import World
+from shards.errors import TransientError
 from shards.store import open_store
 from tests.rigs.positions import position_at
 from tests.rigs.processes import one_world, run_ranks
@@ -71,7 +72,7 @@ def failed_saves(world: World, folder: Path) -> list[str]:
         try:
             saving.save(position_at(step), num_updates=step)
             ends.append(f"newest {saving.saved_step}")
-        except RuntimeError as error:
+        except TransientError as error:
             ends.append(str(error))
     return ends
 
