@@ -23,7 +23,7 @@ from shards.adoption.foreign_samples import (
 )
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
-from shards.images.config import DEFAULT_LIMITS, Limits
+from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS, Limits
 from shards.images.image_header import read_header
 from shards.index import INDEX_SCHEMA, read_table, table_bytes
 from shards.manifest import sha256_hex
@@ -43,7 +43,6 @@ ADOPTED_SCHEMA = pa.schema(
         ("not_integer", pa.string()),  # of a fit sample, the first label that is not an integer; null: all are
     ]
 )
-PACKED_FORMATS = ("jpg", "png", "webp")
 _FACTS_KEY = b"patchline.adopted.2"  # another number: descriptions of older versions are written again
 
 
