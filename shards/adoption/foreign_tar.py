@@ -48,13 +48,18 @@ _FACTS_KEY = b"patchline.adopted.2"  # another number: descriptions of older ver
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptSpec:
-    """The settings of an adoption. `labels_file` has one class name per line, in the order of their ids."""
+    """The settings of an adoption."""
 
     rules: SampleRules
+    """Which members of a sample are its image and its label."""
     split: str = "train"
+    """Name of the split, such as train or test."""
     samples_per_block: Annotated[int, Range(1)] = 64
+    """Images per block."""
     labels_file: str = ""
+    """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     limits: Limits = DEFAULT_LIMITS
+    """Largest images that are accepted; others are quarantined."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
