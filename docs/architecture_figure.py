@@ -31,7 +31,9 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """One path: `calls` go down from top to bottom, `results` come back up. Each stop is a file at a height."""
+    """One path: `calls` go down from top to bottom, `results` come back up. Each stop is a file at a height.
+
+    `labels_left`: the files of the calls are named on the left."""
 
     letter: str
     title: str
@@ -100,13 +102,14 @@ ROUTES = (
         x=X_SAVED,
         calls=(Y_LOOP + 10, Y_STORES - 4),
         stops=(
-            ("pipeline/training/checkpoint.py", 376),
-            ("pipeline/training/manifest.py", 400),
-            ("shards/store.py", 582),
+            ("pipeline/training/saving.py", 368),
+            ("pipeline/training/checkpoint.py", 386),
+            ("pipeline/training/manifest.py", 404),
         ),
         labels_left=True,
         back_x=X_RESUMED,
         results=(Y_STORES - 6, Y_LOOP + 12),
+        back_stops=(("pipeline/training/same_run.py", 386),),
     ),
     Route(
         letter="c",
@@ -119,12 +122,13 @@ ROUTES = (
             ("pipeline/data/batches.py", 486),
             ("shards/read.py", 562),
             ("shards/windows.py", 602),
-            ("shards/storage/ranges.py", 654),
-            ("shards/storage/s3_read.py", 686),
+            ("shards/storage/ranges.py", 650),
+            ("shards/storage/s3.py", 670),
+            ("shards/storage/s3_read.py", 690),
         ),
         back_x=X_BYTES,
         results=(Y_STORES - 6, 496),
-        back_stops=(("pipeline/data/transform.py", 486),),
+        back_stops=(("shards/samples.py", 582), ("pipeline/data/transform.py", 486)),
     ),
 )
 LOOP = "pipeline/training/loop.py"
@@ -136,7 +140,7 @@ def draw() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'font-family="{SANS}" role="img" aria-label="Patchline\'s four rooms, and three paths through them">'
     )
-    parts = [
+    elements = [
         head,
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
         *(_box(room, fill="#f3f5f8", size=15.5, mono=False) for room in ROOMS),
@@ -147,15 +151,15 @@ def draw() -> str:
         *(stop for route in ROUTES for stop in _stops(route)),
         *_legend(),
     ]
-    return "\n".join(parts) + "\n</svg>\n"
+    return "\n".join(elements) + "\n</svg>\n"
 
 
 def _box(box: Box, *, fill: str, size: float, mono: bool) -> str:
-    place = f'x="{box.left}" y="{box.top}" width="{box.width}" height="{box.height}" rx="5"'
+    corners = f'x="{box.left}" y="{box.top}" width="{box.width}" height="{box.height}" rx="5"'
     x, y = box.left + box.indent, box.top + (17.5 if mono else 22)
     name = _text(box.name, x, y, size=size, family=MONO if mono else SANS, weight=600)
     lines = [_text(line, x, y + 14 * number, size=11.5, fill=FAINT) for number, line in enumerate(box.lines, 1)]
-    return f'<rect {place} fill="{fill}" stroke="{EDGE}"/>{name}{"".join(lines)}'
+    return f'<rect {corners} fill="{fill}" stroke="{EDGE}"/>{name}{"".join(lines)}'
 
 
 def _cylinder(store: Box) -> str:
@@ -185,18 +189,17 @@ def _arrow(x: float, ends: tuple[float, float], *, colour: str, stroke: str) -> 
 def _loop() -> str:
     """The station where one path ends and two begin."""
     left, right = X_JOB - 16, X_READ + 16
-    place = f'x="{left}" y="{Y_LOOP - 11}" width="{right - left}" height="22" rx="11"'
+    corners = f'x="{left}" y="{Y_LOOP - 11}" width="{right - left}" height="22" rx="11"'
     name = _text(Path(LOOP).name, (left + right) / 2, Y_LOOP + 4.5, size=12.5, family=MONO, anchor="middle", weight=600)
     does = _text("read, update, evaluate, save", right + 12, Y_LOOP + 4, size=11.5, fill=FAINT)
-    return f'<rect {place} fill="#ffffff" stroke="{INK}" stroke-width="2"/>{name}{does}'
+    return f'<rect {corners} fill="#ffffff" stroke="{INK}" stroke-width="2"/>{name}{does}'
 
 
 def _stops(route: Route) -> Iterable[str]:
-    for x, stops in ((route.x, route.stops), (route.back_x, route.back_stops)):
+    for x, stops, is_left in ((route.x, route.stops, route.labels_left), (route.back_x, route.back_stops, False)):
         for file, y in stops:
             circle = f'<circle cx="{x}" cy="{y}" r="5.5" fill="#ffffff" stroke="{route.colour}" stroke-width="2.5"/>'
-            anchor = "end" if route.labels_left else "start"
-            beside = x - 11 if route.labels_left else x + 11
+            anchor, beside = ("end", x - 11) if is_left else ("start", x + 11)
             yield circle + _text(Path(file).name, beside, y + 4.5, size=12, family=MONO, anchor=anchor)
 
 

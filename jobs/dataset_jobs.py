@@ -11,7 +11,7 @@ from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 from shards.images.config import Limits, Resize
 from shards.packing.about import About
-from shards.packing.config import Dedup
+from shards.packing.config import MOST_SEED, Dedup
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource
 
@@ -44,7 +44,7 @@ class PackJob:
     """Images per shard (a tar file)."""
     samples_per_block: Annotated[int, Range(1)] = 64
     """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
-    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    seed: Annotated[int, Range(0, MOST_SEED)] = 0
     """Seed for the order of the images in the shards."""
     limits: Limits = field(default_factory=Limits)
     """Largest images that are accepted; others are quarantined."""
@@ -55,7 +55,7 @@ class PackJob:
     workers: Annotated[int, Range(1)] = 1
     """Worker processes."""
     phase: Phase = "all"
-    """Phase to run; all runs one after the other."""
+    """Phase to run; all: one after the other."""
     part: str = "0/1"
     """Share I/N of the phases scan and shards, I from 0 to N-1: task I of a job array of N."""
     max_quarantined: Annotated[float, Range(0, 1)] = 0.01

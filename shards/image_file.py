@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shards.errors import ImageRefusedError
-from shards.images.config import DEFAULT_LIMITS
+from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS
 from shards.images.image_header import read_header
-
-_ALLOWED = ("jpg", "png", "webp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +33,6 @@ def read_image_file(path: Path) -> ImageFile:
     except ValueError as error:  # a zero byte in the name
         raise ImageRefusedError(f"it cannot be read: {error}") from error
     header = read_header(data, DEFAULT_LIMITS)
-    if header.ext not in _ALLOWED:
+    if header.ext not in PACKED_FORMATS:
         raise ImageRefusedError(f"it is in the format {header.ext}; allowed: JPEG, PNG and WebP: convert it")
     return ImageFile(data=data, height=header.height, width=header.width, orientation=header.orientation)

@@ -37,13 +37,15 @@ BLOCKS_SCHEMA = pa.schema(
         ("num_samples", pa.int64()),
     ]
 )
+KINDS_BY_PLAN = ("duplicate", "evaluation")  # of images that the plan leaves out
+KINDS = ("refused", *KINDS_BY_PLAN)
 LABELS_SCHEMA = pa.schema([("label", pa.int32()), ("name", pa.string()), ("num_samples", pa.int64())])
 QUARANTINE_SCHEMA = pa.schema(
     [
         ("position", pa.int64()),
         ("source", pa.string()),
         ("phase", pa.string()),  # scan, plan or shards
-        ("kind", pa.string()),  # refused, duplicate or evaluation
+        ("kind", pa.string()),  # one of KINDS
         ("reason", pa.string()),
         ("match", pa.string()),  # the image that it is a copy of
         ("distance", pa.int32()),  # from that image, in bits of the perceptual hash

@@ -45,6 +45,14 @@ def test_the_picture_shows_every_folder_and_files_that_exist() -> None:
     assert [file for file in (*files, figure.LOOP) if not (CHECKOUT / file).is_file()] == []
 
 
+@pytest.mark.parametrize("route", figure.ROUTES, ids=lambda route: route.title)
+def test_the_picture_has_the_files_of_the_page_in_their_order(route: figure.Route) -> None:
+    section = PAGE.split(f"## Path {route.letter}: ")[1].split("\n## ")[0]
+    files = iter(re.findall(r"`([a-z0-9_/]+\.py):[\w.]+`", section))
+    shown = [file for file, _ in (*route.stops, *route.back_stops)]
+    assert [file for file in shown if file not in files] == [], "not on this path, or not in this order"
+
+
 def test_the_picture_is_up_to_date() -> None:
     drawn = (CHECKOUT / "docs" / "architecture.svg").read_text()
     assert drawn == figure.draw(), "draw it again: python -m docs.architecture_figure"

@@ -67,6 +67,12 @@ SUB_ROOMS = {room: {path.parent.name for path in (CHECKOUT / room).glob("*/__ini
 # jobs/ run packing, adoption, checking and the card, so only storage is private to them.
 PRIVATE = {"pipeline": SUB_ROOMS["shards"], "jobs": {"storage"}, "patchline": SUB_ROOMS["shards"]}
 
+# Where modules are imported by their names as text, of which the tests here see nothing: tables, for speed.
+BY_NAME = (
+    *("jobs/cli.py", "jobs/stages.py", "patchline/__init__.py"),
+    *("pipeline/data/__init__.py", "pipeline/models/__init__.py"),
+)
+
 # Library -> where it may be imported: files or folders, relative to the checkout.
 DOORS = {
     "boto3": ("shards/storage/s3_client.py",),
@@ -169,6 +175,26 @@ def test_imports_follow_the_order_of_their_room(module: str) -> None:
         is_below = LAYER[room, other_name] < LAYER[room, name]
         is_beside = LAYER[room, other_name] == LAYER[room, name] and not {name, other_name} & SUB_ROOMS[room]
         assert is_below or is_beside, f"{module} imports {other}, but ORDER of {room}/ has it not below {name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_no_folder_imports_a_folder_inside_it(path: Path) -> None:
+    """`pipeline/models/conversion/` uses the models; they do not know it."""
+    inside = f"{relative(path.parent).replace('/', '.')}."
+    deeper = [module for module in ours(path) if module.startswith(inside) and "." in module.removeprefix(inside)]
+    assert len(path.relative_to(CHECKOUT).parts) < 3 or deeper == [], "this folder stands above"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_imports_name_what_they_use(path: Path) -> None:
+    """`import shards` gives everything in it, and a name as text is found by no test."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not set(ROOMS) & {alias.name for alias in node.names}, f"line {node.lineno} imports a whole room"
+        is_by_name = isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node).endswith(
+            ("import_module", "__import__")
+        )
+        assert not is_by_name or relative(path) in BY_NAME, f"line {getattr(node, 'lineno', 0)} imports by name"
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

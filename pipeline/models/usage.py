@@ -24,6 +24,9 @@ class Usage:
         refuse_wrong_values(self, where="usage.")
 
 
+DEFAULT_USAGE = Usage()
+
+
 def usage_of(description: Mapping[str, Any]) -> Usage:
     """What a config.json says under "usage". Raises TypeError or UserError if it is invalid."""
     said = description.get("usage")

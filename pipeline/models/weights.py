@@ -19,7 +19,7 @@ from pipeline.models.config import Mode, ModelConfig
 from pipeline.models.labels import completed_labels
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.safetensors_stream import head_of, parts_of
-from pipeline.models.usage import Usage, usage_of
+from pipeline.models.usage import DEFAULT_USAGE, Usage, usage_of
 from shards.errors import UserError
 
 FORMAT = 1
@@ -32,7 +32,6 @@ HEAD = ("head.weight", "head.bias")
 REPRESENTATION = ("representation.weight", "representation.bias")
 TensorByName = Callable[[str], torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
-_DEFAULT_USAGE = Usage()
 _FOREIGN_KEYS = {"model_type", "architecture"}
 
 
@@ -54,7 +53,7 @@ class Weights:
 
 
 def save_weights(
-    folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName, usage: Usage = _DEFAULT_USAGE
+    folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName, usage: Usage = DEFAULT_USAGE
 ) -> None:
     """Writes a weights folder, whole or absent. The head's constant is folded into its bias.
 

@@ -23,7 +23,7 @@ from shards.adoption.foreign_samples import (
 )
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
-from shards.images.config import DEFAULT_LIMITS, Limits
+from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS, Limits
 from shards.images.image_header import read_header
 from shards.index import INDEX_SCHEMA, read_table, table_bytes
 from shards.manifest import sha256_hex
@@ -43,19 +43,23 @@ ADOPTED_SCHEMA = pa.schema(
         ("not_integer", pa.string()),  # of a fit sample, the first label that is not an integer; null: all are
     ]
 )
-PACKED_FORMATS = ("jpg", "png", "webp")
 _FACTS_KEY = b"patchline.adopted.2"  # another number: descriptions of older versions are written again
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptSpec:
-    """The settings of an adoption. `labels_file` has one class name per line, in the order of their ids."""
+    """The settings of an adoption."""
 
     rules: SampleRules
+    """Which members of a sample are its image and its label."""
     split: str = "train"
+    """Name of the split, such as train or test."""
     samples_per_block: Annotated[int, Range(1)] = 64
+    """Images per block."""
     labels_file: str = ""
+    """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     limits: Limits = DEFAULT_LIMITS
+    """Largest images that are accepted; others are quarantined."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")

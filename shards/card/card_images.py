@@ -12,12 +12,12 @@ from shards.card.card_tally import first_labels
 from shards.dataset import Dataset
 from shards.hashing import derive_key, hash_array
 from shards.images.thumbnails import Thumbnail, picture, thumbnail
+from shards.packing.matches import MOST_MATCHES
 from shards.packing.plan import MATCHES_PATH
 from shards.storage.ahead import in_order
 from shards.storage.objects import MissingObjectError
 from shards.storage.store_file import StoreFile
 
-MOST_MATCHES = 48
 READS_AHEAD = 8
 _CANDIDATES = 4096
 _MOSAIC = 0x6D6F7361  # "mosa": keeps this choice apart from other uses of the hash

@@ -17,6 +17,7 @@ from shards.card.card_classes import Row, class_facts
 from shards.card.card_tally import ASPECT_OCTAVES, ASPECT_STEPS, BYTE_STEPS, SIDE_STEPS, Tally, quantile
 from shards.card.card_words import byte_text, counted, image_words, paragraphs, share_text, shown, title_of
 from shards.images.thumbnails import Thumbnail
+from shards.index import KINDS
 
 TEMPLATE = "card.html.j2"
 SCRIPT = "card.js"
@@ -41,7 +42,7 @@ def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
     environment.filters |= {"shown": shown, "bytes": byte_text, "picture": picture, "share": share_text}
     environment.filters |= {"counted": counted, "paragraphs": paragraphs}
     template, script = environment.from_string(_packaged(TEMPLATE)), _packaged(SCRIPT)
-    groups = {kind: [group for group in facts.quarantine if group.kind == kind] for kind in _KINDS}
+    groups = {kind: [group for group in facts.quarantine if group.kind == kind] for kind in KINDS}
     page = template.render(
         facts=facts,
         tally=facts.tally,
@@ -65,9 +66,6 @@ def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
 
 def _packaged(name: str) -> str:
     return resources.files("shards.card").joinpath(name).read_text("utf-8")
-
-
-_KINDS = ("refused", "duplicate", "evaluation")
 
 
 def picture(thumbnail: Thumbnail) -> Markup:

@@ -16,8 +16,8 @@ from shards.checking.whole_tar import Tar
 from shards.index import BlockTable, IndexRow, ShardCommit
 from shards.manifest import ShardRecord
 from shards.packing.merge import blocks_of_shard
-from shards.packing.tar_writer import BLOCK_BYTES
 from shards.sources.entry import printable
+from shards.sources.tar_header import BLOCK_BYTES
 
 # What Pillow's decoders raise on damaged images.
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)

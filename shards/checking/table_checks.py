@@ -8,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA, LeftOut
+from shards.index import KINDS_BY_PLAN, LABELS_SCHEMA, QUARANTINE_SCHEMA, LeftOut
 from shards.manifest import Manifest
 
-_BY_PLAN = ("duplicate", "evaluation")
 _SETTINGS = ("split", "samples_per_block")
 
 
@@ -76,7 +75,7 @@ def check_adopted_quarantine(table: pa.Table, num_scanned: int) -> Iterator[str]
 
 
 def _expected(dropped: pa.Table, left_out: Sequence[LeftOut]) -> pa.Table:
-    by_plan = pc.is_in(dropped["kind"], value_set=pa.array(_BY_PLAN))
+    by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
     of_plan = dropped.append_column("phase", pc.if_else(by_plan, "plan", "scan")).select(QUARANTINE_SCHEMA.names)
     rows = [{**vars(item), "phase": "shards", "kind": "refused"} for item in left_out]
     both = [of_plan.cast(QUARANTINE_SCHEMA), pa.Table.from_pylist(rows, schema=QUARANTINE_SCHEMA)]

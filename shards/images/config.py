@@ -8,6 +8,7 @@ from typing import Annotated
 
 from shards.config_values import Range, refuse_wrong_values
 
+PACKED_FORMATS = ("jpg", "png", "webp")
 MAX_IMAGE_BYTES = 64 << 20
 MAX_IMAGE_PIXELS = 1 << 27  # 134 megapixels, 400 MB once decoded to RGB
 MOST_JPEG_PIXELS = 65_500  # libjpeg's bound for a side

@@ -4,12 +4,13 @@ import struct
 
 from shards.orientation import TAG, TURNS, UPRIGHT
 
+PREFIX = b"Exif\0\0"
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}  # the last two are wrong, but occur
 _NUMBER_FORMATS = {3: "H", 4: "I"}  # SHORT by the standard; some programs write LONG
 
 
 def orientation_of(exif: bytes) -> int:
-    """1 to 8; 1 (upright) if the block, given without its `Exif` prefix, has no orientation or is damaged.
+    """1 to 8; 1 (upright) if the block, given without its PREFIX, has no orientation or is damaged.
 
     XMP may have an orientation too. Few decoders read it, and neither do we.
     """

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 
 from shards.errors import ImageRefusedError
-from shards.images.exif import orientation_of
+from shards.images.exif import PREFIX, orientation_of
 
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)  # skips fill bytes, and bytes between two segments
 _START, _END, _SCAN, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
@@ -21,7 +21,6 @@ _OTHER_FRAMES = {
 }
 _TAKEN = _FRAMES | {_SCAN, 0xC4, 0xCC, 0xDB, 0xDC, 0xDD, 0xFE, *range(0xE0, 0xF0)}  # also tables, comments, APPn
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}  # by components, as Pillow names them; YCCK is CMYK to it
-_EXIF = b"Exif\0\0"
 
 
 def jpeg_facts(data: bytes) -> tuple[int, int, str, int]:
@@ -37,8 +36,8 @@ def jpeg_facts(data: bytes) -> tuple[int, int, str, int]:
             if frame:
                 raise ImageRefusedError("damaged JPEG header: two frames")
             frame = _frame(data[position:following])
-        elif marker == _APP1 and data.startswith(_EXIF, position):
-            exif.append(data[position + len(_EXIF) : following])
+        elif marker == _APP1 and data.startswith(PREFIX, position):
+            exif.append(data[position + len(PREFIX) : following])
         position = following
     if frame is None:
         raise ImageRefusedError("damaged JPEG header: no frame before the first scan")
@@ -90,4 +89,4 @@ def _frame(contents: bytes) -> tuple[int, int, str]:
 
 def _orientation(exif: Iterable[bytes]) -> int:
     """From all segments: a block of more than 64 KiB is split over several."""
-    return orientation_of(b"".join(exif).removeprefix(_EXIF))
+    return orientation_of(b"".join(exif).removeprefix(PREFIX))

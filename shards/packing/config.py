@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from shards.config_values import Range, refuse_wrong_values
 from shards.images.config import DEFAULT_MAX_DISTANCE, HASH_BITS
 
+MOST_SEED = 2**63 - 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dedup:

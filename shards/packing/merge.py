@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from shards.errors import UserError
 from shards.index import (
     BLOCKS_SCHEMA,
+    KINDS_BY_PLAN,
     LABELS_SCHEMA,
     QUARANTINE_SCHEMA,
     LeftOut,
@@ -34,11 +35,10 @@ from shards.manifest import (
 )
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.spec import PackSpec
-from shards.packing.tar_writer import BLOCK_BYTES
 from shards.progress import Progress
+from shards.sources.tar_header import BLOCK_BYTES
 from shards.store import MissingObjectError, Store
 
-SAID_BY_PLAN = ("duplicate", "evaluation")
 _WORK_FILE = re.compile(r"work/(listing\.json|listing-\d+\.parquet|staged-\d+\.bin|evaluation-\d+-\d+\.parquet)")
 _SHARD_FILE = re.compile(r"(?:shards/shard-(?=\d+\.tar)|index/shard-(?=\d+\.parquet))(\d+)\.\w+")
 _DATASET_FILE = re.compile(
@@ -199,6 +199,6 @@ def _committed_index(store: Store, plan: Plan, shard: int) -> tuple[bytes, Shard
 def _dropped_by_plan(store: Store) -> pa.Table:
     """The plan's dropped images as rows of the quarantine list: refused by the scan, or left out as copies."""
     dropped = read_table(store.read(DROPPED_PATH))
-    by_plan = pc.is_in(dropped["kind"], value_set=pa.array(SAID_BY_PLAN))
+    by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
     phase = pc.if_else(by_plan, "plan", "scan")
     return dropped.append_column("phase", phase).select(QUARANTINE_SCHEMA.names).cast(QUARANTINE_SCHEMA)

@@ -4,26 +4,39 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from typing import Annotated
 
+from shards.config_values import Range, refuse_wrong_values
 from shards.images.config import CODEC_PACKAGES, HASH_PACKAGES, PERCEPTUAL_HASH, Limits, Resize
-from shards.packing.config import Dedup
+from shards.packing.config import MOST_SEED, Dedup
 from shards.sources.kinds import Source, tool_versions
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackSpec:
-    """A packing, of checked settings. `labels_file` has one class name per line, in the order of their ids (empty: the
-    names found)."""
+    """The settings of a packing."""
 
     source: Source
+    """Images to pack, and their labels."""
     split: str
-    samples_per_shard: int
-    samples_per_block: int
-    seed: int
+    """Name of the split, such as train or test."""
+    samples_per_shard: Annotated[int, Range(1)]
+    """Images per shard."""
+    samples_per_block: Annotated[int, Range(1)]
+    """Images per block."""
+    seed: Annotated[int, Range(0, MOST_SEED)]
+    """Seed for the order of the images in the shards."""
     labels_file: str = ""
+    """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     limits: Limits = field(default_factory=Limits)
+    """Largest images that are accepted."""
     dedup: Dedup = field(default_factory=Dedup)
+    """Duplicates to leave out."""
     resize: Resize = field(default_factory=Resize)
+    """Images to store as smaller copies."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
 
     @property
     def is_hashed(self) -> bool:

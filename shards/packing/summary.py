@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards.index import read_table
+from shards.index import KINDS, read_table
 from shards.manifest import QUARANTINE_PATH, Manifest
 from shards.packing.plan import DROPPED_PATH
 from shards.quantities import duration, plural, size
@@ -14,7 +14,6 @@ from shards.terminal import printable_name
 
 _EXAMPLES = 3
 _COLUMNS = ["source", "kind", "reason"]
-_KINDS = ("refused", "duplicate", "evaluation")
 
 
 def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
@@ -36,13 +35,13 @@ def refused_words(store: Store) -> str:
 
 
 def _left_out(table: pa.Table) -> list[str]:
-    counts = {kind: int(pc.sum(pc.equal(table["kind"], kind)).as_py() or 0) for kind in _KINDS}
+    counts = {kind: int(pc.sum(pc.equal(table["kind"], kind)).as_py() or 0) for kind in KINDS}
     words = {
         "refused": f"{counts['refused']:,} refused",
         "duplicate": plural(counts["duplicate"], "duplicate"),
         "evaluation": f"{counts['evaluation']:,} of evaluation sets",
     }
-    said = ", ".join(words[kind] for kind in _KINDS if counts[kind])
+    said = ", ".join(words[kind] for kind in KINDS if counts[kind])
     refused = table.filter(pc.equal(table["kind"], "refused"))
     return [f"left out: {said}", *_examples(refused.slice(0, _EXAMPLES).to_pylist(), refused.num_rows)]
 

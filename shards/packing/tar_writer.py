@@ -6,7 +6,8 @@ Headers are made from a template, in a twentieth of tarfile's time and with the 
 import hashlib
 from typing import BinaryIO
 
-BLOCK_BYTES = 512
+from shards.sources.tar_header import BLOCK_BYTES
+
 MOST_NAME_BYTES = 100
 MOST_MEMBER_BYTES = 8**11 - 1
 

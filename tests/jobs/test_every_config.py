@@ -22,16 +22,21 @@ from jobs.stages import STAGES, job_class
 from jobs.yaml_tree import Fields, read_tree
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Change
+from pipeline.models.conversion.sizes import Hints
 from pipeline.models.usage import Usage
 from shards.adoption.foreign_samples import SampleRules
+from shards.adoption.foreign_tar import AdoptSpec
 from shards.config_values import Range, allowed_instead, without_none, without_range
 from shards.errors import UserError
+from shards.packing.spec import PackSpec
+from shards.sources.kinds import FolderSource
 from shards.storage.retries import RetryConfig
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 JOBS = list(dict.fromkeys(job_class(stage) for stage in STAGES))
 # Made by our own code alone, of values that were checked before.
 NOT_GIVEN = {"Share", "Size", "ResNetSize", "SavedJob", "ObjectSource", "_Source", "Found"}
+ENDINGS = ("Config", "Hints", "Job", "Rules", "Source", "Spec")  # of the names of configurations
 WITHOUT_RANGE = {"TrainingJob.seed", "ModelConfig.head_bias"}  # any number will do
 
 
@@ -44,7 +49,12 @@ def inside(kind: Any) -> Iterator[Any]:
                 yield from inside(one)
 
 
-CONFIGS = list(dict.fromkeys(one for job in (*JOBS, Change, RetryConfig, Usage, SampleRules) for one in inside(job)))
+OTHERS = (Change, RetryConfig, Usage, SampleRules, AdoptSpec, PackSpec, Hints)
+CONFIGS = list(dict.fromkeys(one for kind in (*JOBS, *OTHERS) for one in inside(kind)))
+NEEDED: dict[Any, dict[str, Any]] = {  # fields without a default
+    AdoptSpec: {"rules": SampleRules()},
+    PackSpec: {"source": FolderSource(), "split": "train", "samples_per_shard": 4, "samples_per_block": 2, "seed": 1},
+}
 FIELDS = [(kind, field) for kind in CONFIGS for field in fields(kind)]
 IDS = [f"{kind.__name__}.{field.name}" for kind, field in FIELDS]
 every_field = pytest.mark.parametrize(("kind", "field"), FIELDS, ids=IDS)
@@ -57,7 +67,7 @@ class Stranger:
 
 @cache
 def default(kind: Any) -> Any:
-    return kind()
+    return kind(**NEEDED.get(kind, {}))
 
 
 def wrong(kind: Any) -> Iterator[Any]:
@@ -213,14 +223,15 @@ def test_flags_and_files_name_the_wrong_value(job: Any, flag: Flag, value: float
 
 
 def test_no_configuration_is_forgotten() -> None:
-    """Those that are called so, and all that a module of configurations has."""
+    """Those that are called so or check themselves, and all that a module of configurations has."""
     found = {}
     for room in ("shards", "pipeline", "jobs"):
         for path in (CHECKOUT / room).rglob("*.py"):
             classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
             for node in classes:
                 is_one = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
-                if is_one and (path.stem.endswith("config") or node.name.endswith(("Config", "Job", "Source"))):
+                is_named_so = path.stem.endswith("config") or node.name.endswith(ENDINGS)
+                if is_one and (is_named_so or "refuse_wrong_values(" in ast.unparse(node)):
                     found[node.name] = ".".join(path.relative_to(CHECKOUT).with_suffix("").parts)
     assert len(found) > 20
     forgotten = {name for name, module in found.items() if getattr(import_module(module), name) not in CONFIGS}

@@ -17,7 +17,7 @@ from pipeline.models.conversion.preprocessor import json_object, refuse_other_pi
 from pipeline.models.conversion.safetensors_file import open_sharded
 from pipeline.models.conversion.sizes import Hints, refuse_absurd
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.usage import Usage
+from pipeline.models.usage import DEFAULT_USAGE, Usage
 from pipeline.models.weights import (
     AXES,
     CONFIG_FILE,
@@ -33,7 +33,6 @@ from pipeline.models.weights import (
 from shards.errors import UserError
 
 _INDEX_FILE = f"{TENSORS_FILE}.index.json"
-_DEFAULT_USAGE = Usage()
 _TENSOR_FILES = (TENSORS_FILE, _INDEX_FILE, "pytorch_model.bin")
 
 
@@ -99,7 +98,7 @@ def save_as(
     config: ModelConfig,
     labels: tuple[str, ...],
     tensor: TensorByName,
-    usage: Usage = _DEFAULT_USAGE,
+    usage: Usage = DEFAULT_USAGE,
 ) -> None:
     """Writes a file (.npz) or a folder, whole or absent. The head's constant is folded into its bias.
 

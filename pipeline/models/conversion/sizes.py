@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from pipeline.models.build import shapes_of
 from pipeline.models.config import (
@@ -20,6 +21,7 @@ from pipeline.models.config import (
 from pipeline.models.conversion.declared import Pair
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights import HEAD, Shapes
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 
 HEADS_BY_WIDTH = {size.width: size.num_heads for size in SIZES.values()}
@@ -29,21 +31,21 @@ MOST_LAYERS, _MOST_CLASSES, _MOST_PARAMETERS = 1_000, 10_000_000, 10**11
 
 @dataclass(frozen=True, kw_only=True)
 class Hints:
-    """Settings that a file does not contain, as the user gave them; None: the usual value for the file's format.
-
-    `model`: the name of the model that it must be (vit_h14); a file of another model is refused.
-    """
+    """Settings that a file does not contain, as the user gave them; None: the usual value of the file's format."""
 
     model: str = ""
-    num_heads: int | None = None
+    """Name of the model that the file must hold, such as vit_b16; empty: any."""
+    num_heads: Annotated[int, Range(1)] | None = None
+    """Attention heads per layer."""
     gelu: Gelu | None = None
-    layer_norm_epsilon: float | None = None
+    """Form of the GELU."""
+    layer_norm_epsilon: Annotated[float, Range(above=0)] | None = None
+    """Epsilon of every LayerNorm."""
     resnet_epsilons: ResNetEpsilons | None = None
+    """Epsilons of the ResNet's norms."""
 
     def __post_init__(self) -> None:
-        for flag, value in (("--num-heads", self.num_heads), ("--layer-norm-epsilon", self.layer_norm_epsilon)):
-            if value is not None and not 0 < value < math.inf:
-                raise UserError(f"{flag} is {value}; allowed: values above 0, or leave it out")
+        refuse_wrong_values(self, where="")
 
     def advice(self) -> str:
         """What to do if tensors do not fit, which includes leaving out the hints that were given."""

@@ -134,12 +134,6 @@ def test_counting_names() -> None:
     assert resnet_of((), root_channels=64) is None
 
 
-@pytest.mark.parametrize(("field", "flag"), [("num_heads", "--num-heads"), ("layer_norm_epsilon", "--layer-norm-eps")])
-def test_hints_are_above_zero(field: str, flag: str) -> None:
-    with pytest.raises(UserError, match=f"{flag}.* is 0; allowed: values above 0"):
-        Hints(**{field: 0})  # type: ignore[arg-type]
-
-
 def test_a_file_without_classes_has_no_head() -> None:
     with_head = shapes_in_file(ModelConfig(name="vit_ti16", num_classes=7))
     assert with_head["head.weight"] == (7, 192)
