@@ -8,8 +8,9 @@ B images of H x W pixels, K classes.
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -29,6 +30,7 @@ from pipeline.models.weights import filled_model, open_weights
 from pipeline.world import current_world
 from shards.errors import ImageRefusedError, UserError
 from shards.image_file import read_image_file
+from shards.pool import Pool
 
 BATCH = 16  # images that are decoded and predicted together
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")  # 8 bits a channel
@@ -102,8 +104,9 @@ class Predictor:
             except UserError as error:
                 return error
 
-        with ThreadPoolExecutor(max(1, self.num_threads)) as pool:
-            return list(pool.map(one, images))
+        with closing(Pool(max(1, self.num_threads), name="decode")) as pool:
+            coming = [pool.submit(partial(one, image)) for image in images]
+            return [view.result() for view in coming]
 
     def logits(self, views: Sequence[Pixels]) -> torch.Tensor:
         """float32[B, K] on the CPU, of B views."""

@@ -1,6 +1,7 @@
 """Tasks in the background: urgent ones first, limits that change, and an end that no stuck task can delay."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -39,6 +40,17 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline, "waited in vain"
         pause.wait(0.005)
+
+
+ROOMS = ("shards", "pipeline", "jobs", "slurm", "patchline")
+# Who starts a thread beside a pool: these only wait, so that a signal or a parent's end is noticed.
+WATCHERS = ["pipeline/training/stopping.py", "shards/parallel.py"]
+
+
+def test_only_pools_work_in_the_background() -> None:
+    starts = re.compile(r"\b(ThreadPoolExecutor|ThreadPool)\(|\bThread\(|\b_?start_new_thread\(")
+    files = [path for room in ROOMS for path in (CHECKOUT / room).rglob("*.py") if starts.search(path.read_text())]
+    assert sorted(path.relative_to(CHECKOUT).as_posix() for path in files) == sorted([*WATCHERS, "shards/pool.py"])
 
 
 class Stuck:
