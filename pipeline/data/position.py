@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -55,12 +56,19 @@ _POSITION = TypeAdapter(StreamPosition)
 def position_from_json(values: Mapping[str, Any]) -> StreamPosition:
     """The position with these plain values. ValueError names the first that is missing or of another type."""
     try:
-        return _POSITION.validate_json(json.dumps(dict(values)))
+        return _POSITION.validate_json(json.dumps(dict(values), default=_whole))
     except TypeError as error:
         raise ValueError(str(error)) from error
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def _whole(value: object) -> int:
+    """A whole number that JSON does not know, such as NumPy's."""
+    if isinstance(value, Integral):
+        return int(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def differences_of(saved: Mapping[str, Any], now: StreamPosition, *, allow_other_decoder: bool) -> list[Difference]:

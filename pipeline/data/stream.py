@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ def train_batches(
     is read ahead.
     """
     _check_sizes(global_batch=global_batch, image_size=image_size, rank=rank, num_ranks=num_ranks)
+    global_batch, image_size, seed = map(index, (global_batch, image_size, seed))  # NumPy's, too
     config = _resolved(config, url=url, global_batch=global_batch)
     share = Share(global_batch=global_batch, rank=rank, num_ranks=num_ranks)
     planned = plan_stream(config, seed=seed, image_size=image_size, share=share)

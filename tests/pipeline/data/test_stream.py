@@ -114,6 +114,18 @@ def test_a_position_is_one_for_all_ranks_and_how_they_read(url: str) -> None:
     assert found[0] == found[1] == found[2]
 
 
+def test_whole_numbers_of_numpy_give_a_plain_position(url: str) -> None:
+    """Sizes are often computed with NumPy, and an older version put them into its positions."""
+    sizes: dict[str, Any] = {"global_batch": np.int64(BATCH), "image_size": np.int64(SIZE), "seed": np.int64(0)}
+    with train_batches(url, **sizes, config=CONFIG) as batches:
+        first, position = taken(batches, 1), batches.position
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, config=CONFIG) as batches:
+        assert taken(batches, 1) == first
+        assert json.dumps(batches.position) == json.dumps(position)
+    with train_batches(url, **sizes, config=CONFIG, position=position | sizes) as batches:
+        assert batches.position == position
+
+
 def test_a_loop_that_was_left_goes_on_with_the_next_batch(url: str) -> None:
     with train_batches(url, global_batch=BATCH, image_size=SIZE, config=CONFIG) as batches:
         whole = taken(batches, 6)
