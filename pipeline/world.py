@@ -153,8 +153,8 @@ def _is_of_exchange(error: RuntimeError) -> bool:
 def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
     """Slurm writes `4(x2),3`: four tasks on each of two nodes, three on the third. 0 if it is not set."""
     counts: list[int] = []
-    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+    for entry in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry)
         if found:
             counts += [int(found[1])] * int(found[2] or 1)
     node = _number(environ, "SLURM_NODEID", 0)
