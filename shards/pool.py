@@ -143,9 +143,12 @@ class Pool:
     def _leave(self, future: Future[Any]) -> None:
         """A task whose future somebody else has set no longer counts."""
         with self._changed:
-            if self._later:
-                self._later = [entry for entry in self._later if entry[2].future is not future]
-                heapq.heapify(self._later)
+            left = [entry for entry in self._later if entry[2].future is not future]
+            if len(left) < len(self._later):
+                heapq.heapify(left)
+                self._later = left
+                if future.cancelled():
+                    future.set_running_or_notify_cancel()  # no thread will: it tells `wait` and `as_completed`
             if future not in self._running:
                 return
             self._running.discard(future)

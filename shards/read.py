@@ -133,8 +133,8 @@ class SampleReader:
 
     def drop(self) -> None:
         """Drops all windows."""
-        for lane in self._lanes.values():
-            for window in lane.windows.values():
+        for lane in list(self._lanes.values()):  # copies: the thread that reads may not have noticed yet
+            for window in list(lane.windows.values()):
                 window.drop()
 
     def read(self, positions: NDArray[np.int64]) -> RawBatch:

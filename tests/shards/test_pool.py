@@ -218,6 +218,15 @@ def test_a_task_becomes_due_while_others_are_stuck() -> None:
     pool.close()
 
 
+def test_whoever_waits_for_a_task_that_is_cancelled_before_it_is_due_is_told() -> None:
+    pool = Pool(1, name="test")
+    future = pool.submit_later(int, SECONDS)
+    threading.Timer(0.05, future.cancel).start()
+    assert wait([future], 5).done
+    assert future.cancelled()
+    pool.close()
+
+
 def test_what_is_cancelled_before_it_is_due_holds_nothing() -> None:
     pool, data = Pool(1, name="test"), np.zeros(8)
     held = weakref.ref(data)

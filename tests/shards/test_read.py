@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UserError
 from shards.manifest import index_path
 from shards.mixing import Mixture
-from shards.order import BlockSlice, SampleOrder
+from shards.order import BlockSlice, SampleOrder, WindowId
 from shards.read import (
     FIRST_READS,
     RawBatch,
@@ -33,6 +34,7 @@ from shards.read import (
 from shards.read_config import ReadConfig
 from shards.store import open_store
 from shards.stream_reader import StreamReader
+from shards.windows import Window
 from tests.rigs.datasets import packed_folders
 from tests.rigs.watched import watched
 
@@ -306,6 +308,27 @@ def test_a_reader_can_be_closed_in_the_midst_of_it(packed: Path) -> None:
     with reader_of(dataset, order, connections=1) as reader:
         batch = reader.read(order.positions(0, 4, 0, 1))
     del batch
+    assert reader.held_bytes == 0
+
+
+def test_windows_are_dropped_while_a_thread_begins_another(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner may still be computing an order when its stream has been closed."""
+    dataset = open_dataset(str(packed))
+    order = order_of(dataset)
+    drop, numbers = Window.drop, count()
+
+    def begin_another(window: Window) -> None:
+        number = next(numbers)
+        for lane in list(reader._lanes.values()):
+            lane.windows[WindowId(epoch=99, lane=0, window=number)] = window
+        reader._lanes[100 + number] = lane
+        drop(window)
+
+    with reader_of(dataset, order) as reader:
+        batch = reader.read(order.positions(0, 4, 0, 1))
+        del batch
+        monkeypatch.setattr(Window, "drop", begin_another)
+    assert next(numbers) > 0
     assert reader.held_bytes == 0
 
 
