@@ -1,6 +1,7 @@
 """Scores over a whole dataset in a real process group: the same for one and two ranks, and as computed by hand."""
 
 import math
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -108,9 +109,15 @@ def test_an_evaluation_can_be_left_before_any_batch_and_every_rank_has_as_many(p
     assert run_ranks(batches_before_it_was_left, packed, 1, num_ranks=2) == [2, 2]
 
 
-@pytest.mark.parametrize("fields", [{"batch_size": 0}, {"every_steps": -1}])
-def test_sizes_that_can_not_be_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="batch_size of 1 or more"):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"batch_size": 0}, "evaluation.batch_size is 0; allowed: 1 or more"),
+        ({"every_steps": -1}, "evaluation.every_steps is -1; allowed: 0 (only at the end) or more"),
+    ],
+)
+def test_impossible_sizes_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
         EvaluationConfig(**fields)
 
 
