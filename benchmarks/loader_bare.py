@@ -35,12 +35,12 @@ def bare(
             images = np.zeros((settings.batch, size, size, 3), dtype=np.uint8)  # reused, as ours are
             for first in range(0, len(items), settings.batch):
 
-                def fill(part: range, first: int = first) -> None:
-                    for entry in part:
+                def fill(share: range, first: int = first) -> None:
+                    for entry in share:
                         view(items[first + entry][0], draws[first + entry], images[entry])
 
-                parts = [range(thread, settings.batch, threads) for thread in range(threads)]
-                for _ in pool.map(fill, parts) if threads > 1 else map(fill, parts):
+                shares = [range(thread, settings.batch, threads) for thread in range(threads)]
+                for _ in pool.map(fill, shares) if threads > 1 else map(fill, shares):
                     pass
                 yield images, np.array([label for _, label in items[first : first + settings.batch]])
 
@@ -62,8 +62,8 @@ def _crop(data: bytes, draws: Any, out: Any) -> None:
     cv2.setNumThreads(1)
     pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
     crop = draw_crop(pixels.shape[0], pixels.shape[1], draws, config=augment_config(antialias=False))
-    part = pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+    cut = pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
     if crop.flip:  # copying a reversed view is twenty times slower
-        cv2.flip(cv2.resize(part, out.shape[:2], interpolation=cv2.INTER_LINEAR), 1, dst=out)
+        cv2.flip(cv2.resize(cut, out.shape[:2], interpolation=cv2.INTER_LINEAR), 1, dst=out)
     else:
-        cv2.resize(part, out.shape[:2], dst=out, interpolation=cv2.INTER_LINEAR)
+        cv2.resize(cut, out.shape[:2], dst=out, interpolation=cv2.INTER_LINEAR)

@@ -210,8 +210,8 @@ def like(hashes: Hashes, count: int, seed: int) -> Hashes:
     rng = np.random.default_rng(seed)
     chosen = hashes[rng.integers(0, len(hashes), count)]
     for start in range(0, count, 1 << 16):
-        part = chosen[start : start + (1 << 16)]
-        np.bitwise_xor(part, np.packbits(rng.random((len(part), HASH_BITS), np.float32) < 0.2, axis=1), out=part)
+        some = chosen[start : start + (1 << 16)]
+        np.bitwise_xor(some, np.packbits(rng.random((len(some), HASH_BITS), np.float32) < 0.2, axis=1), out=some)
     return chosen
 
 

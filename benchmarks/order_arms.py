@@ -83,9 +83,9 @@ def mosaicml() -> Callable[[int], Ids]:
         epoch, seen = divmod(STEP * BATCH, num_samples)
         chunks = np.full(-(-num_samples // SAMPLES_A_CHUNK), SAMPLES_A_CHUNK, dtype=np.int64)
         chunks[-1] = num_samples - SAMPLES_A_CHUNK * (chunks.size - 1)
-        parts = get_partitions("relaxed", num_samples, 1, 1, RANKS, WORKERS, BATCH // RANKS, seen, 1)
+        dealt = get_partitions("relaxed", num_samples, 1, 1, RANKS, WORKERS, BATCH // RANKS, seen, 1)
         shuffle: Any = get_shuffle("py1e", chunks, 1, SEED, epoch, max(4_000_000, 1 << 18))
-        ids = np.where(parts != -1, shuffle[parts], -1)
+        ids = np.where(dealt != -1, shuffle[dealt], -1)
         return np.asarray(ids[0, :, 0, 0].reshape(-1), dtype=np.int64)
 
     return first_batch

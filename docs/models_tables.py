@@ -52,16 +52,16 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _size(config: ModelConfig) -> tuple[str, ...]:
-    parts, tokens = [], "-"
+    described, tokens = [], "-"
     if config.resnet:
-        parts.append(f"ResNet of {' + '.join(map(str, config.resnet.units))} units, width x{config.resnet.factor}")
+        described.append(f"ResNet of {' + '.join(map(str, config.resnet.units))} units, width x{config.resnet.factor}")
     if not config.is_bit:
         size = config.size
-        parts.append(f"{size.depth} layers of width {size.width}, MLP {size.mlp_width}, {size.num_heads} heads")
+        described.append(f"{size.depth} layers of width {size.width}, MLP {size.mlp_width}, {size.num_heads} heads")
         tokens = str(config.num_prefix_tokens + config.grid[0] * config.grid[1])
     counts = (num_parameters(config, head=False), num_parameters(config))
     giga = f"{forward_flops(config) / 1e9:.1f}"
-    return f"`{config.name}`", ", ".join(parts), tokens, *(f"{count:,}" for count in counts), giga
+    return f"`{config.name}`", ", ".join(described), tokens, *(f"{count:,}" for count in counts), giga
 
 
 def _cost(name: str, epochs: int, paper: int) -> tuple[str, ...]:

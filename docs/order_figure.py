@@ -122,12 +122,12 @@ def _draw_batches(axes: Any, shown: Example) -> None:
         left = _batch_left(step)
         for entry in range(BATCH):
             lane, member = divmod(entry, share)
-            place = left + lane * (share * BATCH_CELL + 4) + member * BATCH_CELL
+            cell_left = left + lane * (share * BATCH_CELL + 4) + member * BATCH_CELL
             is_next = epochs[entry] > 0
-            _cell(axes, (place, top), BATCH_CELL, ids[entry], gid=f"batch-{step}-{entry}", dashed=is_next)
+            _cell(axes, (cell_left, top), BATCH_CELL, ids[entry], gid=f"batch-{step}-{entry}", dashed=is_next)
             if not is_next:
                 upper = (_shuffled_left(lane, step * share + member), CELL, ROWS["shuffled"] + CELL)
-                _band(axes, upper, (place, BATCH_CELL, top), FAINT, alpha=0.16)
+                _band(axes, upper, (cell_left, BATCH_CELL, top), FAINT, alpha=0.16)
         _say(axes, left + BATCH_WIDTH / 2, top + BATCH_CELL + 13, f"batch {step}", anchor="center")
 
 

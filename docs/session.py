@@ -123,9 +123,9 @@ def photographs(source: Path, target: Path) -> None:
         images = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
         for number, image in enumerate(images[:IMAGES_A_CLASS]):
             split = "test" if number % TEST_SHARE == 0 else "train"
-            place = target / split / folder.name / image.name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(image, place)
+            copy = target / split / folder.name / image.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(image, copy)
     classes = sorted((target / "train").iterdir())
     whole = next(classes[0].iterdir()).read_bytes()
     (classes[0] / "half-downloaded.jpg").write_bytes(whole[: len(whole) // 2])

@@ -45,7 +45,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """True where every loss after the continuation is identical."""
+        """True if every loss after the continuation is identical."""
         return self.num_losses > 0 and self.num_losses == self.num_identical
 
 

@@ -1,4 +1,4 @@
-"""`patchline diff [STAGE] A B`: the fields in which two jobs differ, one a line. Loads no torch.
+"""`patchline diff [STAGE] A B`: the fields in which two jobs differ, one per line. Loads no torch.
 
 Exit code 0: no difference; 1: some, as diff(1) has it.
 """

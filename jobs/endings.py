@@ -39,7 +39,7 @@ class End:
 
 
 def end_of(error: BaseException) -> End:
-    """What `error` means to the user and to the shell. Only errors of no known kind are shown with a traceback."""
+    """What `error` means to the user and to the shell. Only unknown errors and bugs are shown with a traceback."""
     match error:
         case UserError():
             return End(code=exit_codes.USER_MISTAKE, message=f"error: {error}")

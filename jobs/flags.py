@@ -126,10 +126,10 @@ def sentences(kind: type) -> dict[str, str]:
 @cache
 def _in_module(module: str) -> dict[str, dict[str, str]]:
     """Class -> field -> sentence, of a module's source (empty if there is no source)."""
-    place = getattr(sys.modules[module], "__file__", None)
-    if not place or not Path(place).is_file():
+    file = getattr(sys.modules[module], "__file__", None)
+    if not file or not Path(file).is_file():
         return {}
-    tree = ast.parse(Path(place).read_bytes())
+    tree = ast.parse(Path(file).read_bytes())
     return {node.name: _in_class(node) for node in tree.body if isinstance(node, ast.ClassDef)}
 
 

@@ -82,14 +82,14 @@ def of_job(name: str, word: str, job: Any, *, about: str, everything: bool, widt
         groups = {"required": required, **groups}
     shown = [flag for group in groups.values() for flag in group]
     indent = _indent(flag.usage for flag in shown)
-    text, commands = _parts(about)
+    text, commands = _paragraphs_and_commands(about)
     own = [
         one for one in commands if one.startswith(f"{name} ")
     ]  # a plan's help shows none of the recipe's own commands
     own += [one for one in stage.examples if not own or word in one.split()]
     blocks = [
         _usage(name, word, required, width),
-        *(_filled(part, width) for part in text or [_sentence(stage.summary)]),
+        *(_filled(one, width) for one in text or [_sentence(stage.summary)]),
     ]
     about_groups = groups_of(job)
     for title, group in groups.items():
@@ -103,15 +103,15 @@ def of_job(name: str, word: str, job: Any, *, about: str, everything: bool, widt
 def _usage(name: str, word: str, required: Sequence[Flag], width: int) -> str:
     # URL|FILE.yaml is not shown a second time as --url URL.
     flags = [flag.usage for flag in required if flag.name != f"--{STAGES[name].field}"]
-    whole = [part.replace(" ", "\0") for part in (*flags, "[--flag VALUE ...]")]  # no line break inside a flag
+    whole = [one.replace(" ", "\0") for one in (*flags, "[--flag VALUE ...]")]  # no line break inside a flag
     words = " ".join([f"usage: patchline {name} {word}".rstrip(), *whole])
     return _filled(words, width, indent=" " * len("usage: ")).replace("\0", " ")
 
 
-def _parts(docstring: str) -> tuple[list[str], list[str]]:
+def _paragraphs_and_commands(docstring: str) -> tuple[list[str], list[str]]:
     """A recipe's docstring: its paragraphs, and its commands, without the word `patchline`."""
     text, _, after = docstring.partition("Command")
-    paragraphs = [" ".join(part.split()).replace("`", "") for part in text.split("\n\n") if part.strip()]
+    paragraphs = [" ".join(one.split()).replace("`", "") for one in text.split("\n\n") if one.strip()]
     line = " ".join(after.split())
     return paragraphs, re.findall("`patchline ([^`]+)`", line) or re.findall("patchline (.+)$", line)
 
@@ -154,7 +154,7 @@ def _rows(rows: Sequence[Row], width: int, *, indent: int = 0) -> str:
 def _examples(commands: Iterable[str], width: int) -> str:
     """Each command on one line, or on several that a shell reads as one."""
     lines = [_wrapped(f"patchline {command}", width - 4) for command in dict.fromkeys(commands)]
-    return "\n".join(["examples:", *("  " + " \\\n      ".join(parts) for parts in lines)])
+    return "\n".join(["examples:", *("  " + " \\\n      ".join(words) for words in lines)])
 
 
 def _wrapped(command: str, width: int) -> list[str]:

@@ -12,14 +12,14 @@ from shards.errors import UserError
 HELP_WORDS = ("-h", "--help", "--help-all")
 _MOST_LISTED = 16
 _INSTEAD = {"--data.url": "--data.mix"}  # either will do
-_TAKES_FOLDER = {  # the folder that a stage is about, where one is given in the place of its recipe
+_TAKES_FOLDER = {  # the folder that a stage takes, for a folder given instead of a recipe
     "pack": "--source.root",
     "pretrain": "--data.url",
     "finetune": "--data.url",
     "evaluate": "--weights",
 }
 
-# What other programs call them -> flags here, of which a job has one or several.
+# Names in other programs -> our flags; a job has at least one of them.
 _SYNONYMS: dict[str, tuple[str, ...]] = {
     "lr": ("--schedule.learning-rate",),
     "warmup": ("--schedule.warmup-steps",),
@@ -165,7 +165,7 @@ def refuse_missing(flags: Sequence[Flag], required: Sequence[str]) -> None:
 
 
 def similar_flags(name: str, flags: Sequence[str]) -> list[str]:
-    """The flags that may be meant by one that there is not: by the usual words, by its last part, by letters."""
+    """The flags that an unknown one may mean: by the usual words, by its last word, by its letters."""
     word = name.lstrip("-").replace("_", "-").lower()
     synonyms = [flag for flag in _SYNONYMS.get(word, ()) if flag in flags]
     last = word.rpartition(".")[2]

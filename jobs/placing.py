@@ -18,10 +18,10 @@ def write_to(out: Path, write: Callable[[Path], None], *, overwrite: bool) -> No
     if overwrite or not _has_content(out):
         write(out)
         return
-    place = out.absolute()  # `.` has neither a name nor a parent
-    parent = place.parent if os.access(place.parent, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=parent, prefix=f".{place.name}-") as folder:
-        again = Path(folder) / place.name
+    path = out.absolute()  # `.` has neither a name nor a parent
+    parent = path.parent if os.access(path.parent, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}-") as folder:
+        again = Path(folder) / path.name
         write(again)
         others = list(_others(out, again))
         if not others and _files(again) == _files(out):

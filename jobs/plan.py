@@ -43,7 +43,7 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
         ("epochs", epochs),
         ("images seen", f"{cost.num_images_seen:,}"),
         ("the whole run", operations(cost.total_exaflops)),
-        (f"for {job.days:g} days", _pace(cost)),
+        (f"for {job.days:g} days", _required_rate(cost)),
     ]
 
 
@@ -63,7 +63,7 @@ def _flops_of_training(flops: float) -> str:
     return f"{flops / 1e12:,.4f} TFLOP" if flops >= 1e10 else f"{flops / 1e9:,.4f} GFLOP"
 
 
-def _pace(cost: Cost) -> str:
+def _required_rate(cost: Cost) -> str:
     images, teraflops = cost.images_per_second, cost.teraflops_per_second
     images_shown = f"{images:,.0f}" if images >= 10 else f"{images:.3g}"
     flops_shown = f"{teraflops:,.1f} TFLOP/s" if teraflops >= 1 else f"{teraflops * 1e3:.3g} GFLOP/s"

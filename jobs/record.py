@@ -48,10 +48,10 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
 
     UserError if the folder cannot be made or written to.
     """
-    waiting, place = run_dir / "job.yaml.part", printable_name(str(run_dir / "job.yaml"))
+    waiting, shown = run_dir / "job.yaml.part", printable_name(str(run_dir / "job.yaml"))
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        waiting.write_text(f"# patchline {stage} {place}\n{record_text(stage, job)}")
+        waiting.write_text(f"# patchline {stage} {shown}\n{record_text(stage, job)}")
         waiting.replace(run_dir / "job.yaml")
     except OSError as error:
         what = f"cannot write job.yaml in {run_dir}: {error.strerror}"
@@ -115,7 +115,7 @@ def _job_in(file: JobFile, *, stage: str, kind: type[Job], base: Job | None) -> 
 
 
 def _warmed_up(given: Fields, base: Job | None) -> Any:
-    """The recipe's job, its warm-up made to fit the steps that the file gives where it gives no warm-up itself."""
+    """The recipe's job, with a warm-up that fits the steps in the file, unless the file gives a warm-up itself."""
     steps, schedule = given.entries.get("steps"), given.entries.get("schedule")
     has_warmup = isinstance(schedule, Fields) and "warmup_steps" in schedule.entries
     if not isinstance(base, TrainingJob) or has_warmup or not isinstance(steps, Scalar) or not steps.text.isdecimal():

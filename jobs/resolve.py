@@ -26,7 +26,7 @@ def default_job(stage: str, word: str) -> Any:
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
     kind, second = job_class(stage), STAGES[stage].second
-    if word == second:  # help, which is of no place in particular; or there is no second word
+    if word == second:  # help for no URL or path in particular, or a stage without a second word
         return kind()
     if is_file(word) and second in (URL, PATH):
         return _read(stage, Path(word), recipe=None)

@@ -228,6 +228,6 @@ def job_class(stage: str) -> Any:
 
 
 def recipes_of(stage: str) -> Mapping[str, Callable[[], Any]]:
-    """Name -> recipe, of a stage whose second word can be one."""
+    """The recipes of a stage that takes recipes, by name."""
     recipes: Mapping[str, Callable[[], Any]] = importlib.import_module(STAGES[stage].recipes).RECIPES
     return recipes

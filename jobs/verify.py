@@ -1,4 +1,4 @@
-"""`patchline verify`: reads a dataset back and lists every fault with its place."""
+"""`patchline verify`: reads a dataset back and lists every fault and where it is."""
 
 import logging
 from pathlib import Path

@@ -89,8 +89,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _refused(problem: str, place: Any) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
+def _refused(problem: str, node: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def _tree(node: yaml.Node) -> Tree:

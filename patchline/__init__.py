@@ -49,9 +49,9 @@ def __getattr__(name: str) -> Any:
 def _refuse_others(package: str) -> None:
     """Raises an ImportError with an explanation if another package has the name of one of ours."""
     spec = import_module("importlib.util").find_spec(package)
-    places = list(spec.submodule_search_locations or [spec.origin]) if spec else []
-    if Path(__file__).resolve().parent.parent / package not in [Path(str(place)).resolve() for place in places]:
-        where = ", ".join(map(str, places)) or "nothing"
+    found = list(spec.submodule_search_locations or [spec.origin]) if spec else []
+    if Path(__file__).resolve().parent.parent / package not in [Path(str(path)).resolve() for path in found]:
+        where = ", ".join(map(str, found)) or "nothing"
         message = f"patchline's package {package!r} is hidden by {where}, which comes earlier on sys.path"
         raise ImportError(f"{message}; rename that, or start Python in another folder")
 

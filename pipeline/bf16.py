@@ -31,8 +31,11 @@ def bf16_of_gpu(name: str, *, capability: tuple[int, int]) -> Bf16:
 
 
 def bf16_of_cpu(flags: frozenset[str], environ: Mapping[str, str]) -> Bf16:
-    """By the CPU's flags, less those that the environment has PyTorch or oneDNN leave unused: with ONEDNN_MAX_CPU_ISA
-    and ATEN_CPU_CAPABILITY a CPU stands for a lesser one. The factors are of a training step of digits_smoke."""
+    """By the CPU's flags, without those that the environment tells PyTorch or oneDNN not to use.
+
+    With ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY a CPU acts as an older one. The factors are of a training step of
+    digits_smoke.
+    """
     flags = _used(flags, environ)
     if "bf16" in flags:
         return Bf16(is_native=True, reason="this CPU computes bf16 natively (Arm BF16)")

@@ -15,9 +15,9 @@ def gather_json(value: object, *, device: torch.device) -> list[Any]:
     longest = max(int(size) for size in sizes)
     padded = torch.zeros(longest, dtype=torch.uint8, device=device)
     padded[: encoded.numel()] = encoded
-    parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded)
-    return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+    gathered = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(gathered, padded)
+    return [_decode(value[: int(size)]) for value, size in zip(gathered, sizes, strict=True)]
 
 
 def broadcast_json(value: object, *, device: torch.device) -> Any:

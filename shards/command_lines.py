@@ -12,10 +12,10 @@ def command_lines(before: str, words: Sequence[str], *, columns: int) -> list[st
     """The command after the prompt `before`, broken before a flag wherever a line would exceed `columns`; longer words
     stay whole."""
     lines = [before]
-    for number, part in enumerate(_flags(words)):
-        line = f"{lines[-1]}{' ' if number else ''}{part}"
+    for number, flag in enumerate(_flags(words)):
+        line = f"{lines[-1]}{' ' if number else ''}{flag}"
         if number and len(line) + len(" \\") > columns:
-            lines.append(_INDENT + part)
+            lines.append(_INDENT + flag)
         else:
             lines[-1] = line
     return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
@@ -23,11 +23,11 @@ def command_lines(before: str, words: Sequence[str], *, columns: int) -> list[st
 
 def _flags(words: Sequence[str]) -> list[str]:
     """The quoted words, each flag with its values."""
-    parts: list[str] = []
+    flags: list[str] = []
     for word in words:
         quoted = printable_name(shlex.quote(word))
-        if parts and not word.startswith("--"):
-            parts[-1] += f" {quoted}"
+        if flags and not word.startswith("--"):
+            flags[-1] += f" {quoted}"
         else:
-            parts.append(quoted)
-    return parts
+            flags.append(quoted)
+    return flags

@@ -19,14 +19,14 @@ def mix(value: int) -> int:
     return z ^ (z >> 31)
 
 
-def derive_key(*parts: int) -> int:
+def derive_key(*values: int) -> int:
     """A 64-bit key from integers such as (seed, epoch, purpose); different tuples give unrelated keys.
 
     shards/key_purposes.py lists the purposes; derive keys through it.
     """
     key = 0
-    for part in parts:
-        key = mix((key + _GOLDEN) ^ mix((part & _MASK) + _GOLDEN))
+    for value in values:
+        key = mix((key + _GOLDEN) ^ mix((value & _MASK) + _GOLDEN))
     return key
 
 

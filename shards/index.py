@@ -164,7 +164,7 @@ def index_bytes(shard: int, rows: Sequence[IndexRow], commit: ShardCommit) -> by
 
 
 def read_commit(data: bytes) -> ShardCommit:
-    """The commit record of an index file. Raises ValueError where there is none."""
+    """The commit record of an index file. Raises ValueError if there is none."""
     try:
         footer = json.loads(pq.read_schema(pa.BufferReader(data)).metadata[_COMMIT_KEY])
         left_out = tuple(LeftOut(**item) for item in footer.pop("left_out"))

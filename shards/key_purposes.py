@@ -31,7 +31,7 @@ class Purpose:
 BLOCKS = Purpose(1, ("seed", "epoch"), "the order of an epoch's blocks")
 WINDOWS = Purpose(2, ("seed", "epoch"), "the order of a window's samples")
 CROPS = Purpose(3, ("seed", "epoch"), "the crop and flip of a sample")
-SUBSTITUTES = Purpose(4, ("seed", "sample", "attempt"), "the sample that replaces a damaged one")
+SUBSTITUTES = Purpose(4, ("seed", "sample", "number"), "the sample that replaces a damaged one")
 ROTATIONS = Purpose(5, ("seed",), "where each lane group starts in the period of a mixture")
 DROPOUT = Purpose(5, ("seed", "step", "micro_step", "rank"), "the dropout masks of a micro-batch")
 MIXUP = Purpose(6, ("seed", "step"), "the mixup weights of a batch")

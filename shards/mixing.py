@@ -60,7 +60,7 @@ def _rounded(shares: list[Fraction]) -> list[str]:
 class Mixture:
     """The dataset of every position, and the position in that dataset's own order.
 
-    `quotas`: int a dataset, how often it comes in a period; `lanes`: L, the same for the order of every dataset.
+    `quotas`: for each dataset, how often it comes in a period; `lanes`: L, the same for the order of every dataset.
     """
 
     def __init__(self, quotas: tuple[int, ...], *, seed: int, lanes: int) -> None:

@@ -1,7 +1,7 @@
 """The sample order: a pure function of (block sizes, seed, lanes, window, step). No state, nothing to save.
 
-Every global position p = step * batch + slot has an epoch e = p // N and a place q = p mod N in it. An epoch permutes
-the blocks by a keyed hash; the permuted samples are cut into L lanes; place q is sample q // L of lane q mod L; inside
+Every global position p = step * batch + slot has an epoch e = p // N and an index q = p mod N in it. An epoch permutes
+the blocks by a keyed hash; the permuted samples are cut into L lanes; index q is sample q // L of lane q mod L; inside
 a lane the samples of every window of W blocks are shuffled by the same hash. So positions eN .. (e+1)N-1 are an exact
 permutation of all samples, and any number of ranks reads the same global batches.
 
@@ -81,7 +81,7 @@ class _Epoch:
 class SampleOrder:
     """Sample ids of every global batch, for any number of ranks, from any step.
 
-    `block_sizes`: int64[num_blocks], samples a block (uneven allowed), whose sample ids run on from block to block.
+    `block_sizes`: int64[num_blocks], samples per block (uneven allowed), whose sample ids run on from block to block.
     `lanes` L and `window_blocks` W set how far the shuffle reaches (L x W blocks at a time) and how much is read ahead.
     Raises ValueError on empty blocks, lanes above the number of samples, or sizes below one.
     """
@@ -112,7 +112,7 @@ class SampleOrder:
     def positions(self, step: int, batch_size: int, rank: int, num_ranks: int) -> NDArray[np.int64]:
         """Global positions behind `rank_batch`: entry g * (B/L) + m is position step * B + m * L + g.
 
-        Raises ValueError where the batch does not fit lanes and ranks, or the positions do not fit int64.
+        Raises ValueError if the batch does not fit lanes and ranks, or the positions do not fit int64.
         """
         if batch_size % self.lanes or batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; allowed: multiples of lanes = {self.lanes}")

@@ -10,7 +10,7 @@ UPRIGHT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """Rows and columns are exchanged, then mirrored. `transpose` is Pillow's name for it (None: nothing to do)."""
+    """Rows and columns are swapped, then mirrored. `transpose` is Pillow's name for it (None: nothing to do)."""
 
     is_exchanged: bool
     is_upside_down: bool

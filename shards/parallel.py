@@ -45,7 +45,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, work
 
 def _start_quietly() -> None:
     """Starts the process that workers are forked from. Ctrl-C at a terminal reaches all processes, but only the parent
-    answers it: the workers block it from the start, because it would end in a traceback there."""
+    handles it: the workers block it from the start, because it would end in a traceback there."""
     resource_tracker.ensure_running()  # first: its own start unblocks signals at the end
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -38,7 +38,7 @@ def smoke(job: TrainingJob) -> TrainingJob:
 
 
 def _tiny(model: ModelConfig, *, image_size: int) -> ModelConfig:
-    """The same kind of model: two layers of width 32, a ResNet of two units (8 px a place of its map)."""
+    """The same kind of model: two layers of width 32, a ResNet of two units (8 px per cell of its map)."""
     units, factor = ((1, 1), 1) if model.resnet else (None, None)
     if model.is_bit:
         return replace(model, image_size=image_size, resnet_units=units, resnet_factor=factor)

@@ -33,7 +33,7 @@ from shards.image_file import read_image_file
 from shards.pool import Pool
 
 BATCH = 16  # images that are decoded and predicted together
-_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")  # 8 bits a channel
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")  # 8 bits per channel
 
 ImageLike = str | os.PathLike[str] | Image.Image | NDArray[np.uint8]
 Item = TypeVar("Item")
@@ -68,7 +68,7 @@ class Predictor:
         """The `top` classes of an image, or of each in a list: [(label, probability), ...], the most probable first.
 
         An image is the path of a JPEG, PNG or WebP file, a Pillow image, or pixels, uint8[height, width, 3] in RGB; of
-        any size. What its EXIF says about its orientation is heard. Probabilities are 0 to 1: of softmax weights over
+        any size. Its EXIF orientation is applied. Probabilities are 0 to 1: of softmax weights over
         all classes, of sigmoid weights for each class by itself. UserError that names the image where one cannot be
         used, and where `top` is below 1.
         """
@@ -82,7 +82,7 @@ class Predictor:
         return predictions
 
     def view(self, image: ImageLike) -> Pixels:
-        """What the model sees of an image: uint8[image_size, image_size, 3]. UserError where it cannot be used."""
+        """What the model sees of an image: uint8[image_size, image_size, 3]. UserError if it cannot be used."""
         out = np.zeros((self.config.image_size, self.config.image_size, 3), dtype=np.uint8)
         if isinstance(image, str | os.PathLike):
             try:
@@ -115,7 +115,7 @@ class Predictor:
         return logits_BK.float().cpu()
 
     def ranked(self, logits_BK: torch.Tensor, *, top: int) -> list[Prediction]:
-        """The `top` classes (or all, where there are fewer) of each row. UserError where a logit is not finite."""
+        """The `top` classes (or all, if there are fewer) of each row. UserError if a logit is not finite."""
         if not logits_BK.isfinite().all():
             raise UserError("the model's logits are not finite: its weights are damaged; export them again")
         likely_BK = logits_BK.softmax(dim=1) if self.usage.loss == "softmax" else logits_BK.sigmoid()
@@ -127,7 +127,7 @@ class Predictor:
 def load_model(path: str | os.PathLike[str], *, device: Device = "auto") -> Predictor:
     """The model of a weights folder (RUN/weights, or the run directory RUN), in float32, ready to predict.
 
-    `device` auto: the GPU where there is one. UserError where there are no weights, or they are in another library's
+    `device` auto: the GPU if there is one. UserError if there are no weights, or they are in another library's
     format: `patchline import` makes a weights folder of those.
     """
     weights, world = open_weights(os.fspath(path)), current_world(device)

@@ -40,7 +40,7 @@ def evaluate(
 ) -> Scores:
     """Scores of a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Collective over all ranks.
 
-    Labels are matched by name, so a dataset may lack some of the model's classes; UserError where it has others.
+    Labels are matched by name, so a dataset may lack some of the model's classes; UserError if it has others.
     `before_batch` is called before each batch, equally often on every rank, and may raise.
     """
     image_size = model_image_size(model)

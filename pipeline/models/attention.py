@@ -47,8 +47,8 @@ def _attend_on_cpu_backward(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> t
     num_images = max(1, _CACHED_BYTES // (4 * heads * tokens**2))
     for image, head in product(range(0, batch, num_images), range(0, heads, num_heads)):
         some = slice(image, image + num_images), slice(head, head + num_heads)
-        for into, part in zip(dqkv_3BhNd, _gradients(da_BhNd[some], qkv_3BhNd[:, *some]), strict=True):
-            into[some] = part
+        for into, gradient in zip(dqkv_3BhNd, _gradients(da_BhNd[some], qkv_3BhNd[:, *some]), strict=True):
+            into[some] = gradient
     return dqkv_3BhNd
 
 
@@ -56,7 +56,7 @@ def _gradients(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> tuple[torch.Te
     """Gradients of q, k and v from the gradient `da_BhNd` of the result."""
     scale, shape = float(da_BhNd.shape[-1]) ** -0.5, da_BhNd.shape
     # (B, h, N, d) -> (B * h, N, d), each copied once: as slices of one product they would be copied at every use
-    da_SNd, q_SNd, k_SNd, v_SNd = (part.reshape(-1, *shape[2:]) for part in (da_BhNd, *qkv_3BhNd))
+    da_SNd, q_SNd, k_SNd, v_SNd = (tensor.reshape(-1, *shape[2:]) for tensor in (da_BhNd, *qkv_3BhNd))
     # In bf16 a score of 8 would be off by up to 0.03, and its weight by 3 %: scores and their softmax are fp32.
     scores_SNN = _scaled_product(q_SNd.float(), k_SNd.float().mT, scale)
     shares_SNN = torch.softmax(scores_SNN, dim=-1).to(q_SNd.dtype)

@@ -37,19 +37,19 @@ class Convolution:
         return down * across * self.channels_in * self.channels_out
 
     def _num_taps(self, size: int, *, skip_padding: bool) -> int:
-        """Taps along one axis, summed over all places out."""
-        num_places = -(-size // self.stride)
+        """Taps along one axis, summed over all positions of the output."""
+        num_outputs = -(-size // self.stride)
         if not skip_padding:
-            return num_places * self.kernel
+            return num_outputs * self.kernel
         before, _ = same_padding(size, self.kernel, self.stride)  # BiT's way is its mirror image: as many taps
-        starts = (place * self.stride - before for place in range(num_places))
+        starts = (output * self.stride - before for output in range(num_outputs))
         return sum(0 <= start + tap < size for start in starts for tap in range(self.kernel))
 
 
 def forward_flops(
     config: ModelConfig, *, image: tuple[int, int] | None = None, head: bool = True, skip_padding: bool = False
 ) -> int:
-    """Operations of one image's forward pass; `image`: (height, width) in pixels where not the configuration's."""
+    """Operations of one image's forward pass; `image`: (height, width) in pixels, if not the configuration's."""
     height, width = image or (config.image_size, config.image_size)
     resnet = config.resnet
     convolutions = convolutions_of(resnet, (height, width)) if resnet else ()

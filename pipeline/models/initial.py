@@ -34,8 +34,8 @@ def initial_tensor(name: str, shape: tuple[int, ...], *, seed: int, position_std
     if layer in ("patch", "representation", "conv_root", "conv1", "conv2", "conv3", "conv_proj"):
         return _lecun_normal(shape, generator)
     if layer == "qkv":  # q, k and v are three matrices: the fan of the fused one would make the bound too small
-        parts = [_xavier_uniform((shape[0] // 3, shape[1]), generator) for _ in range(3)]
-        return torch.cat(parts)
+        matrices = [_xavier_uniform((shape[0] // 3, shape[1]), generator) for _ in range(3)]
+        return torch.cat(matrices)
     if layer in ("out", "dense1", "dense2"):
         return _xavier_uniform((shape[0], shape[1]), generator)
     raise ValueError(f"no initial value is defined for the parameter {name!r}")

@@ -24,8 +24,8 @@ def classification_loss(
     if name == "softmax":
         loss = F.cross_entropy(logits_BK, targets[:, 0], ignore_index=-1, reduction="sum", label_smoothing=smoothing)
         return loss / logits_BK.shape[0]
-    # softplus(-x) where the label is there and softplus(x) where it is not: PyTorch's own binary cross-entropy rounds
-    # 1 + exp(x) and is 0.08 % off at logits of -10, where 20,000 classes start.
+    # softplus(-x) for a label that the image has, and softplus(x) for all others. PyTorch's own binary cross-entropy
+    # rounds 1 + exp(x) and is 0.08 % off at logits of -10, where 20,000 classes start.
     signs_BK = 1.0 - 2.0 * multi_hot(targets, logits_BK.shape[1])
     return F.softplus(signs_BK * logits_BK).sum() / logits_BK.shape[0]
 

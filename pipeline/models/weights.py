@@ -157,17 +157,17 @@ def open_weights(path: str) -> Weights:
 
 def _folder_at(path: str) -> Path:
     """The folder with the two files: `path`, or weights/ in it. The UserError says what is there instead."""
-    place = Path(path)
-    folder = next((f for f in (place, place / "weights") if (f / CONFIG_FILE).is_file()), place)
+    given = Path(path)
+    folder = next((f for f in (given, given / "weights") if (f / CONFIG_FILE).is_file()), given)
     if (folder / CONFIG_FILE).is_file() and (folder / TENSORS_FILE).is_file():
         return folder
-    run = place.parent if place.name == "weights" else place
+    run = given.parent if given.name == "weights" else given
     if (run / "checkpoints").is_dir() and not (run / "DONE").is_file():
         raise UserError(
             f"no weights at {path!r}: the run in {str(run)!r} is not finished, and weights are written at its end; "
             "run its command again to continue it"
         )
-    if place.is_file():
+    if given.is_file():
         raise UserError(
             f"no weights at {path!r}: it is a file, and a weights folder holds config.json and model.safetensors; "
             "make one of it with patchline import"

@@ -20,7 +20,7 @@ _METADATA = re.compile(r"__[^/]*__($|/)")
 
 
 class Cause(StrEnum):
-    """Why a sample is refused, if an option may mend it."""
+    """Why a sample is refused, if an option may fix it."""
 
     NO_IMAGE = "no_image"
     NO_LABEL = "no_label"
@@ -37,7 +37,7 @@ class SampleRefusedError(ImageRefusedError):
 
 
 def cause_of(error: ImageRefusedError) -> Cause | None:
-    """The cause that an option may mend."""
+    """The cause, if an option may fix it."""
     return error.cause if isinstance(error, SampleRefusedError) else None
 
 

@@ -58,17 +58,17 @@ def expanded(pattern: str) -> Iterator[str]:
 
     UserError if a brace is neither.
     """
-    parts = _BRACES.split(pattern)  # text, braces, text, braces, ..., text
-    if any("{" in text or "}" in text for text in parts[::2]):
+    pieces = _BRACES.split(pattern)  # text, braces, text, braces, ..., text
+    if any("{" in text or "}" in text for text in pieces[::2]):
         raise UserError(f"the braces of {pattern!r} do not match; use {{000..127}} or {{a,b}}")
-    choices = [_choices(inner, pattern) for inner in parts[1::2]]
+    choices = [_choices(inner, pattern) for inner in pieces[1::2]]
     total = 1
     for some in choices:
         total *= len(some)
     if total > _MOST_NAMES:
         raise UserError(f"{pattern!r} expands to {total} names; allowed: {_MOST_NAMES}")
-    names = [parts[0]]
-    for some, text in zip(choices, parts[2::2], strict=True):
+    names = [pieces[0]]
+    for some, text in zip(choices, pieces[2::2], strict=True):
         names = [name + choice + text for name in names for choice in some]
     yield from names
 

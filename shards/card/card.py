@@ -209,7 +209,9 @@ def _grouped(table: pa.Table) -> pa.Table:
 
 
 def _examples(table: pa.Table, key: tuple[str, str, str], count: int) -> list[LeftOutImage]:
-    is_group = [pc.equal(table.column(name), part) for name, part in zip(("phase", "kind", "group"), key, strict=True)]
+    is_group = [
+        pc.equal(table.column(name), value) for name, value in zip(("phase", "kind", "group"), key, strict=True)
+    ]
     rows = table.filter(pc.and_(pc.and_(is_group[0], is_group[1]), is_group[2])).slice(0, count).to_pylist()
     return [
         LeftOutImage(

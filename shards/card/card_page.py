@@ -149,8 +149,8 @@ def _aspects(tally: Tally) -> Markup:
     edges = -(reach + 0.5) / ASPECT_STEPS, (reach + 0.5) / ASPECT_STEPS
     wide, square = int(tally.aspects[middle + 1 :].sum()), int(tally.aspects[middle])
     total = tally.num_images
-    parts = share_text(wide, total), share_text(square, total), share_text(total - wide - square, total)
-    about = "Width to height: {} wide, {} square or nearly, {} tall.".format(*parts)
+    texts = share_text(wide, total), share_text(square, total), share_text(total - wide - square, total)
+    about = "Width to height: {} wide, {} square or nearly, {} tall.".format(*texts)
     bars = tally.aspects[middle - reach : middle + reach + 1]
     return plots.histogram(bars, edges, ticks=plots.aspect_ticks(*edges), name="width : height (log)", about=about)
 

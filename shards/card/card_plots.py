@@ -135,12 +135,12 @@ def heat_map(shares: NDArray[np.float64], names: Sequence[str], *, about: str) -
         turned = f'transform="translate({left + row * cell + 18} {top - 8}) rotate(-55)"'
         body.append(f'<text class="name" {turned}>{escape(name)}</text>')
         for column, share in enumerate(shares[row].tolist()):
-            place = f'x="{left + column * cell}" y="{at}" width="{cell - 1}" height="{cell - 1}"'
+            box = f'x="{left + column * cell}" y="{at}" width="{cell - 1}" height="{cell - 1}"'
             if row == column:
-                body.append(f'<rect class="none" {place}/>')
+                body.append(f'<rect class="none" {box}/>')
                 continue
             opacity = math.sqrt(share / most)
-            body.append(f'<rect class="cell" {place} fill-opacity="{0.04 + 0.96 * opacity:.2f}"/>')
+            body.append(f'<rect class="cell" {box} fill-opacity="{0.04 + 0.96 * opacity:.2f}"/>')
             if share:
                 style = "value strong" if opacity > 0.6 else "value"
                 middle = f'x="{left + column * cell + 13.5}" y="{at + 18}" text-anchor="middle"'

@@ -1,4 +1,4 @@
-"""Proof from the plan's own files that every scanned image is in exactly one place: a shard, or the dropped ones."""
+"""Proof from the plan's own files that every scanned image is in exactly one shard or among the dropped ones."""
 
 from collections.abc import Iterator
 

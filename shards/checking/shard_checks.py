@@ -152,9 +152,9 @@ def check_json(rows: Sequence[IndexRow], tar: Tar) -> Iterator[str]:
 
 
 def _json_facts(tar: Tar, key: str, image_end: int) -> dict[str, Any] | None:
-    place = image_end
+    end = image_end
     for name in (f"{key}.cls", f"{key}.json"):
-        begin = place + -place % BLOCK_BYTES + BLOCK_BYTES
+        begin = end + -end % BLOCK_BYTES + BLOCK_BYTES
         try:
             member = tarfile.TarInfo.frombuf(tar[begin - BLOCK_BYTES : begin], "utf-8", "surrogateescape")
             if member.name == f"{key}.json":
@@ -164,7 +164,7 @@ def _json_facts(tar: Tar, key: str, image_end: int) -> dict[str, Any] | None:
             return None
         if member.name != name:
             return None
-        place = begin + member.size
+        end = begin + member.size
     return None
 
 

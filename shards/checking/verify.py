@@ -206,7 +206,7 @@ def _plan(dataset: Dataset) -> Iterator[Fault]:
 
 
 def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[Fault]:
-    """The manifest and the small tables against the plan and, where every index could be read, against all shards."""
+    """The manifest and the small tables against the plan and, if every index could be read, against all shards."""
     store, manifest = dataset.store, dataset.manifest
     try:
         plan = store.read(PLAN_PATH)

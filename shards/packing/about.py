@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 10_000
 _LINE_BREAK = "\n"
-# These turn the direction of the text after them, so that a line reads other than it is.
+# These turn the direction of the text after them, so that a line looks different from what it says.
 _TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -34,7 +34,7 @@ class About:
 
 
 def describe(store: Store, manifest: Manifest, about: About) -> None:
-    """Write the texts into the manifest of a finished dataset, where they are new."""
+    """Write the texts into the manifest of a finished dataset, if they are new."""
     described = about.of(manifest)
     if described != manifest:
         store.write(MANIFEST_PATH, described.to_bytes())

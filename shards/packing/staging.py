@@ -58,7 +58,7 @@ class StagedReader:
             del image  # frees it before the next
 
     def _read(self, locator: str, hold: Hold) -> ImageBytes:
-        number, first, size = (int(part) for part in locator.split(":"))
+        number, first, size = (int(text) for text in locator.split(":"))
         hold(size)
         try:
             return self.store.read_range(_path(number), first, first + size)

@@ -79,7 +79,7 @@ class TarOfTarsSource:
 
     def entries(self) -> Iterator[Entry]:
         """Every inner tar, in the archive's order; only the headers of the outer one are read."""
-        store, path = self._place()
+        store, path = self._store_and_name()
         for member in self._outer_members(store, path):
             if isinstance(member.data, ImageRefusedError):
                 where = f"--source.path {self.path!r}, {printable(member.name) or 'the archive'}"
@@ -88,11 +88,11 @@ class TarOfTarsSource:
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """The images of each inner tar, from its start to its end."""
-        return _images(self._place()[0], entries, max_bytes)
+        return _images(self._store_and_name()[0], entries, max_bytes)
 
     def reader(self) -> "TarReader":
         """Reads by offset and size."""
-        return TarReader(store=self._place()[0])
+        return TarReader(store=self._store_and_name()[0])
 
     def known_labels(self) -> None:
         """Not known before the scan."""
@@ -107,7 +107,7 @@ class TarOfTarsSource:
             pieces, wanted=lambda name: is_tar_name(name, where=self.path), max_bytes=0, with_data=lambda _: False
         )
 
-    def _place(self) -> tuple[Store, str]:
+    def _store_and_name(self) -> tuple[Store, str]:
         folder, slash, name = self.path.rpartition("/")
         if not name:
             raise UserError(f"--source.path is {self.path!r}; give a tar of class tars, a file or s3://bucket/key")

@@ -17,17 +17,17 @@ from shards.store import open_store
 _WILDCARDS = "*?["
 
 
-def find_files(places: Sequence[str], *, suffixes: tuple[str, ...]) -> list[str]:
+def find_files(patterns: Sequence[str], *, suffixes: tuple[str, ...]) -> list[str]:
     """All files at paths, `s3://bucket/key`s or patterns of either, or below folders; sorted, each once.
 
-    In folders, files at any depth whose name ends in one of `suffixes`. UserError if a place has none.
+    In folders, files at any depth whose name ends in one of `suffixes`. UserError if one of `patterns` has none.
     """
     found: set[str] = set()
-    for place in places:
-        some = list(_stored(place, suffixes) if "://" in place else _local(place, suffixes))
+    for pattern in patterns:
+        some = list(_stored(pattern, suffixes) if "://" in pattern else _local(pattern, suffixes))
         if not some:
             kinds = " or ".join(suffixes)
-            message = f"--source.files {printable(place)!r} matches no file"
+            message = f"--source.files {printable(pattern)!r} matches no file"
             raise UserError(
                 f"{message}; give {kinds} files, a folder of them, or a pattern such as 'DIR/*{suffixes[0]}'"
             )
@@ -47,20 +47,20 @@ def open_found(path: str, buckets: Buckets) -> Any:
         raise MissingObjectError(path) from error
 
 
-def _local(place: str, suffixes: tuple[str, ...]) -> Iterator[str]:
-    path = Path(place)
+def _local(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+    path = Path(pattern)
     if path.is_file():
-        yield place
+        yield pattern
     elif path.is_dir():
-        yield from (str(path / name) for name in open_store(place).list() if name.lower().endswith(suffixes))
+        yield from (str(path / name) for name in open_store(pattern).list() if name.lower().endswith(suffixes))
     else:
         # Path.glob refuses absolute patterns.
-        yield from (name for name in glob.iglob(place, recursive=True) if Path(name).is_file())  # noqa: PTH207
+        yield from (name for name in glob.iglob(pattern, recursive=True) if Path(name).is_file())  # noqa: PTH207
 
 
-def _stored(place: str, suffixes: tuple[str, ...]) -> Iterator[str]:
-    bucket, _, key = place.removeprefix(SCHEME).partition("/")
-    root = open_store(f"{place[: len(place) - len(place.removeprefix(SCHEME))]}{bucket}")
+def _stored(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+    bucket, _, key = pattern.removeprefix(SCHEME).partition("/")
+    root = open_store(f"{pattern[: len(pattern) - len(pattern.removeprefix(SCHEME))]}{bucket}")
     key = key.rstrip("/")
     if any(mark in key for mark in _WILDCARDS):
         folder = key[: min(key.find(mark) for mark in _WILDCARDS if mark in key)].rpartition("/")[0]

@@ -180,9 +180,9 @@ class ParquetSource:
 
         data, image_names = batch.column(self.image_column), [None] * batch.num_rows
         if pa.types.is_struct(data.type):
-            parts = dict(zip(data.type.names, data.flatten(), strict=True))
-            data = parts["bytes"]
-            image_names = parts["path"].to_pylist() if "path" in parts else image_names
+            columns = dict(zip(data.type.names, data.flatten(), strict=True))
+            data = columns["bytes"]
+            image_names = columns["path"].to_pylist() if "path" in columns else image_names
         sizes = pc.binary_length(data).to_pylist()
         labels = batch.column(self.label_column).to_pylist()
         for place in range(batch.num_rows):

@@ -186,13 +186,13 @@ class _Walk:
         folder = os.path.join(self._root, below)  # noqa: PTH118 - names are bytes, since they need not be UTF-8
         try:
             status = os.stat(folder)  # noqa: PTH116
-            place = status.st_dev, status.st_ino
-            if place in inside:
+            identity = status.st_dev, status.st_ino
+            if identity in inside:
                 log.warning("%s leads back to a folder that contains it; it is not followed", _shown(folder))
                 return
             for (name,) in sorted_rows(self._names(folder)):
                 if name.endswith(b"/"):
-                    yield from self.paths(below + name, (*inside, place))
+                    yield from self.paths(below + name, (*inside, identity))
                 else:
                     yield below + name
         except OSError as error:

@@ -21,7 +21,7 @@ def secret_reason(location: str) -> str:
         return f"its address contains a user name or password; {_ADVICE}"
     if _is_odd(authority):
         return f"its port is not a number, as if it were a password with a slash; {_ADVICE}"
-    if any(_is_secret(part.partition("=")[0]) for part in re.split(r"[?&;#]", unquote(unquote(rest)))[1:]):
+    if any(_is_secret(piece.partition("=")[0]) for piece in re.split(r"[?&;#]", unquote(unquote(rest)))[1:]):
         return f"its address contains a signature or key; {_ADVICE}"
     return ""
 
@@ -31,7 +31,7 @@ def shown_address(location: str) -> str:
     scheme = _SCHEME.match(location)
     authority, rest = _split(location)
     path = re.split(r"[?#]", rest, maxsplit=1)[0]
-    if any(_is_secret(part.partition("=")[0]) for part in path.split(";")[1:]):
+    if any(_is_secret(piece.partition("=")[0]) for piece in path.split(";")[1:]):
         path = path.partition(";")[0]
     _, at, host = authority.rpartition("@")
     if _is_odd(host):

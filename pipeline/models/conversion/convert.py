@@ -41,17 +41,17 @@ def open_any(path: str, hints: Hints) -> Weights:
 
     The format follows from its name, its config.json and the names of its tensors. Raises UserError if none matches.
     """
-    place = Path(path)
-    if place.is_dir():
-        return _open_folder(place, hints)
-    if place.suffix == ".npz" and place.is_file():
-        return open_npz(place, hints)
-    if place.suffix not in SUFFIXES or not place.is_file():
+    source = Path(path)
+    if source.is_dir():
+        return _open_folder(source, hints)
+    if source.suffix == ".npz" and source.is_file():
+        return open_npz(source, hints)
+    if source.suffix not in SUFFIXES or not source.is_file():
         raise UserError(
             f"no weights at {path!r}; allowed: a file that ends in {', '.join(SUFFIXES)}, or a folder with "
             "config.json and model.safetensors"
         )
-    return _open_bare(open_tensor_file(place), hints)
+    return _open_bare(open_tensor_file(source), hints)
 
 
 def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName]:

@@ -118,10 +118,10 @@ def layout(config: ModelConfig, *, class_row: bool) -> Layout:
     for number in range(config.size.depth):
         ours, theirs = f"blocks.{number}.", f"vit.encoder.layer.{number}."
         for kind in ("weight", "bias"):
-            parts = tuple(f"{theirs}attention.attention.{part}.{kind}" for part in ("query", "key", "value"))
+            names = tuple(f"{theirs}attention.attention.{name}.{kind}" for name in ("query", "key", "value"))
             # (3 * D, ...) -> three of (D, ...)
             mappings[f"{ours}attention.qkv.{kind}"] = TensorMapping(
-                names=parts, split=lambda t: tuple(t.chunk(3)), join=torch.cat
+                names=names, split=lambda t: tuple(t.chunk(3)), join=torch.cat
             )
         for here, there in _LAYER.items():
             mappings |= same(f"{ours}{here}.", f"{theirs}{there}.")

@@ -34,18 +34,18 @@ def read_layout(file: TensorFile, layout: Layout, shapes: Shapes, *, advice: str
     another shape, and when a tensor is read that is not finite."""
     refuse_misfits(file.where, found=file.shapes, wanted=their_shapes(layout, shapes), advice=advice)
 
-    def part(theirs: str) -> torch.Tensor:
+    def piece(theirs: str) -> torch.Tensor:
         return refuse_not_finite(file.read(theirs), f"{theirs} in {file.where!r}")
 
-    return lambda name: layout[name].join(tuple(part(theirs) for theirs in layout[name].names)).contiguous()
+    return lambda name: layout[name].join(tuple(piece(theirs) for theirs in layout[name].names)).contiguous()
 
 
 def their_shapes(layout: Layout, shapes: Shapes) -> Shapes:
     """Their names and shapes, in the order of `write_layout`."""
     theirs: dict[str, tuple[int, ...]] = {}
     for name, mapping in layout.items():
-        parts = mapping.split(torch.empty(shapes[name], device="meta"))
-        theirs |= {their: tuple(part.shape) for their, part in zip(mapping.names, parts, strict=True)}
+        pieces = mapping.split(torch.empty(shapes[name], device="meta"))
+        theirs |= {their: tuple(piece.shape) for their, piece in zip(mapping.names, pieces, strict=True)}
     return theirs
 
 
@@ -63,8 +63,8 @@ def refuse_not_finite(value: torch.Tensor, what: str) -> torch.Tensor:
 def write_layout(layout: Layout, tensor: TensorByName) -> Iterator[tuple[str, torch.Tensor]]:
     """Their names and tensors, one tensor at a time."""
     for name, mapping in layout.items():
-        parts = mapping.split(tensor(name).float())
-        yield from zip(mapping.names, (part.contiguous() for part in parts), strict=True)
+        pieces = mapping.split(tensor(name).float())
+        yield from zip(mapping.names, (piece.contiguous() for piece in pieces), strict=True)
 
 
 def as_is(name: str) -> TensorMapping:
@@ -74,7 +74,7 @@ def as_is(name: str) -> TensorMapping:
 
 def changed(name: str, write: Change, read: Change) -> TensorMapping:
     """One tensor there too; `write` converts ours to theirs, `read` is the inverse."""
-    return TensorMapping(names=(name,), split=lambda t: (write(t),), join=lambda parts: read(parts[0]))
+    return TensorMapping(names=(name,), split=lambda t: (write(t),), join=lambda pieces: read(pieces[0]))
 
 
 def transposed(name: str) -> TensorMapping:

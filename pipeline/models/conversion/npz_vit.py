@@ -157,19 +157,19 @@ def layout(config: ModelConfig, names: NpzNames) -> Layout:
 
 def _block(ours: str, theirs: str, names: NpzNames, num_heads: int) -> dict[str, TensorMapping]:
     attention = f"{theirs}{names.attention}/"
-    kernels, biases = (tuple(f"{attention}{part}/{kind}" for part in _QKV) for kind in ("kernel", "bias"))
+    kernels, biases = (tuple(f"{attention}{name}/{kind}" for name in _QKV) for kind in ("kernel", "bias"))
     return {
         **_norm(f"{ours}norm1.", f"{theirs}LayerNorm_0/"),
         # (3 * D, D) -> three of (D, h, d)
         f"{ours}attention.qkv.weight": TensorMapping(
             names=kernels,
-            split=lambda t: tuple(part.T.reshape(part.shape[1], num_heads, -1) for part in t.chunk(3)),
-            join=lambda parts: torch.cat([part.flatten(1).T for part in parts]),
+            split=lambda t: tuple(piece.T.reshape(piece.shape[1], num_heads, -1) for piece in t.chunk(3)),
+            join=lambda pieces: torch.cat([piece.flatten(1).T for piece in pieces]),
         ),
         f"{ours}attention.qkv.bias": TensorMapping(
             names=biases,
-            split=lambda t: tuple(part.reshape(num_heads, -1) for part in t.chunk(3)),
-            join=lambda parts: torch.cat([part.flatten() for part in parts]),
+            split=lambda t: tuple(piece.reshape(num_heads, -1) for piece in t.chunk(3)),
+            join=lambda pieces: torch.cat([piece.flatten() for piece in pieces]),
         ),
         # (D, D) -> (h, d, D)
         f"{ours}attention.out.weight": changed(
