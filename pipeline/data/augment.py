@@ -106,7 +106,7 @@ def _random_resized_crop(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResizeWindow:
+class Viewport:
     """A crop is resized to height x width; the output shows the part of that which begins at (top, left)."""
 
     height: int
@@ -117,37 +117,37 @@ class ResizeWindow:
     is_antialiased: bool = False
 
 
-def evaluation_window(height: int, width: int, transform: EvaluationTransform, *, size: int) -> ResizeWindow:
-    """The window of the evaluation transform on a whole image of height x width pixels."""
+def evaluation_viewport(height: int, width: int, transform: EvaluationTransform, *, size: int) -> Viewport:
+    """The viewport of the evaluation transform on a whole image of height x width pixels."""
     if transform.mode == "resize":
-        return ResizeWindow(height=size, width=size, is_antialiased=transform.antialias)
+        return Viewport(height=size, width=size, is_antialiased=transform.antialias)
     short = max(size, transform.short_side or round(size * 256 / 224))
     scale = short / min(height, width)
     height, width = max(size, round(height * scale)), max(size, round(width * scale))
     top, left = (height - size) // 2, (width - size) // 2
-    return ResizeWindow(height=height, width=width, top=top, left=left, is_antialiased=transform.antialias)
+    return Viewport(height=height, width=width, top=top, left=left, is_antialiased=transform.antialias)
 
 
-def show(pixels: Pixels, window: ResizeWindow, *, out: Pixels) -> None:
+def show(pixels: Pixels, viewport: Viewport, *, out: Pixels) -> None:
     """Resizes, cuts and mirrors the pixels of a crop into `out`, uint8[height, width, 3]."""
-    resized = _resize_antialiased(pixels, window) if window.is_antialiased else _resize_plain(pixels, window)
-    shown = resized[window.top : window.top + out.shape[0], window.left : window.left + out.shape[1]]
-    if window.is_mirrored:
+    resized = _resize_antialiased(pixels, viewport) if viewport.is_antialiased else _resize_plain(pixels, viewport)
+    shown = resized[viewport.top : viewport.top + out.shape[0], viewport.left : viewport.left + out.shape[1]]
+    if viewport.is_mirrored:
         cv2.flip(shown, 1, dst=out)  # numpy, copying pixels backwards, would take a third of the time of a decode
     else:
         out[...] = shown
 
 
-def _resize_plain(pixels: Pixels, window: ResizeWindow) -> Pixels:
-    if pixels.shape[:2] == (window.height, window.width):
+def _resize_plain(pixels: Pixels, viewport: Viewport) -> Pixels:
+    if pixels.shape[:2] == (viewport.height, viewport.width):
         return pixels
     cv2.setNumThreads(1)  # parallelism is over images
-    size = (window.width, window.height)
+    size = (viewport.width, viewport.height)
     return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
 
 
-def _resize_antialiased(pixels: Pixels, window: ResizeWindow) -> Pixels:
+def _resize_antialiased(pixels: Pixels, viewport: Viewport) -> Pixels:
     # One direction at a time: Pillow 13 chooses which comes first, and rounds in between.
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    broad = image.resize((window.width, image.height), Image.Resampling.BILINEAR)
-    return np.asarray(broad.resize((window.width, window.height), Image.Resampling.BILINEAR), dtype=np.uint8)
+    broad = image.resize((viewport.width, image.height), Image.Resampling.BILINEAR)
+    return np.asarray(broad.resize((viewport.width, viewport.height), Image.Resampling.BILINEAR), dtype=np.uint8)

@@ -65,17 +65,17 @@ class CropDecoder:
         False, with anything in `out`, if the other decoder must try: damage, another size, a rare kind of JPEG.
         Releases the interpreter lock; any number of threads may call it at once.
         """
-        box, turn, window, (height, width) = plan.box, plan.turn, plan.window, out.shape[:2]
+        box, turn, viewport, (height, width) = plan.box, plan.turn, plan.viewport, out.shape[:2]
         if out.dtype != np.uint8 or out.shape[2:] != (3,) or not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError(f"out is {out.dtype}{list(out.shape)}; needed is a contiguous uint8[height, width, 3]")
-        if not (0 <= window.top <= window.height - height and 0 <= window.left <= window.width - width):
-            raise ValueError(f"{height} x {width} pixels are not inside of {window}")
+        if not (0 <= viewport.top <= viewport.height - height and 0 <= viewport.left <= viewport.width - width):
+            raise ValueError(f"{height} x {width} pixels are not inside of {viewport}")
         encoded = np.frombuffer(data, dtype=np.uint8)
         request = _Request(
             *(plan.stored_height, plan.stored_width, plan.denominator),
             *(box.top, box.left, box.height, box.width),
-            *(turn.is_exchanged, turn.is_upside_down, turn.is_leftright, window.is_antialiased),
-            *(window.height, window.width, window.top, window.left, height, width),
-            window.is_mirrored,
+            *(turn.is_exchanged, turn.is_upside_down, turn.is_leftright, viewport.is_antialiased),
+            *(viewport.height, viewport.width, viewport.top, viewport.left, height, width),
+            viewport.is_mirrored,
         )
         return bool(self._view(encoded.ctypes.data, encoded.size, ctypes.byref(request), out.ctypes.data))

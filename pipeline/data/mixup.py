@@ -59,13 +59,13 @@ def _symmetric_beta(values: NDArray[np.int64], *, alpha: float, key: int) -> NDA
     all tries succeed for alpha <= 1). In logarithms, since a small alpha would underflow."""
     beta = np.empty(values.size)
     waiting = np.arange(values.size)
-    attempt = 0
+    round_number = 0
     while waiting.size:
-        draws = uniforms(values[waiting], 2, key=derive_key(key, attempt))
+        draws = uniforms(values[waiting], 2, key=derive_key(key, round_number))
         log_x, log_y = np.log(1 - draws.T) / alpha  # 1 - u is never 0
         log_sum = np.logaddexp(log_x, log_y)
         fits = log_sum <= 0
         beta[waiting[fits]] = np.exp(log_x - log_sum)[fits]
         waiting = waiting[~fits]
-        attempt += 1
+        round_number += 1
     return beta

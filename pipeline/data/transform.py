@@ -17,7 +17,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from pipeline.data.augment import Crop, ResizeWindow, draw_crop, evaluation_window, show
+from pipeline.data.augment import Crop, Viewport, draw_crop, evaluation_viewport, show
 from pipeline.data.config import AugmentConfig
 from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, turn_of, turned
@@ -48,23 +48,23 @@ def train_view(
     """The crop that the sample's draws choose, into `out`, uint8[size, size, 3]. Raises DecodeError."""
     size, (height, width) = out.shape[0], _upright_size(sample)
     crop = draw_crop(height, width, draws, config=config)
-    window = ResizeWindow(height=size, width=size, is_mirrored=crop.flip, is_antialiased=config.antialias)
+    viewport = Viewport(height=size, width=size, is_mirrored=crop.flip, is_antialiased=config.antialias)
     may_scale = config.scaled_decode and sample.data is not None and is_jpeg(sample.data)
     denominator = largest_denominator(crop, height=size, width=size) if may_scale else 1
-    _fill(sample, crop, window, denominator, out=out, use_library=use_library)
+    _fill(sample, crop, viewport, denominator, out=out, use_library=use_library)
 
 
 def evaluation_view(sample: Encoded, transform: EvaluationTransform, *, out: Pixels, use_library: bool = True) -> None:
     """The evaluation transform of a sample into `out`, uint8[size, size, 3]; no scaled decode. Raises DecodeError."""
     height, width = _upright_size(sample)
     whole = Crop(top=0, left=0, height=height, width=width, flip=False)
-    window = evaluation_window(height, width, transform, size=out.shape[0])
-    _fill(sample, whole, window, 1, out=out, use_library=use_library)
+    viewport = evaluation_viewport(height, width, transform, size=out.shape[0])
+    _fill(sample, whole, viewport, 1, out=out, use_library=use_library)
 
 
 def evaluation_view_of_pixels(pixels: Pixels, transform: EvaluationTransform, *, out: Pixels) -> None:
     """The same of an image that is decoded and upright, uint8[height, width, 3]."""
-    show(pixels, evaluation_window(pixels.shape[0], pixels.shape[1], transform, size=out.shape[0]), out=out)
+    show(pixels, evaluation_viewport(pixels.shape[0], pixels.shape[1], transform, size=out.shape[0]), out=out)
 
 
 def decoder_name() -> str:
@@ -101,13 +101,11 @@ def _upright_size(sample: Encoded) -> tuple[int, int]:
     return (sample.width, sample.height) if is_exchanged else (sample.height, sample.width)
 
 
-def _fill(
-    sample: Encoded, crop: Crop, window: ResizeWindow, denominator: int, *, out: Pixels, use_library: bool
-) -> None:
+def _fill(sample: Encoded, crop: Crop, viewport: Viewport, denominator: int, *, out: Pixels, use_library: bool) -> None:
     turn, data = turn_of(sample.orientation), sample.data
     if data is None:
         raise DecodeError("there are no bytes to decode")
-    plan = plan_view((sample.height, sample.width), turn, crop, window, denominator=denominator)
+    plan = plan_view((sample.height, sample.width), turn, crop, viewport, denominator=denominator)
     decoder = crop_decoder() if use_library and is_jpeg(data) else None
     if decoder is None or not decoder.fill(data, plan, out=out):
         _fill_from_all(data, plan, out=out)
@@ -118,7 +116,7 @@ def _fill_from_all(data: bytes | memoryview, plan: ViewPlan, *, out: Pixels) -> 
     stored = decode_stored(data, height=plan.stored_height, width=plan.stored_width, denominator=plan.denominator)
     box = plan.box
     part = stored[box.top : box.top + box.height, box.left : box.left + box.width]
-    show(turned(part, plan.turn), plan.window, out=out)
+    show(turned(part, plan.turn), plan.viewport, out=out)
 
 
 def _gives_the_right_pixels(decoder: CropDecoder) -> bool:
@@ -128,10 +126,10 @@ def _gives_the_right_pixels(decoder: CropDecoder) -> bool:
     for data, denominator, orientation in product((*usual, progressive), (1, 2), (1, 8)):
         size = 224 if data is progressive and denominator == 1 else 16  # wide enough once for every loop over a row
         is_antialiased = (denominator == 2) != (orientation == 8)  # each of the four pairs comes up
-        window = ResizeWindow(
+        viewport = Viewport(
             height=size + 4, width=size + 3, top=2, left=1, is_mirrored=True, is_antialiased=is_antialiased
         )
-        plan = plan_view(_TRIAL_SIZE, turn_of(orientation), crop, window, denominator=denominator)
+        plan = plan_view(_TRIAL_SIZE, turn_of(orientation), crop, viewport, denominator=denominator)
         views = np.zeros((2, size, size, 3), dtype=np.uint8)
         _fill_from_all(data, plan, out=views[0])
         if not decoder.fill(data, plan, out=views[1]) or not np.array_equal(views[0], views[1]):

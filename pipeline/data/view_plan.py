@@ -7,7 +7,7 @@ image, halves up, in the image as stored.
 
 from dataclasses import dataclass
 
-from pipeline.data.augment import Crop, ResizeWindow
+from pipeline.data.augment import Crop, Viewport
 from pipeline.data.decode import scaled_size
 from shards.orientation import Turn
 
@@ -28,21 +28,21 @@ class Box:
 @dataclass(frozen=True, kw_only=True)
 class ViewPlan:
     """The image of stored_height x stored_width is decoded at 1 / denominator; the box is cut from that as it is
-    stored, turned upright, and shown through the window."""
+    stored, turned upright, and shown through the viewport."""
 
     stored_height: int
     stored_width: int
     denominator: int
     box: Box
     turn: Turn
-    window: ResizeWindow
+    viewport: Viewport
 
 
-def plan_view(size: tuple[int, int], turn: Turn, crop: Crop, window: ResizeWindow, *, denominator: int) -> ViewPlan:
+def plan_view(size: tuple[int, int], turn: Turn, crop: Crop, viewport: Viewport, *, denominator: int) -> ViewPlan:
     """The plan for a crop of the upright image; `size` is (height, width) as stored."""
     box = _scaled(_stored_box(crop, turn, size), size, denominator)
     return ViewPlan(
-        stored_height=size[0], stored_width=size[1], denominator=denominator, box=box, turn=turn, window=window
+        stored_height=size[0], stored_width=size[1], denominator=denominator, box=box, turn=turn, viewport=viewport
     )
 
 

@@ -60,7 +60,7 @@ class Checkpoints:
         candidates: list[str] = []
         if self.world.is_first:
             standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
-            candidates = [place.folder for place in standing]
+            candidates = [each.folder for each in standing]
         candidates = broadcast_json(candidates, device=self.world.device)
         for folder in candidates:
             manifest, fault = None, ""
@@ -139,9 +139,9 @@ class Checkpoints:
     ) -> Manifest | None:
         """Writes and commits a checkpoint; None (and an error in the log) if any rank could not write its file."""
         self.refuse_if_overtaken()
-        place = CheckpointId(step=position.next_step, attempt=self.attempt.token)
+        checkpoint_id = CheckpointId(step=position.next_step, attempt=self.attempt.token)
         try:
-            report = self._write_fragments(place, fragments)
+            report = self._write_fragments(checkpoint_id, fragments)
         except (OSError, UserError, StorageError) as error:
             report = {"error": f"rank {self.world.rank}: {error}"}
         reports = gather_json(report, device=self.world.device)
@@ -149,26 +149,32 @@ class Checkpoints:
         manifest = None
         if not errors:
             manifest = assemble_manifest(
-                place, reports, shapes=shapes, position=position, num_updates=num_updates, job=job, record=record
+                checkpoint_id,
+                reports,
+                shapes=shapes,
+                position=position,
+                num_updates=num_updates,
+                job=job,
+                record=record,
             )
             if self.world.is_first:
                 try:
-                    self.store.write(f"{place.folder}/{MANIFEST_NAME}", manifest_to_json(manifest))
+                    self.store.write(f"{checkpoint_id.folder}/{MANIFEST_NAME}", manifest_to_json(manifest))
                 except (OSError, UserError, StorageError) as error:
                     errors = [f"manifest: {error}"]
         errors = broadcast_json(errors, device=self.world.device)
         if errors:
-            log.error("checkpoint of step %d was not committed: %s", place.step, "; ".join(errors))
+            log.error("checkpoint of step %d was not committed: %s", checkpoint_id.step, "; ".join(errors))
             return None
         return manifest
 
     def load(self, manifest: Manifest, fragment: Fragment, slot: str) -> None:
         """Fills one slot of a fragment from the files that hold its elements (not collective)."""
-        places = manifest.tensors[fragment.name].slots[slot]
+        locations = manifest.tensors[fragment.name].slots[slot]
         filled = 0
-        for place, first, count in overlapping(places, start=fragment.start, length=fragment.length):
-            begin = place.offset + (first - place.start) * FLOAT_BYTES
-            data = self._bytes(f"{manifest.id.folder}/{place.file}", begin, begin + count * FLOAT_BYTES)
+        for location, first, count in overlapping(locations, start=fragment.start, length=fragment.length):
+            begin = location.offset + (first - location.start) * FLOAT_BYTES
+            data = self._bytes(f"{manifest.id.folder}/{location.file}", begin, begin + count * FLOAT_BYTES)
             inside = first - fragment.start
             fragment.slots[slot][inside : inside + count].copy_(torch.frombuffer(data, dtype=torch.float32))
             filled += count
@@ -188,7 +194,7 @@ class Checkpoints:
             return
         try:
             standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
-            kept = {place.folder for place in standing[: config.keep_newest]}
+            kept = {each.folder for each in standing[: config.keep_newest]}
             kept |= {p.folder for p in standing if config.keep_every and p.step % config.keep_every == 0}
             files = [path for path in self.store.list() if is_checkpoint_file(path)]
             unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
@@ -198,10 +204,10 @@ class Checkpoints:
         except (OSError, UserError, StorageError) as error:
             log.warning("old checkpoints could not be deleted: %s", error)
 
-    def _write_fragments(self, place: CheckpointId, fragments: list[Fragment]) -> dict[str, Any]:
+    def _write_fragments(self, checkpoint_id: CheckpointId, fragments: list[Fragment]) -> dict[str, Any]:
         name = f"rank-{self.world.rank:05d}.safetensors"
         laid_out, digest = lay_out(fragments), hashlib.sha256()
-        with self.store.create(f"{place.folder}/{name}") as file:
+        with self.store.create(f"{checkpoint_id.folder}/{name}") as file:
             for part in laid_out.parts():
                 file.write(part)
                 digest.update(part)
@@ -239,7 +245,7 @@ class Checkpoints:
 def list_committed(store: Store) -> list[CheckpointId]:
     """Every checkpoint that has a manifest."""
     found = [id_from_path(path) for path in store.list()]
-    return [place for place in found if place is not None]
+    return [each for each in found if each is not None]
 
 
 def read_attempts(store: Store) -> list[Attempt]:
@@ -251,8 +257,8 @@ def read_tensor(store: Store, manifest: Manifest, name: str, *, slot: str = MAST
     """One whole logical tensor of a checkpoint, float32, in its own shape."""
     tensor = manifest.tensors[name]
     flat = torch.empty(int(torch.Size(tensor.shape).numel()))
-    for place in tensor.slots[slot]:
-        path = f"{manifest.id.folder}/{place.file}"
-        data = bytearray(store.read_range(path, place.offset, place.offset + place.length * FLOAT_BYTES))
-        flat[place.start : place.start + place.length] = torch.frombuffer(data, dtype=torch.float32)
+    for location in tensor.slots[slot]:
+        path = f"{manifest.id.folder}/{location.file}"
+        data = bytearray(store.read_range(path, location.offset, location.offset + location.length * FLOAT_BYTES))
+        flat[location.start : location.start + location.length] = torch.frombuffer(data, dtype=torch.float32)
     return flat.reshape(tensor.shape)

@@ -48,7 +48,7 @@ def lay_out(fragments: list[Fragment]) -> RankFile:
 
 
 def assemble_manifest(
-    place: CheckpointId,
+    checkpoint_id: CheckpointId,
     reports: list[dict[str, Any]],
     *,
     shapes: dict[str, tuple[int, ...]],
@@ -63,15 +63,15 @@ def assemble_manifest(
         for name, slot, offset, start, length in report["pieces"]:
             found = FragmentLocation(file=report["file"], offset=offset, start=start, length=length)
             slots[name].setdefault(slot, []).append(found)
-    moments = sorted({slot for places in slots.values() for slot in places} - {MASTER})
+    moments = sorted({slot for locations in slots.values() for slot in locations} - {MASTER})
     tensors = {}
     for name, shape in shapes.items():
-        places = {slot: tuple(sorted(found, key=lambda p: p.start)) for slot, found in slots[name].items()}
-        tensors[name] = LogicalTensor(shape=shape, dtype="float32", slots=places)
+        locations = {slot: tuple(sorted(found, key=lambda p: p.start)) for slot, found in slots[name].items()}
+        tensors[name] = LogicalTensor(shape=shape, dtype="float32", slots=locations)
     files = {r["file"]: FileRecord(sha256=r["sha256"], num_bytes=r["num_bytes"]) for r in reports}
     return Manifest(
         format=FORMAT,
-        id=place,
+        id=checkpoint_id,
         tensors=tensors,
         files=files,
         moments=tuple(moments),

@@ -193,13 +193,13 @@ def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt])
 
 
 def overlapping(
-    places: tuple[FragmentLocation, ...], *, start: int, length: int
+    locations: tuple[FragmentLocation, ...], *, start: int, length: int
 ) -> list[tuple[FragmentLocation, int, int]]:
-    """The places that hold elements of [start, start + length): (place, first element, number of elements) each."""
+    """The locations that hold elements of [start, start + length): (location, first element, number of elements) each."""
     end = start + length
     found = []
-    for place in places:
-        low, high = max(start, place.start), min(end, place.start + place.length)
+    for location in locations:
+        low, high = max(start, location.start), min(end, location.start + location.length)
         if low < high:
-            found.append((place, low, high - low))
+            found.append((location, low, high - low))
     return sorted(found, key=lambda item: item[1])

@@ -42,7 +42,7 @@ def open_found(path: str, buckets: Buckets) -> Any:
     if not path.startswith(SCHEME):
         return pa.OSFile(os.fsencode(path))
     try:
-        return pa.PythonFile(StoreFile(*buckets.place(path)), "r")
+        return pa.PythonFile(StoreFile(*buckets.locate(path)), "r")
     except ImageRefusedError as error:
         raise MissingObjectError(path) from error
 

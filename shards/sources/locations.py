@@ -69,7 +69,7 @@ def _read(location: str, start: str, buckets: Buckets, most: _Most) -> ImageByte
 
 def _read_object(url: str, buckets: Buckets, most: _Most) -> ImageBytes:
     try:
-        store, key = buckets.place(url)
+        store, key = buckets.locate(url)
     except ImageRefusedError as refusal:
         return refusal
     return fetch(store, key, max_bytes=most.num_bytes, hold=most.hold)

@@ -20,7 +20,7 @@ class Buckets:
 
     stores: dict[str, "S3Store"] = field(default_factory=dict)
 
-    def place(self, url: str) -> tuple[Store, str]:
+    def locate(self, url: str) -> tuple[Store, str]:
         """The store of a URL's bucket, and the key in it. Raises ImageRefusedError for what is no such URL."""
         bucket, _, key = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not key or not _BUCKET.fullmatch(bucket):

@@ -160,12 +160,12 @@ class LocalStore:
 
 def _open_new(temporary: Path, target: Path) -> BinaryIO:
     """The temporary file, its folder made; again if another process's `delete` removed the folder in between."""
-    for attempt in range(_OPEN_TRIES):
+    for number in range(_OPEN_TRIES):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             return temporary.open("xb")
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and attempt < _OPEN_TRIES - 1:
+            if isinstance(error, FileNotFoundError) and number < _OPEN_TRIES - 1:
                 continue
             if error.errno not in _MISTAKES:
                 raise

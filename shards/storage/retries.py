@@ -20,7 +20,7 @@ from shards.storage.fork_lock import ForkLock
 class RetryConfig:
     """When requests are retried, and when a read gives up."""
 
-    fruitless_attempts: Annotated[int, Range(1)] = 6
+    fruitless_tries: Annotated[int, Range(1)] = 6
     """Requests in a row without a new byte, or to a store that has never answered, before a read gives up."""
     backoff_seconds: Annotated[float, Range(0)] = 0.2
     """Longest pause before the first retry; it doubles with each further one."""
@@ -101,17 +101,17 @@ class RequestRetries:
         self._budget.earn(share)
 
     def again_after_answer(self, fault: str) -> bool:
-        """After an answer with too few bytes: pauses and returns True; False after `fruitless_attempts`.
+        """After an answer with too few bytes: pauses and returns True; False after `fruitless_tries`.
 
         StorageError if the budget or the deadline is used up.
         """
         self._fruitless += 1
-        return self._again(fault, self._fruitless < self._budget.config.fruitless_attempts, is_answer=True)
+        return self._again(fault, self._fruitless < self._budget.config.fruitless_tries, is_answer=True)
 
     def again_after_failure(self, fault: str, *, is_answer: bool) -> bool:
         """After a request that was answered by an error, or not at all. If the storage has answered before, retries
         continue until the deadline; if it never has, its address is probably wrong."""
-        limit = self._budget.config.fruitless_attempts
+        limit = self._budget.config.fruitless_tries
         is_allowed = self._budget.has_answered or self._failures + 1 < limit
         return self._again(fault, is_allowed, is_answer=is_answer)
 

@@ -190,8 +190,8 @@ class ObjectRead:
             # Many small bodies complete a read, too, but each costs the storage a request.
             self._retries.progressed(min(1.0, (self._position - begun) / PIECE_BYTES))
         if not self._retries.again_after_answer(f"{fault} at byte {self._position}"):
-            attempts = self._source.budget.config.fruitless_attempts
-            raise BadAnswerError(f"{fault} {attempts} times, last in {where}")
+            tries = self._source.budget.config.fruitless_tries
+            raise BadAnswerError(f"{fault} {tries} times, last in {where}")
         self._count(retries=1)
 
     def _check_stop(self) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.data.augment import Crop, ResizeWindow, draw_crop, draws_of, evaluation_window, show
+from pipeline.data.augment import Crop, Viewport, draw_crop, draws_of, evaluation_viewport, show
 from pipeline.data.config import AugmentConfig
 from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
@@ -173,7 +173,7 @@ SIZES = (
 
 def shown(pixels: NDArray[np.uint8], size: tuple[int, int], *, is_antialiased: bool) -> NDArray[np.uint8]:
     out = np.zeros((*size, 3), dtype=np.uint8)
-    show(pixels, ResizeWindow(height=size[0], width=size[1], is_antialiased=is_antialiased), out=out)
+    show(pixels, Viewport(height=size[0], width=size[1], is_antialiased=is_antialiased), out=out)
     return out
 
 
@@ -202,13 +202,13 @@ def test_the_antialiased_resize_is_pillows(from_size: tuple[int, int], to_size: 
 @pytest.mark.parametrize("is_antialiased", [False, True])
 def test_a_window_is_cut_from_the_whole_resized_crop_and_mirrored(is_antialiased: bool) -> None:
     pixels, out = noise(8, 40, 50), np.zeros((2, 16, 12, 3), dtype=np.uint8)
-    window = ResizeWindow(height=30, width=20, top=9, left=5, is_antialiased=is_antialiased)
-    show(pixels, window, out=out[0])
-    show(pixels[:, ::-1], window, out=out[1])  # a turned image is a view like this
+    viewport = Viewport(height=30, width=20, top=9, left=5, is_antialiased=is_antialiased)
+    show(pixels, viewport, out=out[0])
+    show(pixels[:, ::-1], viewport, out=out[1])  # a turned image is a view like this
     whole, turned = (shown(part, (30, 20), is_antialiased=is_antialiased) for part in (pixels, pixels[:, ::-1]))
     np.testing.assert_array_equal(out[0], whole[9:25, 5:17])
     np.testing.assert_array_equal(out[1], turned[9:25, 5:17])
-    show(pixels, replace(window, is_mirrored=True), out=out[1])
+    show(pixels, replace(viewport, is_mirrored=True), out=out[1])
     np.testing.assert_array_equal(out[1], out[0][:, ::-1])
 
 
@@ -242,10 +242,10 @@ def test_evaluation_windows(
     size: tuple[int, int], transform: EvaluationTransform, expected: tuple[int, int, int, int]
 ) -> None:
     height, width, top, left = expected
-    window = ResizeWindow(height=height, width=width, top=top, left=left)
-    assert evaluation_window(*size, transform, size=56) == window
-    antialiased = replace(window, is_antialiased=True)
-    assert evaluation_window(*size, replace(transform, antialias=True), size=56) == antialiased
+    viewport = Viewport(height=height, width=width, top=top, left=left)
+    assert evaluation_viewport(*size, transform, size=56) == viewport
+    antialiased = replace(viewport, is_antialiased=True)
+    assert evaluation_viewport(*size, replace(transform, antialias=True), size=56) == antialiased
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.data import transform
-from pipeline.data.augment import Crop, ResizeWindow
+from pipeline.data.augment import Crop, Viewport
 from pipeline.data.crop_decoder import LIBRARY_NAME, SOURCES, CropDecoder
 from pipeline.data.decode import Pixels, turn_of
 from pipeline.data.transform import checked_decoder, crop_decoder
@@ -22,7 +22,7 @@ PLAN = plan_view(
     (HEIGHT, WIDTH),
     turn_of(1),
     Crop(top=7, left=9, height=30, width=40, flip=False),
-    ResizeWindow(height=16, width=16),
+    Viewport(height=16, width=16),
     denominator=1,
 )
 
@@ -103,7 +103,7 @@ def test_what_is_no_jpeg_is_left_to_others(decoder: CropDecoder, data: bytes) ->
         pytest.param(np.zeros((16, 16, 4), dtype=np.uint8), id="four channels"),
         pytest.param(np.zeros((16, 16), dtype=np.uint8), id="one channel"),
         pytest.param(np.zeros((16, 32, 3), dtype=np.uint8)[:, ::2], id="gaps"),
-        pytest.param(np.zeros((17, 16, 3), dtype=np.uint8), id="more than the window"),
+        pytest.param(np.zeros((17, 16, 3), dtype=np.uint8), id="more than the viewport"),
         pytest.param(np.frombuffer(bytes(16 * 16 * 3), dtype=np.uint8).reshape(16, 16, 3), id="read-only"),
     ],
 )
@@ -134,8 +134,8 @@ class _WrongInOne(CropDecoder):
             "progressive": b"\xff\xc2" in bytes(data),
             "scaled": plan.denominator == 2,
             "turned": plan.turn.is_exchanged,
-            "antialiased": plan.window.is_antialiased,
-            "plain": not plan.window.is_antialiased,
+            "antialiased": plan.viewport.is_antialiased,
+            "plain": not plan.viewport.is_antialiased,
         }
         if self.wrong and all(is_so[name] for name in self.wrong):
             out[-1, -1, -1] ^= 1

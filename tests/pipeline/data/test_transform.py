@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.data import transform
-from pipeline.data.augment import ResizeWindow, draw_crop, draws_of, show
+from pipeline.data.augment import Viewport, draw_crop, draws_of, show
 from pipeline.data.config import AugmentConfig
 from pipeline.data.crop_decoder import CropDecoder
 from pipeline.data.decode import DecodeError, decode_stored, turn_of, turned
@@ -141,10 +141,10 @@ def test_scaled_decoding_smooths_and_can_be_switched_off(test_data: Path, config
         scaled = trained(sample, number, config, size=224, use_library=True)
         exact = trained(sample, number, replace(config, scaled_decode=False), size=224, use_library=True)
         crop = draw_crop(1200, 1600, draws(number), config=config)
-        window = ResizeWindow(height=224, width=224, is_mirrored=crop.flip, is_antialiased=config.antialias)
+        viewport = Viewport(height=224, width=224, is_mirrored=crop.flip, is_antialiased=config.antialias)
         whole = decode_stored(sample.data, height=1200, width=1600)
         expected = np.empty_like(exact)
-        show(whole[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width], window, out=expected)
+        show(whole[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width], viewport, out=expected)
         assert np.array_equal(exact, expected)
         differences.append(np.abs(scaled.astype(int) - exact.astype(int)).mean())
     assert 0.5 < np.mean(differences) < bound, differences
@@ -214,7 +214,7 @@ def test_a_view_is_the_crop_of_the_image_as_it_is_seen(image_format: str, orient
     for seed in range(5):
         crop = draw_crop(upright.shape[0], upright.shape[1], draws(seed), config=PLAIN)
         part = upright[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
-        show(part, ResizeWindow(height=48, width=48, is_mirrored=crop.flip), out=expected)
+        show(part, Viewport(height=48, width=48, is_mirrored=crop.flip), out=expected)
         np.testing.assert_array_equal(trained(sample, seed, PLAIN, size=48, use_library=use_library), expected)
 
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.augment import Crop, ResizeWindow
+from pipeline.data.augment import Crop, Viewport
 from pipeline.data.decode import scaled_size, turn_of, turned
 from pipeline.data.view_plan import Box, largest_denominator, plan_view
 from shards.orientation import TURNS
 
-WINDOW = ResizeWindow(height=8, width=8)
+WINDOW = Viewport(height=8, width=8)
 
 
 @given(data=st.data(), orientation=st.sampled_from(list(TURNS)), height=st.integers(1, 30), width=st.integers(1, 30))

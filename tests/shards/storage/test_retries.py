@@ -22,7 +22,7 @@ def test_full_jitter_is_anything_up_to_a_doubling_limit(failures: int, draw: flo
 
 
 @pytest.mark.parametrize(
-    "values", [{"fruitless_attempts": 0}, {"backoff_seconds": -1.0}, {"budget_reserve": -1.0}, {"budget_share": -0.1}]
+    "values", [{"fruitless_tries": 0}, {"backoff_seconds": -1.0}, {"budget_reserve": -1.0}, {"budget_share": -0.1}]
 )
 def test_impossible_values_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(UserError, match=r"is (0|-.*); allowed: (0|1) or more$"):
@@ -44,14 +44,14 @@ class Time:
 
 
 def test_a_storage_that_never_answered_is_given_up_soon() -> None:
-    time, retries = Time(), RetryBudget(RetryConfig(fruitless_attempts=4, backoff_seconds=1.0))
+    time, retries = Time(), RetryBudget(RetryConfig(fruitless_tries=4, backoff_seconds=1.0))
     attempts = time.attempts(retries)
     assert [attempts.again_after_failure("refused", is_answer=False) for _ in range(4)] == [True, True, True, False]
     assert time.pauses == [1.0, 2.0, 4.0]
 
 
 def test_a_storage_that_has_answered_is_waited_for_until_the_deadline() -> None:
-    time, retries = Time(), RetryBudget(RetryConfig(fruitless_attempts=4, backoff_seconds=1.0, deadline_seconds=60.0))
+    time, retries = Time(), RetryBudget(RetryConfig(fruitless_tries=4, backoff_seconds=1.0, deadline_seconds=60.0))
     retries.has_answered = True
     attempts = time.attempts(retries)
     for _ in range(8):
@@ -63,7 +63,7 @@ def test_a_storage_that_has_answered_is_waited_for_until_the_deadline() -> None:
 
 def test_bodies_that_bring_nothing_are_counted_apart() -> None:
     """Many refusals, and then one body that breaks off: no reason to give up."""
-    time, retries = Time(), RetryBudget(RetryConfig(fruitless_attempts=2, backoff_seconds=0.001))
+    time, retries = Time(), RetryBudget(RetryConfig(fruitless_tries=2, backoff_seconds=0.001))
     retries.has_answered = True
     attempts = time.attempts(retries)
     for _ in range(10):
@@ -73,7 +73,7 @@ def test_bodies_that_bring_nothing_are_counted_apart() -> None:
 
 
 def test_progress_begins_anew() -> None:
-    time, retries = Time(), RetryBudget(RetryConfig(fruitless_attempts=3, backoff_seconds=1.0, deadline_seconds=5.0))
+    time, retries = Time(), RetryBudget(RetryConfig(fruitless_tries=3, backoff_seconds=1.0, deadline_seconds=5.0))
     attempts = time.attempts(retries)
     for _ in range(20):
         attempts.progressed()
