@@ -126,11 +126,6 @@ class SampleReader:
         """Bytes under way, held, or in batches that are still referred to."""
         return self._held.now
 
-    @property
-    def most_held_bytes(self) -> int:
-        """The most that `held_bytes` has been."""
-        return self._held.most
-
     def drop(self) -> None:
         """Drops all windows."""
         for lane in list(self._lanes.values()):  # copies: the thread that reads may not have noticed yet

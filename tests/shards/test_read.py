@@ -196,7 +196,7 @@ def test_memory_never_exceeds_the_bound(packed: Path, data: st.DataObject) -> No
     with reader_of(dataset, order) as reader:
         for step in range(first, first + 3 + 2 * NUM_SAMPLES // batch):
             kept.append(reader.read(order.positions(step, batch, rank, ranks)))
-            assert reader.most_held_bytes <= bound
+            assert reader._held.most <= bound
     kept.clear()
     assert reader.held_bytes == 0
 

@@ -378,7 +378,7 @@ def test_reading_ahead_holds_no_more_than_said(
     most = 0.0
     with closing(stream_of(data, tmp_path / "q", config=config)) as stream:
         for _ in islice(stream(0), 60):
-            most = max(most, stream.counts()["held_bytes"], stream._sources[0].reader.most_held_bytes)
+            most = max(most, stream.counts()["held_bytes"], stream._sources[0].reader._held.most)
     assert 0 < most <= bound
 
 
