@@ -195,7 +195,7 @@ def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt])
 def overlapping(
     locations: tuple[FragmentLocation, ...], *, start: int, length: int
 ) -> list[tuple[FragmentLocation, int, int]]:
-    """The locations that hold elements of [start, start + length): (location, first element, number of elements) each."""
+    """Where the elements [start, start + length) lie: (location, first element, number of elements) each."""
     end = start + length
     found = []
     for location in locations:
