@@ -157,7 +157,7 @@ class Pool:
         self._start_missing()
 
     def _start_missing(self) -> None:
-        """Starts threads for the tasks that may run now. If none can start, others run the tasks; if none run, they fail."""
+        """Starts threads for tasks that may run now. If none can start, others run them; if none run, they fail."""
         failed: list[_Task] = []
         with self._changed:
             while not self._is_closed and self._num_threads < self._num_wanted():
