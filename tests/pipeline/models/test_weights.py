@@ -400,7 +400,7 @@ def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_tensors_are_written_one_after_the_other(tmp_path: Path) -> None:
-    """No copy of the model is in memory: a tensor is released before the next but one is made."""
+    """The model is never copied in memory: each tensor is freed before the one after the next is made."""
     shapes = {f"t{number}": (number + 1, 3) for number in range(9)}
     made: list[weakref.ref[torch.Tensor]] = []
 
