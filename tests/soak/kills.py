@@ -2,7 +2,7 @@
 
 A run is killed (SIGKILL to both ranks) at random times, and started again each time by the same command, until it has
 survived its number of kills and finished; then the next run begins. Every run must end with the losses of the unbroken
-run. Writes tests/soak/kills.json: the times of the kills, the step each start resumed from, and the verdict.
+run. Writes tests/soak/results/kills.json: the times of the kills, the step each start resumed from, and the verdict.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from jobs.recipes.pack import digits
 from tests.rigs.kills import after_seconds, run_and_kill
 from tests.rigs.training import losses, pretrain_words, resumed_steps, run
 
-RESULT = Path(__file__).with_name("kills.json")
+RESULT = Path(__file__).parent / "results" / "kills.json"
 KILLS_A_RUN = 10
 SHORTEST_SECONDS, LONGEST_SECONDS = 2.0, 9.0
 
