@@ -14,7 +14,7 @@ from shards.key_purposes import BLOCKS, DROPOUT, PURPOSES, ROTATIONS, Purpose
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Keys without a purpose, as the registry's docstring says.
 WITHOUT = {
-    "pipeline/data/mixup.py": "derive_key(key, attempt)",
+    "pipeline/data/mixup.py": "derive_key(key, round_number)",
     "pipeline/models/initial.py": "derive_key(seed, zlib.crc32(name.encode()))",
     "shards/card/card_images.py": "derive_key(_MOSAIC, shard)",
     "shards/sources/digits.py": "derive_key(1797, 80, 20)",
