@@ -2,9 +2,11 @@
 installed."""
 
 import os
+import random
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -74,6 +76,16 @@ def _stores_of_this_test() -> Iterator[None]:
     open_store.cache_clear()
     yield
     open_store.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _random_numbers_of_this_test() -> None:
+    """Starts each test at the same random numbers, whichever tests ran before it."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")
