@@ -79,6 +79,12 @@ def allowed_instead(value: Any, kind: Any) -> str:
     return f"allowed: {allowed}{or_none}" if allowed else ""
 
 
+def shown_value(value: Any) -> str:
+    """A wrong value as messages show it, cut after 200 characters."""
+    text = f"{type(value).__name__}(...)" if is_dataclass(value) else repr(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
 def without_none(kind: Any) -> tuple[Any, ...]:
     """The types in a union, but None; of any other type, the type alone."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
@@ -101,7 +107,7 @@ def _fault(name: str, value: Any, kind: Any) -> str:
         items = enumerate(zip(value, kinds, strict=True))
         return next(filter(None, (_fault(f"{name}.{number}", item, one) for number, (item, one) in items)), "")
     allowed = allowed_instead(value, kind)
-    return f"{name} is {_shown(value)}; {allowed}" if allowed else ""
+    return f"{name} is {shown_value(value)}; {allowed}" if allowed else ""
 
 
 def _allowed(value: Any, kind: Any) -> str:
@@ -134,11 +140,6 @@ def _is_finite(value: Any) -> bool:
         return (_is_whole(value) or isinstance(value, float)) and isfinite(value)
     except OverflowError:  # a whole number that no float can be
         return False
-
-
-def _shown(value: Any) -> str:
-    text = f"{type(value).__name__}(...)" if is_dataclass(value) else repr(value)
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 def _spelt(bound: float | None) -> str:

@@ -5,6 +5,14 @@ class UserError(Exception):
     """The user's mistake (exit code 2). The message says what is wrong, the value, what is allowed and what to do."""
 
 
+class InvalidDataError(UserError):
+    """A file, or what it says, is damaged or hostile: not regular, too large, of a wrong type or out of its range.
+
+    Before the first step this ends a command as the user's mistake; training that is under way ends with 78 instead,
+    since the same command would end in the same way.
+    """
+
+
 class UnreachableError(UserError):
     """Storage that has never answered this process: its address or its credentials are probably wrong."""
 

@@ -31,7 +31,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
     "shards": (
         (
             *("errors", "config_values", "hashing", "key_purposes", "differences", "quantities", "terminal"),
-            *("command_lines", "orientation", "progress", "parallel", "pool", "read_config"),
+            *("command_lines", "orientation", "progress", "typed_json", "parallel", "pool", "read_config"),
         ),
         ("storage", "images"),
         ("store",),

@@ -14,8 +14,14 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from shards.errors import UserError
-from shards.storage.local_read import CountedFile, Result, read_again, read_exactly
-from shards.storage.objects import MissingObjectError, any_path, checked_path, folder_prefix
+from shards.storage.local_read import CountedFile, Result, read_again, read_exactly, read_whole
+from shards.storage.objects import (
+    MOST_OBJECT_BYTES,
+    MissingObjectError,
+    any_path,
+    checked_path,
+    folder_prefix,
+)
 from shards.storage.traffic import Traffic, TrafficCounts
 
 STREAM_BYTES = 256 << 10
@@ -44,9 +50,10 @@ class LocalStore:
         """This folder, with other counters."""
         return replace(self, traffic=traffic)
 
-    def read(self, path: str, *, stop: threading.Event | None = None) -> bytes:
-        """The whole file."""
-        return self._read(path, lambda file: file.readall(), stop)
+    def read(self, path: str, *, most_bytes: int = MOST_OBJECT_BYTES, stop: threading.Event | None = None) -> bytes:
+        """The whole file. InvalidDataError if it has more than `most_bytes`."""
+        name = f"{self.url}/{path}"
+        return self._read(path, lambda file: read_whole(file.fileno(), name=name, most_bytes=most_bytes), stop)
 
     def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
         """Bytes first..end-1; EOFError if the file is shorter."""

@@ -4,13 +4,15 @@ import errno
 import io
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from shards.errors import StorageError
+from shards.errors import InvalidDataError, StorageError
+from shards.storage.objects import too_large
 from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig
 from shards.storage.traffic import Traffic, TrafficCounts
 
@@ -64,12 +66,44 @@ def read_exactly(descriptor: int, first: int, end: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
+    """The file up to its end, which may grow or not say its size. InvalidDataError if it has more than `most_bytes`."""
+    num_bytes = os.fstat(descriptor).st_size
+    data = b"" if num_bytes > most_bytes else read_exactly(descriptor, 0, num_bytes + 1)
+    if len(data) > num_bytes:
+        data += read_exactly(descriptor, len(data), most_bytes + 1)
+    if max(num_bytes, len(data)) > most_bytes:
+        raise InvalidDataError(too_large(name, most_bytes))
+    return data
+
+
+def open_regular(name: str, flags: int) -> int:
+    """An opener for `open`: the descriptor of a regular file, whatever links lead to it.
+
+    Raises InvalidDataError for a pipe, a socket or a device: a pipe could block for ever, a device never end.
+    """
+    what = f"{name} is not a regular file; give a file, not a pipe or a device"
+    try:
+        descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise InvalidDataError(what) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    raise InvalidDataError(what)
+
+
 class CountedFile(io.FileIO):
     """A file open for reading; `traffic` counts it as one read when it is closed."""
 
     def __init__(self, file: Path, traffic: Traffic | None = None) -> None:
         self._traffic: Traffic | None = None  # nothing is counted if the file cannot be opened
-        super().__init__(file)
+        super().__init__(file, opener=open_regular)
         self._traffic, self._num_bytes, self._seconds = traffic, 0, 0.0
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:

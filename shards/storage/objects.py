@@ -9,6 +9,8 @@ from typing import BinaryIO, Protocol
 
 from shards.storage.traffic import Traffic
 
+MOST_OBJECT_BYTES = 1 << 30  # of an object that is read whole, where the caller has no smaller bound
+
 
 class MissingObjectError(Exception):
     """No object is at this path of this store."""
@@ -34,7 +36,7 @@ class Readable(Protocol):
     def url(self) -> str: ...
 
     def read(self, path: str) -> bytes:
-        """The whole object. Raises MissingObjectError."""
+        """The whole object. Raises MissingObjectError, and InvalidDataError above MOST_OBJECT_BYTES."""
         ...
 
     def read_range(self, path: str, first: int, end: int) -> bytes:
@@ -61,8 +63,9 @@ class Store(Protocol):
         """The same objects over the same connections; reads are counted in `traffic` alone."""
         ...
 
-    def read(self, path: str, *, stop: threading.Event | None = None) -> bytes:
-        """The whole object. Raises MissingObjectError; ReadStoppedError at the next byte or timeout once `stop` is set.
+    def read(self, path: str, *, most_bytes: int = MOST_OBJECT_BYTES, stop: threading.Event | None = None) -> bytes:
+        """The whole object. Raises MissingObjectError; InvalidDataError if it has more than `most_bytes`, or is no
+        regular file; ReadStoppedError at the next byte or timeout once `stop` is set.
 
         A folder looks at `stop` only while it waits for a disk that fails: files are read too fast for more.
         """
@@ -135,6 +138,11 @@ def checked_path(path: str) -> str:
     if not path or path.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in path:
         raise ValueError(f"object path {path!r} is not a plain relative path: use NAME or FOLDER/NAME, no ..")
     return str(PurePosixPath(path))
+
+
+def too_large(name: str, most_bytes: int) -> str:
+    """The message about an object that has more bytes than its reader allows."""
+    return f"{name} is larger than {most_bytes:,} bytes, the most that are read of such a file"
 
 
 def without_secrets(text: str) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from shards.errors import UnreachableError, UserError
-from shards.storage.objects import MissingObjectError, any_path, checked_path, folder_prefix
+from shards.storage.objects import MOST_OBJECT_BYTES, MissingObjectError, any_path, checked_path, folder_prefix
 from shards.storage.retries import RetryBudget, RetryConfig
 from shards.storage.s3_client import UPLOADS, BadAnswerError, ClientOfProcess, storage_errors
 from shards.storage.s3_read import PIECE_BYTES, ObjectRead, ObjectSource
@@ -47,9 +47,10 @@ class S3Store:
         """`s3://bucket/prefix`."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
-    def read(self, path: str, *, stop: threading.Event | None = None) -> bytes:
-        """The whole object; ReadStoppedError once `stop` is set, but only at the next byte or timeout."""
-        return self._object(path, 0, None, stop=stop).whole()
+    def read(self, path: str, *, most_bytes: int = MOST_OBJECT_BYTES, stop: threading.Event | None = None) -> bytes:
+        """The whole object; ReadStoppedError once `stop` is set, but only at the next byte or timeout.
+        InvalidDataError if it has more than `most_bytes`."""
+        return self._object(path, 0, None, stop=stop).whole(most_bytes)
 
     def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
         """Bytes first..end-1; EOFError if the object is shorter, ReadStoppedError as `read`."""

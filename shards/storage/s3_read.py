@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from shards.errors import InvalidDataError
+from shards.storage.objects import too_large
 from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget
 from shards.storage.s3_client import REQUEST_ERRORS, BadAnswerError, Body, Fault, ReplacedError, fault_of
 from shards.storage.traffic import Traffic, TrafficCounts
@@ -73,10 +75,10 @@ class ObjectRead:
                     self._position, self._version, self._match = self._first, "", ""
             return self._filled()
 
-    def whole(self) -> bytes:
-        """All pieces together."""
+    def whole(self, most_bytes: int) -> bytes:
+        """All pieces together. InvalidDataError once there are more than `most_bytes`."""
         with self._counted():
-            return b"".join(self._pieces())
+            return b"".join(self._pieces_within(most_bytes))
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -100,6 +102,12 @@ class ObjectRead:
                 self._position += len(piece)
                 yield piece
                 self._check_stop()
+
+    def _pieces_within(self, most_bytes: int) -> Iterator[bytes]:
+        for piece in self._pieces():
+            if self._position - self._first > most_bytes:
+                raise InvalidDataError(too_large(self._source.name, most_bytes))
+            yield piece
 
     def _filled(self) -> bytes:
         """Reads into the memory that becomes the result: BytesIO returns its bytes without a copy."""

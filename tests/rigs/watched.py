@@ -6,6 +6,7 @@ from pathlib import Path
 
 from shards.dataset import Dataset, open_dataset
 from shards.storage.local import LocalStore
+from shards.storage.objects import MOST_OBJECT_BYTES
 
 
 def open_gate() -> threading.Event:
@@ -33,11 +34,11 @@ class WatchedStore(LocalStore):
     held_up: list[str] = field(default_factory=list)
     file_gate: threading.Event = field(default_factory=open_gate)
 
-    def read(self, path: str, *, stop: threading.Event | None = None) -> bytes:
+    def read(self, path: str, *, most_bytes: int = MOST_OBJECT_BYTES, stop: threading.Event | None = None) -> bytes:
         self.read_files.append(path)
         if not self.file_gate.wait(60):
             raise TimeoutError("nobody opened the gate of the files")
-        data = super().read(path, stop=stop)
+        data = super().read(path, most_bytes=most_bytes, stop=stop)
         return bytes([data[0] ^ 1]) + data[1:] if self.spoiled_files and self.spoiled_files.pop() else data
 
     def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:

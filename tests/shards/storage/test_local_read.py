@@ -2,12 +2,14 @@
 
 import errno
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shards.errors import InvalidDataError
 from shards.storage.local import LocalStore
 from shards.storage.local_read import CountedFile, read_again, read_exactly
 from shards.storage.objects import MissingObjectError
@@ -107,3 +109,33 @@ def test_counters_of_ones_own(tmp_path: Path) -> None:
     assert mine.read("x") + mine.read("a/x") == b"01234567890123"
     assert store.traffic.counts() == TrafficCounts()
     assert (own.counts().requests, own.counts().bytes) == (2, 14)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "it"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    with pytest.raises(InvalidDataError, match="it is not a regular file; give a file"):
+        LocalStore(str(tmp_path)).read("it")
+
+
+def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    (tmp_path / "ten").write_bytes(b"0123456789")
+    assert store.read("ten", most_bytes=10) == b"0123456789"
+    with pytest.raises(InvalidDataError, match="ten is larger than 9 bytes, the most that"):
+        store.read("ten", most_bytes=9)
+
+
+def test_a_file_that_does_not_say_its_size_is_read_up_to_its_end_or_bound() -> None:
+    """Files of /proc have size 0."""
+    whole = Path("/proc/self/smaps").read_bytes()
+    assert LocalStore("/proc/self").read("status").startswith(b"Name:")
+    with pytest.raises(InvalidDataError, match="smaps is larger than"):
+        LocalStore("/proc/self").read("smaps", most_bytes=len(whole) // 2)

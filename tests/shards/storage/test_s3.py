@@ -13,7 +13,7 @@ from typing import Any
 import boto3
 import pytest
 
-from shards.errors import StorageError
+from shards.errors import InvalidDataError, StorageError
 from shards.storage.objects import MissingObjectError
 from shards.storage.retries import ReadStoppedError, RetryConfig
 from shards.storage.s3 import S3Store
@@ -41,6 +41,14 @@ def behind_proxy(s3_bucket: str, proxy: CuttingProxy, monkeypatch: pytest.Monkey
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     open_store.cache_clear()
     return open_store(f"s3://{s3_bucket}")
+
+
+def test_an_object_is_read_up_to_its_bound(s3_bucket: str) -> None:
+    store = open_store(f"s3://{s3_bucket}")
+    store.write("ten", b"0123456789")
+    assert store.read("ten", most_bytes=10) == b"0123456789"
+    with pytest.raises(InvalidDataError, match="ten is larger than 9 bytes, the most that"):
+        store.read("ten", most_bytes=9)
 
 
 @pytest.mark.parametrize(
