@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.flags import Flag
-from shards.config_values import allowed_instead, without_range
+from shards.config_values import allowed_instead, shown_text, shown_value, without_range
 from shards.errors import UserError
 
 HELP_WORDS = ("-h", "--help", "--help-all")
@@ -210,10 +210,10 @@ def _refuse_wrong_values(flag: Flag, values: Sequence[str], *, name: str) -> Non
         try:
             read = _read(flag, value)
         except ValueError as error:
-            raise UserError(f"{name} is {value!r}; allowed: {_allowed(flag)}") from error
+            raise UserError(f"{name} is {shown_value(value)}; allowed: {_allowed(flag)}") from error
         instead = allowed_instead(read, flag.kind) if isinstance(read, int | float) else ""
         if instead:
-            raise UserError(f"{name} is {value}; {instead}")
+            raise UserError(f"{name} is {shown_text(value)}; {instead}")
 
 
 def _read(flag: Flag, value: str) -> Any:

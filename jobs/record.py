@@ -19,6 +19,7 @@ from jobs.stages import STAGES
 from jobs.warmup import scaled
 from jobs.yaml_tree import Fields, Scalar, Tree, read_tree
 from pipeline.training.config import TrainingJob
+from shards.config_values import whole_number
 from shards.errors import UserError
 from shards.terminal import printable_name
 
@@ -118,10 +119,11 @@ def _warmed_up(given: Fields, base: Job | None) -> Any:
     """The recipe's job, with a warm-up that fits the steps in the file, unless the file gives a warm-up itself."""
     steps, schedule = given.entries.get("steps"), given.entries.get("schedule")
     has_warmup = isinstance(schedule, Fields) and "warmup_steps" in schedule.entries
-    if not isinstance(base, TrainingJob) or has_warmup or not isinstance(steps, Scalar) or not steps.text.isdecimal():
+    number = whole_number(steps.text) if isinstance(steps, Scalar) else None
+    if not isinstance(base, TrainingJob) or has_warmup or number is None:
         return base
     keep = f"schedule.warmup_steps: {base.schedule.warmup_steps}"
-    fitted, note = scaled(base, steps=int(steps.text), keep=keep)
+    fitted, note = scaled(base, steps=number, keep=keep)
     if note:
         log.info(note)
     return fitted

@@ -10,6 +10,7 @@ from typing import Any
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import printable
 from shards.storage.buckets import SCHEME, Buckets
+from shards.storage.local_read import open_regular
 from shards.storage.objects import MissingObjectError
 from shards.storage.store_file import StoreFile
 from shards.store import open_store
@@ -37,10 +38,11 @@ def find_files(patterns: Sequence[str], *, suffixes: tuple[str, ...]) -> list[st
 
 
 def open_found(path: str, buckets: Buckets) -> Any:
-    """The file, as pyarrow reads it: seekable. Errors: OSError, MissingObjectError."""
+    """The file, as pyarrow reads it: seekable. Errors: OSError, MissingObjectError, InvalidDataError."""
     import pyarrow as pa
 
     if not path.startswith(SCHEME):
+        os.close(open_regular(path, os.O_RDONLY))  # Arrow would wait for a pipe's writer
         return pa.OSFile(os.fsencode(path))
     try:
         return pa.PythonFile(StoreFile(*buckets.locate(path)), "r")

@@ -1,6 +1,7 @@
 """Rows of tables are streamed, and invalid rows are reported with their position."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -84,6 +85,15 @@ def test_a_missing_table_is_the_users_mistake(tmp_path: Path, s3_bucket: str) ->
     for path in (f"{tmp_path}/none.csv", f"s3://{s3_bucket}/none.parquet"):
         with pytest.raises(UserError, match="cannot be read"):
             rows(path)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_has_no_end_is_refused_at_once(name: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="is not a regular file; give a file"):
+        rows(str(path))
 
 
 def test_a_header_alone_has_no_rows(tmp_path: Path) -> None:
