@@ -39,7 +39,7 @@ def test_files_that_do_not_serve(tmp_path: Path, content: bytes, message: str) -
 def test_what_has_no_end_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "labels.txt"
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-    with pytest.raises(UserError, match="cannot be read: .* is not a regular file; give a file"):
+    with pytest.raises(UserError, match=r"cannot be read: .* is not a regular file; give a file"):
         read_label_names(str(path))
 
 
