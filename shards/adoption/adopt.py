@@ -16,6 +16,7 @@ import pyarrow as pa
 from shards.adoption.foreign_quarantine import are_mostly_integers, refuse_quarantine
 from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_rows, is_integer, read_tar
 from shards.adoption.tar_lists import ListedTar
+from shards.config_values import shown_text
 from shards.errors import UserError
 from shards.index import QUARANTINE_SCHEMA, IndexRow, ShardCommit, index_bytes, read_commit
 from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest, index_path, sha256_hex
@@ -94,7 +95,9 @@ def label_names(found: set[str], known: tuple[str, ...] | None) -> tuple[str, ..
         return tuple(sorted(found))
     largest = max((int(label) for label in found), default=-1)
     if largest >= MOST_NUMBERED_CLASSES:
-        message = f"the label {largest} is not a class number; allowed: 0 to {MOST_NUMBERED_CLASSES - 1}"
+        message = (
+            f"the label {shown_text(str(largest))} is not a class number; allowed: 0 to {MOST_NUMBERED_CLASSES - 1}"
+        )
         raise UserError(f"{message}; give the names in --labels-file, or another --label-field")
     return tuple(str(number) for number in range(largest + 1))
 

@@ -3,9 +3,9 @@
 from shards.config_values import shown_text
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_text
+from shards.sources.table_labels import MOST_LABEL_CHARACTERS
 
 MOST_BYTES = 256 << 20
-MOST_NAME_CHARACTERS = 1024
 
 
 def read_label_names(path: str) -> tuple[str, ...]:
@@ -19,9 +19,9 @@ def read_label_names(path: str) -> tuple[str, ...]:
     if not names or len(set(names)) < len(names):
         what = f"names {len(names) - len(set(names))} classes twice" if names else "names no class"
         raise UserError(f"--labels-file {path!r} {what}; give one class name per line, each once")
-    if longest := next((name for name in names if len(name) > MOST_NAME_CHARACTERS), ""):
+    if longest := next((name for name in names if len(name) > MOST_LABEL_CHARACTERS), ""):
         what = f"names a class with {len(longest):,} characters ({shown_text(longest)})"
         raise UserError(
-            f"--labels-file {path!r} {what}; allowed: {MOST_NAME_CHARACTERS:,}; give one class name per line"
+            f"--labels-file {path!r} {what}; allowed: {MOST_LABEL_CHARACTERS:,}; give one class name per line"
         )
     return names

@@ -365,3 +365,5 @@ def test_label_names(found: set[str], known: tuple[str, ...] | None, names: tupl
 def test_a_number_that_can_be_no_class() -> None:
     with pytest.raises(UserError, match="the label 1440764000 is not a class number"):
         label_names({"1440764000"}, None)
+    with pytest.raises(UserError, match=r"the label 9{200}\.\.\. is not a class number"):
+        label_names({"9" * 1024}, None)
