@@ -18,7 +18,8 @@ from pipeline.models.conversion.npz_file import write_npz
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.weights import TensorByName, Weights
+from pipeline.models.tensor_checks import TensorByName
+from pipeline.models.weights import Weights
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from pipeline.models.config import (
 )
 from pipeline.models.conversion.declared import Pair
 from pipeline.models.flops import num_parameters
-from pipeline.models.weights import HEAD, Shapes
+from pipeline.models.tensor_checks import Shapes
+from pipeline.models.weights import HEAD
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import InvalidDataError, UserError
 
