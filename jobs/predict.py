@@ -93,7 +93,7 @@ def _predict(predictor: "Predictor", images: "Sequence[str]", job: PredictJob) -
 
 def _as_json(image: str, prediction: "Prediction") -> str:
     classes = [{"label": label, "probability": float(f"{likely:.6g}")} for label, likely in prediction]
-    return json.dumps({"image": image, "classes": classes})
+    return json.dumps({"image": image, "classes": classes}, allow_nan=False)
 
 
 def _as_text(image: str, prediction: "Prediction") -> str:

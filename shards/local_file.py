@@ -1,6 +1,7 @@
 """Reads local files of others whole: regular files only, and never more than a bound."""
 
 import os
+from io import BufferedReader
 from pathlib import Path
 
 from shards.errors import InvalidDataError
@@ -34,3 +35,12 @@ def read_local_text(path: str | Path, *, most_bytes: int) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         what = f"{path} is not UTF-8: byte {error.start:,} (line {line:,}) is 0x{data[error.start]:02x}"
         raise InvalidDataError(f"{what}; save it as UTF-8") from None
+
+
+def open_local_file(path: str | Path) -> BufferedReader:
+    """The file, open for reading its parts. Raises as `read_local_file`."""
+    name = os.fspath(path)
+    try:
+        return open(name, "rb", opener=open_regular)
+    except ValueError as error:  # a zero byte in the name
+        raise InvalidDataError(f"cannot read {name!r}: {error}") from None

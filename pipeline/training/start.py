@@ -18,7 +18,8 @@ from pipeline.bf16 import Bf16
 from pipeline.collectives import all_agree, gather_json
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.initial import initial_tensor
-from pipeline.models.weights import TensorByName, fit_weights, open_weights
+from pipeline.models.tensor_checks import TensorByName
+from pipeline.models.weights import fit_weights, open_weights
 from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import EngineConfig, TrainingJob, scaled_by_rate

@@ -40,7 +40,9 @@ from pipeline.models.conversion.sizes import (
 )
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.labels import unique_labels
-from pipeline.models.weights import TensorByName, Weights, write_folder
+from pipeline.models.tensor_checks import TensorByName
+from pipeline.models.weights import Weights
+from pipeline.models.weights_folder import write_folder
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)

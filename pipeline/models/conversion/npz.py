@@ -11,14 +11,15 @@ from typing import Literal
 
 import torch
 
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import MOST_LAYERS, ModelConfig
 from pipeline.models.conversion import npz_bit, npz_vit
 from pipeline.models.conversion.layout import read_layout, without_class_row, write_layout
 from pipeline.models.conversion.npz_file import write_npz
 from pipeline.models.conversion.open_file import open_tensor_file
-from pipeline.models.conversion.sizes import MOST_LAYERS, Hints, assumed, shapes_in_file
+from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.weights import TensorByName, Weights
+from pipeline.models.tensor_checks import TensorByName
+from pipeline.models.weights import Weights
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
