@@ -44,7 +44,10 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
         ("adoption", "checking", "card"),
     ),
     "pipeline": (
-        ("config_values", "evaluation_transform", "bf16", "free_port", "world", "collectives"),
+        (
+            *("config_values", "evaluation_transform", "bf16", "free_port"),
+            *("rank_environ", "rendezvous", "alone", "world", "collectives"),
+        ),
         ("data", "models"),
         ("evaluation",),
         ("training",),
