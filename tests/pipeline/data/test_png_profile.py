@@ -34,7 +34,14 @@ def test_the_same_pixels_without_a_profile(mode: str) -> None:
     assert np.array_equal(pixels(profiled), pixels(plain))
 
 
-@pytest.mark.parametrize("name", [b"plain", HOSTILE.encode("latin-1", "replace")[:79], b"x" * 79], ids=["plain", "hostile", "longest"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(b"plain", id="plain"),
+        pytest.param(HOSTILE.encode("latin-1", "replace")[:79], id="hostile"),
+        pytest.param(b"x" * 79, id="longest"),
+    ],
+)
 @pytest.mark.parametrize("size", [24, 132, 200])
 def test_a_wrong_profile_is_not_mentioned(name: bytes, size: int, capfd: pytest.CaptureFixture[str]) -> None:
     data = png_with_profile(name, size=size)
