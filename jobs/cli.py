@@ -25,8 +25,9 @@ from jobs.run_flags import RunOptions, take_run_flags
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of
 from jobs.threads import wait_quietly
 from jobs.warmup import with_warmup
+from shards.command_output import command_output
 from shards.errors import UserError
-from shards.terminal import LogFormatter, columns_of, printable, wrapped
+from shards.terminal import columns_of, message_text
 
 log = logging.getLogger("patchline")
 
@@ -48,21 +49,17 @@ def entry() -> None:
 
 def main(argv: list[str]) -> int:
     """Runs one command and returns its exit code; jobs/endings.py decides how each error ends it."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogFormatter(sys.stderr, rank=_rank()))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])  # a program that calls this keeps its own handlers
-    for noisy in ("botocore", "boto3", "urllib3", "s3transfer"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    try:
-        with Interrupts() as interrupts:
-            return _run(argv, interrupts)
-    except (Exception, KeyboardInterrupt) as error:
-        end = end_of(error)
-        if end.has_traceback:
-            log.exception(end.message)
-        elif end.message:
-            _say(end.message)
-        return end.code
+    with command_output(rank=_rank()):
+        try:
+            with Interrupts() as interrupts:
+                return _run(argv, interrupts)
+        except (Exception, KeyboardInterrupt) as error:
+            end = end_of(error)
+            if end.has_traceback:
+                log.exception(end.message)
+            elif end.message:
+                _say(end.message)
+            return end.code
 
 
 def _run(argv: list[str], interrupts: Interrupts) -> int:
@@ -201,8 +198,7 @@ def _place_first(words: list[str], *, flag: str) -> list[str]:
 
 def _say(message: str) -> None:
     who = f"rank {_rank()}: " if _rank() else ""
-    text, columns = who + printable(message), columns_of(sys.stderr)
-    sys.stderr.write((wrapped(text, columns) if columns else text) + "\n")
+    sys.stderr.write(message_text(who + message, columns=columns_of(sys.stderr)) + "\n")
 
 
 def _rank() -> int:

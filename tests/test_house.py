@@ -31,7 +31,8 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
     "shards": (
         (
             *("errors", "config_values", "hashing", "key_purposes", "differences", "quantities", "terminal"),
-            *("command_lines", "orientation", "progress", "typed_json", "parallel", "pool", "read_config"),
+            *("command_output", "command_lines", "orientation", "progress", "typed_json", "parallel", "pool"),
+            "read_config",
         ),
         ("storage", "images"),
         ("store", "local_file"),

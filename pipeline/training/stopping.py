@@ -24,6 +24,8 @@ from enum import Enum
 from types import FrameType, TracebackType
 from typing import Self
 
+from shards.terminal import message_text
+
 # As in jobs/exit_codes.py, which may not be imported from here.
 CONTINUE, NOTHING_SAVED, INTERRUPTED = 75, 74, 130
 DEADLINE_SECONDS = 10.0
@@ -180,7 +182,7 @@ class Stopping:
 def say(message: str, stderr: int = 2) -> None:
     """A line on standard error, without taking any lock; it replaces a terminal's live line."""
     clear = f"\r{' ' * (os.get_terminal_size(stderr).columns - 1)}\r" if os.isatty(stderr) else ""
-    os.write(stderr, f"{clear}{time.strftime('%H:%M:%S')} {message}\n".encode())
+    os.write(stderr, f"{clear}{time.strftime('%H:%M:%S')} {message_text(message)}\n".encode())
 
 
 def end_now(code: int) -> None:
