@@ -193,16 +193,22 @@ class Checkpoints:
         if not self.world.is_first:
             return
         try:
-            standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
+            attempts = {attempt.token: attempt for attempt in [*read_attempts(self.store), self.attempt]}
+            standing = standing_checkpoints(list_committed(self.store), list(attempts.values()))
             kept = {each.folder for each in standing[: config.keep_newest]}
             kept |= {p.folder for p in standing if config.keep_every and p.step % config.keep_every == 0}
             files = [path for path in self.store.list() if is_checkpoint_file(path)]
-            unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
+            unwanted = [path for path in files if path.rpartition("/")[0] not in kept and not self._is_later(path)]
             # Manifests first: without it, a checkpoint does not exist, whatever files of it remain.
             for path in sorted(unwanted, key=lambda path: not path.endswith(MANIFEST_NAME)):
                 self.store.delete(path)
         except (OSError, UserError, StorageError) as error:
             log.warning("old checkpoints could not be deleted: %s", error)
+
+    def _is_later(self, path: str) -> bool:
+        """Whether a checkpoint's file is of an attempt after this one, which may still be writing."""
+        token = path.split("/")[1].removeprefix("attempt-")
+        return token_order(token) > token_order(self.attempt.token)
 
     def _write_fragments(self, checkpoint_id: CheckpointId, fragments: list[Fragment]) -> dict[str, Any]:
         name = f"rank-{self.world.rank:05d}.safetensors"

@@ -2,11 +2,11 @@
 
 import mmap
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from shards.storage.temporary import temporary_file
 from shards.store import Store
 
 PIECE_BYTES = 8 << 20
@@ -21,7 +21,7 @@ def mapped_tar(store: Store, path: str) -> Iterator[Tar]:
         with local.open("rb") as file:
             yield from _mapped(file)
         return
-    with tempfile.TemporaryFile() as copy, store.open_read(path) as remote:
+    with temporary_file() as copy, store.open_read(path) as remote:
         shutil.copyfileobj(remote, copy, PIECE_BYTES)
         copy.flush()
         yield from _mapped(copy)

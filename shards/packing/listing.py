@@ -93,7 +93,8 @@ def slice_entries(store: Store, number: int, *, sha256: str) -> list[Entry]:
     try:
         data = store.read(path)
     except MissingObjectError:
-        data = b""
+        message = f"{store.url}/{path} is gone: another command has packed {store.url} meanwhile, or deleted it"
+        raise UserError(f"{message}; if there is no manifest.json, delete {store.url}/work and scan again") from None
     if sha256_hex(data) != sha256:
         message = f"{store.url}/{path} does not match {LISTING_PATH}: the source changed while it was listed"
         raise UserError(f"{message}; delete {store.url}/work and scan again")

@@ -1,6 +1,5 @@
 """Makes the plan from the scan: survey, duplicates, permutation, dealing. Takes about 40 bytes of memory per image."""
 
-import tempfile
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from shards.packing.spec import PackSpec
 from shards.packing.survey import SCANS_A_TASK, Survey, SurveyTask, survey
 from shards.parallel import run_tasks
 from shards.progress import Progress
+from shards.storage.temporary import temporary_folder
 from shards.store import Store
 
 
@@ -68,7 +68,7 @@ def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -
         raise UserError(f"{message}; see column reason of {store.url}/plan/scan-*, or --dedup.against")
     names = known if known is not None else sorted_labels(found.labels)
     decided = _Decided(stays=stays, duplicates=duplicates, known_labels=known, label_names=names)
-    with tempfile.TemporaryDirectory(prefix="patchline-plan-") as folder:
+    with temporary_folder("patchline-plan-") as folder:
         files = found.files | _deal(store, spec, found, decided, folder, workers=workers)
         files |= _write_dropped(store, spec, folder, found, sets)
     plan = Plan(

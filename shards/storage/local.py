@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from shards.errors import UserError
+from shards.errors import StorageError, UserError
 from shards.storage.folder_walk import FolderWalk
 from shards.storage.local_read import CountedFile, Result, read_again, read_exactly, read_whole
 from shards.storage.objects import (
@@ -111,7 +111,7 @@ class LocalStore:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(target)
+            _rename(temporary, target)
         except BaseException as error:
             temporary.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.filename is None:
@@ -180,6 +180,14 @@ def _open_new(temporary: Path, target: Path) -> BinaryIO:
             message = f"cannot write {target}: {error.strerror}; use a folder that this user may write to"
             raise UserError(message) from error
     raise AssertionError("unreachable: the last try returns or raises")
+
+
+def _rename(temporary: Path, target: Path) -> None:
+    try:
+        temporary.replace(target)
+    except FileNotFoundError as error:
+        what = f"{target} was not written: its temporary file or its folder was removed meanwhile"
+        raise StorageError(f"{what}; let only one command write there at a time") from error
 
 
 def _walk(folder: bytes, root: str, walk: FolderWalk) -> Iterator[str]:

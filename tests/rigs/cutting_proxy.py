@@ -1,14 +1,17 @@
 """A proxy in front of an S3 server that truncates bodies (a fault that botocore never retries), holds uploads back,
-or changes a byte of them on the way."""
+changes a byte of them on the way, or leaves objects out of listings."""
 
 import http.client
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+
+_LISTED = re.compile(rb"<Contents>.*?<Key>(.*?)</Key>.*?</Contents>", re.DOTALL)
 
 
 @dataclass
@@ -17,7 +20,7 @@ class CuttingProxy:
 
     `ranges` collects the Range headers of the GETs ("" if there was none). `parts` is the number of parts of multipart
     uploads that pass; later parts wait until the proxy ends, and set `holding`. `flips`: changes one bit of every
-    upload's body.
+    upload's body. `hides` says of an object's key whether listings leave it out, as those of a store that lists late.
     """
 
     upstream: str
@@ -26,6 +29,7 @@ class CuttingProxy:
     ranges: list[str] = field(default_factory=list)
     parts: int = 1 << 30
     flips: bool = False
+    hides: Callable[[str], bool] = lambda _: False
     holding: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -71,6 +75,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.proxy.ranges.append(self.headers.get("Range", ""))
         self._pass_on(b"", cuts=self.proxy.cuts)
 
+    def _listed(self, content: bytes) -> bytes:
+        """A listing without the objects that are hidden."""
+        if b"<ListBucketResult" not in content[:500]:
+            return content
+        return _LISTED.sub(lambda found: b"" if self.proxy.hides(unquote(found[1].decode())) else found[0], content)
+
     def do_HEAD(self) -> None:
         self._pass_on(b"")
 
@@ -93,12 +103,13 @@ class _Handler(BaseHTTPRequestHandler):
         connection = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=30)
         connection.request(self.command, self.path, body=body or None, headers=headers)
         response = connection.getresponse()
-        content = response.read()
+        content = self._listed(response.read()) if self.command == "GET" else response.read()
         connection.close()
         self.send_response(response.status)
         for name, value in response.getheaders():
             if name.lower() not in ("connection", "transfer-encoding", "date", "server"):
-                self.send_header(name, value)
+                is_changed = name.lower() == "content-length" and self.command == "GET"
+                self.send_header(name, str(len(content)) if is_changed else value)
         self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(content[: cuts.pop(0)] if cuts else content)
