@@ -34,7 +34,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("command_lines", "orientation", "progress", "typed_json", "parallel", "pool", "read_config"),
         ),
         ("storage", "images"),
-        ("store",),
+        ("store", "local_file"),
         (
             *("order", "mixing", "manifest", "index", "dataset", "samples", "windows", "read", "stream_reader"),
             "image_file",
