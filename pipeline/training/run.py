@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 
 import torch.distributed as dist
 
 from pipeline.bf16 import Bf16
 from pipeline.collectives import broadcast_json
 from pipeline.data.stream import open_stream
-from pipeline.training.checkpoint import Checkpoints
+from pipeline.training.checkpoint import Checkpoints, gone_message
 from pipeline.training.config import TrainingJob
 from pipeline.training.done import Done, done_from_json, done_to_json, finish, read_done
 from pipeline.training.engine import Engine
@@ -93,9 +94,9 @@ def _start_to_end(prepared: Prepared, signals: Signals, stopping: Stopping, *, w
     """Steps 4 to 7."""
     world = prepared.world
     prepared = replace(prepared, is_compiled=all_will_compile(prepared.is_compiled, world))
-    watch = Watch(signals=signals, stopping=stopping, ledger=Ledger(prepared.run_dir))
+    watch = Watch(signals=signals, stopping=stopping, ledger=Ledger(prepared.run_dir, says=world.is_first))
     bf16 = bf16_of_all(world)
-    with ExitStack() as stack:
+    with _in_its_folder(prepared.run_dir), ExitStack() as stack:
         with watch.ledger.time("startup"):
             # 4. Find the checkpoint.
             checkpoints = Checkpoints(prepared.store, world, run_dir=prepared.run_dir)
@@ -195,6 +196,17 @@ def _say_opening(prepared: Prepared, engine: Engine, *, resumed_step: int) -> No
     log.info("%s", opening.words())
     if prepared.is_compiled:
         log.info("compiling the model's blocks: the first step takes longer, and so does the first evaluation")
+
+
+@contextmanager
+def _in_its_folder(run_dir: Path) -> Iterator[None]:
+    """A file that is missing because the whole run directory is: TensorBoard's, for one."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if run_dir.is_dir():
+            raise
+        raise WillNotSucceedError(gone_message(run_dir)) from error
 
 
 @contextmanager
