@@ -38,7 +38,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
         ("store", "local_file"),
         (
             *("order", "mixing", "manifest", "index", "dataset", "samples", "windows", "read", "stream_reader"),
-            "image_file",
+            *("image_file", "record_columns", "checked_table", "parquet_pages", "table_rules"),
         ),
         ("sources",),
         ("packing",),

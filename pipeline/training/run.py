@@ -41,7 +41,7 @@ from pipeline.training.summary import Opening, closing_words, num_parameters
 from pipeline.training.train_step import Gradients, TrainStep
 from pipeline.training.watch import Watch
 from pipeline.world import World, joined
-from shards.errors import TransientError, UserError, WillNotSucceedError
+from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
 
 log = logging.getLogger(__name__)
 WriteRecord = Callable[[TrainingJob], None]
@@ -211,9 +211,15 @@ def _in_its_folder(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def _retried(loop: Loop) -> Iterator[None]:
-    """A run that started well made no mistake: storage that fails later is retried."""
+    """A run that started well made no mistake: storage that fails later is retried. Data that cannot be right stays as
+    it is: that is a mistake before the first step, and the end of the run after it."""
+    first_step = loop.step
     try:
         yield
+    except InvalidDataError as error:
+        if loop.step == first_step:
+            raise
+        raise WillNotSucceedError(f"after {loop.step} steps: {error}") from error
     except (UserError, TransientError) as error:
         raise TransientError(f"after {loop.step} steps: {error}") from error
 
