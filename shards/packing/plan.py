@@ -7,12 +7,15 @@ records.
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Annotated, Any
 
+from shards.config_values import Range, shown_value
 from shards.differences import as_lines, differences
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 from shards.manifest import FORMAT_VERSION, sha256_hex
 from shards.packing.spec import PackSpec
 from shards.store import MissingObjectError, Store
+from shards.typed_json import parse_json, record_from
 
 PLAN_PATH = "plan/plan.json"
 DROPPED_PATH = "plan/dropped.parquet"
@@ -33,16 +36,16 @@ class Plan:
     """
 
     format_version: int
-    settings: dict[str, object]
+    settings: dict[str, Any]
     versions: dict[str, str]
     label_names: tuple[str, ...]
-    num_samples: int
-    num_quarantined: int
-    num_refused: int
-    num_duplicates: int
-    num_relabelled: int
-    num_evaluation: int
-    num_shards: int
+    num_samples: Annotated[int, Range(1)]
+    num_quarantined: Annotated[int, Range(0)]
+    num_refused: Annotated[int, Range(0)]
+    num_duplicates: Annotated[int, Range(0)]
+    num_relabelled: Annotated[int, Range(0)]
+    num_evaluation: Annotated[int, Range(0)]
+    num_shards: Annotated[int, Range(1)]
     evaluation_sets: dict[str, str]
     files: dict[str, str]
 
@@ -59,13 +62,16 @@ class Plan:
     def from_bytes(data: bytes) -> "Plan":
         """Raises ValueError for anything but a plan of this format version."""
         try:
-            fields = json.loads(data)
-            if "adopted" in fields:
+            fields = parse_json(data)
+            if isinstance(fields, dict) and "adopted" in fields:
                 raise AdoptedError("a record of tars made by others, no plan")
-            if fields["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"plan of format version {fields['format_version']}, not {FORMAT_VERSION}")
-            return Plan(**fields | {"label_names": tuple(fields["label_names"])})
-        except (TypeError, KeyError) as error:
+            version = fields.get("format_version", FORMAT_VERSION) if isinstance(fields, dict) else FORMAT_VERSION
+            if version != FORMAT_VERSION:
+                raise ValueError(f"of format version {shown_value(version)}, not {FORMAT_VERSION}")
+            return record_from(Plan, fields)
+        except AdoptedError:
+            raise
+        except ValueError as error:
             raise ValueError(f"not a plan: {error}") from error
 
 
@@ -86,6 +92,9 @@ def read_plan(store: Store, spec: PackSpec) -> Plan | None:
     if different:
         what = f"{store.url} is planned with other settings:\n{as_lines(different)}"
         raise UserError(f"{what}\nUse these, or another --out")
+    if plan.num_shards != -(-plan.num_samples // spec.samples_per_shard):
+        what = f"says {plan.num_shards} shards for {plan.num_samples} samples, {spec.samples_per_shard} per shard"
+        raise InvalidDataError(f"{store.url}/{PLAN_PATH} {what}; delete it and pack again")
     return plan
 
 
