@@ -27,6 +27,7 @@ from shards.packing.spec import PackSpec
 from shards.packing.survey import SCANS_A_TASK, Survey, SurveyTask, survey
 from shards.parallel import run_tasks
 from shards.progress import Progress
+from shards.storage.temporary_files import room_for_temporary_files
 from shards.store import Store
 
 
@@ -68,7 +69,7 @@ def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -
         raise UserError(f"{message}; see column reason of {store.url}/plan/scan-*, or --dedup.against")
     names = known if known is not None else sorted_labels(found.labels)
     decided = _Decided(stays=stays, duplicates=duplicates, known_labels=known, label_names=names)
-    with tempfile.TemporaryDirectory(prefix="patchline-plan-") as folder:
+    with room_for_temporary_files(), tempfile.TemporaryDirectory(prefix="patchline-plan-") as folder:
         files = found.files | _deal(store, spec, found, decided, folder, workers=workers)
         files |= _write_dropped(store, spec, folder, found, sets)
     plan = Plan(

@@ -7,6 +7,8 @@ from itertools import islice, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from shards.storage.temporary_files import room_for_temporary_files
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -26,7 +28,7 @@ def sorted_rows(rows: Iterable[Row]) -> Iterator[Row]:
         return
     import pyarrow as pa
 
-    with tempfile.TemporaryFile() as file:
+    with room_for_temporary_files(), tempfile.TemporaryFile() as file:
         edges = [0]
         with pa.ipc.new_file(pa.PythonFile(file, "w"), _schema(len(run[0]))) as writer:
             while run:

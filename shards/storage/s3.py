@@ -16,6 +16,7 @@ from shards.storage.retries import RetryBudget, RetryConfig
 from shards.storage.s3_client import UPLOADS, BadAnswerError, ClientOfProcess, storage_errors
 from shards.storage.s3_read import PIECE_BYTES, ObjectRead, ObjectSource
 from shards.storage.stream import PieceFile
+from shards.storage.temporary_files import room_for_temporary_files
 from shards.storage.traffic import Traffic
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class S3Store:
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
         """Yields an unnamed temporary file. If the block ends without an error it is uploaded, in parts if large."""
-        with tempfile.TemporaryFile() as file:
+        with room_for_temporary_files(), tempfile.TemporaryFile() as file:
             yield file
             file.seek(0)
             with self._errors(path):
