@@ -5,8 +5,10 @@ A record has the two entries `stage` and `job`, with every field. A user's file 
 `recipe:` and, optionally, `stage:`; without a recipe it must have every field.
 """
 
+import errno
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +28,7 @@ from shards.terminal import printable_name
 log = logging.getLogger(__name__)
 Job = TypeVar("Job")
 _MOST_SHOWN = 8
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,11 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
         waiting.write_text(f"# patchline {stage} {shown}\n{record_text(stage, job)}")
         waiting.replace(run_dir / "job.yaml")
     except OSError as error:
+        with suppress(OSError):
+            waiting.unlink(missing_ok=True)
+        if error.errno in _FULL:  # no mistake: the same command continues once there is room
+            error.filename = str(run_dir / "job.yaml")
+            raise
         what = f"cannot write job.yaml in {run_dir}: {error.strerror}"
         raise UserError(f"{what}; give --run-dir a folder that this user may write to") from error
 

@@ -224,16 +224,17 @@ def _manifest_there(store: Store, adoption: Adoption) -> Manifest | None:
     try:
         manifest = Manifest.from_bytes(store.read(MANIFEST_PATH))
         record = json.loads(store.read(PLAN_PATH))
+        if not manifest.adopted:
+            raise UserError(f"{store.url} is a dataset packed by patchline; give --index-url to index its tars again")
+        tars = [(some["path"], some["num_bytes"]) for some in record["adopted"]]
+        settings = record["settings"]
     except MissingObjectError:
         return None
-    except ValueError as error:
-        where = f"the {MANIFEST_PATH} at {store.url} was not written by patchline"
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        where = f"the {MANIFEST_PATH} or the {PLAN_PATH} at {store.url} is damaged, or was not written by patchline"
         raise UserError(f"{where} ({error}); give --index-url to leave it alone") from error
-    if not manifest.adopted:
-        raise UserError(f"{store.url} is a dataset packed by patchline; give --index-url to index its tars again")
-    tars = [(some["path"], some["num_bytes"]) for some in record["adopted"]]
     is_same = tars == [(tar.path, tar.num_bytes) for tar in adoption.tars]
-    if is_same and record["settings"] == adoption.spec.settings():
+    if is_same and settings == adoption.spec.settings():
         return manifest
     what = "with other settings" if is_same else "when there were other tars"
     raise UserError(f"{store.url} was indexed {what}; delete its {MANIFEST_PATH} first, or give another --index-url")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from shards.config_values import Range, shown_value
 from shards.differences import as_lines, differences
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 from shards.manifest import FORMAT_VERSION, MOST_SAMPLES, sha256_hex
 from shards.packing.spec import PackSpec
 from shards.store import MissingObjectError, Store
@@ -37,7 +37,7 @@ class Plan:
     """
 
     format_version: int
-    settings: dict[str, object]
+    settings: dict[str, Any]
     versions: dict[str, str]
     label_names: tuple[str, ...]
     num_samples: Count
@@ -94,7 +94,7 @@ def refuse_other_format(found: Any) -> None:
     """ValueError for a plan.json of another format version."""
     version = found.get("format_version") if isinstance(found, dict) else None
     if type(version) is not int or version != FORMAT_VERSION:
-        raise ValueError(f"plan of format version {shown_value(version)}, not {FORMAT_VERSION}")
+        raise ValueError(f"a plan of format version {shown_value(version)}, not {FORMAT_VERSION}")
 
 
 def read_plan(store: Store, spec: PackSpec) -> Plan | None:
@@ -114,6 +114,9 @@ def read_plan(store: Store, spec: PackSpec) -> Plan | None:
     if different:
         what = f"{store.url} is planned with other settings:\n{as_lines(different)}"
         raise UserError(f"{what}\nUse these, or another --out")
+    if plan.num_shards != -(-plan.num_samples // spec.samples_per_shard):
+        what = f"says {plan.num_shards} shards for {plan.num_samples} samples, {spec.samples_per_shard} per shard"
+        raise InvalidDataError(f"{store.url}/{PLAN_PATH} {what}; delete it and pack again")
     return plan
 
 
