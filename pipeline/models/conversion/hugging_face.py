@@ -39,7 +39,7 @@ from pipeline.models.conversion.sizes import (
     transformer_config,
 )
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.labels import unique_labels
+from pipeline.models.labels import texts_of, unique_labels
 from pipeline.models.tensor_checks import TensorByName
 from pipeline.models.weights import Weights
 from pipeline.models.weights_folder import write_folder
@@ -155,8 +155,8 @@ def _labels(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
     names = dict(enumerate(given)) if isinstance(given, list) else given
     if not isinstance(names, dict) or not names:
         return ()
-    found = (names.get(str(number), names.get(number, number)) for number in range(num_classes))
-    return unique_labels(tuple(str(name) for name in found), where=where)
+    found = [names.get(str(number), names.get(number, number)) for number in range(num_classes)]
+    return unique_labels(texts_of(found, where=where), where=where)
 
 
 def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> ModelConfig:
