@@ -106,10 +106,9 @@ def _count(
             if count:
                 num += count
                 right += float((logits_BK.argmax(dim=1, keepdim=True) == labels_BL).any(dim=1).sum())
-                are_finite = bool(logits_BK.isfinite().all())  # -inf could leave the loss finite
-                summed += (
-                    count * float(classification_loss(logits_BK, labels_BL, name=loss)) if are_finite else math.nan
-                )
+                summed += count * float(classification_loss(logits_BK, labels_BL, name=loss))
+                if not logits_BK.isfinite().all():  # of which -inf could leave the loss finite
+                    summed = math.nan
             if world.is_first:
                 progress.advance(min(count * world.num_ranks, progress.total - progress.done))
     return [num, right, summed]

@@ -32,7 +32,11 @@ def open_any(path: str, hints: Hints) -> Weights:
     The format follows from its name, its config.json and the names of its tensors. Raises UserError if none matches.
     """
     source = Path(path)
-    if source.is_dir():
+    try:
+        is_folder = source.is_dir()
+    except OSError as error:
+        raise UserError(f"no weights at {path!r}: {error.strerror}; give a file or folder of weights") from error
+    if is_folder:
         return _open_folder(source, hints)
     if source.suffix == ".npz" and source.is_file():
         return open_npz(source, hints)

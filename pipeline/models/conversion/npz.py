@@ -18,9 +18,9 @@ from pipeline.models.conversion.npz_file import write_npz
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.tensor_checks import TensorByName
+from pipeline.models.tensor_checks import MOST_TENSORS, TensorByName
 from pipeline.models.weights import Weights
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 
 log = logging.getLogger(__name__)
 Dialect = Literal["vision_transformer", "big_vision"]
@@ -121,6 +121,11 @@ def _unstacked(file: TensorFile) -> TensorFile:
 
 def _refuse_other_depths(where: str, stacked: dict[str, tuple[int, ...]]) -> None:
     depth = next((shape[0] for shape in stacked.values() if shape), 0)
+    if len(stacked) * depth > MOST_TENSORS:
+        raise InvalidDataError(
+            f"{where!r} has {len(stacked):,} tensors of {depth:,} layers; allowed: {MOST_TENSORS:,} of all layers: "
+            "fetch the file again"
+        )
     for name, shape in stacked.items():
         if not shape or shape[0] != depth or min(shape) < 1 or depth > MOST_LAYERS:
             raise UserError(

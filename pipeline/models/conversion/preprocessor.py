@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.models.conversion.tensor_file import readable
 from pipeline.models.weights_folder import MOST_DESCRIPTION_BYTES, PIXELS_FILE
+from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.local_file import read_local_file
 from shards.typed_json import parse_json
@@ -28,8 +29,9 @@ def refuse_other_pixels(folder: Path) -> None:
         if not isinstance(factor, float | int) or abs(factor * 255 - 1) > 1e-3:
             other.append("rescale_factor")
         if other:
+            found = ", ".join(f"{key} {shown_value(said[key])}" for key in other)
             raise UserError(
-                f"{str(path)!r} says {', '.join(f'{key} {said[key]}' for key in other)}; the models here take the "
+                f"{str(path)!r} says {found}; the models here take the "
                 "paper's pixels, value / 255 with mean and deviation 0.5 each: give weights trained so"
             )
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -109,8 +110,8 @@ def count(names: Iterable[str], pattern: str) -> int:
 def units_of(names: Iterable[str], pattern: str, *, first: int) -> tuple[int, ...]:
     """Units of each stage. The pattern's groups are stage and unit; their numbers begin with `first`."""
     found = {(int(m[1]) - first, int(m[2]) - first) for name in names if (m := re.match(pattern, name))}
-    num_stages = len({stage for stage, _ in found})
-    return tuple(sum(at == stage for at, _ in found) for stage in range(num_stages))
+    num_units = Counter(stage for stage, _ in found)
+    return tuple(num_units[stage] for stage in range(len(num_units)))
 
 
 def resnet_of(units: tuple[int, ...], *, root_channels: int) -> ResNetSize | None:
