@@ -9,6 +9,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.lookup import job_of, split_stage, stages_found
+from jobs.screen import put
 from jobs.stages import job_class
 from shards.differences import differences, shown
 from shards.errors import UserError
@@ -31,10 +32,10 @@ def run(words: list[str]) -> int:
     jobs = (job_of(first, stage), job_of(second, stage)) if stage else _comparable(first, second)
     found = differences(*map(asdict, jobs))
     if not found:
-        sys.stdout.write(f"{first} and {second} do not differ\n")
+        put(f"{first} and {second} do not differ\n")
         return exit_codes.DONE
     rows = [("", first, second), *((each.field, shown(each.before), shown(each.now)) for each in found)]
-    sys.stdout.write(table(rows))
+    put(table(rows))
     return DIFFERENT
 
 

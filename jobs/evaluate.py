@@ -1,13 +1,13 @@
 """`patchline evaluate`: accuracy of a weights folder over every sample of a dataset, each exactly once."""
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from jobs import exit_codes
 from jobs.model_jobs import EvaluateJob
 from jobs.record import write_record
+from jobs.screen import put
 from pipeline.data.evaluation import label_map
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.models.weights import filled_model, open_weights
@@ -38,8 +38,7 @@ def run(job: EvaluateJob) -> int:
     if world.is_first:
         if job.run_dir:
             (Path(job.run_dir) / "scores.json").write_text(json.dumps(asdict(scores)) + "\n")
-        sys.stdout.write(score_text(job, scores) + "\n")
-        sys.stdout.flush()
+        put(score_text(job, scores) + "\n")
     return exit_codes.DONE
 
 

@@ -1,10 +1,10 @@
 """`patchline plan`: what a training recipe costs, before anything is packed, booked or started."""
 
-from rich.console import Console
 from rich.table import Table
 
 from jobs import exit_codes
 from jobs.model_jobs import PlanJob
+from jobs.screen import show_table
 from pipeline.training.cost import Cost, cost_of
 
 __all__ = ["PlanJob", "operations", "rows_of", "run"]
@@ -21,7 +21,7 @@ def run(job: PlanJob) -> int:
     table.add_column(overflow="fold")
     for name, value in rows_of(job, cost):
         table.add_row(name, value)
-    Console().print(table)
+    show_table(table)
     return exit_codes.DONE
 
 
