@@ -84,12 +84,14 @@ def _alone() -> Place:
 def _address(environ: Mapping[str, str], num_ranks: int, *, is_one_host: bool) -> str:
     if num_ranks == 1:
         return LOOPBACK
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if not environ.get(name):
-            raise UserError(
-                f"{name} is not set for {num_ranks} ranks; start with torchrun, or export MASTER_ADDR and MASTER_PORT "
-                "in the batch script before srun (slurm/pretrain.sbatch does)"
-            )
+    todo = (
+        "start with torchrun, or export MASTER_ADDR and MASTER_PORT in the batch script before srun "
+        "(slurm/pretrain.sbatch does)"
+    )
+    if not environ.get("MASTER_ADDR"):
+        raise UserError(f"MASTER_ADDR is not set for {num_ranks} ranks; {todo}")
+    if not environ.get("MASTER_PORT"):
+        raise UserError(f"MASTER_PORT is not set for {num_ranks} ranks; {todo}")
     address = environ["MASTER_ADDR"]
     if not re.fullmatch(r"[\w.:%-]{1,253}", address, re.ASCII):
         raise UserError(
