@@ -17,7 +17,14 @@ from jobs.endings import end_of
 from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
 from jobs.interrupts import Interrupts
-from jobs.mistakes import HELP_WORDS, refuse_bytes, refuse_missing, refuse_wrong_words, unknown_stage
+from jobs.mistakes import (
+    HELP_WORDS,
+    refuse_bytes,
+    refuse_lost_folder,
+    refuse_missing,
+    refuse_wrong_words,
+    unknown_stage,
+)
 from jobs.processes import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
 from jobs.run_flags import RunOptions, take_run_flags
@@ -85,6 +92,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         return _tool(stage, words)
     if stage not in STAGES:
         raise unknown_stage(stage, list(COMMANDS))
+    refuse_lost_folder()
     words, options = take_run_flags(stage, words)
     starts_ranks = must_start(options.processes, os.environ)
     if starts_ranks:

@@ -169,6 +169,14 @@ def refuse_bytes(words: Sequence[str]) -> None:
             ) from error
 
 
+def refuse_lost_folder() -> None:
+    """UserError if the current folder has been deleted: libraries could not be loaded, nor child processes started."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UserError(f"the current folder is unusable ({error.strerror}); change to another one with cd") from error
+
+
 def refuse_missing(flags: Sequence[Flag], required: Sequence[str]) -> None:
     """UserError that names every required flag which has no value in the job."""
     given = {flag.name for flag in flags if flag.default}

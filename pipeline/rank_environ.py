@@ -77,6 +77,12 @@ def threads_from(environ: Mapping[str, str], *, num_local_ranks: int) -> int:
     return _number(environ, "SLURM_CPUS_PER_TASK", 0, least=1, most=_MOST_THREADS)
 
 
+def refuse_for_deepspeed(environ: Mapping[str, str]) -> None:
+    """UserError for a value with which DeepSpeed cannot be imported."""
+    todo = "unset it: Patchline sets its own time limits"
+    _number(environ, "DEEPSPEED_TIMEOUT", 0, least=1, most=1 << 20, todo=todo)
+
+
 def _alone() -> Place:
     return Place(rank=0, num_ranks=1, local_rank=0, num_local_ranks=1, master_address=LOOPBACK, master_port=0)
 

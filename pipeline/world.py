@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pipeline.alone import join_alone
 from pipeline.bf16 import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
 from pipeline.config_values import Device
-from pipeline.rank_environ import LOOPBACK, place_from, threads_from
+from pipeline.rank_environ import LOOPBACK, place_from, refuse_for_deepspeed, threads_from
 from pipeline.rendezvous import interface_towards, reach_store, serve_store
 from shards.errors import TransientError, UserError
 
@@ -60,6 +60,7 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
 
     A rank's threads are OMP_NUM_THREADS, else the cores that srun gave each task, else its share of this machine's.
     """
+    refuse_for_deepspeed(environ)
     place = place_from(environ)
     return World(
         rank=place.rank,

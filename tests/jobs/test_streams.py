@@ -34,15 +34,15 @@ def run(
             os.close(number)
 
     environment = {**os.environ, **ONE_THREAD, **(environ or {})}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     return subprocess.run(
         [*COMMAND, *words],
         env=environment,
+        stdout=streams.get("stdout", subprocess.PIPE),
+        stderr=streams.get("stderr", subprocess.PIPE),
         text=True,
         check=False,
         timeout=300,
         preexec_fn=closed,
-        **streams,  # type: ignore[call-overload]
     )
 
 
@@ -127,6 +127,21 @@ def test_help_in_an_ascii_locale_or_stream() -> None:
     for environ in (ASCII, {"PYTHONIOENCODING": "ascii"}):
         ended = run(["pretrain", "digits_smoke", "--help-all"], environ=environ)
         assert (ended.returncode, ended.stdout.isascii(), ended.stderr) == (0, True, "")
+
+
+def test_a_current_folder_that_was_deleted_is_said(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "from jobs.cli import entry\n"
+        f"os.mkdir({str(tmp_path / 'gone')!r})\n"
+        f"os.chdir({str(tmp_path / 'gone')!r})\n"
+        f"os.rmdir({str(tmp_path / 'gone')!r})\n"
+        "sys.argv = ['patchline', 'pack', 'digits', '--out', '/nowhere/x']\n"
+        "entry()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    message = "error: the current folder is unusable (No such file or directory); change to another one with cd\n"
+    assert (ended.returncode, ended.stderr) == (2, message)
 
 
 def test_an_argument_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
