@@ -20,6 +20,7 @@ from rich.table import Table
 from jobs import exit_codes
 from jobs.launch import Ranks, start_ranks
 from jobs.model_jobs import DemoJob
+from jobs.screen import show_table
 from pipeline.free_port import free_port
 from pipeline.training.metrics import read_metrics
 from shards.command_lines import command_lines
@@ -62,7 +63,7 @@ def run(job: DemoJob, *, environ: Mapping[str, str]) -> int:
         stages = _Stages(job=job, folder=folder, environ=_environment(environ, endpoint), console=console)
         comparison = _all_stages(stages)
     table, accuracy = _table(job, folder, comparison, seconds=time.monotonic() - began)
-    Console(file=unescaped(sys.stdout)).print(table)
+    show_table(table)
     if not comparison.equal:
         log.error("the continued run differs from the unbroken run; this is a bug")
         return exit_codes.FAULTS_FOUND

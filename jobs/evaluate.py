@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from jobs import exit_codes
 from jobs.model_jobs import EvaluateJob
 from jobs.record import write_record
+from jobs.screen import put
 from pipeline.data.evaluation import label_map
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.models.weights import filled_model, open_weights
@@ -45,8 +45,7 @@ def run(job: EvaluateJob) -> int:
     if world.is_first:
         if job.run_dir:
             _write_scores(Path(job.run_dir), scores)
-        sys.stdout.write(score_text(job, scores) + "\n")
-        sys.stdout.flush()
+        put(score_text(job, scores) + "\n")
     return exit_codes.DONE
 
 

@@ -156,6 +156,27 @@ def required_flags(flags: Sequence[Flag], required: Sequence[str]) -> list[Flag]
     return [by_name[name] for name in first if name and not by_name[name].default]
 
 
+def refuse_bytes(words: Sequence[str]) -> None:
+    """UserError for a word that is not UTF-8: records and logs, which are, could not hold it."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            shown = word.encode(errors="backslashreplace").decode()
+            raise UserError(
+                f"the argument '{shown}' is not UTF-8; allowed: UTF-8. Rename the file or folder, or give a link to it "
+                "that has another name"
+            ) from error
+
+
+def refuse_lost_folder() -> None:
+    """UserError if the current folder has been deleted: libraries could not be loaded, nor child processes started."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UserError(f"the current folder is unusable ({error.strerror}); change to another one with cd") from error
+
+
 def refuse_missing(flags: Sequence[Flag], required: Sequence[str]) -> None:
     """UserError that names every required flag which has no value in the job."""
     given = {flag.name for flag in flags if flag.default}

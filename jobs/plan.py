@@ -1,14 +1,12 @@
 """`patchline plan`: what a training recipe costs, before anything is packed, booked or started."""
 
-import sys
-
-from rich.console import Console
 from rich.table import Table
 
 from jobs import exit_codes
 from jobs.model_jobs import PlanJob
+from jobs.screen import show_table
 from pipeline.training.cost import Cost, cost_of
-from shards.terminal import printable_name, unescaped
+from shards.terminal import printable_name
 
 __all__ = ["PlanJob", "operations", "rows_of", "run"]
 
@@ -25,7 +23,7 @@ def run(job: PlanJob) -> int:
     table.add_column(overflow="fold")
     for name, value in rows_of(job, cost):
         table.add_row(name, printable_name(value))
-    Console(file=unescaped(sys.stdout)).print(table)
+    show_table(table)
     return exit_codes.DONE
 
 

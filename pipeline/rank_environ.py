@@ -77,6 +77,12 @@ def threads_from(environ: Mapping[str, str], *, num_local_ranks: int) -> int:
     return _number(environ, "SLURM_CPUS_PER_TASK", 0, least=1, most=_MOST_THREADS)
 
 
+def refuse_for_deepspeed(environ: Mapping[str, str]) -> None:
+    """UserError for a value with which DeepSpeed cannot be imported."""
+    todo = "unset it: Patchline sets its own time limits"
+    _number(environ, "DEEPSPEED_TIMEOUT", 0, least=1, most=1 << 20, todo=todo)
+
+
 def _alone() -> Place:
     return Place(rank=0, num_ranks=1, local_rank=0, num_local_ranks=1, master_address=LOOPBACK, master_port=0)
 
@@ -84,12 +90,14 @@ def _alone() -> Place:
 def _address(environ: Mapping[str, str], num_ranks: int, *, is_one_host: bool) -> str:
     if num_ranks == 1:
         return LOOPBACK
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if not environ.get(name):
-            raise UserError(
-                f"{name} is not set for {num_ranks} ranks; start with torchrun, or export MASTER_ADDR and MASTER_PORT "
-                "in the batch script before srun (slurm/pretrain.sbatch does)"
-            )
+    todo = (
+        "start with torchrun, or export MASTER_ADDR and MASTER_PORT in the batch script before srun "
+        "(slurm/pretrain.sbatch does)"
+    )
+    if not environ.get("MASTER_ADDR"):
+        raise UserError(f"MASTER_ADDR is not set for {num_ranks} ranks; {todo}")
+    if not environ.get("MASTER_PORT"):
+        raise UserError(f"MASTER_PORT is not set for {num_ranks} ranks; {todo}")
     address = environ["MASTER_ADDR"]
     if not re.fullmatch(r"[\w.:%-]{1,253}", address, re.ASCII):
         raise UserError(

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from pipeline.alone import join_alone
 from pipeline.bf16 import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
 from pipeline.config_values import Device
-from pipeline.rank_environ import place_from, threads_from
+from pipeline.rank_environ import LOOPBACK, place_from, refuse_for_deepspeed, threads_from
 from pipeline.rendezvous import interface_towards, reach_store, serve_store
 from shards.errors import TransientError, UserError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-_INTERFACE = "GLOO_SOCKET_IFNAME"
+_GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -60,6 +60,7 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
 
     A rank's threads are OMP_NUM_THREADS, else the cores that srun gave each task, else its share of this machine's.
     """
+    refuse_for_deepspeed(environ)
     place = place_from(environ)
     return World(
         rank=place.rank,
@@ -98,8 +99,9 @@ def enter(world: World) -> None:
 def _meet(world: World) -> None:
     """Joins the other ranks. Only the addresses that they share are listened on (pipeline/rendezvous.py)."""
     address, port = world.master_address, world.master_port
-    if not os.environ.get(_INTERFACE):  # gloo reads it for every group, so for DeepSpeed's, too
-        os.environ[_INTERFACE] = interface_towards(address)
+    os.environ.setdefault(_GLOO_INTERFACE, interface_towards(address))  # read for every group, DeepSpeed's too
+    if address == LOOPBACK:  # across hosts, NCCL knows the fastest; it listens on one interface, never on all
+        os.environ.setdefault(_NCCL_INTERFACE, "lo")
     # Under torchrun its agent serves the store: rank 0 is a client, too.
     serves = world.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     # Rank and size are arguments: in the environment, processes started from here would take them for their own.
@@ -124,7 +126,7 @@ def leave() -> None:
 @contextmanager
 def joined(world: World) -> Iterator[None]:
     """A member of the process group inside. TransientError if an exchange with the other ranks fails."""
-    interface = os.environ.get(_INTERFACE)
+    unset = [name for name in (_GLOO_INTERFACE, _NCCL_INTERFACE) if name not in os.environ]
     try:
         enter(world)
         yield
@@ -137,8 +139,8 @@ def joined(world: World) -> Iterator[None]:
         ) from error
     finally:
         leave()
-        if interface is None:
-            os.environ.pop(_INTERFACE, None)  # a job submitted from here may run on other hosts
+        for name in unset:  # a job submitted from here may run on other hosts
+            os.environ.pop(name, None)
 
 
 def _is_of_exchange(error: RuntimeError) -> bool:

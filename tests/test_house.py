@@ -62,7 +62,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("pack", "index", "verify", "card", "pretrain", "finetune", "import_weights", "export_weights"),
             *("evaluate", "predict", "plan", "show", "diff", "demo", "launch", "placing", "screen"),
         ),
-        ("cli", "endings", "help", "completion", "interrupts", "processes", "threads"),
+        ("cli", "endings", "help", "completion", "interrupts", "processes", "streams", "threads"),
     ),
 }
 SUB_ROOMS = {room: {path.parent.name for path in (CHECKOUT / room).glob("*/__init__.py")} for room in ROOMS}

@@ -3,7 +3,7 @@ fine."""
 
 import pytest
 
-from pipeline.rank_environ import place_from, threads_from
+from pipeline.rank_environ import place_from, refuse_for_deepspeed, threads_from
 from shards.errors import UserError
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -61,6 +61,14 @@ def test_threads_are_a_number(name: str, value: str) -> None:
         UserError, match=f"^the environment variable {name} is '.*'; allowed: a whole number from 1 to 4096"
     ):
         threads_from({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", name: value}, num_local_ranks=1)
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "-1", "1.5"])
+def test_deepspeeds_time_limit_is_a_number(value: str) -> None:
+    with pytest.raises(UserError, match=r"^the environment variable DEEPSPEED_TIMEOUT is .*; unset it"):
+        refuse_for_deepspeed({"DEEPSPEED_TIMEOUT": value})
+    refuse_for_deepspeed({"DEEPSPEED_TIMEOUT": "10"})
+    refuse_for_deepspeed({})
 
 
 def test_one_rank_needs_neither_an_address_nor_a_port() -> None:
