@@ -7,6 +7,7 @@ What fails is kept in tests/fuzz/cases/, one file for each way in which a reader
 
 import argparse
 import json
+import logging
 import os
 import shlex
 import subprocess
@@ -35,6 +36,7 @@ def main() -> int:
     parser.add_argument("--readers", nargs="*", default=list(TARGETS), choices=list(TARGETS))
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     began = time.monotonic()
     targets = [TARGETS[name] for name in options.readers]
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:

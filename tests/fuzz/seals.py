@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError)
 
+_DIGEST = b', "digest": "'  # the last field of a manifest that has one; it is of all bytes before it
+
 
 def dataset(folder: Path, changed: list[str]) -> None:
     """The manifest's checksums and sizes."""
@@ -17,10 +19,13 @@ def dataset(folder: Path, changed: list[str]) -> None:
 
 
 def checkpoints(folder: Path, changed: list[str]) -> None:
-    """The newest checkpoint's checksums of its files."""
-    for path in sorted(folder.glob("checkpoints/step-*/*/MANIFEST.json")):
-        if any((folder / name).parent == path.parent for name in changed):
+    """The manifest's checksums of its rank files, and its digest of itself."""
+    for path in {(folder / name).parent / "MANIFEST.json" for name in changed}:
+        if not all(name.endswith(path.name) for name in changed):
             _update(path, lambda fields, parent=path.parent: _of_checkpoint(fields, parent))
+        body, mark, _ = path.read_bytes().rpartition(_DIGEST)
+        if mark:
+            path.write_bytes(body + mark + hashlib.sha256(body).hexdigest().encode() + b'"}\n')
 
 
 def own_weights(folder: Path, changed: list[str]) -> None:
@@ -48,7 +53,7 @@ def _update(path: Path, change: Any) -> None:
         change(fields)
     except _UNREADABLE:
         return
-    path.write_text(json.dumps(fields, indent=1, sort_keys=True) + "\n")
+    path.write_text(json.dumps(fields) + "\n")
 
 
 def _of_dataset(fields: dict[str, Any], folder: Path, changed: list[str]) -> None:
@@ -64,6 +69,10 @@ def _of_dataset(fields: dict[str, Any], folder: Path, changed: list[str]) -> Non
 
 
 def _of_checkpoint(fields: dict[str, Any], folder: Path) -> None:
-    for name in fields["files"]:
+    for name, record in fields["files"].items():
         data = (folder / name).read_bytes()
-        fields["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data)}
+        record["num_bytes"] = len(data)
+        size = record.get("part_bytes", 0)
+        parts = [data[at : at + size] for at in range(0, len(data), size)] if size else [data]
+        hashes = [hashlib.sha256(part).hexdigest() for part in parts]
+        record["sha256"] = hashes if size else hashes[0]
