@@ -6,6 +6,7 @@ In half of the cases the checksums that enclose an edited file are made right ag
 import json
 import shutil
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ from tests.fuzz.byte_edits import Edit
 from tests.fuzz.targets import TARGETS, Target
 
 KEPT = Path(__file__).parent / "cases"
+TEXTS = {"json", "json lines"}
 _NUM_EDITS = (1, 1, 1, 1, 2, 2, 3)
 _STRAYS = (".nfs000001", "empty", "x.json", "²", "0009-zz.json", "a\nb", "step-²")
 _STRAY_TEXTS = ("", "{}", "null", "[1]", "\xff", '{"token": "x"}', "x" * 1000)
@@ -23,13 +25,14 @@ _STRAY_TEXTS = ("", "{}", "null", "[1]", "\xff", '{"token": "x"}', "x" * 1000)
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """`edits`: (file, format, edit ...) each, in order. `way`: which of the target's readers reads the result.
-    `outcome`: what was wrong when the case was found."""
+    `outcome`: what was wrong when the case was found. `note`: how its files were made, for people."""
 
     target: str
     way: str
     edits: tuple[Edit, ...]
     is_sealed: bool
     outcome: str = ""
+    note: str = ""
 
     def to_json(self) -> str:
         """For people to read, and to keep."""
@@ -80,17 +83,21 @@ def shorter(case: Case) -> list[Case]:
 
 
 def as_data(case: Case, valid: Path) -> Case:
-    """The case with the content of every file that was edited as bytes, so that it stays what it is."""
+    """The case with the whole content of every binary file that was edited as bytes, so that it stays what it is.
+
+    Edits of text stay edits, since they should follow its format from version to version.
+    """
     edits: list[Edit] = []
     for name in dict.fromkeys(name for name, *_ in case.edits):
         own = [edit for file, *edit in case.edits if file == name]
-        if any(edit[0] == formats.BYTES for edit in own):
-            data = (valid / name).read_bytes() if (valid / name).exists() else b""
+        kinds = [kind for pattern, kind in TARGETS[case.target].files.items() if fnmatch(name, pattern)]
+        if any(edit[0] == formats.BYTES for edit in own) and not set(kinds) & TEXTS:
+            data = (valid / name).read_bytes()
             for edit in own:
                 data = formats.apply(data, edit)
             own = [formats.whole(data)]
         edits += [[name, *edit] for edit in own]
-    return replace(case, edits=tuple(edits))
+    return replace(case, edits=tuple(edits), note=str(case.edits)[:200] if edits != list(case.edits) else "")
 
 
 def _splice(rng: Random, data: bytes, valid: Path, files: list[tuple[str, str]]) -> Edit:

@@ -94,7 +94,11 @@ def _read(case: Case, target: Target, folder: Path) -> Outcome:
     except Exception as error:
         if isinstance(error, (UserError, *target.may_raise)):
             return Outcome(kind="refused", what=f"{type(error).__name__}: {_words(str(error), folder)}")
-        what = str(error) if isinstance(error, BrokenPromiseError) else f"{type(error).__name__} in {_place(error)}"
+        what = (
+            _words(str(error), folder)
+            if isinstance(error, BrokenPromiseError)
+            else f"{type(error).__name__} in {_place(error)}"
+        )
         return Outcome(kind="failed", what=what, detail=_short("".join(traceback.format_exception(error))))
     return Outcome(kind="success", what="success")
 

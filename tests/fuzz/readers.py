@@ -136,7 +136,7 @@ def _require_saved(manifest: Manifest) -> None:
     require(found == (step, step * 16, step, ("exp_avg", "exp_avg_sq")), "other counts than were saved")
     require(manifest.position == position_at(step), "another position than was saved")
     require(len(manifest.tensors) == len(shapes_of(VIT)), "other tensors than were saved")
-    require(manifest.job.model["image_size"] == VIT.image_size, "another model than was saved")
+    require(manifest.job.model.get("image_size") == VIT.image_size, "another model than was saved")
 
 
 def resume_resealed(folder: Path) -> None:
@@ -205,13 +205,18 @@ def done(folder: Path) -> None:
 def index(folder: Path) -> None:
     """`patchline index`: what it writes, verifies."""
     run_index(IndexJob(url=str(folder), index_url=f"{folder}-index", max_quarantined=1.0))
-    require(not verify_dataset(f"{folder}-index"), "the dataset that it made has faults")
+    _require_no_faults(f"{folder}-index")
 
 
 def index_json(folder: Path) -> None:
     """The same, with labels out of the JSON members."""
     run_index(IndexJob(url=str(folder), index_url=f"{folder}-index", label_field="labels", max_quarantined=1.0))
-    require(not verify_dataset(f"{folder}-index"), "the dataset that it made has faults")
+    _require_no_faults(f"{folder}-index")
+
+
+def _require_no_faults(url: str) -> None:
+    faults = verify_dataset(url)
+    require(not faults, f"the dataset that it made has faults, such as: {faults[0].what if faults else 'none'}")
 
 
 def pack(source: Any) -> Any:
