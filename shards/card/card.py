@@ -109,16 +109,9 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
     counts = labels.column("num_samples").to_numpy().astype(np.int64)
     top = np.argsort(-counts, kind="stable")[:TOP_CLASSES]
     tally = Tally(top_classes=top[counts[top] > 0], num_classes=len(counts))
-    shard_samples = np.array([shard.num_samples for shard in manifest.shards], np.int64)
-    mosaic = Mosaic(shard_samples, num_tiles=num_tiles, num_classes=len(counts))
-    with Progress("card", len(manifest.shards), unit="shards") as progress:
-        for shard, data in enumerate(_index_files(dataset)):
-            with dataset.naming(index_path(shard)):
-                refuse_rows(read_sample_rows(data), manifest.shards[shard], num_classes=len(counts))
-                tally.add(read_index(data, TALLY_COLUMNS))
-                if mosaic.wants(shard):
-                    mosaic.add(shard, read_index(data, ("key", "offset", "size", "labels", "source")))
-            progress.advance()
+    sizes = np.array([shard.num_samples for shard in manifest.shards], np.int64)
+    mosaic = Mosaic(sizes, num_tiles=num_tiles, num_classes=len(counts))
+    _look_at_samples(dataset, tally, mosaic)
     return CardFacts(
         url=dataset.url,
         fingerprint=dataset.fingerprint,
@@ -143,6 +136,19 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
         description=manifest.description,
         licence=manifest.licence,
     )
+
+
+def _look_at_samples(dataset: Dataset, tally: Tally, mosaic: Mosaic) -> None:
+    """Reads every index file once."""
+    shards = dataset.manifest.shards
+    with Progress("card", len(shards), unit="shards") as progress:
+        for shard, data in enumerate(_index_files(dataset)):
+            with dataset.naming(index_path(shard)):
+                refuse_rows(read_sample_rows(data), shards[shard], num_classes=dataset.num_classes)
+                tally.add(read_index(data, TALLY_COLUMNS))
+                if mosaic.wants(shard):
+                    mosaic.add(shard, read_index(data, ("key", "offset", "size", "labels", "source")))
+            progress.advance()
 
 
 def _labels(dataset: Dataset) -> pa.Table:
