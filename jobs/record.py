@@ -78,6 +78,9 @@ def open_job(path: Path) -> JobFile:
         if value is not None and (not isinstance(value, Scalar) or value.is_nothing):
             raise UserError(f"{path}, line {value.line}: {name} must be a single word")
         head[name] = value.text if isinstance(value, Scalar) else ""
+    if ".py" in head["recipe"]:  # the file may come from others: reading it must not execute anything
+        todo = f"name it on the command line instead: patchline STAGE {head['recipe']}"
+        raise UserError(f"{path}, recipe: {head['recipe']!r} is Python, which a YAML file cannot start; {todo}")
     if head["stage"] not in ("", *STAGES):
         raise UserError(f"{path}: stage is {head['stage']!r}; allowed: {', '.join(STAGES)}")
     if "job" in tree.entries:
