@@ -192,7 +192,8 @@ def _recipes(stage: str) -> Mapping[str, Callable[[], Any]]:
 def _show(text: str, *, requested: bool) -> int:
     """Help that was requested goes to standard output; help shown instead of an error goes to standard error."""
     if requested:
-        put(text)
+        with suppress(BrokenPipeError):  # `patchline --help | head` has seen enough
+            put(text)
     else:
         sys.stderr.write(text)
     return exit_codes.DONE if requested else exit_codes.USER_MISTAKE
