@@ -137,7 +137,10 @@ def _struct(data: bytes, at: int, *, depth: int) -> tuple[Fields, int]:
         else:
             number, at = _integer(data, at)
         kind = byte & 15
-        if kind in (_TRUE, _FALSE):
+        if _BYTE < kind < _DOUBLE and data[at] < 0x80:  # most values are such: a whole number in one byte
+            fields[number] = (data[at] >> 1) ^ -(data[at] & 1)
+            at += 1
+        elif kind in (_TRUE, _FALSE):
             fields[number] = kind == _TRUE
         else:
             fields[number], at = _value(data, at, kind, depth=depth)

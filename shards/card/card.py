@@ -105,8 +105,7 @@ class CardFacts:
 def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
     """Read every index file once, and the bytes of `num_tiles` samples. UserError if a file is damaged."""
     manifest = dataset.manifest
-    labels = _labels(dataset)
-    counts = labels.column("num_samples").to_numpy().astype(np.int64)
+    names, counts = _classes(dataset)
     top = np.argsort(-counts, kind="stable")[:TOP_CLASSES]
     tally = Tally(top_classes=top[counts[top] > 0], num_classes=len(counts))
     sizes = np.array([shard.num_samples for shard in manifest.shards], np.int64)
@@ -124,7 +123,7 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
         samples_per_block=manifest.samples_per_block,
         shard_bytes=sum(shard.num_bytes for shard in manifest.shards),
         num_quarantined=manifest.num_quarantined,
-        class_names=tuple(labels.column("name").to_pylist()),
+        class_names=names,
         class_counts=counts,
         tally=tally,
         modes=_modes(dataset),
@@ -151,11 +150,12 @@ def _look_at_samples(dataset: Dataset, tally: Tally, mosaic: Mosaic) -> None:
             progress.advance()
 
 
-def _labels(dataset: Dataset) -> pa.Table:
+def _classes(dataset: Dataset) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """The names of the classes, and int64[num_classes]: the samples of each."""
     with dataset.naming(LABELS_PATH):
         labels = read_labels(dataset.checked_file(LABELS_PATH))
         refuse_labels(labels, num_classes=dataset.num_classes)
-    return labels
+    return tuple(labels.column("name").to_pylist()), labels.column("num_samples").to_numpy().astype(np.int64)
 
 
 def _index_files(dataset: Dataset) -> Iterator[bytes]:

@@ -92,7 +92,9 @@ class AdoptedRecord:
 
 def refuse_other_format(found: Any) -> None:
     """ValueError for a plan.json of another format version."""
-    version = found.get("format_version") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or "format_version" not in found:
+        raise ValueError("not a plan: it has no format_version")
+    version = found["format_version"]
     if type(version) is not int or version != FORMAT_VERSION:
         raise ValueError(f"a plan of format version {shown_value(version)}, not {FORMAT_VERSION}")
 

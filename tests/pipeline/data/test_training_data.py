@@ -1,6 +1,7 @@
 """One dataset or a mix; what fixes its batches; what reading ahead may hold."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAug
 from pipeline.data.position import position_from_json
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
 from shards.dataset import open_dataset
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 from shards.index import BlockTable
+from shards.manifest import MANIFEST_PATH
 from tests.rigs.datasets import packed_folders
 
 BATCH = 12
@@ -146,3 +148,16 @@ def test_the_defaults_fit_vit_h14_at_a_batch_of_4096_on_one_host(packed: Path) -
     config = DataConfig()
     orders = data.orders(config, seed=0)
     assert check_memory(data, config, orders, global_batch=4096, num_ranks=8, num_local_ranks=8) < 12e9
+
+
+@pytest.mark.parametrize("num_classes", [2, 1 << 24])
+def test_a_number_of_classes_that_contradicts_the_names_is_refused(
+    packed: Path, other: Path, tmp_path: Path, num_classes: int
+) -> None:
+    """Before a model with as many outputs is made."""
+    bad = shutil.copytree(packed, tmp_path / "bad")
+    manifest = json.loads((bad / MANIFEST_PATH).read_text())
+    (bad / MANIFEST_PATH).write_text(json.dumps(manifest | {"num_classes": num_classes}))
+    for config in (config_of(bad), replace(config_of(bad), url="", mix=((str(other), 1), (str(bad), 1)))):
+        with pytest.raises(InvalidDataError, match=rf"labels\.parquet .* it has 3 rows; allowed: {num_classes}"):
+            _ = open_training_data(config).num_classes

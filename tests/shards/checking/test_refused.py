@@ -217,7 +217,7 @@ def test_a_file_that_the_manifest_does_not_list_is_found(store: Store) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda _: [1], "plan of format version None, not 2"),
+        (lambda _: [1], "not a plan: it has no format_version"),
         (without("settings"), "settings is missing"),
         (field("label_names", 7), "label_names is 7; allowed: a list"),
         (field("label_names", [1]), "label_names.0 is 1; allowed: a text"),
