@@ -46,6 +46,9 @@ def _check_group(group: "pq.RowGroupMetaData", number: int, num_bytes: int, most
         inside = f"{where}, column {column.path_in_schema!r}"
         first, size, count = column.data_page_offset, column.total_compressed_size, column.num_values
         _check(f"{inside} begins at byte {first}", first, num_bytes)
+        if column.has_dictionary_page and column.dictionary_page_offset:  # it comes before the data
+            first = min(first, column.dictionary_page_offset)
+            _check(f"{inside} has a dictionary at byte {first}", first, num_bytes)
         _check(f"{inside} has {size} bytes", size, num_bytes - first)
         _check(f"{inside} has {count} values", count, group.num_rows * MOST_LABELS)
 

@@ -69,6 +69,19 @@ def test_a_true_footer_passes(file: Path) -> None:
         open_parquet(pa.OSFile(str(file)), most_rows=9)
 
 
+@pytest.mark.parametrize("use_dictionary", [True, False])
+@pytest.mark.parametrize("compression", ["none", "zstd", "snappy"])
+def test_large_dictionaries_pass(tmp_path: Path, use_dictionary: bool, compression: str) -> None:
+    """They come before the data of their column, and may be most of the file."""
+    table = pa.table({"image": [random.Random(n).randbytes(20_000) for n in range(30)], "label": [0] * 30})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, row_group_size=10, use_dictionary=use_dictionary, compression=compression)
+    source = ParquetSource(files=(str(path),))
+    found = [image for _, image in source.images(list(source.entries()), max_bytes=1 << 20)]
+    assert found == table.column("image").to_pylist()
+    assert len(list(read_rows(str(path), COLUMNS))) == 30
+
+
 def test_row_groups_add_up_to_the_file(file: Path) -> None:
     with_number(file, 10, 12)
     with pytest.raises(InvalidDataError, match="its footer is damaged: it says 20 rows, its row groups have 24"):
