@@ -21,7 +21,7 @@ VENV := $(CURDIR)/.venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh .githooks/*) .ci/run
 
-.PHONY: help setup demo test test-shards lint soak bench-env bench clean
+.PHONY: help setup demo test test-shards lint soak fuzz bench-env bench clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -71,6 +71,12 @@ soak: .venv/.all ## Kill, stop and resume runs many times; each must end like th
 	$(VENV)/bin/python -m tests.soak.stops
 	$(VENV)/bin/python -m tests.soak.packing
 	$(VENV)/bin/python -m tests.soak.loader
+
+SECONDS ?= 3600
+SEED ?= 1
+
+fuzz: .venv/.all ## Give damaged and hostile files to all readers, an hour: make fuzz [SECONDS=600] [SEED=2]
+	$(VENV)/bin/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)
 
 # The peers need older versions of our requirements, so they have their own environment.
 bench-env: ## Make .venv-bench with the tools that benchmarks/ compares with

@@ -26,15 +26,15 @@ def is_own(word: str) -> bool:
     return _WORD.fullmatch(word) is not None
 
 
-def own_job(word: str, *, kinds: tuple[type, ...], folder: Path, has_smoke: bool) -> Any:
-    """The job that FILE.py:FUNCTION returns, FILE relative to `folder`. `has_smoke`: FUNCTION_smoke is its smoke size.
+def own_job(word: str, *, kinds: tuple[type, ...], has_smoke: bool) -> Any:
+    """The job that FILE.py:FUNCTION returns. `has_smoke`: FUNCTION_smoke is its smoke size.
 
     UserError if there is no such file or function, if it fails, or if it returns anything but one of the `kinds`.
     """
     match = _WORD.fullmatch(word)
     if match is None:
         raise UserError(f"{word} is not FILE.py:FUNCTION")
-    path, name = folder / match["file"], match["name"] or ""
+    path, name = Path(match["file"]), match["name"] or ""
     recipes = _recipes(_loaded(path))
     is_small = has_smoke and name not in recipes and name.removesuffix(SUFFIX) in recipes
     recipe = recipes.get(name.removesuffix(SUFFIX) if is_small else name)

@@ -41,18 +41,14 @@ def stages_of(word: str) -> tuple[str, ...]:
         file = open_job(Path(word))
         if file.stage or not file.recipe:
             return (file.stage,) if file.stage else ()
-        found = _stages_of_recipe(file.recipe, folder=Path(word).parent)
+        found = tuple(stage for stage in WITH_RECIPES if has_recipe(stage, file.recipe))
         if not found:
             raise UserError(f"{word}, recipe: no stage has a recipe {file.recipe!r}; `patchline STAGE` lists them")
         return found
-    return _stages_of_recipe(word, folder=Path())
-
-
-def _stages_of_recipe(word: str, *, folder: Path) -> tuple[str, ...]:
     if not is_own(word):
         return tuple(stage for stage in WITH_RECIPES if has_recipe(stage, word))
     kinds = {stage: job_class(stage) for stage in WITH_RECIPES}
-    job = own_job(word, kinds=tuple(dict.fromkeys(kinds.values())), folder=folder, has_smoke=True)
+    job = own_job(word, kinds=tuple(dict.fromkeys(kinds.values())), has_smoke=True)
     return tuple(stage for stage, kind in kinds.items() if isinstance(job, kind))
 
 
@@ -81,14 +77,14 @@ def is_file(word: str) -> bool:
 
 
 def file_job(stage: str, path: Path) -> Any:
-    """The job in a YAML file of a stage with recipes. Paths of Python files in it are relative to its folder."""
-    return _read(stage, path, recipe=partial(recipe_job, stage, folder=path.parent))
+    """The job in a YAML file of a stage with recipes."""
+    return _read(stage, path, recipe=partial(recipe_job, stage))
 
 
-def recipe_job(stage: str, word: str, *, folder: Path = Path()) -> Any:
+def recipe_job(stage: str, word: str) -> Any:
     """The job of a recipe, of its smoke size, or of FILE.py:FUNCTION. UserError if the stage has no such recipe."""
     if is_own(word):
-        return own_job(word, kinds=(job_class(stage),), folder=folder, has_smoke=stage in WITH_SMOKE)
+        return own_job(word, kinds=(job_class(stage),), has_smoke=stage in WITH_SMOKE)
     if has_recipe(stage, word):
         known = recipes_of(stage)
         return known[word]() if word in known else smoke(known[word.removesuffix(SUFFIX)]())

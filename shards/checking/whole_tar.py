@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from shards.storage.local_read import open_regular
 from shards.storage.temporary import temporary_file
 from shards.store import Store
 
@@ -15,10 +16,11 @@ Tar = bytes | mmap.mmap
 
 @contextmanager
 def mapped_tar(store: Store, path: str) -> Iterator[Tar]:
-    """The bytes of a tar, read-only, for as long as the block lasts. Raises MissingObjectError."""
+    """The bytes of a tar, read-only, for as long as the block lasts. Raises MissingObjectError, and
+    InvalidDataError for what is no regular file."""
     if (local := store.local_path(path)) is not None:
         store.size(path)  # tells a missing file from other faults
-        with local.open("rb") as file:
+        with open(local, "rb", opener=open_regular) as file:
             yield from _mapped(file)
         return
     with temporary_file() as copy, store.open_read(path) as remote:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shards.errors import UserError
 from shards.hashing import hash_array
-from shards.index import read_table, table_bytes
+from shards.index import table_bytes
 from shards.key_purposes import PACKING
 from shards.manifest import FORMAT_VERSION, sha256_hex
 from shards.packing.deal import DROPPED_SCHEMA, DealTask, GatherTask, deal, dropped_rows, gather, shards_per_file
@@ -21,7 +21,7 @@ from shards.packing.label_names import read_label_names
 from shards.packing.listing import Listing
 from shards.packing.matches import closest_matches
 from shards.packing.plan import DROPPED_PATH, MATCHES_PATH, PLAN_PATH, Plan
-from shards.packing.scan import scan_path
+from shards.packing.scan import read_scan, scan_path
 from shards.packing.spec import PackSpec
 from shards.packing.survey import SCANS_A_TASK, Survey, SurveyTask, survey
 from shards.parallel import run_tasks
@@ -181,7 +181,7 @@ def _rows_of_scans(store: Store, first_rows: NDArray[np.int64], rows: NDArray[np
     """Rows of the scan files, given in rising order; files without any of them are not read."""
     edges = np.searchsorted(rows, first_rows)
     for number in np.flatnonzero(np.diff(edges)).tolist():
-        table = read_table(store.read(scan_path(number)), columns=["sha256", "source", "labels", "weights"])
+        _, table = read_scan(store, number, ["sha256", "source", "labels", "weights"])
         yield table.take(pa.array(rows[edges[number] : edges[number + 1]] - first_rows[number]))
 
 

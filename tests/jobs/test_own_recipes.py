@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,8 @@ def _hidden():
 
 
 def read(folder: Path, name: str, *, has_smoke: bool = True) -> TrainingJob:
-    job = own_job(f"mine.py:{name}", kinds=(TrainingJob,), folder=folder, has_smoke=has_smoke)
+    with chdir(folder):
+        job = own_job(f"mine.py:{name}", kinds=(TrainingJob,), has_smoke=has_smoke)
     assert isinstance(job, TrainingJob)
     return job
 
@@ -136,13 +138,13 @@ def test_files_that_hold_no_recipe(tmp_path: Path, text: str, message: str) -> N
 
 def test_a_file_called_as_a_module_of_python_does_not_replace_it(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text(TEXT)
-    own_job("json.py:fine", kinds=(TrainingJob,), folder=tmp_path, has_smoke=False)
+    own_job(f"{tmp_path}/json.py:fine", kinds=(TrainingJob,), has_smoke=False)
     assert sys.modules["json"] is json
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone\.py is not a file"):
-        own_job("gone.py:f", kinds=(TrainingJob,), folder=tmp_path, has_smoke=False)
+        own_job(f"{tmp_path}/gone.py:f", kinds=(TrainingJob,), has_smoke=False)
 
 
 OWN_RUN = """
@@ -156,21 +158,33 @@ def tiny():
 """
 
 
-def test_a_run_of_a_file_that_names_an_own_recipe(
-    digits_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file is beside what it names; the run's record needs neither of them."""
+def test_a_run_of_an_own_recipe(digits_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's record does not need the Python file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     Path("mine/recipes.py").write_text(OWN_RUN)
-    Path("mine/my.yaml").write_text(f"recipe: recipes.py:tiny\ndata: {{url: {digits_url}}}\nrun_dir: run\nseed: 3\n")
-    ended = patchline("pretrain", "mine/my.yaml", "--device", "cpu")
+    words = ("pretrain", "mine/recipes.py:tiny", "--data.url", digits_url, "--run-dir", "run", "--seed", "3")
+    ended = patchline(*words, "--device", "cpu")
     assert ended.code == 0, ended.errors
-    changed = ("--model.pooling", "average", "--data.augment.flip")
-    refused = patchline("pretrain", "mine/my.yaml", "--device", "cpu", *changed)
+    refused = patchline(*words, "--device", "cpu", "--model.pooling", "average", "--data.augment.flip")
     assert refused.code == 2
-    lines = refused.errors.splitlines()
-    assert {"  model.pooling: before token, now average", "  data.augment.flip: before false, now true"} <= set(lines)
+    lines = {line.strip() for line in refused.errors.splitlines()}
+    assert {"model.pooling: before token, now average", "data.augment.flip: before false, now true"} <= lines
     Path("mine/recipes.py").unlink()
     shown = patchline("show", "run")
     assert (shown.code, "  seed: 3\n" in shown.output) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "words", [("show", "run"), ("show", "run/job.yaml"), ("plan", "run/job.yaml"), ("pretrain", "run")]
+)
+def test_a_file_of_others_starts_no_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run/evil.py").write_text("open('executed', 'w')\ndef f(): pass\n")
+    Path("run/job.yaml").write_text("stage: pretrain\nrecipe: evil.py:f\n")
+    ended = patchline(*words.split())
+    assert "'evil.py:f' is Python, which a YAML file cannot start; name it on the command line" in ended.errors
+    assert (ended.code, Path("executed").exists()) == (2, False)

@@ -7,7 +7,6 @@ checksums, and every run must end with the losses of the unbroken run. Writes te
 """
 
 import argparse
-import hashlib
 import json
 import os
 import random
@@ -24,6 +23,7 @@ from jobs import pack
 from jobs.recipes.pack import digits
 from pipeline.training.checkpoint import list_committed, read_attempts
 from pipeline.training.manifest import MANIFEST_NAME, manifest_from_json
+from pipeline.training.rank_files import RankFiles
 from shards.store import Store, open_store
 from tests.rigs.cutting_proxy import cutting_proxy
 from tests.rigs.kills import run_and_kill
@@ -57,8 +57,11 @@ class Killed:
         self.newest.append(newest.step if newest else 0)
         if newest:
             manifest = manifest_from_json(self.store.read(f"{newest.folder}/{MANIFEST_NAME}"))
-            for name, record in manifest.files.items():
-                if hashlib.sha256(self.store.read(f"{newest.folder}/{name}")).hexdigest() != record.sha256:
+            files = RankFiles(self.store, manifest)
+            for name in manifest.files:
+                try:
+                    files.verify(name)
+                except ValueError:
                     self.damaged.append(f"{newest.folder}/{name}")
 
     def verdict(self, code: int, expected: dict[int, float]) -> dict[str, object]:
