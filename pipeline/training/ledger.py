@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 Account = Literal["restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation"]
 ACCOUNTS: tuple[Account, ...] = ("restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation")
 FILE_NAME = "ledger.jsonl"
+_MOST_GAP_SECONDS = 366 * 86400.0
 
 
 class Ledger:
@@ -29,7 +30,8 @@ class Ledger:
         last = last_line(run_dir, says=says)
         if last:
             self.seconds |= {account: float(last["seconds"][account]) for account in ACCOUNTS}
-            self.seconds["restarts"] += max(0.0, time.time() - float(last["unix_time"]))
+            gap = time.time() - float(last["unix_time"])  # says nothing if the clock was set in between
+            self.seconds["restarts"] += gap if 0 < gap < _MOST_GAP_SECONDS else 0.0
 
     @contextmanager
     def time(self, account: Account) -> Iterator[None]:

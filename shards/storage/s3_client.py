@@ -3,9 +3,11 @@
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
 
 import boto3
@@ -27,6 +29,8 @@ UPLOADS = TransferConfig(multipart_threshold=2 * PART_BYTES, multipart_chunksize
 
 _NO_OBJECT = ("NoSuchKey", "404", "NotFound")
 _DENIED = ("AccessDenied", "403", "401", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
+_SKEWED = ("RequestTimeTooSkewed", "RequestExpired")
+_MOST_SKEW_SECONDS = 15 * 60  # that S3 allows
 _REPLACED = ("PreconditionFailed", "412")
 # A body that breaks off raises one of these; botocore retries requests, but never a body (boto3 issue 4111).
 _BROKEN_BODY = (
@@ -191,6 +195,9 @@ def _raise_client_error(error: boto_errors.ClientError, path: str, *, url: str, 
         raise UserError(f"there is no {where}; create the bucket or correct the URL") from error
     if code in _NO_OBJECT:
         raise MissingObjectError(path, url=url) from None
+    if code in (*_SKEWED, *_DENIED) and (skew := _clock_skew(error, is_certain=code in _SKEWED)):
+        message = f"{where} refuses requests because {skew}; set the clock of this machine"
+        raise UserError(message) from error
     if code in _DENIED:
         allowed = "credentials that may read it, and write to it when packing"
         raise UserError(f"access denied ({code}) to {where}; use {allowed}") from error
@@ -199,6 +206,19 @@ def _raise_client_error(error: boto_errors.ClientError, path: str, *, url: str, 
     if code in _REPLACED:
         raise ReplacedError(f"{url}/{path} was replaced while it was read") from error
     raise BadAnswerError(f"{error.operation_name} of {url}/{path} failed: {code}") from error
+
+
+def _clock_skew(error: boto_errors.ClientError, *, is_certain: bool) -> str:
+    """How wrong this machine's clock is by that of the server, whose answers to HEAD do not say; "" if it is right."""
+    try:
+        date = parsedate_to_datetime(error.response["ResponseMetadata"]["HTTPHeaders"]["date"])
+    except (KeyError, ValueError, TypeError):
+        return "the clock of this machine is wrong" if is_certain else ""
+    seconds = time.time() - date.timestamp()
+    if abs(seconds) <= _MOST_SKEW_SECONDS and not is_certain:
+        return ""
+    way = "ahead of" if seconds > 0 else "behind"
+    return f"the clock of this machine is {abs(seconds) / 60:,.0f} minutes {way} the server's"
 
 
 def _endpoint(clients: ClientOfProcess) -> str:

@@ -5,6 +5,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable
+from email.utils import formatdate
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from botocore.response import StreamingBody
 from shards.errors import StorageError, UnreachableError, UserError
 from shards.storage.retries import RetryConfig
 from shards.storage.s3 import S3Store
-from shards.storage.s3_client import Body, ClientOfProcess, Fault, fault_of
+from shards.storage.s3_client import Body, ClientOfProcess, Fault, fault_of, storage_errors
 from shards.store import open_store
 from tests.rigs.s3 import free_port
 
@@ -271,3 +272,23 @@ def test_a_small_body_comes_with_its_headers(ceph_bucket: str) -> None:
         assert store.read_range("x", 2, 5) == b"234"
         seconds.append(time.perf_counter() - began)
     assert min(seconds) < 0.035
+
+
+@pytest.mark.parametrize(
+    ("code", "minutes", "said"),
+    [
+        pytest.param("RequestTimeTooSkewed", 30, "30 minutes ahead of the server's; set the clock", id="fast"),
+        pytest.param("RequestTimeTooSkewed", -60, "60 minutes behind the server's; set the clock", id="slow"),
+        pytest.param("403", 1440, "1,440 minutes ahead of the server's; set the clock", id="a HEAD has no code"),
+        pytest.param("RequestTimeTooSkewed", None, "because the clock of this machine is wrong; set", id="no date"),
+        pytest.param("403", 5, r"access denied \(403\)", id="right enough"),
+        pytest.param("AccessDenied", None, r"access denied \(AccessDenied\)", id="denied, no date"),
+    ],
+)
+def test_a_wrong_clock_is_said_to_be_wrong(s3_endpoint: str, code: str, minutes: int | None, said: str) -> None:
+    date = {} if minutes is None else {"date": formatdate(time.time() - 60 * minutes, usegmt=True)}
+    response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 403, "HTTPHeaders": date}}
+    error = botocore.exceptions.ClientError(response, "HeadObject")
+    clients = ClientOfProcess()
+    with pytest.raises(UserError, match=said), storage_errors("x", bucket="b", url="s3://b", clients=clients):
+        raise error
