@@ -66,8 +66,9 @@ lint: .venv/.all ## Check style, types and shell scripts
 	@command -v shellcheck >/dev/null || { echo "make lint: shellcheck is not installed (Debian: apt-get install shellcheck)"; exit 1; }
 	shellcheck $(SHELL_FILES)
 
-soak: .venv/.all ## Kill and resume runs many times; each must end like the unbroken run
+soak: .venv/.all ## Kill, stop and resume runs many times; each must end like the unbroken run
 	$(VENV)/bin/python -m tests.soak.kills
+	$(VENV)/bin/python -m tests.soak.stops
 	$(VENV)/bin/python -m tests.soak.packing
 	$(VENV)/bin/python -m tests.soak.loader
 

@@ -1,7 +1,6 @@
 """The command line: `patchline STAGE RECIPE|FILE.yaml [--any.field VALUE ...]`. Errors become exit codes here."""
 
 import importlib
-import io
 import logging
 import multiprocessing
 import os
@@ -18,15 +17,25 @@ from jobs.endings import end_of
 from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
 from jobs.interrupts import Interrupts
-from jobs.mistakes import HELP_WORDS, refuse_missing, refuse_wrong_words, unknown_stage
+from jobs.mistakes import (
+    HELP_WORDS,
+    refuse_bytes,
+    refuse_lost_folder,
+    refuse_missing,
+    refuse_wrong_words,
+    unknown_stage,
+)
 from jobs.processes import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
 from jobs.run_flags import RunOptions, take_run_flags
+from jobs.screen import put
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of
+from jobs.streams import prepare_streams, use_utf8
 from jobs.threads import wait_quietly
 from jobs.warmup import with_warmup
+from shards.command_output import command_output
 from shards.errors import UserError
-from shards.terminal import LogFormatter, columns_of, printable, wrapped
+from shards.terminal import columns_of, message_text
 
 log = logging.getLogger("patchline")
 
@@ -34,38 +43,39 @@ log = logging.getLogger("patchline")
 def entry() -> None:
     """Console script. Skips the interpreter's shutdown: the work is done and on disk by then, and a C++ library that
     aborts while its threads are torn down (seen with Arrow and torch) would turn success into failure."""
+    use_utf8(os.environ)
+    prepare_streams()
     wait_quietly(os.environ)  # before any stage loads torch
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes take no module from the current folder
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # no crash on a character that the terminal lacks
     code = main(sys.argv[1:])
     logging.shutdown()
-    with suppress(BrokenPipeError):
+    with suppress(OSError):  # what a library has printed; our own output has been flushed
         sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)
 
 
 def main(argv: list[str]) -> int:
     """Runs one command and returns its exit code; jobs/endings.py decides how each error ends it."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LogFormatter(sys.stderr, rank=_rank()))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])  # a program that calls this keeps its own handlers
-    for noisy in ("botocore", "boto3", "urllib3", "s3transfer"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    try:
-        with Interrupts() as interrupts:
-            return _run(argv, interrupts)
-    except (Exception, KeyboardInterrupt) as error:
-        end = end_of(error)
-        if end.has_traceback:
-            log.exception(end.message)
-        elif end.message:
-            _say(end.message)
-        return end.code
+    with command_output(rank=_rank()):
+        try:
+            with Interrupts() as interrupts:
+                return _run(argv, interrupts)
+        except (Exception, KeyboardInterrupt) as error:
+            return _ended(error)
+
+
+def _ended(error: BaseException) -> int:
+    """Says how the command ends, and returns its exit code."""
+    end = end_of(error)
+    if end.has_traceback:
+        log.error(end.message, exc_info=error)
+    elif end.message:
+        _say(end.message)
+    return end.code
 
 
 def _run(argv: list[str], interrupts: Interrupts) -> int:
+    refuse_bytes(argv)
     if not argv or argv[0] in HELP_WORDS:
         return _show(overview(columns()), requested=bool(argv))
     if argv[0] == "help":
@@ -79,6 +89,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         return _tool(stage, words)
     if stage not in STAGES:
         raise unknown_stage(stage, list(COMMANDS))
+    refuse_lost_folder()
     words, options = take_run_flags(stage, words)
     starts_ranks = must_start(options.processes, os.environ)
     if starts_ranks:
@@ -180,10 +191,10 @@ def _recipes(stage: str) -> Mapping[str, Callable[[], Any]]:
 
 def _show(text: str, *, requested: bool) -> int:
     """Help that was requested goes to standard output; help shown instead of an error goes to standard error."""
-    page = sys.stdout if requested else sys.stderr
-    with suppress(BrokenPipeError):  # `patchline --help | head` has seen enough
-        page.write(text)
-        page.flush()
+    if requested:
+        put(text)
+    else:
+        sys.stderr.write(text)
     return exit_codes.DONE if requested else exit_codes.USER_MISTAKE
 
 
@@ -201,8 +212,7 @@ def _place_first(words: list[str], *, flag: str) -> list[str]:
 
 def _say(message: str) -> None:
     who = f"rank {_rank()}: " if _rank() else ""
-    text, columns = who + printable(message), columns_of(sys.stderr)
-    sys.stderr.write((wrapped(text, columns) if columns else text) + "\n")
+    sys.stderr.write(message_text(who + message, columns=columns_of(sys.stderr)) + "\n")
 
 
 def _rank() -> int:

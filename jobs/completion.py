@@ -1,6 +1,5 @@
 """`patchline completion bash|zsh|fish`: a script for the shell, and the words that it then requests."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +9,7 @@ from jobs.flags import Flag, flags_of
 from jobs.lookup import SHOWN
 from jobs.resolve import WITH_RECIPES, default_job
 from jobs.run_flags import run_flags_of
+from jobs.screen import put
 from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, recipes_of
 from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
@@ -54,7 +54,7 @@ class CompletionJob:
 
 def run(job: CompletionJob) -> int:
     """Prints the script."""
-    sys.stdout.write(_SCRIPTS[job.shell])
+    put(_SCRIPTS[job.shell])
     return exit_codes.DONE
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from shards.adoption.foreign_samples import SampleRules
-from shards.config_values import Range, refuse_wrong_values
+from shards.config_values import Range, refuse_wrong_values, shown_value, whole_number
 from shards.errors import UserError
 from shards.images.config import Limits, Resize
 from shards.packing.about import About
@@ -73,9 +73,11 @@ class PackJob:
     def share(self) -> tuple[int, int]:
         """`part` as numbers."""
         first, _, count = self.part.partition("/")
-        if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
-            raise UserError(f"--part is {self.part!r}; allowed: I/N with I from 0 to N-1, for example 0/8")
-        return int(first), int(count)
+        number, num_parts = whole_number(first), whole_number(count)
+        if number is None or num_parts is None or number >= num_parts:
+            what = f"--part is {shown_value(self.part)}"
+            raise UserError(f"{what}; allowed: I/N with I from 0 to N-1, for example 0/8")
+        return number, num_parts
 
     def about(self) -> About:
         """The texts that the manifest has for people."""

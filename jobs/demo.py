@@ -20,10 +20,12 @@ from rich.table import Table
 from jobs import exit_codes
 from jobs.launch import Ranks, start_ranks
 from jobs.model_jobs import DemoJob
+from jobs.screen import show_table
 from pipeline.free_port import free_port
 from pipeline.training.metrics import read_metrics
 from shards.command_lines import command_lines
 from shards.errors import UserError
+from shards.terminal import printable_name, unescaped
 
 __all__ = ["Comparison", "DemoJob", "compare", "last_step", "run"]
 
@@ -57,11 +59,11 @@ def run(job: DemoJob, *, environ: Mapping[str, str]) -> int:
     began = time.monotonic()
     folder = _fresh_folder(Path(job.run_dir))
     with _s3_server(folder) as endpoint:
-        console = Console(stderr=True)
+        console = Console(file=unescaped(sys.stderr))
         stages = _Stages(job=job, folder=folder, environ=_environment(environ, endpoint), console=console)
         comparison = _all_stages(stages)
     table, accuracy = _table(job, folder, comparison, seconds=time.monotonic() - began)
-    Console().print(table)
+    show_table(table)
     if not comparison.equal:
         log.error("the continued run differs from the unbroken run; this is a bug")
         return exit_codes.FAULTS_FOUND
@@ -192,7 +194,7 @@ def _table(job: DemoJob, folder: Path, comparison: Comparison, *, seconds: float
         ("curves", f"tensorboard --logdir {folder}"),
     ]
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(name, printable_name(value))
     return table, float(after["accuracy"])
 
 

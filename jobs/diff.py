@@ -9,9 +9,11 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.lookup import job_of, split_stage, stages_found
+from jobs.screen import put
 from jobs.stages import job_class
 from shards.differences import differences, shown
 from shards.errors import UserError
+from shards.terminal import printable_name
 
 USAGE = "patchline diff [STAGE] A B, each a RECIPE, FILE.yaml, FILE.py:FUNCTION or RUN"
 DIFFERENT = 1
@@ -31,10 +33,10 @@ def run(words: list[str]) -> int:
     jobs = (job_of(first, stage), job_of(second, stage)) if stage else _comparable(first, second)
     found = differences(*map(asdict, jobs))
     if not found:
-        sys.stdout.write(f"{first} and {second} do not differ\n")
+        put(f"{printable_name(f'{first} and {second}')} do not differ\n")
         return exit_codes.DONE
     rows = [("", first, second), *((each.field, shown(each.before), shown(each.now)) for each in found)]
-    sys.stdout.write(table(rows))
+    put(table([(name, printable_name(before), printable_name(now)) for name, before, now in rows]))
     return DIFFERENT
 
 

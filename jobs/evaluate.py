@@ -1,19 +1,21 @@
 """`patchline evaluate`: accuracy of a weights folder over every sample of a dataset, each exactly once."""
 
 import json
-import sys
+import math
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from jobs import exit_codes
 from jobs.model_jobs import EvaluateJob
 from jobs.record import write_record
+from jobs.screen import put
 from pipeline.data.evaluation import label_map
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.models.weights import filled_model, open_weights
 from pipeline.world import current_world, joined
 from shards.dataset import open_dataset
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 from shards.terminal import printable_name
 
 __all__ = ["EvaluateJob", "run"]
@@ -35,17 +37,35 @@ def run(job: EvaluateJob) -> int:
     with joined(world):
         model = filled_model(weights).to(world.device)
         scores = evaluate(model, dataset, job.data, labels=labels, loss=job.loss, world=world)
+    if not math.isfinite(scores.loss):
+        raise InvalidDataError(
+            f"the logits of {job.weights!r} are not finite (NaN or infinite) for images of {job.data.url!r}: the "
+            "values of its weights are too large, or its training failed; give other weights"
+        )
     if world.is_first:
         if job.run_dir:
-            (Path(job.run_dir) / "scores.json").write_text(json.dumps(asdict(scores)) + "\n")
-        sys.stdout.write(score_text(job, scores) + "\n")
-        sys.stdout.flush()
+            _write_scores(Path(job.run_dir), scores)
+        put(score_text(job, scores) + "\n")
     return exit_codes.DONE
+
+
+def _write_scores(run_dir: Path, scores: Scores) -> None:
+    """Whole or absent. UserError if it cannot be written."""
+    waiting = run_dir / "scores.json.part"
+    try:
+        waiting.write_text(json.dumps(asdict(scores), allow_nan=False) + "\n")
+        waiting.replace(run_dir / "scores.json")
+    except OSError as error:
+        with suppress(OSError):
+            waiting.unlink(missing_ok=True)
+        raise UserError(
+            f"cannot write scores.json in {str(run_dir)!r}: {error.strerror}; give another --run-dir"
+        ) from error
 
 
 def score_text(job: EvaluateJob, scores: Scores) -> str:
     """Two lines for people, or one JSON object: the scores, the weights, the dataset."""
     if job.json:
-        return json.dumps({**asdict(scores), "weights": job.weights, "data_url": job.data.url})
+        return json.dumps({**asdict(scores), "weights": job.weights, "data_url": job.data.url}, allow_nan=False)
     where = printable_name(f"{job.weights} on {job.data.url}")
     return f"{where}\naccuracy {scores.accuracy:.4f}, loss {scores.loss:.4f}, {scores.num_images:,} images"

@@ -11,12 +11,13 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from jobs.field_names import known_instead
 from jobs.yaml_tree import Fields, Items, Scalar, Tree
-from shards.config_values import allowed_instead, without_range
+from shards.config_values import allowed_instead, shown_text, without_range
 from shards.errors import UserError
 
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_MOST_DIGITS = 400  # of a whole number: any with more is far out of range, and Python reads no more than 4,300
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _WRONG = object()  # in place of a faulty value, until the whole file is read
 
@@ -164,7 +165,7 @@ def _read(kind: type, tree: Tree) -> Any:
         if kind is bool and is_plain and text.lower() in _TRUTHS:
             return _TRUTHS[text.lower()]
         if kind is int and is_plain and _WHOLE.fullmatch(text):
-            return int(text)
+            return int(text) if len(text) <= _MOST_DIGITS else _WRONG
         if kind is float and is_plain and _DECIMAL.fullmatch(text):
             return float(text)
     return _WRONG
@@ -177,11 +178,15 @@ def _is_of_another_type(text: str) -> bool:
 def _allowed(kind: type, tree: Tree) -> str:
     if kind is str:
         is_word = isinstance(tree, Scalar) and not tree.is_nothing
-        return f"a text, in quotes: '{tree.text}'" if is_word and isinstance(tree, Scalar) else "a text ('' for none)"
+        return (
+            f"a text, in quotes: '{shown_text(tree.text)}'"
+            if is_word and isinstance(tree, Scalar)
+            else "a text ('' for none)"
+        )
     return {bool: "true or false", int: "a whole number", float: "a number"}[kind]
 
 
 def _spelt(tree: Tree) -> str:
     if isinstance(tree, Scalar):
-        return "empty" if tree.is_nothing else tree.text if tree.is_plain else f"the text {tree.text!r}"
+        return "empty" if tree.is_nothing else shown_text(tree.text if tree.is_plain else f"the text {tree.text!r}")
     return "a list" if isinstance(tree, Items) else "a group of fields"

@@ -12,7 +12,10 @@ from pipeline.models.conversion.convert import changed, open_any
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights import Weights, save_weights
-from shards.errors import UserError
+from pipeline.models.weights_folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES
+from shards.config_values import shown_value
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import read_local_text
 
 __all__ = ["ImportJob", "refuse_misplaced", "run"]
 
@@ -56,10 +59,18 @@ def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
     """Raises UserError if `out` is missing, is the `path` that the weights are read from, or is that file's folder."""
     if not out:
         raise UserError(f"--out is missing: give {wanted} for the weights")
-    source, target = Path(path), Path(out).resolve()
-    if target == source.resolve():
+    try:
+        source, target = Path(path).resolve(), Path(out).resolve()
+        is_of_run = target == source / "weights" and not (source / CONFIG_FILE).is_file()  # `path` is a run directory
+        is_file, link = source.is_file(), Path(path).parent.resolve()
+        target.exists()  # OSError if its name is too long, or a folder on the way may not be searched
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a zero byte
+        reason = getattr(error, "strerror", None) or shown_value(str(error))
+        what = f"the path {shown_value(path)} or --out {shown_value(out)} cannot be followed ({reason})"
+        raise UserError(f"{what}; give others") from error
+    if target == source or is_of_run:
         raise UserError(f"--out is {out!r}, where the weights are read from; give another")
-    if source.is_file() and target in (source.parent.resolve(), source.resolve().parent):  # it may be a link
+    if is_file and target in (source.parent, link):
         raise UserError(
             f"--out is {out!r}, the folder that {path!r} is read from, whose files it replaces; give another"
         )
@@ -71,8 +82,8 @@ def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str,
         is_known = len(weights.labels) == config.num_classes and not job.new_head
         return weights.labels if is_known else tuple(str(number) for number in range(config.num_classes))
     try:
-        labels = tuple(Path(job.labels_file).read_text().splitlines())
-    except (OSError, ValueError) as error:
+        labels = tuple(read_local_text(job.labels_file, most_bytes=MOST_DESCRIPTION_BYTES).splitlines())
+    except (OSError, InvalidDataError) as error:
         raise UserError(
             f"--labels-file {job.labels_file!r} cannot be read ({error}); give one name per line"
         ) from error

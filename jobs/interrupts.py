@@ -7,6 +7,7 @@ KeyboardInterrupt, so that half-written files are cleaned up; a second signal, o
 import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -68,5 +69,6 @@ class Interrupts:
         self._late.daemon = True
         self._late.start()
         if os.isatty(2):
-            os.write(2, b"\r  \r")  # over the ^C that the terminal has echoed
+            with suppress(OSError):
+                os.write(2, b"\r  \r")  # over the ^C that the terminal has echoed
         raise Interrupted(number)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.flags import Flag
-from shards.config_values import allowed_instead, without_range
+from shards.config_values import allowed_instead, shown_text, shown_value, without_range
 from shards.errors import UserError
 
 HELP_WORDS = ("-h", "--help", "--help-all")
@@ -156,6 +156,27 @@ def required_flags(flags: Sequence[Flag], required: Sequence[str]) -> list[Flag]
     return [by_name[name] for name in first if name and not by_name[name].default]
 
 
+def refuse_bytes(words: Sequence[str]) -> None:
+    """UserError for a word that is not UTF-8: records and logs, which are, could not hold it."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            shown = word.encode(errors="backslashreplace").decode()
+            raise UserError(
+                f"the argument '{shown}' is not UTF-8; allowed: UTF-8. Rename the file or folder, or give a link to it "
+                "that has another name"
+            ) from error
+
+
+def refuse_lost_folder() -> None:
+    """UserError if the current folder has been deleted: libraries could not be loaded, nor child processes started."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UserError(f"the current folder is unusable ({error.strerror}); change to another one with cd") from error
+
+
 def refuse_missing(flags: Sequence[Flag], required: Sequence[str]) -> None:
     """UserError that names every required flag which has no value in the job."""
     given = {flag.name for flag in flags if flag.default}
@@ -210,10 +231,10 @@ def _refuse_wrong_values(flag: Flag, values: Sequence[str], *, name: str) -> Non
         try:
             read = _read(flag, value)
         except ValueError as error:
-            raise UserError(f"{name} is {value!r}; allowed: {_allowed(flag)}") from error
+            raise UserError(f"{name} is {shown_value(value)}; allowed: {_allowed(flag)}") from error
         instead = allowed_instead(read, flag.kind) if isinstance(read, int | float) else ""
         if instead:
-            raise UserError(f"{name} is {value}; {instead}")
+            raise UserError(f"{name} is {shown_text(value)}; {instead}")
 
 
 def _read(flag: Flag, value: str) -> Any:

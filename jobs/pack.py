@@ -163,7 +163,7 @@ def _shards(job: PackJob, spec: PackSpec, plan: Plan) -> None:
             plan_hash=plan.hash,
             spec=spec,
             shard=shard,
-            samples_sha256=plan.files[samples_of_shard(shard, spec)],
+            samples_sha256=plan.files.get(samples_of_shard(shard, spec), ""),
             max_quarantined=job.max_quarantined,
         )
         for shard in mine

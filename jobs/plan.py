@@ -1,11 +1,12 @@
 """`patchline plan`: what a training recipe costs, before anything is packed, booked or started."""
 
-from rich.console import Console
 from rich.table import Table
 
 from jobs import exit_codes
 from jobs.model_jobs import PlanJob
+from jobs.screen import show_table
 from pipeline.training.cost import Cost, cost_of
+from shards.terminal import printable_name
 
 __all__ = ["PlanJob", "operations", "rows_of", "run"]
 
@@ -16,12 +17,13 @@ Rows = list[tuple[str, str]]
 def run(job: PlanJob) -> int:
     """Prints the table."""
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
-    table = Table(title=f"patchline plan {job.recipe}".rstrip(), show_header=False, title_justify="left")
+    title = printable_name(f"patchline plan {job.recipe}".rstrip())
+    table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows_of(job, cost):
-        table.add_row(name, value)
-    Console().print(table)
+        table.add_row(name, printable_name(value))
+    show_table(table)
     return exit_codes.DONE
 
 

@@ -2,13 +2,12 @@
 
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from jobs import exit_codes
-from jobs.screen import WIDTH, fitted
+from jobs.screen import WIDTH, fitted, put
 from pipeline.config_values import Device
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
@@ -93,7 +92,7 @@ def _predict(predictor: "Predictor", images: "Sequence[str]", job: PredictJob) -
 
 def _as_json(image: str, prediction: "Prediction") -> str:
     classes = [{"label": label, "probability": float(f"{likely:.6g}")} for label, likely in prediction]
-    return json.dumps({"image": image, "classes": classes})
+    return json.dumps({"image": image, "classes": classes}, allow_nan=False)
 
 
 def _as_text(image: str, prediction: "Prediction") -> str:
@@ -102,4 +101,4 @@ def _as_text(image: str, prediction: "Prediction") -> str:
 
 
 def _write(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    put(f"{line}\n")

@@ -15,6 +15,7 @@ from types import FrameType
 from jobs import exit_codes
 from jobs.launch import Ranks, log_of, start_ranks
 from shards.errors import UserError
+from shards.terminal import message_text
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SECOND_INTERRUPT_SECONDS = 2.0  # that the ranks have to end by themselves
@@ -45,7 +46,7 @@ def run_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], r
         ranks = start_ranks(words, num_ranks=num_ranks, environ=environ, log_dir=log_dir)
         code = ranks.wait(each_time=_PassingOn(ranks, heard).pass_on)
         for line in _last_words(ranks, log_dir, sizes):
-            sys.stderr.write(line + "\n")
+            sys.stderr.write(message_text(line) + "\n")
     if code == exit_codes.USER_MISTAKE and run_dir:
         _leave_nothing(Path(run_dir))
     return code if code >= 0 else 128 - code

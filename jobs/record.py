@@ -5,8 +5,10 @@ A record has the two entries `stage` and `job`, with every field. A user's file 
 `recipe:` and, optionally, `stage:`; without a recipe it must have every field.
 """
 
+import errno
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,12 +21,14 @@ from jobs.stages import STAGES
 from jobs.warmup import scaled
 from jobs.yaml_tree import Fields, Scalar, Tree, read_tree
 from pipeline.training.config import TrainingJob
+from shards.config_values import whole_number
 from shards.errors import UserError
 from shards.terminal import printable_name
 
 log = logging.getLogger(__name__)
 Job = TypeVar("Job")
 _MOST_SHOWN = 8
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,11 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
         waiting.write_text(f"# patchline {stage} {shown}\n{record_text(stage, job)}")
         waiting.replace(run_dir / "job.yaml")
     except OSError as error:
+        with suppress(OSError):
+            waiting.unlink(missing_ok=True)
+        if error.errno in _FULL:  # no mistake: the same command continues once there is room
+            error.filename = str(run_dir / "job.yaml")
+            raise
         what = f"cannot write job.yaml in {run_dir}: {error.strerror}"
         raise UserError(f"{what}; give --run-dir a folder that this user may write to") from error
 
@@ -118,10 +127,11 @@ def _warmed_up(given: Fields, base: Job | None) -> Any:
     """The recipe's job, with a warm-up that fits the steps in the file, unless the file gives a warm-up itself."""
     steps, schedule = given.entries.get("steps"), given.entries.get("schedule")
     has_warmup = isinstance(schedule, Fields) and "warmup_steps" in schedule.entries
-    if not isinstance(base, TrainingJob) or has_warmup or not isinstance(steps, Scalar) or not steps.text.isdecimal():
+    number = whole_number(steps.text) if isinstance(steps, Scalar) else None
+    if not isinstance(base, TrainingJob) or has_warmup or number is None:
         return base
     keep = f"schedule.warmup_steps: {base.schedule.warmup_steps}"
-    fitted, note = scaled(base, steps=int(steps.text), keep=keep)
+    fitted, note = scaled(base, steps=number, keep=keep)
     if note:
         log.info(note)
     return fitted

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from jobs.flags import Flag
+from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
 
 _TRAINING = ("pretrain", "finetune")
@@ -81,6 +82,6 @@ def take_run_flags(stage: str, words: list[str]) -> tuple[list[str], RunOptions]
 
 
 def _count(flag: str, value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise UserError(f"{flag} is {value!r}; allowed: whole numbers from 1 on, for example {flag} 2")
-    return int(value)
+    if not (number := whole_number(value)):
+        raise UserError(f"{flag} is {shown_value(value)}; allowed: whole numbers from 1 on, for example {flag} 2")
+    return number

@@ -1,9 +1,13 @@
 """Fits names of files and classes into one line of a terminal."""
 
 import select
-from typing import TextIO
+import sys
+from typing import TYPE_CHECKING, TextIO
 
-from shards.terminal import printable_name
+from shards.terminal import printable_name, unescaped
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 WIDTH = 80
 
@@ -21,6 +25,25 @@ def fitted(text: str, width: int = WIDTH) -> str:
     while cell_len(tail) > last:
         tail = tail[1:]
     return f"{set_cell_size(shown, first).rstrip()}…{tail}"
+
+
+def put(text: str) -> None:
+    """Writes a result to standard output, at once: if it takes no more, the command ends here and not unnoticed."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def show_table(table: "Table") -> None:
+    """Writes the table to standard output in colour; names in it must have passed `printable_name`. Rich itself would
+    end the program with 1 if there is no reader."""
+    from rich.console import Console  # noqa: PLC0415 - not needed for help
+
+    stream = unescaped(sys.stdout)
+    console = Console(file=stream)
+    with console.capture() as captured:
+        console.print(table)
+    stream.write(captured.get())
+    stream.flush()
 
 
 def has_no_reader(stream: TextIO | None) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from jobs import exit_codes
 from jobs.lookup import job_of, split_stage, stages_found
 from jobs.record import record_text
+from jobs.screen import put
 from shards.errors import UserError
 
 USAGE = "patchline show [STAGE] RECIPE|FILE.yaml|FILE.py:FUNCTION|RUN [--any.field VALUE ...]"
@@ -26,7 +27,7 @@ def run(words: list[str], *, override: Override) -> int:
     word, flags = rest[0], rest[1:]
     stage = stage or _only_stage(word)
     job = override(job_of(word, stage), flags, f"patchline show {stage} {word}")
-    sys.stdout.write(record_text(stage, job))
+    put(record_text(stage, job))
     return exit_codes.DONE
 
 

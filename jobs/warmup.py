@@ -3,9 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.training.config import TrainingJob
+from shards.config_values import whole_number
+from shards.errors import UserError
+
+if TYPE_CHECKING:
+    from jobs.yaml_tree import Tree
 
 _STEPS, _WARMUP, _RUN_DIR = "--{}steps", "--{}schedule.warmup-steps", "--run-dir"
 
@@ -55,9 +60,10 @@ def _steps(number: int) -> str:
 
 def _scaled_by_words(recipe: TrainingJob, words: Sequence[str], *, prefix: str = "") -> tuple[TrainingJob, str]:
     steps, flag = _value(words, _STEPS.format(prefix)), _WARMUP.format(prefix)
-    if steps is None or not steps.isdecimal() or _value(words, flag) is not None:
+    number = whole_number(steps or "")
+    if number is None or _value(words, flag) is not None:
         return recipe, ""
-    return scaled(recipe, steps=int(steps), keep=f"{flag} {recipe.schedule.warmup_steps}")
+    return scaled(recipe, steps=number, keep=f"{flag} {recipe.schedule.warmup_steps}")
 
 
 def _kept(recipe: TrainingJob, warmup: int, words: Sequence[str], *, run_dir: str) -> tuple[TrainingJob, str]:
@@ -72,14 +78,22 @@ def _recorded(path: Path) -> _Recorded | None:
     """The lengths in a run's record; None if it cannot be read."""
     if not path.is_file():
         return None
-    import yaml  # noqa: PLC0415 - only for runs that are continued
+    from jobs.yaml_tree import read_tree  # noqa: PLC0415 - YAML, only for runs that are continued
 
     try:
-        job = yaml.safe_load(path.read_bytes())["job"]
-        found = _Recorded(steps=job.get("steps", 0), warmup=job["schedule"]["warmup_steps"])
-    except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError):
+        tree = read_tree(path)
+    except UserError:
         return None
-    return found if isinstance(found.steps, int) and isinstance(found.warmup, int) else None
+    steps, warmup = _number_in(tree, "job", "steps"), _number_in(tree, "job", "schedule", "warmup_steps")
+    return None if warmup is None else _Recorded(steps=steps or 0, warmup=warmup)
+
+
+def _number_in(tree: "Tree", *names: str) -> int | None:
+    """The whole number at a path of fields; None if it is missing or no such number."""
+    found: Tree | None = tree
+    for name in names:
+        found = getattr(found, "entries", {}).get(name)
+    return whole_number(getattr(found, "text", ""))
 
 
 def _warmed_up(recipe: TrainingJob, warmup_steps: int) -> TrainingJob:

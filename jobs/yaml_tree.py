@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import read_local_file
 
 MOST_BYTES = 256 * 1024  # a job has 4 kB
 MOST_DEPTH = 16
@@ -54,12 +55,11 @@ Tree = Scalar | Items | Fields
 def read_tree(path: Path) -> Tree:
     """The only document of a file. UserError if it cannot be read, is not YAML, or is larger than a job may be."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        content = read_local_file(path, most_bytes=MOST_BYTES)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; give a recipe's name or a YAML file") from error
-    if len(content) > MOST_BYTES:
-        raise UserError(f"{path} is larger than {MOST_BYTES // 1024} KiB; a job has about 4 KiB")
+    except InvalidDataError as error:
+        raise InvalidDataError(f"{error}; a job is a YAML file of about 4 KiB") from error
     try:
         node = _Loader(content).get_single_node()
         return Scalar(text="", is_plain=True, line=1) if node is None else _tree(node)

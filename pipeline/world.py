@@ -1,11 +1,7 @@
-"""This process's place among the ranks. Only this file and the command line read the environment.
-
-Three ways to start, one result: a single process, `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_*) or `srun`
-(SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID; the batch script exports MASTER_ADDR and MASTER_PORT).
-"""
+"""This process's place among the ranks, and the process group. Only this file and the command line read the
+environment; pipeline/rank_environ.py says what it means."""
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,12 +11,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from pipeline.alone import join_alone
 from pipeline.bf16 import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
 from pipeline.config_values import Device
-from pipeline.free_port import free_port
+from pipeline.rank_environ import LOOPBACK, place_from, refuse_for_deepspeed, threads_from
+from pipeline.rendezvous import interface_towards, reach_store, serve_store
 from shards.errors import TransientError, UserError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+_GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -57,38 +56,22 @@ def current_world(device: Device = "auto", *, threads: int = 0) -> World:
 
 
 def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> World:
-    """The world that an environment describes (pure but for asking torch for GPUs).
+    """The world that an environment describes (pure but for asking torch for GPUs). UserError if a value is wrong.
 
     A rank's threads are OMP_NUM_THREADS, else the cores that srun gave each task, else its share of this machine's.
     """
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    elif "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
-        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
-    else:
-        names = ("", "", "", "")
-    rank = _number(environ, names[0], 0)
-    num_ranks = _number(environ, names[1], 1)
-    local_rank = _number(environ, names[2], rank)
-    num_local_ranks = _tasks_on_this_node(environ) if names[0].startswith("SLURM") else 0
-    num_local_ranks = num_local_ranks or _number(environ, names[3], num_ranks)
-    if num_ranks > 1 and "MASTER_ADDR" not in environ:
-        raise UserError(
-            f"MASTER_ADDR is not set for {num_ranks} ranks; start with torchrun, or export MASTER_ADDR and MASTER_PORT "
-            "in the batch script before srun (slurm/pretrain.sbatch does)"
-        )
-    num_threads = _demanded_threads(environ, num_local_ranks=num_local_ranks)
-    if not num_threads and names[0].startswith("SLURM"):
-        num_threads = _number(environ, "SLURM_CPUS_PER_TASK", 0)
+    refuse_for_deepspeed(environ)
+    place = place_from(environ)
     return World(
-        rank=rank,
-        num_ranks=num_ranks,
-        local_rank=local_rank,
-        num_local_ranks=num_local_ranks,
-        master_address=environ.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=_number(environ, "MASTER_PORT", 0),
-        device=_device(device, local_rank),
-        num_threads=num_threads or max(1, num_cpus // num_local_ranks),
+        rank=place.rank,
+        num_ranks=place.num_ranks,
+        local_rank=place.local_rank,
+        num_local_ranks=place.num_local_ranks,
+        master_address=place.master_address,
+        master_port=place.master_port,
+        device=_device(device, place.local_rank),
+        num_threads=threads_from(environ, num_local_ranks=place.num_local_ranks)
+        or max(1, num_cpus // place.num_local_ranks),
     )
 
 
@@ -107,10 +90,26 @@ def enter(world: World) -> None:
     else:
         torch.cuda.set_device(world.device)
     os.environ["LOCAL_RANK"] = str(world.local_rank)  # DeepSpeed insists on it
+    if world.num_ranks == 1:
+        join_alone()
+    else:
+        _meet(world)
+
+
+def _meet(world: World) -> None:
+    """Joins the other ranks. Only the addresses that they share are listened on (pipeline/rendezvous.py)."""
+    address, port = world.master_address, world.master_port
+    os.environ.setdefault(_GLOO_INTERFACE, interface_towards(address))  # read for every group, DeepSpeed's too
+    if address == LOOPBACK:  # across hosts, NCCL knows the fastest; it listens on one interface, never on all
+        os.environ.setdefault(_NCCL_INTERFACE, "lo")
+    # Under torchrun its agent serves the store: rank 0 is a client, too.
+    serves = world.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     # Rank and size are arguments: in the environment, processes started from here would take them for their own.
     dist.init_process_group(
         "nccl" if world.device.type == "cuda" else "gloo",
-        init_method=f"tcp://{world.master_address}:{world.master_port or free_port()}",
+        store=(serve_store if serves else reach_store)(
+            address, port, num_ranks=world.num_ranks, timeout=COLLECTIVE_TIMEOUT
+        ),
         rank=world.rank,
         world_size=world.num_ranks,
         timeout=COLLECTIVE_TIMEOUT,
@@ -127,8 +126,9 @@ def leave() -> None:
 @contextmanager
 def joined(world: World) -> Iterator[None]:
     """A member of the process group inside. TransientError if an exchange with the other ranks fails."""
-    enter(world)
+    unset = [name for name in (_GLOO_INTERFACE, _NCCL_INTERFACE) if name not in os.environ]
     try:
+        enter(world)
         yield
     except RuntimeError as error:
         if not _is_of_exchange(error):
@@ -139,6 +139,8 @@ def joined(world: World) -> Iterator[None]:
         ) from error
     finally:
         leave()
+        for name in unset:  # a job submitted from here may run on other hosts
+            os.environ.pop(name, None)
 
 
 def _is_of_exchange(error: RuntimeError) -> bool:
@@ -148,37 +150,6 @@ def _is_of_exchange(error: RuntimeError) -> bool:
         trace = trace.tb_next
     module = trace.tb_frame.f_globals.get("__name__") if trace else ""
     return isinstance(error, dist.DistError) or module == dist.distributed_c10d.__name__
-
-
-def _tasks_on_this_node(environ: Mapping[str, str]) -> int:
-    """Slurm writes `4(x2),3`: four tasks on each of two nodes, three on the third. 0 if it is not set."""
-    counts: list[int] = []
-    for entry in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry)
-        if found:
-            counts += [int(found[1])] * int(found[2] or 1)
-    node = _number(environ, "SLURM_NODEID", 0)
-    return counts[node] if node < len(counts) else 0
-
-
-def _demanded_threads(environ: Mapping[str, str], *, num_local_ranks: int) -> int:
-    """OMP_NUM_THREADS; 0 if the user has not set it.
-
-    With several ranks per node, torchrun sets it to 1 if it is unset (and warns). A user's own 1 looks the same, so
-    it is ignored there; --threads 1 is not.
-    """
-    text = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # the others are of nested regions
-    is_torchruns_own = text == "1" and num_local_ranks > 1 and "TORCHELASTIC_RUN_ID" in environ
-    return 0 if is_torchruns_own or not text else _number({"OMP_NUM_THREADS": text}, "OMP_NUM_THREADS", 0)
-
-
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name, "")
-    if not text:
-        return default
-    if not text.isdigit():
-        raise UserError(f"the environment variable {name} is {environ[name]!r}; allowed: a whole number")
-    return int(text)
 
 
 def _device(device: Device, local_rank: int) -> torch.device:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _MOST_CHARACTERS = 200  # of a wrong value, in its message
+_MOST_WHOLE = (1 << 63) - 1  # what NumPy and Arrow can hold
+_MOST_DIGITS = 19  # of such a number
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,31 @@ def allowed_instead(value: Any, kind: Any) -> str:
     if len(kinds) > 1:  # configurations to choose from
         return "" if isinstance(value, kinds) else f"allowed: {', '.join(one.__name__ for one in kinds)}"
     allowed = _allowed(value, *kinds)
+    if not allowed and without_range(*kinds) is int and abs(value) > _MOST_WHOLE:
+        allowed = f"whole numbers of 64 bits, to {_MOST_WHOLE:,}"
     return f"allowed: {allowed}{or_none}" if allowed else ""
 
 
 def shown_value(value: Any) -> str:
     """A wrong value as messages show it, cut after 200 characters."""
-    text = f"{type(value).__name__}(...)" if is_dataclass(value) else repr(value)
+    if is_dataclass(value):
+        return f"{type(value).__name__}(...)"
+    try:
+        return shown_text(repr(value))
+    except ValueError:  # Python spells no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    except RecursionError:
+        return "deeply nested"
+
+
+def shown_text(text: str) -> str:
+    """A text in a message, cut after 200 characters."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
+def whole_number(text: str) -> int | None:
+    """The number that decimal digits spell; None for anything else, and for more digits than 64 bits hold."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def without_none(kind: Any) -> tuple[Any, ...]:

@@ -3,20 +3,15 @@
 import copy
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import StorageError, UserError
-from shards.index import (
-    BlockTable,
-    SampleRows,
-    read_blocks,
-    read_sample_rows,
-    read_sources,
-    read_table,
-)
+from shards.errors import InvalidDataError, StorageError, UserError
+from shards.index import BlockTable, SampleRows, read_blocks, read_labels, read_sample_rows, read_sources
 from shards.manifest import (
     BLOCKS_PATH,
     LABELS_PATH,
@@ -29,6 +24,7 @@ from shards.manifest import (
 from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
 from shards.store import MissingObjectError, Store, open_store
+from shards.table_rules import refuse_blocks, refuse_count, refuse_labels, refuse_rows
 
 HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
 _OTHER_TARS = 8  # looked for where one is missing
@@ -73,7 +69,10 @@ class Dataset:
     @cached_property
     def blocks(self) -> BlockTable:
         """Every block's place."""
-        return read_blocks(self.checked_file(BLOCKS_PATH))
+        with self.naming(BLOCKS_PATH):
+            blocks = read_blocks(self.checked_file(BLOCKS_PATH))
+            refuse_blocks(blocks, self.manifest)
+        return blocks
 
     @property
     def block_sizes(self) -> NDArray[np.int64]:
@@ -83,7 +82,10 @@ class Dataset:
     @cached_property
     def label_names(self) -> tuple[str, ...]:
         """The name of each label id."""
-        return tuple(read_table(self.checked_file(LABELS_PATH)).column("name").to_pylist())
+        with self.naming(LABELS_PATH):
+            labels = read_labels(self.checked_file(LABELS_PATH))
+            refuse_labels(labels, num_classes=self.num_classes)
+        return tuple(labels.column("name").to_pylist())
 
     def shard_path(self, shard: int) -> str:
         """The tar's path below `shard_store`."""
@@ -101,7 +103,9 @@ class Dataset:
                 held.sample_rows.move_to_end(shard)
                 return held.sample_rows[shard]
         # Read outside the lock: two threads may read one index, none waits for another's shard.
-        rows = read_sample_rows(self.checked_file(index_path(shard)))
+        with self.naming(index_path(shard)):
+            rows = read_sample_rows(self.checked_file(index_path(shard)))
+            refuse_rows(rows, self.manifest.shards[shard], num_classes=self.num_classes)
         with held.lock:
             if shard not in held.sample_rows:
                 held.sample_rows[shard] = rows
@@ -115,7 +119,9 @@ class Dataset:
         the last shard's names are kept, because more of its samples may be damaged."""
         number, sources = self._held.sources
         if number != shard:
-            sources = read_sources(self.checked_file(index_path(shard)))
+            with self.naming(index_path(shard)):
+                sources = read_sources(self.checked_file(index_path(shard)))
+                refuse_count(len(sources), self.manifest.shards[shard])
             self._held.sources = shard, sources
         return sources[row]
 
@@ -145,7 +151,8 @@ class Dataset:
     def checked_file(self, path: str) -> bytes:
         """A file of the dataset whose sha256 is the manifest's, read at most twice.
 
-        Raises UserError if the sha256 differs or the file is missing, StorageError if the manifest is missing, too.
+        Raises InvalidDataError if the sha256 differs, UserError if the file is missing, and StorageError if the
+        manifest is missing, too.
         """
         for _ in range(2):
             try:
@@ -155,7 +162,15 @@ class Dataset:
                 raise UserError(f"{error}, but the manifest lists it; {self._advice()}") from None
             if sha256_hex(data) == self.manifest.files.get(path):
                 return data
-        raise UserError(f"{self.url}/{path} is damaged: its sha256 is not the manifest's; {self._advice()}")
+        raise InvalidDataError(f"{self.url}/{path} is damaged: its sha256 is not the manifest's; {self._advice()}")
+
+    @contextmanager
+    def naming(self, path: str) -> Iterator[None]:
+        """InvalidDataError, which names the file, for a ValueError about what it says."""
+        try:
+            yield
+        except ValueError as error:
+            raise InvalidDataError(f"{self.url}/{path} cannot be right: {error}; {self._advice()}") from error
 
     def _check_manifest(self) -> None:
         try:
@@ -169,7 +184,8 @@ class Dataset:
 
 
 def open_dataset(url: str) -> Dataset:
-    """The dataset at a folder or `s3://bucket/prefix`. Raises UserError if there is no complete one."""
+    """The dataset at a folder or `s3://bucket/prefix`. Raises UserError if there is no complete one, and
+    InvalidDataError if its manifest says what cannot be."""
     store = open_store(url)
     try:
         data = store.read(MANIFEST_PATH)
@@ -179,5 +195,8 @@ def open_dataset(url: str) -> Dataset:
     try:
         manifest = Manifest.from_bytes(data)
     except ValueError as error:
-        raise UserError(f"{store.url}/{MANIFEST_PATH} cannot be read: {error}; pack it again") from error
-    return Dataset(store, manifest, fingerprint=fingerprint_of(data))
+        raise InvalidDataError(f"{store.url}/{MANIFEST_PATH} cannot be read: {error}; pack it again") from error
+    try:
+        return Dataset(store, manifest, fingerprint=fingerprint_of(data))
+    except UserError as error:
+        raise InvalidDataError(f"{store.url}/{MANIFEST_PATH} names impossible shards_url: {error}") from error

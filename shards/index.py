@@ -4,12 +4,18 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+
+from shards.checked_table import MOST_ROWS, Rules, arrow_faults, read_checked
+from shards.config_values import Range
+from shards.manifest import MOST_CLASSES, MOST_SAMPLES, MOST_SHARD_SAMPLES, MOST_TAR_BYTES
+from shards.typed_json import read_record
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -52,13 +58,48 @@ QUARANTINE_SCHEMA = pa.schema(
     ]
 )
 _COMMIT_KEY = b"patchline"
+_MOST_PIXELS = 1 << 31  # of a side; images with too many pixels in all are refused when they are decoded
+_INT32, _BYTES = Range(0, (1 << 31) - 1), Range(0, MOST_TAR_BYTES)
+INDEX_RULES = Rules(
+    schema=INDEX_SCHEMA,
+    ranges={
+        "shard": _INT32,
+        "row": _INT32,
+        "offset": _BYTES,
+        "size": Range(1, (1 << 31) - 1),  # the largest image that packing can be told to accept
+        "height": Range(1, _MOST_PIXELS),
+        "width": Range(1, _MOST_PIXELS),
+        "labels": Range(0, MOST_CLASSES - 1),
+        "weights": Range(0),
+        "orientation": Range(1, 8),
+    },
+    may_be_null=frozenset({"labels", "weights"}),  # as in tables made by others: no labels, no weights
+)
+BLOCKS_RULES = Rules(
+    schema=BLOCKS_SCHEMA,
+    ranges={
+        "shard": _INT32,
+        "first_byte": _BYTES,
+        "end_byte": _BYTES,
+        "first_sample_id": Range(0, MOST_SAMPLES),
+        "num_samples": Range(1, MOST_SHARD_SAMPLES),
+    },
+)
+LABELS_RULES = Rules(
+    schema=LABELS_SCHEMA, ranges={"label": Range(0, MOST_CLASSES - 1), "num_samples": Range(0, MOST_SAMPLES)}
+)
+QUARANTINE_RULES = Rules(
+    schema=QUARANTINE_SCHEMA,
+    ranges={"position": Range(0, MOST_SAMPLES)},
+    may_be_null=frozenset({"match", "distance"}),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
     """An image of the plan that could not be packed; its slot stays empty."""
 
-    position: int
+    position: Annotated[int, Range(0, MOST_SAMPLES)]
     source: str
     reason: str
 
@@ -71,8 +112,8 @@ class ShardCommit:
     """
 
     tar_sha256: str
-    tar_bytes: int
-    data_end: int
+    tar_bytes: Annotated[int, Range(0, MOST_TAR_BYTES)]
+    data_end: Annotated[int, Range(0, MOST_TAR_BYTES)]
     plan_hash: str
     left_out: tuple[LeftOut, ...] = ()
 
@@ -166,23 +207,29 @@ def index_bytes(shard: int, rows: Sequence[IndexRow], commit: ShardCommit) -> by
 def read_commit(data: bytes) -> ShardCommit:
     """The commit record of an index file. Raises ValueError if there is none."""
     try:
-        footer = json.loads(pq.read_schema(pa.BufferReader(data)).metadata[_COMMIT_KEY])
-        left_out = tuple(LeftOut(**item) for item in footer.pop("left_out"))
-        return ShardCommit(**footer, left_out=left_out)
-    except (pa.ArrowInvalid, KeyError, TypeError) as error:
+        with arrow_faults():
+            metadata = pq.read_schema(pa.BufferReader(data)).metadata or {}
+        return read_record(ShardCommit, metadata.get(_COMMIT_KEY, b"{}"))
+    except ValueError as error:
         raise ValueError(f"not an index file of a shard: {error}") from error
+
+
+def read_index(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    """These columns of an index file (None: all). ValueError for values that cannot be right, as from all readers
+    here."""
+    return read_checked(data, INDEX_RULES, columns, most_rows=MOST_SHARD_SAMPLES)
 
 
 def read_rows(data: bytes) -> list[IndexRow]:
     """All that an index file says of its samples."""
-    records = read_table(data).select(INDEX_SCHEMA.names[2:]).to_pylist()
+    records = read_index(data).select(INDEX_SCHEMA.names[2:]).to_pylist()
     lists = ("labels", "weights")
     return [IndexRow(**record | {name: tuple(record[name] or ()) for name in lists}) for record in records]
 
 
 def read_sample_rows(data: bytes) -> SampleRows:
     """The columns of an index file that reading samples needs. Nothing becomes a Python object, so it is fast."""
-    table = pq.ParquetFile(pa.BufferReader(data)).read(columns=[*_ONE_A_SAMPLE, "labels"], use_threads=False)
+    table = read_index(data, [*_ONE_A_SAMPLE, "labels"])
     labels = table.column("labels").combine_chunks()
     ends = np.zeros(len(table) + 1, dtype=np.int64)
     np.cumsum(pc.fill_null(pc.list_value_length(labels), 0).to_numpy(), out=ends[1:])
@@ -192,11 +239,21 @@ def read_sample_rows(data: bytes) -> SampleRows:
 
 def read_sources(data: bytes) -> list[str]:
     """Where each sample of an index file came from."""
-    names: list[str] = read_table(data, ["source"]).column("source").to_pylist()
+    names: list[str] = read_index(data, ["source"]).column("source").to_pylist()
     return names
 
 
 def read_blocks(data: bytes) -> BlockTable:
     """The block table."""
-    table = read_table(data)
+    table = read_checked(data, BLOCKS_RULES, most_rows=MOST_ROWS)
     return BlockTable(**{name: table.column(name).to_numpy() for name in BLOCKS_SCHEMA.names})
+
+
+def read_labels(data: bytes) -> pa.Table:
+    """The classes."""
+    return read_checked(data, LABELS_RULES, most_rows=MOST_CLASSES)
+
+
+def read_quarantine(data: bytes) -> pa.Table:
+    """The images left out."""
+    return read_checked(data, QUARANTINE_RULES, most_rows=MOST_ROWS)

@@ -3,7 +3,14 @@
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import MISSING, asdict, dataclass, fields
+from itertools import accumulate
+from typing import Annotated, Any
+
+from shards.config_values import Range, allowed_instead, shown_value
+from shards.record_columns import is_unicode, not_plain, not_sha256, records_from
+from shards.typed_json import parse_json
 
 FORMAT_VERSION = 2  # 2: weights and orientation in the index, kinds in the quarantine list
 MANIFEST_PATH = "manifest.json"
@@ -11,6 +18,11 @@ BLOCKS_PATH = "blocks.parquet"
 LABELS_PATH = "labels.parquet"
 QUARANTINE_PATH = "quarantine.parquet"
 
+MOST_CLASSES = 1 << 24
+MOST_SHARD_SAMPLES = 1 << 24
+MOST_SAMPLES = 1 << 40
+MOST_TAR_BYTES = 1 << 50
+_MOST_CHARACTERS = 1 << 16  # of a text
 _FOR_PEOPLE = ("description", "licence")
 _LINE_FOR_PEOPLE = re.compile(rb'^ "(?:description|licence)": "(?:[^"\\]|\\.)*",\n', re.MULTILINE)
 
@@ -20,10 +32,10 @@ class ShardRecord:
     """One shard: its tar (path relative to the dataset) and the sample ids that it holds."""
 
     path: str
-    first_sample_id: int
-    num_samples: int
+    first_sample_id: Annotated[int, Range(0, MOST_SAMPLES)]
+    num_samples: Annotated[int, Range(0, MOST_SHARD_SAMPLES)]
     sha256: str
-    num_bytes: int
+    num_bytes: Annotated[int, Range(1, MOST_TAR_BYTES)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +50,10 @@ class Manifest:
     format_version: int
     plan_hash: str
     split: str
-    num_samples: int
-    num_classes: int
-    num_quarantined: int
-    samples_per_block: int
+    num_samples: Annotated[int, Range(0, MOST_SAMPLES)]
+    num_classes: Annotated[int, Range(0, MOST_CLASSES)]
+    num_quarantined: Annotated[int, Range(0, MOST_SAMPLES)]
+    samples_per_block: Annotated[int, Range(1, MOST_SAMPLES)]
     shards: tuple[ShardRecord, ...]
     files: dict[str, str]
     shards_url: str = ""
@@ -55,8 +67,6 @@ class Manifest:
             raise ValueError(f"{message} {FORMAT_VERSION}")
         if self.num_samples != sum(shard.num_samples for shard in self.shards):
             raise ValueError(f"num_samples is {self.num_samples}, but its shards hold another number")
-        if not (isinstance(self.description, str) and isinstance(self.licence, str)):
-            raise ValueError("its description or licence is not text")
 
     def to_bytes(self) -> bytes:
         """JSON with sorted keys: equal datasets have equal manifests."""
@@ -68,16 +78,18 @@ class Manifest:
 
     @staticmethod
     def from_bytes(data: bytes) -> "Manifest":
-        """Raises ValueError for anything but a manifest of this format version."""
-        try:
-            fields = json.loads(data)
-            if fields.get("format_version") != FORMAT_VERSION:
-                message = f"format version {fields.get('format_version')!r}, this version reads {FORMAT_VERSION}"
-                raise ValueError(message)
-            shards = tuple(ShardRecord(**record) for record in fields.pop("shards"))
-            return Manifest(**fields, shards=shards)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not a manifest: {error}") from error
+        """Raises ValueError for anything but a manifest of this format version whose every value can be right."""
+        found = parse_json(data)
+        if not isinstance(found, dict):
+            raise ValueError(f"not a manifest: it is {shown_value(found)}; allowed: an object")
+        version = found.get("format_version")
+        if type(version) is not int or version != FORMAT_VERSION:
+            raise ValueError(f"format version {shown_value(version)}, this version reads {FORMAT_VERSION}")
+        _refuse_fields(found)
+        shards = records_from(ShardRecord, found["shards"], name="shards")
+        _refuse_shards(shards)
+        _refuse_files(found["files"])
+        return Manifest(**found | {"shards": shards})
 
 
 def fingerprint_of(manifest: bytes) -> str:
@@ -98,3 +110,56 @@ def shard_path(shard: int) -> str:
 def index_path(shard: int) -> str:
     """Path of a shard's index."""
     return f"index/shard-{shard:06d}.parquet"
+
+
+def _refuse_fields(found: dict[str, Any]) -> None:
+    """ValueError for the first field that is missing, unknown, of the wrong type or out of its range."""
+    declared = {field.name: field for field in fields(Manifest)}
+    if unknown := sorted(found.keys() - declared.keys()):
+        raise ValueError(f"not a manifest: {shown_value(unknown[0])} is no field; allowed: {', '.join(declared)}")
+    for name, field in declared.items():
+        if name not in found and field.default is MISSING:
+            raise ValueError(f"not a manifest: {name} is missing")
+        if name not in found or name in ("shards", "files"):
+            continue
+        value = found[name]
+        if allowed := allowed_instead(value, field.type):
+            raise ValueError(f"{name} is {shown_value(value)}; {allowed}")
+        if isinstance(value, str) and not (len(value) <= _MOST_CHARACTERS and is_unicode(value)):
+            raise ValueError(f"{name} is {shown_value(value)}; allowed: at most {_MOST_CHARACTERS:,} characters")
+    if "\0" in (url := found.get("shards_url", "")):
+        raise ValueError(f"shards_url is {shown_value(url)}; allowed: a folder or s3://bucket/prefix")
+    if not_sha256([found["plan_hash"]]) is not None:
+        raise ValueError(f"plan_hash is {shown_value(found['plan_hash'])}; allowed: 64 hex digits")
+
+
+def _refuse_shards(shards: tuple[ShardRecord, ...]) -> None:
+    """ValueError if the paths or hashes of shards cannot be right, or if their sample ids do not run on."""
+    paths = [shard.path for shard in shards]
+    _refuse_path(not_plain(paths), what="the path of a shard")
+    if len(set(paths)) < len(paths):
+        [(twice, _)] = Counter(paths).most_common(1)
+        raise ValueError(f"the shard {shown_value(twice)} is there twice; allowed: each path once")
+    if (wrong := not_sha256([shard.sha256 for shard in shards])) is not None:
+        raise ValueError(f"the sha256 of a shard is {shown_value(wrong)}; allowed: 64 hex digits")
+    starts = accumulate((shard.num_samples for shard in shards), initial=0)
+    for shard, start in zip(shards, starts, strict=False):
+        if shard.first_sample_id != start:
+            what = f"first_sample_id of {shown_value(shard.path)} is {shard.first_sample_id}"
+            raise ValueError(f"{what}; allowed: {start}, the number of samples before it")
+
+
+def _refuse_files(files: Any) -> None:
+    if not isinstance(files, dict):
+        raise ValueError(f"files is {shown_value(files)}; allowed: an object")
+    _refuse_path(not_plain(list(files)), what="the path of a file")
+    for path, sha256 in files.items():
+        if not isinstance(sha256, str):
+            raise ValueError(f"the sha256 of {shown_value(path)} is {shown_value(sha256)}; allowed: 64 hex digits")
+    if (wrong := not_sha256(list(files.values()))) is not None:
+        raise ValueError(f"the sha256 of a file is {shown_value(wrong)}; allowed: 64 hex digits")
+
+
+def _refuse_path(path: str | None, *, what: str) -> None:
+    if path is not None:
+        raise ValueError(f"{what} is {shown_value(path)}; allowed: plain relative paths, FOLDER/NAME without ..")

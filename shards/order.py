@@ -19,6 +19,7 @@ from shards.hashing import hash_array
 from shards.key_purposes import BLOCKS, WINDOWS
 
 ORDER_VERSION = 1
+MOST_SAMPLES = 1 << 62
 _MOST_POSITION = int(np.iinfo(np.int64).max)
 _EPOCHS_KEPT = 2  # a batch touches at most the end of one epoch and the start of the next, unless N < B
 
@@ -90,6 +91,8 @@ class SampleOrder:
         self.block_sizes = np.asarray(block_sizes, dtype=np.int64)
         if self.block_sizes.ndim != 1 or self.block_sizes.size == 0 or int(self.block_sizes.min()) < 1:
             raise ValueError("block_sizes must be a non-empty list of sizes of 1 or more; repack the dataset")
+        if self.block_sizes.sum(dtype=np.float64) >= MOST_SAMPLES:  # 64-bit sums would begin again below zero
+            raise ValueError(f"block_sizes add up to more than {MOST_SAMPLES:,} samples; repack the dataset")
         self.num_samples = int(self.block_sizes.sum())
         if not 1 <= lanes <= self.num_samples:
             raise ValueError(f"lanes is {lanes}; allowed: 1 to {self.num_samples} (the number of samples)")

@@ -4,6 +4,7 @@ Packing, verification and adoption use it: their tasks are work for the processo
 in the background, inside one process, is shards/pool.py's.
 """
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,8 @@ from itertools import chain, islice
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
+
+from shards.command_output import command_output
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -87,8 +90,13 @@ def _submitted(
     futures = set()
     for task in tasks:
         with _uninterrupted():  # a worker whose start is interrupted would be left behind
-            futures.add(pool.submit(function, task))
+            futures.add(pool.submit(_in_worker, function, task))
     return futures
+
+
+def _in_worker(function: Callable[[Task], Result], task: Task) -> Result:
+    with command_output(level=logging.WARNING):
+        return function(task)
 
 
 @contextmanager

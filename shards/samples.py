@@ -13,6 +13,7 @@ from shards.storage.objects import MissingObjectError
 
 # Raised for a tar that is missing or cut off; other errors of a store say nothing about the sample.
 BYTES_MISSING = (MissingObjectError, EOFError)
+MOST_SLICE_BYTES = 1 << 30  # by one read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,12 +77,14 @@ def verified(dataset: Dataset, sample: RawSample) -> RawSample:
 
 
 def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
-    """The sample read again by its offset and checked.
+    """The sample read again by its offset and checked; one that is too large to be read is a fault.
 
     Raises what an unreachable store raises, and StorageError if all tars are gone.
     """
     shard, row = locate_row(dataset, sample.sample_id)
     rows = dataset.sample_rows(shard)
+    if fault := too_large(rows, row):
+        return faulty(dataset, sample, fault)
     begin = int(rows.offset[row])
     try:
         data = dataset.read_shard(shard, begin, begin + int(rows.size[row]))
@@ -104,14 +107,17 @@ def read_sample(dataset: Dataset, sample_id: int) -> RawSample:
 
 
 def read_slice(dataset: Dataset, block: BlockSlice) -> list[RawSample]:
-    """Consecutive samples of one shard by one range read, or one by one if that does not bring them all."""
+    """Consecutive samples of one shard by one range read, or one by one if that is too large or does not bring them
+    all."""
     shard, first = locate_row(dataset, block.first_sample_id)
     rows = dataset.sample_rows(shard).slice(first, first + block.num_samples)
     begin, end = int(rows.offset[0]), int(rows.offset[-1] + rows.size[-1])
     numbers = list(enumerate(range(block.first_sample_id, block.first_sample_id + block.num_samples)))
     try:
-        body = memoryview(dataset.read_shard(shard, begin, end))
+        body = memoryview(dataset.read_shard(shard, begin, end)) if end - begin <= MOST_SLICE_BYTES else None
     except BYTES_MISSING:
+        body = None
+    if body is None:
         return [refetched(dataset, sample_of(rows, row, sample_id=number, data=None)) for row, number in numbers]
     samples = []
     for row, number in numbers:

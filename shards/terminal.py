@@ -1,7 +1,10 @@
-"""One live line at the bottom of a terminal; other output appears above it.
+"""What a command writes to a terminal or a log: one live line at the bottom, other output above it, all of it escaped.
 
-The line is drawn with carriage returns and blanks only. No cursor is hidden, so none has to be restored after a kill,
-and terminals without escape codes show it too.
+Names come from data, which may be hostile. Every text passes `Escaped` on its way out, so none can hold a control
+character, and `message_text`, so that no line of a message can pass for another message.
+
+The live line is drawn with carriage returns and blanks only. No cursor is hidden, so none has to be restored after a
+kill, and terminals without escape codes show it too.
 """
 
 import logging
@@ -19,8 +22,13 @@ _ECHO = 2  # columns of the ^C that a terminal echoes behind the line
 _COMMAND = re.compile("(^|: ) *patchline ")
 _COLUMNS = 80  # of a terminal that does not report its width
 _LOG_INDENT = " " * len("12:34:56 ")
+_INDENT = "  "
+_MOST_IN_A_LINE, _MOST_IN_A_MESSAGE = 4_000, 40_000  # characters; a name may have millions
 # Control characters, Unicode's line ends, changes of direction, bytes of file names that are not UTF-8.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff]"
+)
+_NO_JSON_ESCAPE = "\x7f"  # the one control character that JSON holds unescaped; \\x7f would not be JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +60,13 @@ def _joined(texts: Iterable[str]) -> str:
 
 def printable(text: str) -> str:
     """The text with control characters escaped (`\\x1b`), since they could move the cursor or worse."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+    return _CONTROLS.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    if found[0] == _NO_JSON_ESCAPE:
+        return "\\u007f"
+    return found[0].encode("unicode_escape", "surrogatepass").decode()
 
 
 def printable_name(name: str) -> str:
@@ -82,10 +96,25 @@ def columns_of(stream: TextIO) -> int:
         return _COLUMNS
 
 
-class LogFormatter(logging.Formatter):
-    """`12:34:56 message`, without control characters; further lines of a message are indented, tracebacks are not.
+def message_text(text: str, *, columns: int = 0, indent: str = _INDENT) -> str:
+    """A message as it is written: escaped, cut in the middle if it is long, wrapped at `columns` (0: not at all). All
+    lines below the first are indented, so none can pass for a message of its own."""
+    lines = [_cut(line, _MOST_IN_A_LINE) for line in printable(text.rstrip("\n")).split("\n")]
+    text = _cut(f"\n{indent}".join(lines), _MOST_IN_A_MESSAGE)
+    return wrapped(text, columns, indent=indent) if columns else text
 
-    Ranks above 0 add their number. `terminal`: if this stream is a terminal, lines are wrapped to its width.
+
+def _cut(text: str, most: int) -> str:
+    """The text, or its first and last characters and how many there are."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} [... {len(text):,} characters in all ...] {text[-(most // 4) :]}"
+
+
+class LogFormatter(logging.Formatter):
+    """`12:34:56 message`, as `message_text`. Ranks above 0 add their number.
+
+    `terminal`: if this stream is a terminal, lines are wrapped to its width, except those of tracebacks.
     """
 
     def __init__(self, terminal: TextIO, *, rank: int = 0) -> None:
@@ -95,12 +124,8 @@ class LogFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The text of one record, which may be several lines."""
-        text = printable(super().format(record))
-        if record.exc_info:
-            return text
-        text = text.replace("\n", "\n" + _LOG_INDENT)
-        columns = columns_of(self._terminal)
-        return wrapped(text, columns, indent=_LOG_INDENT) if columns else text
+        columns = 0 if record.exc_info else columns_of(self._terminal)
+        return message_text(super().format(record), columns=columns, indent=_LOG_INDENT)
 
 
 class LiveLine:
@@ -155,20 +180,15 @@ class LiveLine:
         self.terminal.flush()
 
 
-class Above:
-    """A stream whose text appears above the live line of its terminal."""
+class Escaped:
+    """A stream whose text is escaped."""
 
-    def __init__(self, stream: TextIO, line: LiveLine) -> None:
-        self.stream, self.line = stream, line
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
 
     def write(self, text: str) -> int:
-        """Writes at once; the live line is shown again after a line break."""
-        if not text:
-            return 0
-        with self.line.lock, self.line.out_of_the_way():
-            self.stream.write(text)
-            self.stream.flush()
-            self.line.is_open = not text.endswith("\n")
+        """Writes the text with its control characters escaped, except tabs and line breaks."""
+        self.stream.write(printable(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -177,11 +197,46 @@ class Above:
             self.write(line)
 
     def flush(self) -> None:
-        """Flushes the stream; `write` has done so already."""
+        """Flushes the stream."""
         self.stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)  # fileno, encoding, isatty: those of the stream
+
+
+class Above(Escaped):
+    """An escaped stream whose text appears above the live line of its terminal."""
+
+    def __init__(self, stream: TextIO, line: LiveLine) -> None:
+        super().__init__(stream)
+        self.line = line
+
+    def write(self, text: str) -> int:
+        """Writes at once; the live line is shown again after a line break."""
+        if not text:
+            return 0
+        with self.line.lock, self.line.out_of_the_way():
+            super().write(text)
+            self.flush()
+            self.line.is_open = not text.endswith("\n")
+        return len(text)
+
+
+def unescaped(stream: TextIO) -> TextIO:
+    """The stream below, for the live line and for colours. Names must pass `printable_name` first."""
+    return stream.stream if isinstance(stream, Escaped) else stream
+
+
+@contextmanager
+def escaped_output() -> Iterator[None]:
+    """Standard output and standard error are escaped while this is open, whoever writes to them."""
+    with ExitStack() as stack:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is not None and not isinstance(stream, Escaped):
+                stack.callback(setattr, sys, name, stream)
+                setattr(sys, name, Escaped(stream))
+        yield
 
 
 @contextmanager
@@ -200,7 +255,7 @@ def live_line() -> Iterator[LiveLine | None]:
     elif outer is None or not outer.isatty():
         yield None
     else:
-        line = LiveLine(outer)
+        line = LiveLine(unescaped(outer))
         with ExitStack() as stack:
             _go_above(line, stack)
             yield line
@@ -210,11 +265,11 @@ def _go_above(line: LiveLine, stack: ExitStack) -> None:
     """Puts the streams of this process above the line until the stack is closed."""
     above = cast("TextIO", Above(line.terminal, line))
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler) and handler.stream is line.terminal:
+        if isinstance(handler, logging.StreamHandler) and unescaped(handler.stream) is line.terminal:
+            stack.callback(handler.setStream, handler.stream)
             handler.setStream(above)
-            stack.callback(handler.setStream, line.terminal)
     stack.callback(setattr, sys, "stderr", sys.stderr)
     sys.stderr = above
     if sys.stdout is not None and sys.stdout.isatty():
         stack.callback(setattr, sys, "stdout", sys.stdout)
-        sys.stdout = cast("TextIO", Above(sys.stdout, line))
+        sys.stdout = cast("TextIO", Above(unescaped(sys.stdout), line))

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from shards.dataset import Dataset
 from shards.index import BlockTable, SampleRows
+from shards.manifest import index_path
 from shards.order import BlockSlice, SampleOrder, WindowId
 from shards.samples import BYTES_MISSING, locate_row
 from shards.storage.ranges import StreamStore
+from shards.table_rules import refuse_block_reads
 
 SINGLE_READS_SHARE = 8  # at a start, single reads may hold 1/8 of what windows may
 
@@ -184,6 +186,8 @@ class Window:
 def _loaded_slice(dataset: Dataset, block: BlockSlice, low: int, high: int, *, num_left: int) -> LoadedSlice:
     shard, row = locate_row(dataset, block.first_sample_id)
     rows = dataset.sample_rows(shard).slice(row + low, row + high + 1)
+    with dataset.naming(index_path(shard)):
+        refuse_block_reads(dataset.blocks, rows, block.first_sample_id + low)
     return LoadedSlice(path=dataset.shard_path(shard), rows=rows, fetched=None, num_left=num_left)
 
 

@@ -31,20 +31,24 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
     "shards": (
         (
             *("errors", "config_values", "hashing", "key_purposes", "differences", "quantities", "terminal"),
-            *("command_lines", "orientation", "progress", "typed_json", "parallel", "pool", "read_config"),
+            *("command_output", "command_lines", "orientation", "progress", "typed_json", "parallel", "pool"),
+            "read_config",
         ),
         ("storage", "images"),
-        ("store",),
+        ("store", "local_file"),
         (
             *("order", "mixing", "manifest", "index", "dataset", "samples", "windows", "read", "stream_reader"),
-            "image_file",
+            *("image_file", "record_columns", "checked_table", "parquet_pages", "table_rules"),
         ),
         ("sources",),
         ("packing",),
         ("adoption", "checking", "card"),
     ),
     "pipeline": (
-        ("config_values", "evaluation_transform", "bf16", "free_port", "world", "collectives"),
+        (
+            *("config_values", "evaluation_transform", "bf16", "free_port"),
+            *("rank_environ", "rendezvous", "alone", "world", "collectives"),
+        ),
         ("data", "models"),
         ("evaluation",),
         ("training",),
@@ -58,7 +62,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("pack", "index", "verify", "card", "pretrain", "finetune", "import_weights", "export_weights"),
             *("evaluate", "predict", "plan", "show", "diff", "demo", "launch", "placing", "screen"),
         ),
-        ("cli", "endings", "help", "completion", "interrupts", "processes", "threads"),
+        ("cli", "endings", "help", "completion", "interrupts", "processes", "streams", "threads"),
     ),
 }
 SUB_ROOMS = {room: {path.parent.name for path in (CHECKOUT / room).glob("*/__init__.py")} for room in ROOMS}

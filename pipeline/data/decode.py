@@ -15,6 +15,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from pipeline.data.png_profile import without_profile
 from shards.orientation import TURNS, Turn
 
 DECODER_VERSION = 3  # part of the position: other pixels are another run
@@ -82,7 +83,7 @@ def _decode_other(data: bytes | memoryview, size: tuple[int, int]) -> Pixels:
         pass
     mode = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
     try:
-        pixels = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), mode)
+        pixels = cv2.imdecode(np.frombuffer(without_profile(data), dtype=np.uint8), mode)
     except cv2.error:
         return _decode_with_pillow(data, size)
     if pixels is None or pixels.dtype not in (np.uint8, np.uint16):

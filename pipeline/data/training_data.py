@@ -43,7 +43,7 @@ class TrainingData:
     @property
     def num_classes(self) -> int:
         """Classes of all datasets together."""
-        return self.datasets[0].num_classes if len(self.datasets) == 1 else len(self.label_names)
+        return len(self.label_names)
 
     @cached_property
     def label_maps(self) -> tuple[NDArray[np.int64], ...]:

@@ -1,5 +1,7 @@
 """Accuracy over a whole dataset: every sample exactly once over all ranks."""
 
+import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -18,10 +20,15 @@ from pipeline.world import World
 from shards.dataset import Dataset
 from shards.progress import Progress
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """`accuracy`: share of images whose highest logit is one of their labels. `loss`: mean over images."""
+    """`accuracy`: share of images whose highest logit is one of their labels. `loss`: mean over images.
+
+    A loss that is not finite says that some logit was not, and that the accuracy means nothing.
+    """
 
     num_images: int
     accuracy: float
@@ -58,6 +65,8 @@ def evaluate(
     with closing(batches), Progress("evaluate", total, unit="images", says_end=False) as progress:
         counts = _count(model, _renumbered(batches, numbers, before_batch), progress, loss=loss, world=world)
     num, right, summed = sums(counts, device=world.device)
+    if world.is_first and not math.isfinite(summed):
+        log.warning("the model's logits are not finite (NaN or infinite) for some images: its scores mean nothing")
     return Scores(num_images=int(num), accuracy=right / num, loss=summed / num)
 
 
@@ -98,6 +107,8 @@ def _count(
                 num += count
                 right += float((logits_BK.argmax(dim=1, keepdim=True) == labels_BL).any(dim=1).sum())
                 summed += count * float(classification_loss(logits_BK, labels_BL, name=loss))
+                if not logits_BK.isfinite().all():  # of which -inf could leave the loss finite
+                    summed = math.nan
             if world.is_first:
                 progress.advance(min(count * world.num_ranks, progress.total - progress.done))
     return [num, right, summed]

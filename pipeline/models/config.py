@@ -7,7 +7,7 @@ Ti and S are those of "How to train your ViT?" (Steiner et al., 2021); the ResNe
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
-from shards.config_values import Range, refuse_wrong_values
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 Pooling = Literal["token", "average"]
@@ -15,6 +15,9 @@ Position = Literal["none", "learned_1d", "learned_2d"]
 Gelu = Literal["tanh", "exact"]
 ResNetEpsilons = Literal["paper", "timm"]
 Mode = Literal["paper", "bicubic", "timm"]  # how position embeddings are resampled
+# The most that a model may have of each. Far above any published one: they bound what a file or a typing error can ask
+# to be built.
+MOST_LAYERS, MOST_STAGES, MOST_PIXELS, MOST_CLASSES, MOST_WIDTH = 1_000, 8, 16_384, 10_000_000, 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,23 +95,23 @@ class ModelConfig:
     name: str = "vit_b16"
     """Model from the paper, such as vit_b16, vit_l16, vit_h14, r50_vit_b16 or bit_r50x1; any other name needs the sizes
     below."""
-    image_size: Annotated[int, Range(1)] = 224
+    image_size: Annotated[int, Range(1, MOST_PIXELS)] = 224
     """Height and width of the model's images in pixels; a multiple of the patch."""
-    num_classes: Annotated[int, Range(0, zero="as many as the dataset has")] = 1000
+    num_classes: Annotated[int, Range(0, MOST_CLASSES, zero="as many as the dataset has")] = 1000
     """Classes of the head; 0: as many as the dataset has."""
-    patch: Annotated[int, Range(1)] | None = None
+    patch: Annotated[int, Range(1, MOST_PIXELS)] | None = None
     """Height and width of a patch in pixels (in a hybrid: in cells of the ResNet's feature map)."""
-    depth: Annotated[int, Range(1)] | None = None
+    depth: Annotated[int, Range(1, MOST_LAYERS)] | None = None
     """Transformer layers."""
-    width: Annotated[int, Range(1)] | None = None
+    width: Annotated[int, Range(1, MOST_WIDTH)] | None = None
     """Width of a token (D in the paper)."""
-    mlp_width: Annotated[int, Range(1)] | None = None
+    mlp_width: Annotated[int, Range(1, 16 * MOST_WIDTH)] | None = None
     """Width of an MLP's hidden layer."""
-    num_heads: Annotated[int, Range(1)] | None = None
+    num_heads: Annotated[int, Range(1, MOST_WIDTH)] | None = None
     """Attention heads per layer; must divide the width."""
-    resnet_units: tuple[Annotated[int, Range(1)], ...] | None = None
+    resnet_units: tuple[Annotated[int, Range(1, MOST_LAYERS)], ...] | None = None
     """Units in each stage of the ResNet (hybrids and BiT), such as 3 4 6 3."""
-    resnet_factor: Annotated[int, Range(1)] | None = None
+    resnet_factor: Annotated[int, Range(1, 64)] | None = None
     """How many times wider the ResNet is (the 2 of R50x2)."""
     pooling: Pooling = "token"
     """token: the class token's output; average: no class token, the mean of all tokens after the last norm."""
@@ -136,8 +139,11 @@ class ModelConfig:
         if isinstance(self.resnet_units, list):  # what JSON makes of a tuple
             object.__setattr__(self, "resnet_units", tuple(self.resnet_units))
         refuse_wrong_values(self, where="model.")
-        if self.resnet_units == ():
-            raise UserError("model.resnet_units is (); give the units of one stage or more, such as 3 4 6 3")
+        if self.resnet_units is not None and not 0 < len(self.resnet_units) <= MOST_STAGES:
+            raise UserError(
+                f"model.resnet_units is {shown_value(self.resnet_units)}; allowed: the units of 1 to {MOST_STAGES} "
+                "stages, such as 3 4 6 3"
+            )
         if self.is_bit:
             self._refuse_fields_of_transformers()
         else:

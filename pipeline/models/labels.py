@@ -4,6 +4,10 @@ Evaluation and fine-tuning find classes by their names, so a name that stands fo
 """
 
 import logging
+from collections.abc import Sequence
+
+from shards.config_values import shown_value
+from shards.errors import InvalidDataError
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +29,16 @@ def unique_labels(labels: tuple[str, ...], *, where: str) -> tuple[str, ...]:
             "%s: %d names are of a class before, too; they have ids: %s", where, len(again), ", ".join(again[:5])
         )
     return tuple(named)
+
+
+def texts_of(names: Sequence[object], *, where: str) -> tuple[str, ...]:
+    """Names of a config.json: texts, or whole numbers, as they are written. InvalidDataError for anything else."""
+    for number, name in enumerate(names):
+        if type(name) is not str and type(name) is not int:
+            raise InvalidDataError(
+                f"the name of class {number} in config.json beside {where!r} is {shown_value(name)}; allowed: a text"
+            )
+    return tuple(str(name) for name in names)
 
 
 def completed_labels(labels: tuple[str, ...], *, num_classes: int, where: str) -> tuple[str, ...]:

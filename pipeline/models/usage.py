@@ -8,6 +8,7 @@ from pipeline.config_values import LossName
 from pipeline.evaluation_transform import EvaluationTransform
 from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
+from shards.typed_json import record_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +29,11 @@ DEFAULT_USAGE = Usage()
 
 
 def usage_of(description: Mapping[str, Any]) -> Usage:
-    """What a config.json says under "usage". Raises TypeError or UserError if it is invalid."""
+    """What a config.json says under "usage". Raises ValueError or UserError if it is invalid."""
     said = description.get("usage")
     if said is None:
         return Usage()
     try:
-        transform = EvaluationTransform(**said["transform"])
+        return record_from(Usage, said, where="usage.")
     except UserError as error:
         raise UserError(f"usage.{error}") from error
-    return Usage(**(said | {"transform": transform}))

@@ -4,34 +4,37 @@ Files of other libraries are read and written in conversion/. Nothing is unpickl
 """
 
 import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from pipeline.models.build import Model, shapes_of, unfilled_model
 from pipeline.models.config import Mode, ModelConfig
 from pipeline.models.labels import completed_labels
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
-from pipeline.models.safetensors_stream import head_of, parts_of
+from pipeline.models.safetensors_header import open_safetensors
+from pipeline.models.tensor_checks import Shapes, TensorByName, refuse_misfits, refuse_not_finite
 from pipeline.models.usage import DEFAULT_USAGE, Usage, usage_of
-from shards.errors import UserError
+from pipeline.models.weights_folder import (
+    CONFIG_FILE,
+    CONFIG_HASH,
+    MOST_DESCRIPTION_BYTES,
+    TENSORS_FILE,
+    write_folder,
+)
+from shards.config_values import shown_value
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import read_local_file
+from shards.typed_json import parse_json, record_from
 
 FORMAT = 1
-CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
-PIXELS_FILE = "preprocessor_config.json"  # of a folder in Hugging Face's format
-_CONFIG_HASH = "config_sha256"
-_FILE_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 POSITION, AXES = "embed.position", ("embed.position_x", "embed.position_y")
 HEAD = ("head.weight", "head.bias")
 REPRESENTATION = ("representation.weight", "representation.bias")
-TensorByName = Callable[[str], torch.Tensor]
-Shapes = Mapping[str, tuple[int, ...]]
 _FOREIGN_KEYS = {"model_type", "architecture"}
 
 
@@ -72,91 +75,55 @@ def save_weights(
     write_folder(folder, description=description, shapes=shapes, tensors=tensors())
 
 
-def write_folder(
-    folder: Path,
-    *,
-    description: Mapping[str, Any],
-    shapes: Shapes,
-    tensors: Iterable[tuple[str, torch.Tensor]],
-    pixels: Mapping[str, Any] | None = None,
-) -> None:
-    """`config.json`, `model.safetensors` and, if `pixels` is given, `preprocessor_config.json`.
-
-    `tensors` come in the order of `shapes`, and each is written before the next is read: at most two are in memory.
-    Whole or absent: earlier files are removed first, and the tensors, which know their config.json by its hash, come
-    last. A folder that is left half-way has no tensors. Raises UserError if it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"no folder can be made at {str(folder)!r}: {error.strerror}; give another one, "
-            "which this user may write to"
-        ) from error
-    texts = {CONFIG_FILE: description} | ({PIXELS_FILE: pixels} if pixels is not None else {})
-    contents = {name: (json.dumps(text, indent=1) + "\n").encode() for name, text in texts.items()}
-    metadata = {_CONFIG_HASH: hashlib.sha256(contents[CONFIG_FILE]).hexdigest(), "format": "pt"}
-    try:
-        for name, content in contents.items():
-            (folder / f"{name}.part").write_bytes(content)
-        with (folder / f"{TENSORS_FILE}.part").open("wb") as file:
-            file.writelines(parts_of(head_of(shapes, metadata=metadata), _checked(tensors, shapes)))
-    except BaseException:
-        for name in (*contents, TENSORS_FILE):
-            (folder / f"{name}.part").unlink(missing_ok=True)
-        with suppress(OSError):  # there was more in it
-            folder.rmdir()
-        raise
-    for name in (TENSORS_FILE, CONFIG_FILE, PIXELS_FILE):
-        (folder / name).unlink(missing_ok=True)
-    for name in (*contents, TENSORS_FILE):
-        (folder / f"{name}.part").replace(folder / name)
-
-
-def _checked(tensors: Iterable[tuple[str, torch.Tensor]], shapes: Shapes) -> Iterator[torch.Tensor]:
-    """The tensors, each of which must be the one that the head of the file announces."""
-    for (name, shape), (given, tensor) in zip(shapes.items(), tensors, strict=True):
-        if (given, tuple(tensor.shape), tensor.dtype) != (name, shape, torch.float32):
-            raise ValueError(f"{given} is {tensor.dtype} {list(tensor.shape)}, not {name}, float32 {list(shape)}")
-        yield tensor
-
-
 def open_weights(path: str) -> Weights:
     """The weights folder at `path`, or that of the run directory there (RUN or RUN/weights).
 
-    Raises UserError if there is none, it is another library's, or its two files do not fit together.
+    Raises UserError if there is none, it is another library's, or its two files do not fit together. Reading a tensor
+    raises InvalidDataError if it is not finite.
     """
     folder = _folder_at(path)
-    _refuse_foreign(folder, path)
-
-    def tensor(name: str) -> torch.Tensor:
-        try:
-            with safe_open(folder / TENSORS_FILE, framework="pt") as file:
-                value: torch.Tensor = file.get_tensor(name).float()
-        except _FILE_ERRORS as error:
-            raise UserError(f"{name} at {path!r} cannot be read ({error}); export the weights again") from error
-        return value
-
-    try:
-        content = (folder / CONFIG_FILE).read_bytes()
-        config, labels, usage = _described(json.loads(content))
-        with safe_open(folder / TENSORS_FILE, framework="pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            written_with = (file.metadata() or {}).get(_CONFIG_HASH)
-    except (*_FILE_ERRORS, UserError) as error:
-        raise UserError(f"the weights at {path!r} cannot be read ({error}); export them again") from error
+    with _readable(f"the weights at {path!r}"):
+        content = read_local_file(folder / CONFIG_FILE, most_bytes=MOST_DESCRIPTION_BYTES)
+        description = parse_json(content)
+    _refuse_foreign(description, path)
+    with _readable(f"the weights at {path!r}"):
+        config, labels, usage = _described(description)
+        file = open_safetensors(folder / TENSORS_FILE)
+    _refuse_layers_without_tensors(path, config, num_tensors=len(file.places))
     shapes = shapes_of(config)
-    refuse_misfits(path, found=found, wanted=shapes)
+    refuse_misfits(path, found=file.shapes, wanted=shapes)
+    written_with = file.metadata.get(CONFIG_HASH)
     if written_with not in (None, hashlib.sha256(content).hexdigest()):  # None: written before there was a hash
         raise UserError(
             f"{CONFIG_FILE} at {path!r} is not the one that {TENSORS_FILE} was written with: it was changed, or the "
             "two are of different exports; export them again"
         )
+
+    def tensor(name: str) -> torch.Tensor:
+        with _readable(f"{name} at {path!r}"):
+            value = file.read(name).float()
+        return refuse_not_finite(value, f"{name} in the weights at {path!r}")
+
     return Weights(where=path, config=config, labels=labels, shapes=shapes, tensor=tensor, usage=usage)
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, ValueError, UserError) as error:
+        raise InvalidDataError(f"{what} cannot be read ({error}); export them again") from error
 
 
 def _folder_at(path: str) -> Path:
     """The folder with the two files: `path`, or weights/ in it. The UserError says what is there instead."""
+    try:
+        return _folder_in(path)
+    except OSError as error:
+        raise UserError(f"no weights at {path!r}: {error.strerror}; give a folder that this user may read") from error
+
+
+def _folder_in(path: str) -> Path:
     given = Path(path)
     folder = next((f for f in (given, given / "weights") if (f / CONFIG_FILE).is_file()), given)
     if (folder / CONFIG_FILE).is_file() and (folder / TENSORS_FILE).is_file():
@@ -178,30 +145,44 @@ def _folder_at(path: str) -> Path:
     )
 
 
-def _refuse_foreign(folder: Path, path: str) -> None:
-    """UserError if config.json is timm's or Hugging Face's. If it cannot be read, its reader says why."""
-    try:
-        is_foreign = bool(_FOREIGN_KEYS & json.loads((folder / CONFIG_FILE).read_bytes()).keys())
-    except _FILE_ERRORS:
-        return
-    if is_foreign:
+def _refuse_foreign(description: Any, path: str) -> None:
+    """UserError if config.json is timm's or Hugging Face's."""
+    if isinstance(description, dict) and _FOREIGN_KEYS & description.keys():
         raise UserError(
             f"the weights at {path!r} are in the format of timm or Hugging Face; make a weights folder of them with "
             "patchline import"
         )
 
 
-def _described(description: dict[str, Any]) -> tuple[ModelConfig, tuple[str, ...], Usage]:
-    """The model, the names of its classes and its usage. UserError if the names are not one per class, or the format is
-    newer."""
+def _described(description: Any) -> tuple[ModelConfig, tuple[str, ...], Usage]:
+    """The model, the names of its classes and its usage. ValueError or UserError if a field is missing or wrong, the
+    names are not one per class, or the format is newer."""
+    if not isinstance(description, dict):
+        raise ValueError(f"config.json is {shown_value(description)}; allowed: an object")
     if description.get("format", FORMAT) != FORMAT:
-        raise UserError(f"its format is {description['format']!r}, allowed: {FORMAT}: it is of another version")
-    config, labels = ModelConfig(**description["model"]), tuple(description["labels"])
+        said = shown_value(description["format"])
+        raise UserError(f"its format is {said}, allowed: {FORMAT}: it is of another version")
+    for field in ("model", "labels"):
+        if field not in description:
+            raise ValueError(f"{field!r} is missing in config.json")
+    config, labels = record_from(ModelConfig, description["model"], where="model."), description["labels"]
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"labels is {shown_value(labels)}; allowed: a list of texts")
     if len(labels) != config.num_classes or len(set(labels)) != len(labels):
         raise UserError(
             f"it has {len(labels)} labels, {len(set(labels))} different ones, for {config.num_classes} classes"
         )
-    return config, labels, usage_of(description)
+    return config, tuple(labels), usage_of(description)
+
+
+def _refuse_layers_without_tensors(path: str, config: ModelConfig, *, num_tensors: int) -> None:
+    """InvalidDataError for more layers than tensors, before any layer is laid out."""
+    num_layers = sum(config.resnet.units if config.resnet else ()) + (0 if config.is_bit else config.size.depth)
+    if num_layers > num_tensors:
+        raise InvalidDataError(
+            f"the weights at {path!r} do not fit together: {CONFIG_FILE} says {num_layers} layers, {TENSORS_FILE} has "
+            f"{num_tensors} tensors; export them again"
+        )
 
 
 def filled_model(weights: Weights) -> Model:
@@ -250,22 +231,6 @@ def fit_weights(
         return value
 
     return tensor
-
-
-def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "") -> None:
-    """UserError with the tensors that have another shape, are missing or unexpected; `advice`: what to do about it."""
-    missing = [f"{name} {list(wanted[name])} is not there" for name in wanted if name not in found]
-    extra = [f"{name} {list(found[name])} is not in the model" for name in found if name not in wanted]
-    shapes = [
-        f"{name} is {list(found[name])}, the model needs {list(shape)}"
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
-    ]
-    if missing or extra or shapes:
-        faults = shapes + missing + extra
-        listed = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
-        default = "Give the model the sizes of the weights (--model.name, --model.width, ...), or other weights"
-        raise UserError(f"the weights at {where!r} do not fit the model: {listed}. {advice or default}")
 
 
 def _advice(source: ModelConfig, target: ModelConfig) -> str:

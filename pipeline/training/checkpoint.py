@@ -4,19 +4,18 @@ Any number of ranks, under any ZeRO stage and optimiser, reads any checkpoint: f
 addressed by byte. It works in folders and on S3 alike, since it needs no more than writes that are whole or absent.
 """
 
+import errno
 import hashlib
 import logging
 import secrets
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pipeline.collectives import all_agree, broadcast_json, gather_json
 from pipeline.data.position import StreamPosition
-from pipeline.models.safetensors_stream import FLOAT_BYTES
 from pipeline.training.config import CheckpointConfig
-from pipeline.training.fragments import assemble_manifest, lay_out
+from pipeline.training.fence import next_token, standing_checkpoints, token_order
+from pipeline.training.fragments import PartDigests, assemble_manifest, lay_out
 from pipeline.training.ledger import last_line
 from pipeline.training.manifest import (
     ATTEMPTS,
@@ -28,22 +27,33 @@ from pipeline.training.manifest import (
     attempt_to_json,
     id_from_path,
     is_checkpoint_file,
+    is_sealed,
     manifest_from_json,
     manifest_to_json,
-    next_token,
     overlapping,
-    standing_checkpoints,
-    token_order,
+    record_path,
+    token_from_path,
 )
+from pipeline.training.rank_files import RankFiles
 from pipeline.training.saved_job import SavedJob
-from pipeline.training.zero_state import MASTER, Fragment
+from pipeline.training.zero_state import Fragment
 from pipeline.world import World
-from shards.errors import StorageError, UserError, WillNotSucceedError
+from shards.errors import InvalidDataError, StorageError, UserError, WillNotSucceedError
 from shards.store import MissingObjectError, Store
 
 log = logging.getLogger(__name__)
-_PART_BYTES = 64 << 20  # of a file being verified
-_MOST_READ_AHEAD_BYTES = 1 << 30  # enough for a share of many ranks' files; few ranks' large files are read twice
+_MOST_RECORD_BYTES = 1 << 16  # of an attempt
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# What a damaged checkpoint raises when it is read; faults of the store are others.
+_FAULTS = (ValueError, EOFError, MissingObjectError, InvalidDataError, IsADirectoryError, NotADirectoryError)
+_UNSEALED = (
+    "checkpoint %s was written by an older version: its manifest has no digest of itself. Its files, and the places of "
+    "all tensors in them, are checked as always; a change of its other values would not be noticed"
+)
+_UNREADABLE = (
+    "%s cannot be read, so it is unknown which checkpoint this attempt resumed from: its number counts, and what the "
+    "attempt before it saved is used up to the first checkpoint of this one"
+)
 
 
 class Checkpoints:
@@ -53,28 +63,24 @@ class Checkpoints:
     def __init__(self, store: Store, world: World, *, run_dir: Path) -> None:
         self.store, self.world, self.run_dir = store, world, run_dir
         self.attempt = Attempt(token="", resumed_from=None)
-        self._read_ahead: dict[str, bytes] = {}
+        self.fault = ""  # why the latest save failed
+        self._files: RankFiles | None = None  # of the checkpoint that was found, until it is loaded
 
     def newest(self) -> Manifest | None:
         """The newest standing checkpoint that every rank can verify; None if none was ever committed."""
         candidates: list[str] = []
         if self.world.is_first:
-            standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
+            attempts = read_attempts(self.store)
+            for attempt in attempts:
+                if attempt.is_unreadable:
+                    log.warning(_UNREADABLE, f"{self.store.url}/{record_path(attempt.token)}")
+            standing = standing_checkpoints(list_committed(self.store), attempts)
             candidates = [each.folder for each in standing]
         candidates = broadcast_json(candidates, device=self.world.device)
         for folder in candidates:
-            manifest, fault = None, ""
-            try:
-                manifest = manifest_from_json(self.store.read(f"{folder}/{MANIFEST_NAME}"))
-                fault = self._verify_share(manifest)
-            except (ValueError, MissingObjectError) as error:
-                fault = str(error)
-            if all_agree(not fault, device=self.world.device) and manifest:
+            manifest = self._usable(folder)
+            if manifest:
                 return manifest
-            self._read_ahead.clear()
-            faults = [f for f in gather_json(fault, device=self.world.device) if f]
-            if self.world.is_first:
-                log.warning("skipping checkpoint %s: %s", folder, "; ".join(faults))
         where = self.store.url
         if candidates:
             raise WillNotSucceedError(
@@ -86,6 +92,33 @@ class Checkpoints:
                 f"{self.run_dir} has recorded checkpoints, but {where} holds none that can be used; give the "
                 "--checkpoint.url that the run was started with, or another --run-dir to start again"
             )
+        return None
+
+    def _usable(self, folder: str) -> Manifest | None:
+        """The manifest in a folder if every rank can verify it and its share of the files; else the log says why not.
+        Collective."""
+        data, fault, manifest = b"", "", None
+        try:
+            data = self.store.read(f"{folder}/{MANIFEST_NAME}")
+            manifest = manifest_from_json(data)
+            if manifest.id.folder != folder:
+                raise ValueError(f"its manifest is that of {manifest.id.folder}")
+            self._files = RankFiles(self.store, manifest)
+            for name in sorted(manifest.files)[self.world.rank :: self.world.num_ranks]:
+                self._files.verify(name)
+        except _FAULTS as error:
+            fault = str(error)
+        digest = hashlib.sha256(data).hexdigest()
+        is_same = broadcast_json(digest, device=self.world.device) == digest
+        fault = fault or ("" if is_same else "its manifest changed while it was read")
+        if all_agree(not fault, device=self.world.device) and manifest:
+            if self.world.is_first and not is_sealed(data):
+                log.warning(_UNSEALED, folder)
+            return manifest
+        self.loaded()
+        faults = [f for f in gather_json(fault, device=self.world.device) if f]
+        if self.world.is_first:
+            log.warning("skipping checkpoint %s: %s", folder, "; ".join(dict.fromkeys(faults)))
         return None
 
     def begin_attempt(self, resumed_from: Manifest | None) -> bool:
@@ -105,7 +138,7 @@ class Checkpoints:
     def _register(self) -> bool:
         """Puts this attempt on record; False (and off the record) if an older process, still alive until it reads the
         record, has in the meantime retired the checkpoint that this attempt resumes from."""
-        path = f"{ATTEMPTS}/{self.attempt.token}.json"
+        path = record_path(self.attempt.token)
         self.store.write(path, attempt_to_json(self.attempt))
         origin = self.attempt.resumed_from
         if origin is None or self.store.exists(f"{origin.folder}/{MANIFEST_NAME}"):
@@ -115,17 +148,26 @@ class Checkpoints:
         return False
 
     def refuse_if_overtaken(self) -> None:
-        """Collective. Raises WillNotSucceedError if a later attempt of this run has started elsewhere."""
-        later = ""
-        if self.world.is_first:
-            tokens = [attempt.token for attempt in read_attempts(self.store)]
-            later = max([t for t in tokens if token_order(t) > token_order(self.attempt.token)], default="")
-        later = broadcast_json(later, device=self.world.device)
+        """Collective. Raises WillNotSucceedError if a later attempt of this run has started elsewhere, or if what this
+        one needs to be continued was deleted."""
+        reason = broadcast_json(self._why_over() if self.world.is_first else "", device=self.world.device)
+        if reason:
+            raise WillNotSucceedError(reason)
+
+    def _why_over(self) -> str:
+        own = self.attempt.token
+        tokens = [attempt.token for attempt in read_attempts(self.store)]
+        later = max([t for t in tokens if token_order(t) > token_order(own)], key=token_order, default="")
         if later:
-            raise WillNotSucceedError(
-                f"attempt {self.attempt.token} of {self.run_dir} ends here: a later one, {later}, took over the run; "
+            return (
+                f"attempt {own} of {self.run_dir} ends here: a later one, {later}, took over the run; "
                 "leave the run to it, or end it and start again"
             )
+        if not self.run_dir.is_dir():
+            return gone_message(self.run_dir)
+        if not self.store.exists(record_path(own)):  # not from the listing, which may be late
+            return gone_message(f"{self.store.url}/{record_path(own)}")
+        return ""
 
     def save(
         self,
@@ -143,10 +185,9 @@ class Checkpoints:
         try:
             report = self._write_fragments(checkpoint_id, fragments)
         except (OSError, UserError, StorageError) as error:
-            report = {"error": f"rank {self.world.rank}: {error}"}
+            report = {"error": f"rank {self.world.rank}: {self._said(error)}"}
         reports = gather_json(report, device=self.world.device)
-        errors = [r["error"] for r in reports if "error" in r]
-        manifest = None
+        errors, manifest = [r["error"] for r in reports if "error" in r], None
         if not errors:
             manifest = assemble_manifest(
                 checkpoint_id,
@@ -161,29 +202,24 @@ class Checkpoints:
                 try:
                     self.store.write(f"{checkpoint_id.folder}/{MANIFEST_NAME}", manifest_to_json(manifest))
                 except (OSError, UserError, StorageError) as error:
-                    errors = [f"manifest: {error}"]
+                    errors = [f"manifest: {self._said(error)}"]
         errors = broadcast_json(errors, device=self.world.device)
         if errors:
-            log.error("checkpoint of step %d was not committed: %s", checkpoint_id.step, "; ".join(errors))
-            return None
-        return manifest
+            self.fault = "; ".join(errors)
+            log.error("checkpoint of step %d was not committed: %s", checkpoint_id.step, self.fault)
+        return manifest if not errors else None
 
     def load(self, manifest: Manifest, fragment: Fragment, slot: str) -> None:
         """Fills one slot of a fragment from the files that hold its elements (not collective)."""
+        files = self._files = self._files or RankFiles(self.store, manifest)
         locations = manifest.tensors[fragment.name].slots[slot]
-        filled = 0
         for location, first, count in overlapping(locations, start=fragment.start, length=fragment.length):
-            begin = location.offset + (first - location.start) * FLOAT_BYTES
-            data = self._bytes(f"{manifest.id.folder}/{location.file}", begin, begin + count * FLOAT_BYTES)
             inside = first - fragment.start
-            fragment.slots[slot][inside : inside + count].copy_(torch.frombuffer(data, dtype=torch.float32))
-            filled += count
-        if filled != fragment.length:
-            raise ValueError(f"{manifest.id.folder} holds {filled} of {fragment.length} elements of {fragment.name}")
+            files.fill(fragment.slots[slot][inside : inside + count], location, first=first)
 
     def loaded(self) -> None:
         """Frees what was read ahead while verifying."""
-        self._read_ahead.clear()
+        self._files = None
 
     def retire(self, config: CheckpointConfig) -> None:
         """Deletes what retention does not keep, and what killed or overtaken attempts left; on rank 0, after a commit.
@@ -193,53 +229,46 @@ class Checkpoints:
         if not self.world.is_first:
             return
         try:
-            standing = standing_checkpoints(list_committed(self.store), read_attempts(self.store))
+            attempts = {attempt.token: attempt for attempt in [*read_attempts(self.store), self.attempt]}
+            standing = standing_checkpoints(list_committed(self.store), list(attempts.values()))
             kept = {each.folder for each in standing[: config.keep_newest]}
             kept |= {p.folder for p in standing if config.keep_every and p.step % config.keep_every == 0}
             files = [path for path in self.store.list() if is_checkpoint_file(path)]
-            unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
+            unwanted = [path for path in files if path.rpartition("/")[0] not in kept and not self._is_later(path)]
             # Manifests first: without it, a checkpoint does not exist, whatever files of it remain.
             for path in sorted(unwanted, key=lambda path: not path.endswith(MANIFEST_NAME)):
                 self.store.delete(path)
         except (OSError, UserError, StorageError) as error:
             log.warning("old checkpoints could not be deleted: %s", error)
 
+    def _is_later(self, path: str) -> bool:
+        """Whether a checkpoint's file is of an attempt after this one, which may still be writing."""
+        token = path.split("/")[1].removeprefix("attempt-")
+        return token_order(token) > token_order(self.attempt.token)
+
     def _write_fragments(self, checkpoint_id: CheckpointId, fragments: list[Fragment]) -> dict[str, Any]:
         name = f"rank-{self.world.rank:05d}.safetensors"
-        laid_out, digest = lay_out(fragments), hashlib.sha256()
+        laid_out, digests = lay_out(fragments), PartDigests()
         with self.store.create(f"{checkpoint_id.folder}/{name}") as file:
             for part in laid_out.parts():
                 file.write(part)
-                digest.update(part)
-        return {
-            "file": name,
-            "sha256": digest.hexdigest(),
-            "num_bytes": laid_out.head.num_bytes,
-            "pieces": laid_out.pieces,
-        }
+                digests.update(part)
+        return {"file": name, "record": digests.record(), "pieces": laid_out.pieces}
 
-    def _verify_share(self, manifest: Manifest) -> str:
-        """Checks every num_ranks-th file and keeps what it read, since a resumed rank mostly needs its own file."""
-        for name in sorted(manifest.files)[self.world.rank :: self.world.num_ranks]:
-            record = manifest.files[name]
-            path = f"{manifest.id.folder}/{name}"
-            digest, parts = hashlib.sha256(), []
-            is_kept = record.num_bytes <= _MOST_READ_AHEAD_BYTES - sum(map(len, self._read_ahead.values()))
-            if self.store.size(path) != record.num_bytes:
-                return f"{path} does not have the bytes its manifest promises"
-            for begin in range(0, record.num_bytes, _PART_BYTES):
-                part = self.store.read_range(path, begin, min(begin + _PART_BYTES, record.num_bytes))
-                digest.update(part)
-                parts += [part] if is_kept else []
-            if digest.hexdigest() != record.sha256:
-                return f"{path} does not have the bytes its manifest promises"
-            if is_kept:
-                self._read_ahead[path] = b"".join(parts)
-        return ""
+    def _said(self, error: Exception) -> str:
+        """An error of a save as the log says it, with what to do."""
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            where = error.filename or self.store.url
+            return f"{error.strerror} at {where}; make room there (a smaller --checkpoint.keep-newest needs less)"
+        return str(error)
 
-    def _bytes(self, path: str, begin: int, end: int) -> bytearray:
-        ahead = self._read_ahead.get(path)
-        return bytearray(ahead[begin:end] if ahead is not None else self.store.read_range(path, begin, end))
+
+def gone_message(what: object) -> str:
+    """What a run says that cannot be continued because its folder was deleted under way."""
+    return (
+        f"{what} was deleted or moved while the run was using it, so nothing saved from now on could be continued; "
+        "put it back, or run the same command to start from the beginning"
+    )
 
 
 def list_committed(store: Store) -> list[CheckpointId]:
@@ -249,16 +278,16 @@ def list_committed(store: Store) -> list[CheckpointId]:
 
 
 def read_attempts(store: Store) -> list[Attempt]:
-    """Every attempt on record, in order of start."""
-    return [attempt_from_json(store.read(path)) for path in sorted(store.list(f"{ATTEMPTS}/"))]
+    """Every attempt on record, in order of start. Files with other names are left alone."""
+    return [_read_attempt(store, path) for path in sorted(store.list(f"{ATTEMPTS}/")) if token_from_path(path)]
 
 
-def read_tensor(store: Store, manifest: Manifest, name: str, *, slot: str = MASTER) -> torch.Tensor:
-    """One whole logical tensor of a checkpoint, float32, in its own shape."""
-    tensor = manifest.tensors[name]
-    flat = torch.empty(int(torch.Size(tensor.shape).numel()))
-    for location in tensor.slots[slot]:
-        path = f"{manifest.id.folder}/{location.file}"
-        data = bytearray(store.read_range(path, location.offset, location.offset + location.length * FLOAT_BYTES))
-        flat[location.start : location.start + location.length] = torch.frombuffer(data, dtype=torch.float32)
-    return flat.reshape(tensor.shape)
+def _read_attempt(store: Store, path: str) -> Attempt:
+    """The attempt on record, unreadable if the record is damaged or that of another one: its number counts all the
+    same, since an attempt that is not counted would not be overtaken."""
+    token = token_from_path(path)
+    try:
+        attempt = attempt_from_json(store.read(path, most_bytes=_MOST_RECORD_BYTES))
+    except _FAULTS:
+        return Attempt(token=token, resumed_from=None, is_unreadable=True)
+    return attempt if attempt.token == token else Attempt(token=token, resumed_from=None, is_unreadable=True)

@@ -1,22 +1,31 @@
 """The end of a run: its weights, and the marker RUN/DONE that vouches for them."""
 
+import errno
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from pipeline.data.position import StreamPosition
 from pipeline.models.usage import Usage
 from pipeline.models.weights import save_weights
-from pipeline.training.checkpoint import read_tensor
 from pipeline.training.config import TrainingJob
+from pipeline.training.json_lines import write_whole
 from pipeline.training.manifest import Manifest
+from pipeline.training.rank_files import RankFiles
 from pipeline.training.saved_job import STEPS, SavedJob, position_of_format_1, saved_job_of_format_1
+from pipeline.training.seal import sealed, unsealed
 from pipeline.training.zero_state import AVERAGE, MASTER
+from shards.errors import InvalidDataError
+from shards.local_file import read_local_text
 from shards.store import Store
+from shards.typed_json import parse_json
+
+_MOST_BYTES = 16 << 20  # of the marker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +33,9 @@ class Done:
     """The DONE marker: the last checkpoint, with its position and job as in its manifest, and the sha256 of the weights
     made from it."""
 
-    step: int
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+    step: Annotated[int, Field(ge=0)]
     checkpoint: str
     weights_sha256: str
     position: StreamPosition
@@ -37,22 +48,24 @@ _DONE = TypeAdapter(Done)
 def read_done(run_dir: Path) -> Done | None:
     """The DONE marker, if the weights beside it are those that it vouches for."""
     try:
-        done = done_from_json((run_dir / "DONE").read_text())
+        done = done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
         digest = _sha256(run_dir / "weights" / "model.safetensors")
-    except (OSError, ValueError):
+    except (OSError, ValueError, InvalidDataError):
         return None
     return done if done.weights_sha256 == digest else None
 
 
 def done_to_json(done: Done) -> str:
-    """One line of JSON."""
-    return _DONE.dump_json(done).decode()
+    """One line of JSON, with a digest of itself."""
+    return sealed(_DONE.dump_json(done)).decode()
 
 
 def done_from_json(text: str) -> Done:
     """The marker, also one of an older version. ValueError if it is none."""
-    values = json.loads(text)
+    values = parse_json(text)
     try:
+        if "digest" in values:
+            return _DONE.validate_json(unsealed(text.encode()))
         if "position" not in values:
             values |= _from_format_1(values["job"])
     except (KeyError, TypeError, AttributeError) as error:
@@ -70,12 +83,12 @@ def _from_format_1(saved: dict[str, Any]) -> dict[str, Any]:
 def finish(run_dir: Path, job: TrainingJob, manifest: Manifest, *, store: Store, labels: tuple[str, ...]) -> None:
     """Weights from the final checkpoint (any ZeRO stage), averaged ones if the job averages, then the DONE marker."""
     folder = run_dir / "weights"
-    slot = AVERAGE if job.ema_decay else MASTER
+    files, slot = RankFiles(store, manifest), AVERAGE if job.ema_decay else MASTER
     save_weights(
         folder,
         config=job.model,
         labels=labels,
-        tensor=lambda name: read_tensor(store, manifest, name, slot=slot),
+        tensor=lambda name: files.tensor(name, slot=slot),
         usage=Usage(loss=job.loss, transform=job.evaluation.transform),
     )
     done = Done(
@@ -85,11 +98,11 @@ def finish(run_dir: Path, job: TrainingJob, manifest: Manifest, *, store: Store,
         position=manifest.position,
         job=manifest.job,
     )
-    waiting = run_dir / "DONE.part"
-    waiting.write_text(done_to_json(done) + "\n")
-    waiting.replace(run_dir / "DONE")
+    write_whole(run_dir / "DONE", done_to_json(done).encode())
 
 
 def _sha256(path: Path) -> str:
+    if not path.is_file():  # a pipe could block for ever
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

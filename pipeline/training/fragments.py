@@ -1,5 +1,6 @@
 """What a rank writes into a checkpoint: its fragments as one safetensors file, and the offset of each. Pure."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,15 @@ import torch
 
 from pipeline.data.position import StreamPosition
 from pipeline.models.safetensors_stream import Head, head_of, parts_of
-from pipeline.training.manifest import FORMAT, CheckpointId, FileRecord, FragmentLocation, LogicalTensor, Manifest
+from pipeline.training.manifest import (
+    FORMAT,
+    PART_BYTES,
+    CheckpointId,
+    FileRecord,
+    FragmentLocation,
+    LogicalTensor,
+    Manifest,
+)
 from pipeline.training.saved_job import SavedJob
 from pipeline.training.zero_state import MASTER, Fragment
 
@@ -47,6 +56,32 @@ def lay_out(fragments: list[Fragment]) -> RankFile:
     )
 
 
+class PartDigests:
+    """The sha256 of each part of a file, which is written in pieces of any size."""
+
+    def __init__(self, part_bytes: int = PART_BYTES) -> None:
+        self.part_bytes, self.num_bytes = part_bytes, 0
+        self._done: list[str] = []
+        self._digest = hashlib.sha256()
+
+    def update(self, data: memoryview) -> None:
+        """More bytes of the file."""
+        begin = 0
+        while begin < len(data):
+            end = min(len(data), begin + self.part_bytes - self.num_bytes % self.part_bytes)
+            self._digest.update(data[begin:end])
+            self.num_bytes += end - begin
+            begin = end
+            if self.num_bytes % self.part_bytes == 0:
+                self._done.append(self._digest.hexdigest())
+                self._digest = hashlib.sha256()
+
+    def record(self) -> dict[str, Any]:
+        """The fields of the file's FileRecord."""
+        last = [self._digest.hexdigest()] if self.num_bytes % self.part_bytes else []
+        return {"num_bytes": self.num_bytes, "part_bytes": self.part_bytes, "sha256": [*self._done, *last]}
+
+
 def assemble_manifest(
     checkpoint_id: CheckpointId,
     reports: list[dict[str, Any]],
@@ -57,7 +92,7 @@ def assemble_manifest(
     job: SavedJob,
     record: dict[str, Any],
 ) -> Manifest:
-    """The manifest of a checkpoint from every rank's report: {file, sha256, num_bytes, pieces}."""
+    """The manifest of a checkpoint from every rank's report: {file, record, pieces}."""
     slots: dict[str, dict[str, list[FragmentLocation]]] = {name: {} for name in shapes}
     for report in reports:
         for name, slot, offset, start, length in report["pieces"]:
@@ -68,7 +103,7 @@ def assemble_manifest(
     for name, shape in shapes.items():
         locations = {slot: tuple(sorted(found, key=lambda p: p.start)) for slot, found in slots[name].items()}
         tensors[name] = LogicalTensor(shape=shape, dtype="float32", slots=locations)
-    files = {r["file"]: FileRecord(sha256=r["sha256"], num_bytes=r["num_bytes"]) for r in reports}
+    files = {r["file"]: FileRecord(**{**r["record"], "sha256": tuple(r["record"]["sha256"])}) for r in reports}
     return Manifest(
         format=FORMAT,
         id=checkpoint_id,

@@ -1,63 +1,94 @@
-"""What a sharded checkpoint says about itself, and which checkpoints of a run count. Pure.
+"""What a sharded checkpoint and an attempt say about themselves. Pure.
 
     step-00000120/attempt-0003-5f1c2a9e/rank-00000.safetensors   fragments of logical tensors
     step-00000120/attempt-0003-5f1c2a9e/MANIFEST.json            written last: the checkpoint exists from then on
     attempts/0003-5f1c2a9e.json                                  which checkpoint this attempt (start) resumed from
 
-The fence against zombies is on the reading side and needs nothing from the store: attempts are numbered, each says what
-it resumed from, and a manifest is ignored if a later attempt exists that did not resume from it or from its descendant.
-
-Format 1 held the position as `data_state`, without the step, and the saved job as a part of `record`.
+A manifest carries a digest of itself (seal.py), which is compared before anything in it counts. Formats 1 and 2 had
+none, and one sha256 for a whole file. Format 1 held the position as `data_state`, without the step, and the saved job
+as a part of `record`.
 """
 
 import json
+import math
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pipeline.data.position import StreamPosition
+from pipeline.models.safetensors_stream import FLOAT_BYTES
 from pipeline.training.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
+from pipeline.training.seal import sealed, unsealed
+from pipeline.training.zero_state import MASTER
+from shards.config_values import shown_value
+from shards.typed_json import parse_json
 
-FORMAT = 2
+FORMAT = 3
 _FIRST_FORMAT = 1  # is still read
 MANIFEST_NAME = "MANIFEST.json"
 ATTEMPTS = "attempts"
+PART_BYTES = 1 << 20  # of a file, with a checksum of its own
+_STRICT = ConfigDict(strict=True, extra="forbid")
+_FOLDER = re.compile(r"step-([0-9]{8,18})/attempt-([0-9]+-[0-9a-z]+)")
+_RANK_FILE = r"rank-[0-9]{5,9}\.safetensors"
+_FILE = re.compile(rf"{_RANK_FILE}|{re.escape(MANIFEST_NAME)}")
+_RECORD = re.compile(rf"{ATTEMPTS}/([0-9]{{4,}}-[0-9a-f]{{8}})\.json")
+
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+Token = Annotated[str, Field(pattern="^[0-9]+-[0-9a-z]+$", max_length=200)]
+RankFileName = Annotated[str, Field(pattern=f"^{_RANK_FILE}$")]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FragmentLocation:
     """Elements `start` .. `start + length - 1` of a flattened tensor, at byte `offset` of `file`, float32."""
 
-    file: str
-    offset: int
-    start: int
-    length: int
+    __pydantic_config__ = _STRICT
+
+    file: RankFileName
+    offset: Count
+    start: Count
+    length: Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogicalTensor:
     """A parameter as the model knows it, and the locations of the fragments of its master and moments."""
 
-    shape: tuple[int, ...]
-    dtype: str
+    __pydantic_config__ = _STRICT
+
+    shape: tuple[Count, ...]
+    dtype: Literal["float32"]
     slots: dict[str, tuple[FragmentLocation, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """Checksum and size of one file of the checkpoint."""
+    """The size of one file of the checkpoint, and the sha256 of each part of `part_bytes`; the last may be shorter."""
 
-    sha256: str
-    num_bytes: int
+    __pydantic_config__ = _STRICT
+
+    num_bytes: Annotated[int, Field(ge=8, lt=1 << 62)]
+    part_bytes: Annotated[int, Field(ge=1)]
+    sha256: tuple[Sha256, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.sha256) != -(-self.num_bytes // self.part_bytes):
+            raise ValueError(f"{len(self.sha256)} checksums for {self.num_bytes} bytes in parts of {self.part_bytes}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointId:
     """Identifies a checkpoint: its step and the attempt that wrote it."""
 
-    step: int
-    attempt: str
+    __pydantic_config__ = _STRICT
+
+    step: Count
+    attempt: Token
 
     @property
     def folder(self) -> str:
@@ -67,10 +98,16 @@ class CheckpointId:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of the run: its token sorts by number; `resumed_from` is None for a start from scratch."""
+    """One start of the run: its token sorts by number; `resumed_from` is None for a start from scratch.
 
-    token: str
+    `is_unreadable`: its record is damaged, so nobody knows what it resumed from.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    token: Token
     resumed_from: CheckpointId | None
+    is_unreadable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +115,15 @@ class Manifest:
     """Everything that a run needs to continue. `position`: of the stream of batches. `job`: which jobs may continue the
     run. `record` is for people and reports: nothing is decided by it."""
 
+    __pydantic_config__ = _STRICT
+
     format: int
     id: CheckpointId
     tensors: dict[str, LogicalTensor]
-    files: dict[str, FileRecord]
+    files: dict[RankFileName, FileRecord]
     moments: tuple[str, ...]
-    num_updates: int
-    num_samples: int
+    num_updates: Count
+    num_samples: Count
     position: StreamPosition
     job: SavedJob
     record: dict[str, Any]
@@ -99,6 +138,7 @@ class _Format:
     """The first thing read of a manifest."""
 
     format: int
+    digest: str = ""
 
 
 _MANIFEST = TypeAdapter(Manifest)
@@ -107,38 +147,88 @@ _ATTEMPT = TypeAdapter(Attempt)
 
 
 def manifest_to_json(manifest: Manifest) -> bytes:
-    """UTF-8 JSON of a manifest."""
-    return _MANIFEST.dump_json(manifest, indent=1) + b"\n"
+    """UTF-8 JSON of a manifest, with a digest of itself."""
+    return sealed(_MANIFEST.dump_json(manifest, indent=1))
 
 
 def manifest_from_json(data: bytes) -> Manifest:
-    """The manifest. ValueError if the JSON is broken or of a format that this version does not know."""
+    """The manifest. ValueError if the JSON is broken, of a format that this version does not know, does not have the
+    digest that it carries, or contradicts itself."""
     try:
-        found = _FORMAT.validate_json(data).format
-        if found not in (_FIRST_FORMAT, FORMAT):
-            raise ValueError(f"manifest format {found}, this version reads {_FIRST_FORMAT} and {FORMAT}")
-        return _MANIFEST.validate_json(data if found == FORMAT else _from_format_1(data))
+        found = _FORMAT.validate_json(data)
+        if not _FIRST_FORMAT <= found.format <= FORMAT:
+            raise ValueError(f"manifest format {found.format}, this version reads {_FIRST_FORMAT} to {FORMAT}")
+        if found.format < FORMAT and found.digest:
+            raise ValueError(f"a digest in a manifest of format {found.format}: it was changed after it was written")
+        manifest = _MANIFEST.validate_json(unsealed(data) if found.format == FORMAT else _from_older(data))
     except ValidationError as error:
         first = error.errors()[0]
         at = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
         raise ValueError(f"not a manifest: {at}{first['msg']}") from error
+    _refuse_contradictions(manifest)
+    return manifest
 
 
-def _from_format_1(data: bytes) -> str:
-    """A manifest of the first format as JSON of this one. ValueError if it is none."""
-    values = json.loads(data)
+def is_sealed(data: bytes) -> bool:
+    """Whether a manifest has a format that carries a digest of itself."""
+    return _FORMAT.validate_json(data).format == FORMAT
+
+
+def _from_older(data: bytes) -> str:
+    """A manifest of an older format as JSON of this one. ValueError if it is none."""
+    values = parse_json(data)
     try:
-        record = values["record"]
-        values["position"] = position_of_format_1(record, values.pop("data_state"), step=values["id"]["step"])
-        values["job"] = saved_job_of_format_1(record)
+        if values["format"] == _FIRST_FORMAT:
+            record = values["record"]
+            values["position"] = position_of_format_1(record, values.pop("data_state"), step=values["id"]["step"])
+            values["job"] = saved_job_of_format_1(record)
+        values["files"] = {name: _in_one_part(**file) for name, file in values["files"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a manifest: {type(error).__name__} {error}") from error
     return json.dumps(values | {"format": FORMAT})
 
 
+def _in_one_part(*, sha256: str, num_bytes: int) -> dict[str, Any]:
+    """The record of a file with one sha256 for all of it."""
+    return {"num_bytes": num_bytes, "part_bytes": num_bytes, "sha256": [sha256]}
+
+
+def _refuse_contradictions(manifest: Manifest) -> None:
+    """ValueError unless the parts of a manifest agree with each other."""
+    step, num_samples = manifest.id.step, manifest.id.step * manifest.position.global_batch
+    if manifest.num_updates > step:
+        raise ValueError(f"num_updates is {manifest.num_updates}; allowed: 0 to its step, {step}")
+    if manifest.num_samples != num_samples:
+        raise ValueError(f"num_samples is {manifest.num_samples}; allowed: {num_samples}, its step x the batch")
+    slots = sorted({MASTER, *manifest.moments})
+    if len(slots) != 1 + len(manifest.moments):
+        raise ValueError(f"moments are {shown_value(manifest.moments)}; allowed: each once, and no {MASTER}")
+    for name, tensor in manifest.tensors.items():
+        if sorted(tensor.slots) != slots:
+            raise ValueError(f"{shown_value(name)} has {shown_value(sorted(tensor.slots))}; allowed: {slots}")
+        for slot, locations in tensor.slots.items():
+            fault = _wrong_cover(locations, num_elements=math.prod(tensor.shape), files=manifest.files)
+            if fault:
+                raise ValueError(f"{slot} of {shown_value(name)}: {fault}")
+
+
+def _wrong_cover(locations: Iterable[FragmentLocation], *, num_elements: int, files: Mapping[str, FileRecord]) -> str:
+    """What is wrong if fragments do not hold each element exactly once, inside their files; empty if nothing is."""
+    end = 0
+    for location in sorted(locations, key=lambda each: (each.start, each.length)):
+        if location.file not in files:
+            return f"{location.file} is not among the checkpoint's files"
+        if location.offset + location.length * FLOAT_BYTES > files[location.file].num_bytes:
+            return f"element {location.start} begins beyond the end of {location.file}, at byte {location.offset}"
+        if location.start != end:
+            return f"element {min(end, location.start)} is held {'twice' if location.start < end else 'nowhere'}"
+        end += location.length
+    return "" if end == num_elements else f"its fragments hold {end} elements; allowed: {num_elements}"
+
+
 def attempt_to_json(attempt: Attempt) -> bytes:
     """UTF-8 JSON of an attempt's record."""
-    return _ATTEMPT.dump_json(attempt) + b"\n"
+    return _ATTEMPT.dump_json(attempt, exclude={"is_unreadable"}) + b"\n"
 
 
 def attempt_from_json(data: bytes) -> Attempt:
@@ -148,48 +238,30 @@ def attempt_from_json(data: bytes) -> Attempt:
 
 def id_from_path(path: str) -> CheckpointId | None:
     """The checkpoint whose manifest is at `path` (relative to the checkpoints' root), or None for any other file."""
-    parts = path.split("/")
-    if len(parts) != 3 or parts[2] != MANIFEST_NAME:
+    folder, _, name = path.rpartition("/")
+    found = _FOLDER.fullmatch(folder)
+    if found is None or name != MANIFEST_NAME:
         return None
-    step, attempt = parts[0].removeprefix("step-"), parts[1].removeprefix("attempt-")
-    return CheckpointId(step=int(step), attempt=attempt) if step.isdigit() else None
+    checkpoint = CheckpointId(step=int(found[1]), attempt=found[2])
+    return checkpoint if checkpoint.folder == folder else None
 
 
 def is_checkpoint_file(path: str) -> bool:
-    """True for a file of a checkpoint, committed or not: step-N/attempt-TOKEN/NAME."""
-    parts = path.split("/")
-    return len(parts) == 3 and parts[0].startswith("step-") and parts[1].startswith("attempt-")
+    """True for a file of a checkpoint, committed or not, as this program names them: foreign files stay where they
+    are."""
+    folder, _, name = path.rpartition("/")
+    return bool(_FOLDER.fullmatch(folder) and _FILE.fullmatch(name))
 
 
-def token_order(token: str) -> tuple[int, str]:
-    """Sort key of an attempt's token: its number, then the nonce."""
-    number, _, nonce = token.partition("-")
-    return int(number), nonce
+def record_path(token: str) -> str:
+    """Where the record of the attempt with this token is."""
+    return f"{ATTEMPTS}/{token}.json"
 
 
-def next_token(attempts: list[Attempt], *, nonce: str) -> str:
-    """Token of a new attempt: a number above all others, and a nonce in case two start at once."""
-    numbers = [token_order(attempt.token)[0] for attempt in attempts]
-    return f"{max(numbers, default=0) + 1:04d}-{nonce}"
-
-
-def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt]) -> list[CheckpointId]:
-    """Committed checkpoints that the fence lets through, newest first.
-
-    Walk back from the latest attempt along what each resumed from. Of an attempt on this line, the checkpoints up to
-    the one that its successor resumed from stand. Everything else was written by an attempt that was overtaken.
-    """
-    by_token = {attempt.token: attempt for attempt in attempts}
-    standing: list[CheckpointId] = []
-    token = max(by_token, key=token_order, default=None)
-    limit = None  # the latest attempt's own checkpoints stand without limit
-    while token is not None:
-        own = [c for c in committed if c.attempt == token and (limit is None or c.step <= limit)]
-        standing += own
-        attempt = by_token.get(token)
-        origin = attempt.resumed_from if attempt else None
-        token, limit = (origin.attempt, origin.step) if origin else (None, None)
-    return sorted(standing, key=lambda c: (c.step, c.attempt), reverse=True)
+def token_from_path(path: str) -> str:
+    """The token of the attempt whose record is at `path`; empty for any other file."""
+    found = _RECORD.fullmatch(path)
+    return found[1] if found else ""
 
 
 def overlapping(

@@ -1,6 +1,10 @@
 """metrics.jsonl (one object per line with `step` and `loss`) and TensorBoard, written by rank 0."""
 
+import errno
 import json
+import logging
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,10 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from pipeline.training.json_lines import Line, Lines, is_step, naming, read_lines, write_whole
+from shards.errors import InvalidDataError
+
+log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 _TAGS = {"test_accuracy": "eval/accuracy", "test_loss": "eval/loss"}
 _PERF = ("images_per_second", "step_seconds", "data_wait_share")
@@ -25,16 +33,20 @@ class Metrics:
         cut_after(self._path, step=step)
         self._first_step = step + 1
         self._file = self._path.open("a", buffering=1)
-        self._board = SummaryWriter(
-            str(run_dir / "tensorboard"), purge_step=self._first_step, flush_secs=_FLUSH_SECONDS
-        )
+        folder = run_dir / "tensorboard"
+        if folder.exists() and not folder.is_dir():
+            raise InvalidDataError(f"{folder} is not a folder; move it away, a run writes its curves there")
+        self._board = SummaryWriter(str(folder), purge_step=self._first_step, flush_secs=_FLUSH_SECONDS)
+        self._hook_before = threading.excepthook
+        threading.excepthook = self._thread_failed
         self._events = self._board._get_file_writer()  # type: ignore[no-untyped-call]
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """One line, and one point per curve. Floats read back bit for bit."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
         points = [Summary.Value(tag=tag_of(name), simple_value=value) for name, value in values.items()]
-        self._events.add_summary(Summary(value=points), step)  # one event for all of them
+        with naming(self._path.parent):
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._events.add_summary(Summary(value=points), step)  # one event for all of them
 
     def show_job(self, text: str, settings: Mapping[str, str | int | float]) -> None:
         """The job's YAML, and its settings as hyperparameters beside the last values of the curves.
@@ -58,8 +70,8 @@ class Metrics:
 
     def amend(self, step: int, values: dict[str, float]) -> None:
         """Adds values to the last line."""
-        lines = self._path.read_text().splitlines()
-        before = json.loads(lines.pop()) if lines and _step_of(lines[-1]) == step else {"step": step}
+        lines = _lines(self._path).objects
+        before = lines[-1] if lines and lines[-1]["step"] == step else {"step": step}
         self._file.close()
         cut_after(self._path, step=step - 1)
         self._file = self._path.open("a", buffering=1)
@@ -69,8 +81,18 @@ class Metrics:
 
     def close(self) -> None:
         """Flushes and closes both."""
-        self._file.close()
-        self._board.close()
+        try:
+            with naming(self._path.parent):
+                self._file.close()
+                self._board.close()
+        finally:
+            threading.excepthook = self._hook_before
+
+    def _thread_failed(self, failed: threading.ExceptHookArgs) -> None:
+        """TensorBoard's writer raises the error of its thread again: no traceback of the thread, too."""
+        is_told = isinstance(failed.exc_value, OSError) and type(failed.thread).__name__ == "_AsyncWriterThread"
+        if not is_told:
+            self._hook_before(failed)
 
 
 def tag_of(name: str) -> str:
@@ -94,26 +116,27 @@ def grid(images_NHW3: torch.Tensor) -> torch.Tensor:
 
 
 def cut_after(path: Path, *, step: int) -> None:
-    """Drops the lines of steps above `step`, and a half-written last line."""
+    """Drops the lines of steps above `step`, and those that are unusable, such as a half-written last line."""
     if not path.exists():
         return
-    kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
-    waiting = path.with_suffix(".part")
-    waiting.write_text("".join(line + "\n" for line in kept))
-    waiting.replace(path)
+    lines = _lines(path)
+    kept = [text for text, line in zip(lines.texts, lines.objects, strict=True) if line["step"] <= step]
+    write_whole(path, b"".join(text + b"\n" for text in kept))
+    if lines.num_unusable:
+        log.warning("%s: dropped %d lines that are no lines of metrics", path, lines.num_unusable)
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Every complete line of a run's metrics.jsonl."""
-    lines = (run_dir / METRICS_FILE).read_text().splitlines()
-    return [json.loads(line) for line in lines if _step_of(line) >= 0 and _is_complete(line)]
+    """Every usable line of a run's metrics.jsonl: an object with its step. FileNotFoundError if there is no file."""
+    path = run_dir / METRICS_FILE
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return _lines(path).objects
 
 
-def _is_complete(line: str) -> bool:
-    return line.startswith("{") and line.endswith("}")
+def _lines(path: Path) -> Lines:
+    return read_lines(path, is_usable=_is_usable)
 
 
-def _step_of(line: str) -> float:
-    if not _is_complete(line):
-        return float("inf")
-    return float(json.loads(line)["step"])
+def _is_usable(line: Line) -> bool:
+    return is_step(line.get("step"))

@@ -16,11 +16,13 @@ from pipeline.training.config import TrainingJob
 from pipeline.training.ledger import Ledger
 from pipeline.training.metrics import Metrics
 from pipeline.training.throughput import Throughput
+from shards.local_file import read_local_text
 from shards.progress import Ticker, as_log_line
 from shards.quantities import clock
 from shards.terminal import Fact
 
 log = logging.getLogger(__name__)
+_MOST_RECORD_BYTES = 16 << 20
 NUM_IMAGES = 16  # of the first batch, for TensorBoard
 _RATES = ("bytes", "requests", "retries", "hedges")  # sums of the data's counts that are shown as rates too
 
@@ -31,10 +33,18 @@ def open_reporter(job: TrainingJob, ledger: Ledger, data: TrainingData, *, step:
     run_dir = Path(job.run_dir)
     with closing(Metrics(run_dir, step=step)) as metrics:
         record = run_dir / "job.yaml"
-        metrics.show_job(record.read_text() if record.exists() else "", settings_of(job))
+        metrics.show_job(_text(record), settings_of(job))
         epoch_samples = data.datasets[0].num_samples if len(data.datasets) == 1 else 0
         names = data.label_names
         yield Reporter(job, metrics, ledger, step=step, epoch_samples=epoch_samples, label_names=names)
+
+
+def _text(record: Path) -> str:
+    """The job's record, which this run has just written; empty if it is not there."""
+    try:
+        return read_local_text(record, most_bytes=_MOST_RECORD_BYTES)
+    except FileNotFoundError:
+        return ""
 
 
 def settings_of(job: TrainingJob) -> dict[str, str | int | float]:

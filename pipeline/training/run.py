@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 
 import torch.distributed as dist
 
 from pipeline.bf16 import Bf16
 from pipeline.collectives import broadcast_json
 from pipeline.data.stream import open_stream
-from pipeline.training.checkpoint import Checkpoints
+from pipeline.training.checkpoint import Checkpoints, gone_message
 from pipeline.training.config import TrainingJob
 from pipeline.training.done import Done, done_from_json, done_to_json, finish, read_done
 from pipeline.training.engine import Engine
@@ -40,7 +41,7 @@ from pipeline.training.summary import Opening, closing_words, num_parameters
 from pipeline.training.train_step import Gradients, TrainStep
 from pipeline.training.watch import Watch
 from pipeline.world import World, joined
-from shards.errors import TransientError, UserError, WillNotSucceedError
+from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
 
 log = logging.getLogger(__name__)
 WriteRecord = Callable[[TrainingJob], None]
@@ -93,9 +94,9 @@ def _start_to_end(prepared: Prepared, signals: Signals, stopping: Stopping, *, w
     """Steps 4 to 7."""
     world = prepared.world
     prepared = replace(prepared, is_compiled=all_will_compile(prepared.is_compiled, world))
-    watch = Watch(signals=signals, stopping=stopping, ledger=Ledger(prepared.run_dir))
+    watch = Watch(signals=signals, stopping=stopping, ledger=Ledger(prepared.run_dir, says=world.is_first))
     bf16 = bf16_of_all(world)
-    with ExitStack() as stack:
+    with _in_its_folder(prepared.run_dir), ExitStack() as stack:
         with watch.ledger.time("startup"):
             # 4. Find the checkpoint.
             checkpoints = Checkpoints(prepared.store, world, run_dir=prepared.run_dir)
@@ -198,10 +199,27 @@ def _say_opening(prepared: Prepared, engine: Engine, *, resumed_step: int) -> No
 
 
 @contextmanager
-def _retried(loop: Loop) -> Iterator[None]:
-    """A run that started well made no mistake: storage that fails later is retried."""
+def _in_its_folder(run_dir: Path) -> Iterator[None]:
+    """A file that is missing because the whole run directory is: TensorBoard's, for one."""
     try:
         yield
+    except FileNotFoundError as error:
+        if run_dir.is_dir():
+            raise
+        raise WillNotSucceedError(gone_message(run_dir)) from error
+
+
+@contextmanager
+def _retried(loop: Loop) -> Iterator[None]:
+    """A run that started well made no mistake: storage that fails later is retried. Data that cannot be right stays as
+    it is: that is a mistake before the first step, and the end of the run after it."""
+    first_step = loop.step
+    try:
+        yield
+    except InvalidDataError as error:
+        if loop.step == first_step:
+            raise
+        raise WillNotSucceedError(f"after {loop.step} steps: {error}") from error
     except (UserError, TransientError) as error:
         raise TransientError(f"after {loop.step} steps: {error}") from error
 

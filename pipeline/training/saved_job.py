@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 
 from pipeline.models.config import ModelConfig
 from pipeline.training.config import TrainingJob
+from shards.config_values import shown_value
 from shards.errors import UserError
 
 STEPS = "steps"
@@ -37,8 +38,9 @@ class SavedJob:
             ModelConfig(**self.model)
         except (TypeError, UserError) as error:  # TypeError: a field of a later version
             raise ValueError(f"its model cannot be used: {error}") from error
-        if type(self.job.get(STEPS, 0)) is not int:
-            raise ValueError(f"its {STEPS} is {self.job[STEPS]!r}; allowed: a whole number")
+        steps = self.job.get(STEPS, 1)
+        if type(steps) is not int or steps < 1:
+            raise ValueError(f"its {STEPS} is {shown_value(steps)}; allowed: a whole number, 1 or more")
 
 
 def saved_job(job: TrainingJob) -> SavedJob:

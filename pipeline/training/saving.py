@@ -63,7 +63,8 @@ class Saving:
                 self.checkpoints.retire(self.job.checkpoint)
         self._num_failed = 0 if manifest else self._num_failed + 1
         if self._num_failed >= _MOST_FAILED_SAVES:
-            raise TransientError(f"{self._num_failed} checkpoints in a row could not be written; see the log above")
+            where, fault = self.checkpoints.store.url, self.checkpoints.fault
+            raise TransientError(f"{self._num_failed} checkpoints in a row could not be written to {where}: {fault}")
         if manifest:
             self._committed(manifest)
 

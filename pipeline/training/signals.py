@@ -4,6 +4,7 @@ A handler only sets a flag. The ranks agree in the reduction that every step mak
 step does not end, stopping.py takes over.
 """
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+log = logging.getLogger(__name__)
 _EXIT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -43,7 +45,7 @@ class Signals:
         self._watch_markers = watch_markers
         self._asked = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
-        self._is_over = False
+        self._is_over, self._can_save = False, True
 
     def __enter__(self) -> Self:
         self._before = install(_EXIT_SIGNALS, self._handle)
@@ -62,7 +64,8 @@ class Signals:
             return StopRequest.SAVE_AND_EXIT
         if self._watch_markers and self._stop.exists():
             return StopRequest.SAVE_AND_EXIT
-        return StopRequest.SAVE if self._watch_markers and self._save.exists() else StopRequest.NOTHING
+        is_asked = self._watch_markers and self._can_save and self._save.exists()
+        return StopRequest.SAVE if is_asked else StopRequest.NOTHING
 
     def over(self) -> None:
         """Everything is committed and all ranks know: the signals are ignored from the end of the context on."""
@@ -71,7 +74,11 @@ class Signals:
     def saved(self) -> None:
         """A save was made: RUN/SAVE is fulfilled."""
         if self._watch_markers:
-            self._save.unlink(missing_ok=True)
+            try:
+                self._save.unlink(missing_ok=True)
+            except OSError as error:  # a folder, or somebody else's
+                self._can_save = False
+                log.warning("%s cannot be deleted (%s); it is ignored from now on", self._save, error.strerror)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self._asked.set()

@@ -18,7 +18,8 @@ from pipeline.bf16 import Bf16
 from pipeline.collectives import all_agree, gather_json
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.initial import initial_tensor
-from pipeline.models.weights import TensorByName, fit_weights, open_weights
+from pipeline.models.tensor_checks import TensorByName
+from pipeline.models.weights import fit_weights, open_weights
 from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import EngineConfig, TrainingJob, scaled_by_rate
@@ -27,7 +28,7 @@ from pipeline.training.manifest import Manifest
 from pipeline.training.precision import choose_precision, least_of
 from pipeline.training.zero_state import Fragment
 from pipeline.world import World, bf16_of
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,10 @@ def _fill_from_weights(engine: Engine, tensor: TensorByName) -> None:
 
 def _fill_from_checkpoint(engine: Engine, checkpoints: Checkpoints, manifest: Manifest) -> None:
     """Masters and moments from the fragments that any number of ranks wrote under any ZeRO stage."""
+
+    if {name: tensor.shape for name, tensor in manifest.tensors.items()} != engine.shapes:
+        where = f"{checkpoints.store.url}/{manifest.id.folder}"
+        raise InvalidDataError(f"{where} has other tensors than the model that it names; start in another --run-dir")
 
     def fill(fragment: Fragment, slot: str) -> None:
         checkpoints.load(manifest, fragment, slot)

@@ -19,10 +19,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from types import FrameType, TracebackType
 from typing import Self
+
+from shards.terminal import message_text
 
 # As in jobs/exit_codes.py, which may not be imported from here.
 CONTINUE, NOTHING_SAVED, INTERRUPTED = 75, 74, 130
@@ -179,8 +181,10 @@ class Stopping:
 
 def say(message: str, stderr: int = 2) -> None:
     """A line on standard error, without taking any lock; it replaces a terminal's live line."""
-    clear = f"\r{' ' * (os.get_terminal_size(stderr).columns - 1)}\r" if os.isatty(stderr) else ""
-    os.write(stderr, f"{clear}{time.strftime('%H:%M:%S')} {message}\n".encode())
+    with suppress(OSError):  # without a reader, or on a full disk, the end must come all the same
+        clear = f"\r{' ' * (os.get_terminal_size(stderr).columns - 1)}\r" if os.isatty(stderr) else ""
+        line = f"{clear}{time.strftime('%H:%M:%S')} {message_text(message)}\n"
+        os.write(stderr, line.encode(errors="backslashreplace"))
 
 
 def end_now(code: int) -> None:

@@ -1,6 +1,5 @@
 """What a run logs when it starts and when it is done: a few short lines for a terminal of 80 columns."""
 
-import json
 import math
 import shlex
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ from pathlib import Path
 from pipeline.data.transform import crop_decoder
 from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.config import TrainingJob
+from pipeline.training.json_lines import Line, is_number, is_step, read_lines
 from pipeline.training.metrics import METRICS_FILE
 from pipeline.world import World
 from shards.command_lines import command_lines
@@ -30,12 +30,13 @@ class Score:
 
 def scores_of(run_dir: Path) -> list[Score]:
     """All scores in a run's metrics.jsonl, in order of the steps."""
-    path = run_dir / METRICS_FILE
-    if not path.exists():
-        return []
-    with path.open() as file:  # lines without a score, nearly all of them, are not parsed
-        found = [json.loads(line) for line in file if '"test_accuracy"' in line and line.endswith("}\n")]
-    return [Score(step=line["step"], accuracy=line["test_accuracy"], loss=line["test_loss"]) for line in found]
+    # Lines without a score, nearly all of them, are not parsed.
+    lines = read_lines(run_dir / METRICS_FILE, is_usable=_is_score, containing=b'"test_accuracy"')
+    return [Score(step=line["step"], accuracy=line["test_accuracy"], loss=line["test_loss"]) for line in lines.objects]
+
+
+def _is_score(line: Line) -> bool:
+    return is_step(line.get("step")) and all(is_number(line.get(name)) for name in ("test_accuracy", "test_loss"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from shards.adoption.foreign_quarantine import are_mostly_integers, refuse_quarantine
 from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_rows, is_integer, read_tar
 from shards.adoption.tar_lists import ListedTar
+from shards.config_values import shown_text
 from shards.errors import UserError
 from shards.index import QUARANTINE_SCHEMA, IndexRow, ShardCommit, index_bytes, read_commit
 from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest, index_path, sha256_hex
@@ -94,7 +95,9 @@ def label_names(found: set[str], known: tuple[str, ...] | None) -> tuple[str, ..
         return tuple(sorted(found))
     largest = max((int(label) for label in found), default=-1)
     if largest >= MOST_NUMBERED_CLASSES:
-        message = f"the label {largest} is not a class number; allowed: 0 to {MOST_NUMBERED_CLASSES - 1}"
+        message = (
+            f"the label {shown_text(str(largest))} is not a class number; allowed: 0 to {MOST_NUMBERED_CLASSES - 1}"
+        )
         raise UserError(f"{message}; give the names in --labels-file, or another --label-field")
     return tuple(str(number) for number in range(largest + 1))
 
@@ -221,16 +224,17 @@ def _manifest_there(store: Store, adoption: Adoption) -> Manifest | None:
     try:
         manifest = Manifest.from_bytes(store.read(MANIFEST_PATH))
         record = json.loads(store.read(PLAN_PATH))
+        if not manifest.adopted:
+            raise UserError(f"{store.url} is a dataset packed by patchline; give --index-url to index its tars again")
+        tars = [(some["path"], some["num_bytes"]) for some in record["adopted"]]
+        settings = record["settings"]
     except MissingObjectError:
         return None
-    except ValueError as error:
-        where = f"the {MANIFEST_PATH} at {store.url} was not written by patchline"
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        where = f"the {MANIFEST_PATH} or the {PLAN_PATH} at {store.url} is damaged, or was not written by patchline"
         raise UserError(f"{where} ({error}); give --index-url to leave it alone") from error
-    if not manifest.adopted:
-        raise UserError(f"{store.url} is a dataset packed by patchline; give --index-url to index its tars again")
-    tars = [(some["path"], some["num_bytes"]) for some in record["adopted"]]
     is_same = tars == [(tar.path, tar.num_bytes) for tar in adoption.tars]
-    if is_same and record["settings"] == adoption.spec.settings():
+    if is_same and settings == adoption.spec.settings():
         return manifest
     what = "with other settings" if is_same else "when there were other tars"
     raise UserError(f"{store.url} was indexed {what}; delete its {MANIFEST_PATH} first, or give another --index-url")

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
-from shards.config_values import refuse_wrong_values
+from shards.config_values import refuse_wrong_values, shown_value
 from shards.errors import ImageRefusedError, UserError
+from shards.sources.table_labels import excess_of
 from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member, is_hidden
 
+MOST_LABEL_BYTES = 4 << 20  # JSON takes thirty times its size in memory
+_MOST_SHOWN = 8
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
 
@@ -136,7 +139,8 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
             if isinstance(member.data, ImageRefusedError):
                 raise member.data
         if not image_key:
-            found = ", ".join(sorted(group.members))
+            found = ", ".join(sorted(group.members)[:_MOST_SHOWN])
+            found += f" and {more} more" if (more := len(group.members) - _MOST_SHOWN) > 0 else ""
             raise SampleRefusedError(f"no image: its members are {found}", Cause.NO_IMAGE)
         image = group.members[image_key]
         yield Sample(
@@ -156,13 +160,18 @@ def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
     member = members.get(wanted)
     if member is None or not isinstance(member.data, bytes):
         raise SampleRefusedError(f"no label: it has no member .{wanted}", Cause.NO_LABEL)
+    if len(member.data) > MOST_LABEL_BYTES:
+        size = f"its .{wanted} has {len(member.data)} bytes"
+        raise SampleRefusedError(f"no label: {size}, allowed: {MOST_LABEL_BYTES}", Cause.NO_LABEL)
     if not rules.label_field:
         values: object = [_text(member.data, wanted).strip()]
     else:
         try:
             fields = json.loads(_text(member.data, wanted))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise SampleRefusedError(f"no label: its .json is damaged: {error}", Cause.NO_LABEL) from error
+        except RecursionError as error:
+            raise SampleRefusedError("no label: its .json is nested too deep", Cause.NO_LABEL) from error
         values = fields.get(rules.label_field) if isinstance(fields, dict) else None
     return _as_labels(values if isinstance(values, list) else [values])
 
@@ -170,10 +179,12 @@ def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
 def _as_labels(values: list[object]) -> tuple[str, ...]:
     for value in values:
         if value is not None and (not isinstance(value, int | str) or isinstance(value, bool)):
-            raise SampleRefusedError(f"the label {value!r} is neither an integer nor a name", Cause.NO_LABEL)
+            raise SampleRefusedError(f"the label {shown_value(value)} is neither an integer nor a name", Cause.NO_LABEL)
     labels = tuple(dict.fromkeys(str(value) for value in values if value not in (None, "")))
     if not labels:
         raise SampleRefusedError("no label", Cause.NO_LABEL)
+    if reason := excess_of(labels):
+        raise SampleRefusedError(reason, Cause.NO_LABEL)
     return labels
 
 

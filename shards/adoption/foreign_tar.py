@@ -10,7 +10,6 @@ from importlib.metadata import version
 from typing import Annotated
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from shards.adoption.foreign_samples import (
     Cause,
@@ -28,10 +27,12 @@ from shards.images.image_header import read_header
 from shards.index import INDEX_SCHEMA, read_table, table_bytes
 from shards.manifest import sha256_hex
 from shards.packing.label_names import read_label_names
+from shards.packing.own_tables import own_table
 from shards.sources.entry import printable
 from shards.sources.tar_members import read_members
 from shards.storage.pieces import stored_pieces
 from shards.store import MissingObjectError, Store, open_store
+from shards.typed_json import read_record
 
 ADOPTED_SCHEMA = pa.schema(
     [
@@ -182,14 +183,14 @@ def _facts(task: TarTask, table: pa.Table, sha256: str) -> TarFacts:
 
 
 def _facts_there(store: Store, task: TarTask) -> TarFacts | None:
+    """The facts of a description that is complete; None if there is none, or it is of another tar or damaged."""
     try:
-        footer = pq.read_schema(pa.BufferReader(store.read(adopted_path(task.number)))).metadata
-        fields = json.loads(footer[_FACTS_KEY])
-        facts = TarFacts(**fields | {name: tuple(fields[name]) for name in ("labels", "integers")})
-    except (MissingObjectError, pa.ArrowInvalid, KeyError, TypeError, ValueError):
+        table = own_table(store.read(adopted_path(task.number)), ADOPTED_SCHEMA)
+        facts = read_record(TarFacts, (table.schema.metadata or {}).get(_FACTS_KEY, b""))
+    except (MissingObjectError, ValueError):
         return None
     is_same = (facts.path, facts.num_bytes, facts.spec_hash) == (task.path, task.num_bytes, task.spec_hash)
-    return facts if is_same else None
+    return facts if is_same and facts == _facts(task, table, facts.sha256) else None
 
 
 def _read(task: TarTask) -> tuple[pa.Table, str]:

@@ -3,14 +3,16 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from shards.errors import UserError
+from shards.config_values import whole_number
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import read_local_text
 from shards.sources.archives import is_tar_name
 from shards.store import open_store
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _MOST_NAMES = 10_000_000
+_MOST_LIST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +77,12 @@ def expanded(pattern: str) -> Iterator[str]:
 
 def _choices(inner: str, pattern: str) -> list[str]:
     first, dots, last = inner.partition("..")
-    if dots and first.isdecimal() and last.isdecimal() and int(first) <= int(last):
-        if int(last) - int(first) >= _MOST_NAMES:
+    begin, end = whole_number(first), whole_number(last)
+    if dots and begin is not None and end is not None and begin <= end:
+        if end - begin >= _MOST_NAMES:
             raise UserError(f"{pattern!r} expands to too many names; allowed: {_MOST_NAMES}")
         width = len(first) if first.startswith("0") or len(first) == len(last) else 0
-        return [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
+        return [f"{number:0{width}d}" for number in range(begin, end + 1)]
     if "," in inner:
         return inner.split(",")
     raise UserError(f"{{{inner}}} of {pattern!r} neither counts nor lists; use {{000..127}} or {{a,b}}")
@@ -87,8 +90,8 @@ def _choices(inner: str, pattern: str) -> list[str]:
 
 def _lines(tars_file: str) -> list[str]:
     try:
-        lines = Path(tars_file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_local_text(tars_file, most_bytes=_MOST_LIST_BYTES).splitlines()
+    except (OSError, InvalidDataError) as error:
         message = f"--tars-file {tars_file!r} cannot be read: {error}"
         raise UserError(f"{message}; give a text file with the path of one tar per line") from error
     return [line.strip() for line in lines if line.strip()]

@@ -1,6 +1,5 @@
 """What a dataset's card says: facts gathered from the dataset's own files, one shard's index at a time."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,20 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from shards.card.card_images import Match, Mosaic, Tile, read_matches, read_tiles
 from shards.card.card_tally import TALLY_COLUMNS, Tally
+from shards.checked_table import Rules, arrow_faults, open_checked, refuse_values
 from shards.dataset import Dataset
-from shards.index import read_table
-from shards.manifest import BLOCKS_PATH, LABELS_PATH, QUARANTINE_PATH, index_path
+from shards.index import QUARANTINE_RULES, QUARANTINE_SCHEMA, read_index, read_labels, read_sample_rows
+from shards.manifest import LABELS_PATH, QUARANTINE_PATH, index_path
 from shards.order import ORDER_VERSION
-from shards.packing.plan import PLAN_PATH, Plan
+from shards.packing.plan import PLAN_PATH, AdoptedRecord, Plan
 from shards.packing.reasons import general_reasons
 from shards.progress import Progress
 from shards.storage.ahead import in_order
 from shards.storage.store_file import StoreFile
+from shards.table_rules import refuse_labels, refuse_rows
 
 CARD_PATH = "card.html"
 TOP_CLASSES = 20
@@ -30,6 +30,11 @@ EXAMPLES = 3
 READS_AHEAD = 8
 _ROWS_AT_ONCE = 1 << 16
 _QUARANTINE_COLUMNS = ("phase", "kind", "reason", "source", "match", "distance")
+_QUARANTINE_RULES = Rules(
+    schema=pa.schema([QUARANTINE_SCHEMA.field(name) for name in _QUARANTINE_COLUMNS]),
+    may_be_null=QUARANTINE_RULES.may_be_null,
+)
+_MODE_RULES = Rules(schema=pa.schema([("mode", pa.string())]), may_be_null=frozenset({"mode"}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +105,7 @@ class CardFacts:
 def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
     """Read every index file once, and the bytes of `num_tiles` samples. UserError if a file is damaged."""
     manifest = dataset.manifest
-    labels = read_table(dataset.checked_file(LABELS_PATH))
+    labels = _labels(dataset)
     counts = labels.column("num_samples").to_numpy().astype(np.int64)
     top = np.argsort(-counts, kind="stable")[:TOP_CLASSES]
     tally = Tally(top_classes=top[counts[top] > 0], num_classes=len(counts))
@@ -108,9 +113,11 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
     mosaic = Mosaic(shard_samples, num_tiles=num_tiles, num_classes=len(counts))
     with Progress("card", len(manifest.shards), unit="shards") as progress:
         for shard, data in enumerate(_index_files(dataset)):
-            tally.add(read_table(data, columns=list(TALLY_COLUMNS)))
-            if mosaic.wants(shard):
-                mosaic.add(shard, read_table(data, columns=["key", "offset", "size", "labels", "source"]))
+            with dataset.naming(index_path(shard)):
+                refuse_rows(read_sample_rows(data), manifest.shards[shard], num_classes=len(counts))
+                tally.add(read_index(data, TALLY_COLUMNS))
+                if mosaic.wants(shard):
+                    mosaic.add(shard, read_index(data, ("key", "offset", "size", "labels", "source")))
             progress.advance()
     return CardFacts(
         url=dataset.url,
@@ -120,7 +127,7 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
         format_version=manifest.format_version,
         order_version=ORDER_VERSION,
         num_shards=len(manifest.shards),
-        num_blocks=pq.ParquetFile(StoreFile(dataset.store, BLOCKS_PATH)).metadata.num_rows,
+        num_blocks=dataset.blocks.shard.size,
         samples_per_block=manifest.samples_per_block,
         shard_bytes=sum(shard.num_bytes for shard in manifest.shards),
         num_quarantined=manifest.num_quarantined,
@@ -138,6 +145,13 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
     )
 
 
+def _labels(dataset: Dataset) -> pa.Table:
+    with dataset.naming(LABELS_PATH):
+        labels = read_labels(dataset.checked_file(LABELS_PATH))
+        refuse_labels(labels, num_classes=dataset.num_classes)
+    return labels
+
+
 def _index_files(dataset: Dataset) -> Iterator[bytes]:
     """Every index file; several are read ahead."""
     shards = range(len(dataset.manifest.shards))
@@ -150,19 +164,21 @@ def _index_files(dataset: Dataset) -> Iterator[bytes]:
         yield data
 
 
-def _batches(dataset: Dataset, path: str, columns: tuple[str, ...]) -> Iterator[pa.Table]:
-    """A table in pieces, with those of `columns` that it has; a large one is never in memory as a whole."""
-    file = pq.ParquetFile(StoreFile(dataset.store, path))
-    present = [name for name in columns if name in file.schema_arrow.names]
-    if present:
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=present, use_threads=False):
-            yield pa.Table.from_batches([batch])
+def _batches(dataset: Dataset, path: str, rules: Rules) -> Iterator[pa.Table]:
+    """The columns of the rules in pieces; a large table is never in memory as a whole."""
+    columns = rules.schema.names
+    with dataset.naming(path), arrow_faults(), open_checked(StoreFile(dataset.store, path), rules) as file:
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns, use_threads=False):
+            table = pa.Table.from_batches([batch])
+            table.validate(full=True)
+            refuse_values(table, rules)
+            yield table
 
 
 def _modes(dataset: Dataset) -> Counter[str]:
     modes: Counter[str] = Counter()
     for path in sorted(path for path in dataset.manifest.files if path.startswith("plan/samples-")):
-        for table in _batches(dataset, path, ("mode",)):
+        for table in _batches(dataset, path, _MODE_RULES):
             for item in pc.value_counts(table.column("mode")).to_pylist():
                 modes[item["values"] or ""] += item["counts"]
     return modes
@@ -170,9 +186,11 @@ def _modes(dataset: Dataset) -> Counter[str]:
 
 def _plan(dataset: Dataset) -> PlanFacts:
     data = dataset.checked_file(PLAN_PATH)
-    if dataset.manifest.adopted:
-        return PlanFacts(settings=json.loads(data)["settings"], versions={}, evaluation_sets={}, num_relabelled=0)
-    plan = Plan.from_bytes(data)
+    with dataset.naming(PLAN_PATH):
+        if dataset.manifest.adopted:
+            settings = AdoptedRecord.from_bytes(data).settings
+            return PlanFacts(settings=settings, versions={}, evaluation_sets={}, num_relabelled=0)
+        plan = Plan.from_bytes(data)
     return PlanFacts(
         settings=plan.settings,
         versions=plan.versions,
@@ -185,7 +203,7 @@ def _quarantine(dataset: Dataset) -> tuple[QuarantineGroup, ...]:
     """Groups by phase, kind and the general part of the reason, the largest first; past MOST_GROUPS, one for all."""
     counts: Counter[tuple[str, str, str]] = Counter()
     examples: dict[tuple[str, str, str], list[LeftOutImage]] = {}
-    for table in _batches(dataset, QUARANTINE_PATH, _QUARANTINE_COLUMNS):
+    for table in _batches(dataset, QUARANTINE_PATH, _QUARANTINE_RULES):
         whole = _grouped(table)
         groups = whole.group_by(["phase", "kind", "group"]).aggregate([([], "count_all")]).to_pylist()
         for item in groups:

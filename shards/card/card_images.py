@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from shards.card.card_tally import first_labels
+from shards.checked_table import Rules, arrow_faults, open_checked, refuse_values
 from shards.dataset import Dataset
 from shards.hashing import derive_key, hash_array
+from shards.images.config import MAX_IMAGE_BYTES
 from shards.images.thumbnails import Thumbnail, picture, thumbnail
 from shards.packing.matches import MOST_MATCHES
 from shards.packing.plan import MATCHES_PATH
@@ -19,6 +21,19 @@ from shards.storage.objects import MissingObjectError
 from shards.storage.store_file import StoreFile
 
 READS_AHEAD = 8
+MATCHES_RULES = Rules(
+    schema=pa.schema(
+        [
+            ("source", pa.string()),
+            ("evaluation", pa.string()),
+            ("evaluation_set", pa.string()),
+            ("distance", pa.int32()),
+            ("thumbnail", pa.binary()),
+            ("evaluation_thumbnail", pa.binary()),
+        ]
+    ),
+    may_be_null=frozenset({"thumbnail", "evaluation_thumbnail"}),
+)
 _CANDIDATES = 4096
 _MOSAIC = 0x6D6F7361  # "mosa": keeps this choice apart from other uses of the hash
 
@@ -100,6 +115,7 @@ def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
     def read(pick: Pick) -> bytes:
         return dataset.shard_store.read_range(dataset.shard_path(pick.shard), pick.offset, pick.offset + pick.size)
 
+    picks = [pick for pick in picks if pick.size <= MAX_IMAGE_BYTES]  # no loader reads larger ones either
     images = in_order(read, picks, threads=READS_AHEAD, window=READS_AHEAD)
     for pick, image in zip(picks, images, strict=True):
         if isinstance(image, (MissingObjectError, EOFError)):
@@ -114,10 +130,13 @@ def read_matches(dataset: Dataset) -> tuple[Match, ...]:
     """The closest matches with evaluation sets, closest first; empty if the plan looked for none."""
     if MATCHES_PATH not in dataset.manifest.files:
         return ()
-    batches = pq.ParquetFile(StoreFile(dataset.store, MATCHES_PATH)).iter_batches(
-        batch_size=MOST_MATCHES, use_threads=False
-    )
-    rows = sorted(next(batches, pa.RecordBatch.from_pylist([])).to_pylist(), key=lambda row: int(row["distance"]))
+    file = StoreFile(dataset.store, MATCHES_PATH)
+    with dataset.naming(MATCHES_PATH), arrow_faults(), open_checked(file, MATCHES_RULES) as opened:
+        batches = opened.iter_batches(batch_size=MOST_MATCHES, columns=MATCHES_RULES.schema.names, use_threads=False)
+        table = pa.Table.from_batches([*islice(batches, 1)], MATCHES_RULES.schema)
+        table.validate(full=True)
+        refuse_values(table, MATCHES_RULES)
+    rows = sorted(table.to_pylist(), key=lambda row: int(row["distance"]))
     return tuple(
         Match(
             source=row["source"],

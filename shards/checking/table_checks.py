@@ -1,6 +1,5 @@
 """The tables of the whole, against the plan and the shards' indexes; pure checks, each yielding faults."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,29 +7,48 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shards.checked_table import MOST_ROWS, Rules, read_checked
+from shards.config_values import Range
 from shards.index import KINDS_BY_PLAN, LABELS_SCHEMA, QUARANTINE_SCHEMA, LeftOut
-from shards.manifest import Manifest
+from shards.manifest import MOST_SAMPLES, Manifest
+from shards.packing.deal import DROPPED_SCHEMA
+from shards.packing.plan import AdoptedRecord, Plan
 
 _SETTINGS = ("split", "samples_per_block")
+_DROPPED_RULES = Rules(
+    schema=DROPPED_SCHEMA,
+    ranges={"position": Range(0, MOST_SAMPLES)},
+    may_be_null=frozenset(DROPPED_SCHEMA.names) - {"position", "kind"},
+)
 
 
 def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
-    """What the manifest repeats from the plan, or from the record of adopted tars. ValueError if that is not JSON."""
-    fields = json.loads(plan)
-    names, settings = fields["label_names"], fields["settings"]
+    """What the manifest repeats from the plan, or from the record of adopted tars. ValueError if that is neither."""
+    record = plan_record(plan, is_adopted=manifest.adopted)
+    names, settings = record.label_names, record.settings
     if manifest.num_classes != len(names):
         yield f"num_classes is {manifest.num_classes}, the plan has {len(names)} classes"
     for name in _SETTINGS:
         if name in settings and getattr(manifest, name) != settings[name]:
             yield f"{name} is {getattr(manifest, name)!r}, by the plan {settings[name]!r}"
-    if manifest.adopted:
+    if isinstance(record, AdoptedRecord):
         for name in ("num_samples", "num_quarantined"):
-            if getattr(manifest, name) != fields[name]:
-                yield f"{name} is {getattr(manifest, name)}, by the plan {fields[name]}"
+            if getattr(manifest, name) != getattr(record, name):
+                yield f"{name} is {getattr(manifest, name)}, by the plan {getattr(record, name)}"
         return
-    for path, sha256 in fields["files"].items():
+    for path, sha256 in record.files.items():
         if manifest.files.get(path) != sha256:
             yield f"the sha256 of {path} is not the plan's"
+
+
+def plan_record(plan: bytes, *, is_adopted: bool) -> Plan | AdoptedRecord:
+    """plan.json. ValueError if it is none."""
+    return AdoptedRecord.from_bytes(plan) if is_adopted else Plan.from_bytes(plan)
+
+
+def read_dropped(data: bytes) -> pa.Table:
+    """The images that the plan left out. ValueError for values that cannot be right."""
+    return read_checked(data, _DROPPED_RULES, most_rows=MOST_ROWS)
 
 
 def check_label_table(table: pa.Table, names: Sequence[str], counts: Mapping[int, int]) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Reads a dataset back and lists everything that is not as its manifest says."""
 
-import json
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,16 +8,29 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+import pyarrow as pa
+
 from shards.checking import shard_checks as checks
 from shards.checking import table_checks as tables
 from shards.checking.placement import misplaced
 from shards.checking.plan_checks import check_planned
+from shards.checking.refused import refused_files, refused_rows
 from shards.checking.strays import Fault, strays
 from shards.checking.whole_tar import Tar, mapped_tar
 from shards.dataset import Dataset, open_dataset
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 from shards.images.config import Resize
-from shards.index import BlockTable, IndexRow, LeftOut, ShardCommit, read_blocks, read_commit, read_rows, read_table
+from shards.index import (
+    BlockTable,
+    IndexRow,
+    LeftOut,
+    ShardCommit,
+    read_blocks,
+    read_commit,
+    read_labels,
+    read_quarantine,
+    read_rows,
+)
 from shards.manifest import (
     BLOCKS_PATH,
     LABELS_PATH,
@@ -36,8 +48,15 @@ from shards.store import MissingObjectError, Store
 
 # Most faults that one check of a shard lists; their count is always given.
 MAX_FAULTS_A_CHECK = 10
-# What checks raise on damaged files, Parquet and tar alike; pyarrow's errors are among them.
-_BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError, EOFError, tarfile.TarError)
+# What checks raise on damaged files, Parquet and tar alike, and on settings that cannot be.
+_BROKEN = (
+    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError, EOFError, tarfile.TarError),
+    *(UserError, RecursionError, pa.ArrowException),
+)
+
+
+# With these, a file is missing or cannot be right, which `_files` or `refused_files` has listed.
+_REPORTED = (MissingObjectError, InvalidDataError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +84,16 @@ class ShardFacts:
 class _Index:
     rows: list[IndexRow]
     commit: ShardCommit
+    data: bytes
 
 
 def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[Fault]:
     """All faults; none in a good dataset. `deep` decodes every image too. UserError if there is no dataset."""
-    dataset = open_dataset(url)
-    faults = [*_files(dataset), *_sample_ids(dataset), *_plan(dataset), *strays(dataset.store, dataset.manifest)]
+    try:
+        dataset = open_dataset(url)
+    except InvalidDataError as error:  # without a manifest, nothing says what else should be there
+        return [Fault(where=MANIFEST_PATH, what=str(error))]
+    faults = [*_files(dataset), *refused_files(dataset), *_plan(dataset), *strays(dataset.store, dataset.manifest)]
     num_shards, planned = len(dataset.manifest.shards), _is_planned(dataset)
     tasks = (
         ShardCheck(url=url, fingerprint=dataset.fingerprint, shard=shard, is_planned=planned, deep=deep)
@@ -97,7 +120,7 @@ def check_shard(task: ShardCheck) -> ShardFacts:
             faults += _tar_faults(dataset, task, index, tar)
     except MissingObjectError as error:
         faults.append(Fault(where=error.path, what="is missing"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, InvalidDataError) as error:
         faults.append(Fault(where=dataset.shard_path(task.shard), what=f"cannot be read: {error}"))
     if index is None:
         return ShardFacts(shard=task.shard, faults=faults, label_counts=None, left_out=())
@@ -109,7 +132,7 @@ def _read_index(dataset: Dataset, shard: int) -> tuple[_Index | None, list[Fault
     path = index_path(shard)
     try:
         data = dataset.store.read(path)
-        return _Index(rows=read_rows(data), commit=read_commit(data)), []
+        return _Index(rows=read_rows(data), commit=read_commit(data), data=data), []
     except MissingObjectError:
         is_listed = path in dataset.manifest.files  # then it is reported with the files
         return None, [] if is_listed else [Fault(where=path, what="is missing")]
@@ -121,6 +144,7 @@ def _index_faults(dataset: Dataset, task: ShardCheck, index: _Index) -> list[Fau
     manifest, rows, commit = dataset.manifest, index.rows, index.commit
     record = manifest.shards[task.shard]
     found = {
+        "rows": refused_rows(index.data, task.shard, manifest),
         "commit record": checks.check_commit(record, commit, rows, manifest.plan_hash),
         "labels": checks.check_labels(rows, manifest.num_classes),
         "blocks": _blocks(dataset, task.shard, rows, commit.data_end),
@@ -173,15 +197,8 @@ def _files(dataset: Dataset) -> Iterator[Fault]:
                 yield Fault(where=path, what="its sha256 is not the manifest's")
         except MissingObjectError:
             yield Fault(where=path, what="is missing")
-
-
-def _sample_ids(dataset: Dataset) -> Iterator[Fault]:
-    following = 0
-    for record in dataset.manifest.shards:
-        if record.first_sample_id != following:
-            what = f"first sample id of {record.path} is {record.first_sample_id}, it should be {following}"
-            yield Fault(where=MANIFEST_PATH, what=what)
-        following = record.first_sample_id + record.num_samples
+        except InvalidDataError as error:
+            yield Fault(where=path, what=f"cannot be read: {error}")
 
 
 def _plan(dataset: Dataset) -> Iterator[Fault]:
@@ -193,7 +210,7 @@ def _plan(dataset: Dataset) -> Iterator[Fault]:
         if manifest.adopted:
             return
         plan = Plan.from_bytes(data)
-    except MissingObjectError:
+    except (MissingObjectError, InvalidDataError):
         return  # reported with the files
     except ValueError as error:
         yield Fault(where=PLAN_PATH, what=str(error))
@@ -211,33 +228,38 @@ def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[Fault]:
     try:
         plan = store.read(PLAN_PATH)
         faults = _faults(MANIFEST_PATH, {"settings": tables.check_manifest(manifest, plan)})
-    except MissingObjectError:
+    except (MissingObjectError, InvalidDataError):
         return []  # reported with the files
     if any(found.label_counts is None for found in shards):
         return faults
-    faults += _faults(LABELS_PATH, {"classes": _label_table(store, plan, shards)})
+    faults += _faults(LABELS_PATH, {"classes": _label_table(dataset, plan, shards)})
     return faults + _faults(QUARANTINE_PATH, {"rows": _quarantine(store, manifest, shards)})
 
 
-def _label_table(store: Store, plan: bytes, shards: list[ShardFacts]) -> Iterator[str]:
+def _label_table(dataset: Dataset, plan: bytes, shards: list[ShardFacts]) -> Iterator[str]:
     counts: Counter[int] = Counter()
     for found in shards:
         counts.update(found.label_counts or {})
-    with suppress(MissingObjectError):  # listed with the files
-        names = json.loads(plan)["label_names"]
-        yield from tables.check_label_table(read_table(store.read(LABELS_PATH)), names, counts)
+    with suppress(*_REPORTED):
+        names = tables.plan_record(plan, is_adopted=dataset.manifest.adopted).label_names
+        yield from tables.check_label_table(read_labels(dataset.store.read(LABELS_PATH)), names, counts)
 
 
 def _quarantine(store: Store, manifest: Manifest, shards: list[ShardFacts]) -> Iterator[str]:
-    with suppress(MissingObjectError):  # listed with the files
-        table = read_table(store.read(QUARANTINE_PATH))
+    with suppress(*_REPORTED):
+        table = read_quarantine(store.read(QUARANTINE_PATH))
         if table.num_rows != manifest.num_quarantined:
             yield f"has {table.num_rows} rows, the manifest says {manifest.num_quarantined} in quarantine"
         if manifest.adopted:
             yield from tables.check_adopted_quarantine(table, manifest.num_samples + manifest.num_quarantined)
             return
         left_out = [item for found in shards for item in found.left_out]
-        yield from tables.check_quarantine(table, read_table(store.read(DROPPED_PATH)), left_out)
+        try:
+            dropped = tables.read_dropped(store.read(DROPPED_PATH))
+        except ValueError as error:
+            yield f"cannot be compared with {DROPPED_PATH}: {error}"
+            return
+        yield from tables.check_quarantine(table, dropped, left_out)
 
 
 def _is_planned(dataset: Dataset) -> bool:
@@ -268,8 +290,8 @@ def _blocks(dataset: Dataset, shard: int, rows: list[IndexRow], data_end: int) -
 def _readable_blocks(dataset: Dataset) -> BlockTable | None:
     try:
         return read_blocks(dataset.store.read(BLOCKS_PATH))
-    except (MissingObjectError, ValueError, KeyError, OSError):
-        return None  # reported with the files
+    except _REPORTED:
+        return None
 
 
 def _shortened(faults: Iterator[str]) -> list[str]:

@@ -2,11 +2,12 @@
 
 import mmap
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from shards.storage.local_read import open_regular
+from shards.storage.temporary import temporary_file
 from shards.store import Store
 
 PIECE_BYTES = 8 << 20
@@ -15,13 +16,14 @@ Tar = bytes | mmap.mmap
 
 @contextmanager
 def mapped_tar(store: Store, path: str) -> Iterator[Tar]:
-    """The bytes of a tar, read-only, for as long as the block lasts. Raises MissingObjectError."""
+    """The bytes of a tar, read-only, for as long as the block lasts. Raises MissingObjectError, and
+    InvalidDataError for what is no regular file."""
     if (local := store.local_path(path)) is not None:
         store.size(path)  # tells a missing file from other faults
-        with local.open("rb") as file:
+        with open(local, "rb", opener=open_regular) as file:
             yield from _mapped(file)
         return
-    with tempfile.TemporaryFile() as copy, store.open_read(path) as remote:
+    with temporary_file() as copy, store.open_read(path) as remote:
         shutil.copyfileobj(remote, copy, PIECE_BYTES)
         copy.flush()
         yield from _mapped(copy)

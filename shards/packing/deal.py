@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shards.index import read_table, table_bytes
+from shards.index import table_bytes
 from shards.manifest import sha256_hex
 from shards.packing.duplicates import Labels
-from shards.packing.scan import scan_path
+from shards.packing.scan import read_scan
 from shards.packing.spec import PackSpec
 from shards.packing.survey import reasons
 from shards.store import open_store
@@ -85,7 +85,7 @@ def deal(task: DealTask) -> int:
     store, kept, dropped, done = open_store(task.url), [], [], 0
     columns = [*_KEPT, "labels", "weights", "reason"]
     for number in task.numbers:
-        table = read_table(store.read(scan_path(number)), columns=columns)
+        _, table = read_scan(store, number, columns)
         slots = task.slots[done : done + table.num_rows]
         positions = pa.array(task.first_position + done + np.arange(table.num_rows))
         table = table.add_column(0, "position", positions).add_column(0, "slot", pa.array(slots))

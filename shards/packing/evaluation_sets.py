@@ -18,7 +18,8 @@ from shards.errors import ImageRefusedError, UserError
 from shards.images.config import HASH_BITS
 from shards.images.near_duplicates import EvaluationIndex
 from shards.images.perceptual import evaluation_hashes
-from shards.index import read_table, table_bytes
+from shards.index import table_bytes
+from shards.packing.own_tables import own_table
 from shards.store import MissingObjectError, Store, open_store
 
 HASH_BYTES = HASH_BITS // 8
@@ -180,8 +181,8 @@ def _made_of(task: HashTask) -> bytes:
 
 def _read_hashes(store: Store, task: HashTask) -> pa.Table | None:
     try:
-        table = read_table(store.read(_path(task)))
-    except (MissingObjectError, pa.ArrowInvalid):
+        table = own_table(store.read(_path(task)), _SCHEMA)
+    except (MissingObjectError, ValueError):
         return None
     return table if (table.schema.metadata or {}).get(_MADE_OF) == _made_of(task) else None
 

@@ -6,10 +6,11 @@ The task that comes first lists the source; any other would write the same files
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 
+from shards.config_values import Range
 from shards.errors import UserError
 from shards.index import read_table, table_bytes
 from shards.manifest import sha256_hex
@@ -25,6 +26,7 @@ from shards.sources.kinds import (
     TarOfTarsSource,
 )
 from shards.store import MissingObjectError, Store
+from shards.typed_json import read_record
 
 LISTING_PATH = "work/listing.json"
 SLICE_ENTRIES = 32_768
@@ -52,8 +54,8 @@ class Slice:
     """Consecutive entries of a source. `num_images` counts the images that the listing knows of."""
 
     sha256: str
-    num_images: int
-    num_bytes: int
+    num_images: Annotated[int, Range(0)]
+    num_bytes: Annotated[int, Range(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +80,10 @@ def listed(store: Store, source: Source, *, scan_hash: str, relist: bool = False
     if relist:
         return _write(store, source, scan_hash)
     try:
-        fields = json.loads(store.read(LISTING_PATH))
-        found = Listing(scan_hash=fields["scan_hash"], slices=tuple(Slice(**item) for item in fields["slices"]))
+        found = read_record(Listing, store.read(LISTING_PATH))
         if found.scan_hash == scan_hash:
             return found
-    except (MissingObjectError, ValueError, KeyError, TypeError):
+    except (MissingObjectError, ValueError):  # another task writes the same again
         pass
     return _write(store, source, scan_hash)
 
@@ -93,7 +94,8 @@ def slice_entries(store: Store, number: int, *, sha256: str) -> list[Entry]:
     try:
         data = store.read(path)
     except MissingObjectError:
-        data = b""
+        message = f"{store.url}/{path} is gone: another command has packed {store.url} meanwhile, or deleted it"
+        raise UserError(f"{message}; if there is no manifest.json, delete {store.url}/work and scan again") from None
     if sha256_hex(data) != sha256:
         message = f"{store.url}/{path} does not match {LISTING_PATH}: the source changed while it was listed"
         raise UserError(f"{message}; delete {store.url}/work and scan again")

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 from shards.index import (
     BLOCKS_SCHEMA,
+    INDEX_SCHEMA,
     KINDS_BY_PLAN,
     LABELS_SCHEMA,
     QUARANTINE_SCHEMA,
@@ -33,6 +34,7 @@ from shards.manifest import (
     sha256_hex,
     shard_path,
 )
+from shards.packing.own_tables import own_table, refuse_nulls
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.spec import PackSpec
 from shards.progress import Progress
@@ -63,9 +65,17 @@ class Merged:
         self.label_counts = np.zeros(self.num_classes, np.int64)
 
     def add_shard(self, path: str, index: bytes, commit: ShardCommit, *, samples_per_block: int) -> None:
-        """Add one shard, from the bytes of its index file."""
-        shard, rows = len(self.shards), read_table(index, columns=["offset", "labels"])
+        """Add one shard, from the bytes of its index file. ValueError if they are damaged."""
+        shard, rows = len(self.shards), own_table(index, INDEX_SCHEMA, columns=["offset", "labels"])
+        refuse_nulls(rows, ["offset", "labels"])
         offsets = rows.column("offset").to_numpy()
+        edges = np.concatenate([[BLOCK_BYTES - 1], offsets, [commit.data_end]])
+        if (np.diff(edges) <= 0).any():
+            raise ValueError(f"its offsets do not rise from {BLOCK_BYTES} to below {commit.data_end}")
+        labels = pc.list_flatten(rows.column("labels")).to_numpy()
+        if len(labels) and not 0 <= labels.min() <= labels.max() < self.num_classes:
+            found = f"{labels.min()} to {labels.max()}"
+            raise ValueError(f"its labels are {found}, allowed: 0 to below {self.num_classes}")
         for row, first_byte, end_byte, count in blocks_of_shard(
             offsets, data_end=commit.data_end, samples_per_block=samples_per_block
         ):
@@ -80,8 +90,7 @@ class Merged:
             )
         )
         self.num_samples += len(offsets)
-        labels = pc.list_flatten(rows.column("labels")).to_numpy()
-        self.label_counts += np.bincount(labels, minlength=self.num_classes)[: self.num_classes]
+        self.label_counts += np.bincount(labels, minlength=self.num_classes)
         self.files[index_path(shard)] = sha256_hex(index)
         self.left_out += commit.left_out
 
@@ -113,10 +122,14 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
     with Progress("merge", plan.num_shards, unit="shards") as progress:
         for shard in range(plan.num_shards):
             index, commit = _committed_index(store, plan, shard)
-            merged.add_shard(shard_path(shard), index, commit, samples_per_block=spec.samples_per_block)
+            try:
+                merged.add_shard(shard_path(shard), index, commit, samples_per_block=spec.samples_per_block)
+            except ValueError as error:
+                what = f"{store.url}/{index_path(shard)} cannot be used: {error}"
+                raise InvalidDataError(f"{what}; delete it and run --phase shards again") from error
             progress.advance()
     refuse_quarantine(plan, max_quarantined=max_quarantined, url=store.url, left_out=merged.left_out)
-    quarantine = pa.concat_tables([_dropped_by_plan(store), merged.left_out_table()]).sort_by("position")
+    quarantine = pa.concat_tables([_dropped_by_plan(store, plan), merged.left_out_table()]).sort_by("position")
     merged.write_tables(store, plan.label_names, quarantine)
     _discard_stale_shards(store, plan)
     store.discard_unfinished(is_dataset_file)
@@ -196,9 +209,16 @@ def _committed_index(store: Store, plan: Plan, shard: int) -> tuple[bytes, Shard
     raise UserError(f"shard {shard} of {store.url} is not packed ({reason}); run --phase shards with every part")
 
 
-def _dropped_by_plan(store: Store) -> pa.Table:
+def _dropped_by_plan(store: Store, plan: Plan) -> pa.Table:
     """The plan's dropped images as rows of the quarantine list: refused by the scan, or left out as copies."""
-    dropped = read_table(store.read(DROPPED_PATH))
+    try:
+        data = store.read(DROPPED_PATH)
+    except MissingObjectError:
+        data = b""
+    if sha256_hex(data) != plan.files.get(DROPPED_PATH):
+        what = f"{store.url}/{DROPPED_PATH} is not the plan's: its sha256 differs, or it is missing"
+        raise InvalidDataError(f"{what}; delete {store.url}/plan/plan.json and run --phase plan again")
+    dropped = read_table(data)
     by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
     phase = pc.if_else(by_plan, "plan", "scan")
     return dropped.append_column("phase", phase).select(QUARANTINE_SCHEMA.names).cast(QUARANTINE_SCHEMA)

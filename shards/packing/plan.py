@@ -5,18 +5,22 @@ records.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from typing import Annotated, Any
 
+from shards.config_values import Range, shown_value
 from shards.differences import as_lines, differences
-from shards.errors import UserError
-from shards.manifest import FORMAT_VERSION, sha256_hex
+from shards.errors import InvalidDataError, UserError
+from shards.manifest import FORMAT_VERSION, MOST_SAMPLES, sha256_hex
 from shards.packing.spec import PackSpec
 from shards.store import MissingObjectError, Store
+from shards.typed_json import parse_json, record_from
 
 PLAN_PATH = "plan/plan.json"
 DROPPED_PATH = "plan/dropped.parquet"
 MATCHES_PATH = "plan/matches.parquet"
+Count = Annotated[int, Range(0, MOST_SAMPLES)]
 
 
 class AdoptedError(ValueError):
@@ -33,16 +37,16 @@ class Plan:
     """
 
     format_version: int
-    settings: dict[str, object]
+    settings: dict[str, Any]
     versions: dict[str, str]
     label_names: tuple[str, ...]
-    num_samples: int
-    num_quarantined: int
-    num_refused: int
-    num_duplicates: int
-    num_relabelled: int
-    num_evaluation: int
-    num_shards: int
+    num_samples: Count
+    num_quarantined: Count
+    num_refused: Count
+    num_duplicates: Count
+    num_relabelled: Count
+    num_evaluation: Count
+    num_shards: Count
     evaluation_sets: dict[str, str]
     files: dict[str, str]
 
@@ -57,16 +61,40 @@ class Plan:
 
     @staticmethod
     def from_bytes(data: bytes) -> "Plan":
-        """Raises ValueError for anything but a plan of this format version."""
+        """Raises ValueError for anything but a plan of this format version whose every value can be right."""
+        found = parse_json(data)
+        if isinstance(found, dict) and "adopted" in found:
+            raise AdoptedError("a record of tars made by others, no plan")
+        refuse_other_format(found)
         try:
-            fields = json.loads(data)
-            if "adopted" in fields:
-                raise AdoptedError("a record of tars made by others, no plan")
-            if fields["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"plan of format version {fields['format_version']}, not {FORMAT_VERSION}")
-            return Plan(**fields | {"label_names": tuple(fields["label_names"])})
-        except (TypeError, KeyError) as error:
+            return record_from(Plan, found)
+        except ValueError as error:
             raise ValueError(f"not a plan: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdoptedRecord:
+    """What plan.json says of existing tars, as far as it is read back by others than `patchline index`."""
+
+    settings: dict[str, object]
+    label_names: tuple[str, ...]
+    num_samples: Count
+    num_quarantined: Count
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "AdoptedRecord":
+        """Raises ValueError for anything but such a record."""
+        found = parse_json(data)
+        refuse_other_format(found)
+        known = {field.name for field in fields(AdoptedRecord)}
+        return record_from(AdoptedRecord, {name: value for name, value in found.items() if name in known})
+
+
+def refuse_other_format(found: Any) -> None:
+    """ValueError for a plan.json of another format version."""
+    version = found.get("format_version") if isinstance(found, dict) else None
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise ValueError(f"a plan of format version {shown_value(version)}, not {FORMAT_VERSION}")
 
 
 def read_plan(store: Store, spec: PackSpec) -> Plan | None:
@@ -86,6 +114,9 @@ def read_plan(store: Store, spec: PackSpec) -> Plan | None:
     if different:
         what = f"{store.url} is planned with other settings:\n{as_lines(different)}"
         raise UserError(f"{what}\nUse these, or another --out")
+    if plan.num_shards != -(-plan.num_samples // spec.samples_per_shard):
+        what = f"says {plan.num_shards} shards for {plan.num_samples} samples, {spec.samples_per_shard} per shard"
+        raise InvalidDataError(f"{store.url}/{PLAN_PATH} {what}; delete it and pack again")
     return plan
 
 

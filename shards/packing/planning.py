@@ -1,6 +1,5 @@
 """Makes the plan from the scan: survey, duplicates, permutation, dealing. Takes about 40 bytes of memory per image."""
 
-import tempfile
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from shards.errors import UserError
 from shards.hashing import hash_array
-from shards.index import read_table, table_bytes
+from shards.index import table_bytes
 from shards.key_purposes import PACKING
 from shards.manifest import FORMAT_VERSION, sha256_hex
 from shards.packing.deal import DROPPED_SCHEMA, DealTask, GatherTask, deal, dropped_rows, gather, shards_per_file
@@ -22,11 +21,12 @@ from shards.packing.label_names import read_label_names
 from shards.packing.listing import Listing
 from shards.packing.matches import closest_matches
 from shards.packing.plan import DROPPED_PATH, MATCHES_PATH, PLAN_PATH, Plan
-from shards.packing.scan import scan_path
+from shards.packing.scan import read_scan, scan_path
 from shards.packing.spec import PackSpec
 from shards.packing.survey import SCANS_A_TASK, Survey, SurveyTask, survey
 from shards.parallel import run_tasks
 from shards.progress import Progress
+from shards.storage.temporary import temporary_folder
 from shards.store import Store
 
 
@@ -68,7 +68,7 @@ def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -
         raise UserError(f"{message}; see column reason of {store.url}/plan/scan-*, or --dedup.against")
     names = known if known is not None else sorted_labels(found.labels)
     decided = _Decided(stays=stays, duplicates=duplicates, known_labels=known, label_names=names)
-    with tempfile.TemporaryDirectory(prefix="patchline-plan-") as folder:
+    with temporary_folder("patchline-plan-") as folder:
         files = found.files | _deal(store, spec, found, decided, folder, workers=workers)
         files |= _write_dropped(store, spec, folder, found, sets)
     plan = Plan(
@@ -181,7 +181,7 @@ def _rows_of_scans(store: Store, first_rows: NDArray[np.int64], rows: NDArray[np
     """Rows of the scan files, given in rising order; files without any of them are not read."""
     edges = np.searchsorted(rows, first_rows)
     for number in np.flatnonzero(np.diff(edges)).tolist():
-        table = read_table(store.read(scan_path(number)), columns=["sha256", "source", "labels", "weights"])
+        _, table = read_scan(store, number, ["sha256", "source", "labels", "weights"])
         yield table.take(pa.array(rows[edges[number] : edges[number + 1]] - first_rows[number]))
 
 

@@ -5,17 +5,18 @@ Slices are cut by position, not by worker, so the files are the same however man
 
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards.errors import ImageRefusedError
+from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import read_header
 from shards.images.perceptual import perceptual_hash
 from shards.packing.listing import slice_entries
+from shards.packing.own_tables import damage_as_value_error, own_table, refuse_below, refuse_nulls
 from shards.packing.spec import PackSpec
 from shards.packing.staging import StagedFile
 from shards.sources.entry import Entry, ImageBytes
@@ -42,6 +43,9 @@ SCAN_SCHEMA = pa.schema(
         ("reason", pa.string()),  # null: the image is fit to be packed
     ]
 )
+# Of images that are fit.
+_NEVER_NULL = frozenset(SCAN_SCHEMA.names) - {"weights", "phash", "reason"}
+_LEAST = {"height": 1, "width": 1, "size": 0, "orientation": 1}
 _SCAN_KEY, _SLICE_KEY = b"patchline.scan", b"patchline.slice"
 
 
@@ -82,10 +86,29 @@ def scan_footer(scan_hash: str, slice_sha256: str) -> dict[bytes, bytes]:
 def is_scanned(store: Store, number: int, footer: dict[bytes, bytes]) -> bool:
     """Whether the scan of a slice exists, made with the same settings from the same listing."""
     try:
-        metadata = pq.read_schema(StoreFile(store, scan_path(number))).metadata or {}
-    except (MissingObjectError, pa.ArrowInvalid):
+        with damage_as_value_error():
+            metadata = pq.read_schema(StoreFile(store, scan_path(number))).metadata or {}
+    except (MissingObjectError, ValueError):
         return False
     return all(metadata.get(key) == value for key, value in footer.items())
+
+
+def read_scan(store: Store, number: int, columns: Sequence[str]) -> tuple[bytes, pa.Table]:
+    """The scan file of a slice, and these columns of it. UserError if it is missing or damaged."""
+    path = scan_path(number)
+    try:
+        data = store.read(path)
+        table = own_table(data, SCAN_SCHEMA, columns=list(dict.fromkeys((*columns, "reason"))))
+        fit = table.filter(table["reason"].is_null())
+        refuse_nulls(fit, [name for name in columns if name in _NEVER_NULL])
+        refuse_below(fit, {name: least for name, least in _LEAST.items() if name in columns})
+    except MissingObjectError:
+        message = f"{store.url}/{path} is missing: the scan is not complete"
+        raise UserError(f"{message}; run --phase scan with every part first") from None
+    except ValueError as error:
+        message = f"{store.url}/{path} cannot be used: {error}"
+        raise InvalidDataError(f"{message}; delete it and scan again") from error
+    return data, table.select(list(columns))
 
 
 def _scan(store: Store, task: ScanTask, images: Iterator[tuple[Entry, ImageBytes]], footer: dict[bytes, bytes]) -> None:

@@ -11,12 +11,11 @@ from shards.errors import UserError
 from shards.images.config import PERCEPTUAL_HASH
 from shards.images.image_header import ImageHeader
 from shards.images.resize import refusal
-from shards.index import read_table
 from shards.manifest import sha256_hex
 from shards.packing.evaluation_sets import EvaluationSet, Match, bytes_rows, load_images
-from shards.packing.scan import is_scanned, scan_footer, scan_path
+from shards.packing.scan import is_scanned, read_scan, scan_footer, scan_path
 from shards.packing.spec import PackSpec
-from shards.store import MissingObjectError, open_store
+from shards.store import open_store
 
 # Scan files per task: matching many images at once costs much less than matching them a few at a time.
 SCANS_A_TASK = 32  # a million images
@@ -61,8 +60,7 @@ def survey(task: SurveyTask) -> Survey:
     columns = ["labels", "ext", "mode", "sha256", "reason", *(["phash"] if task.spec.is_hashed else [])]
     hashes, tables, fits, labels = [], [], [], set[str]()
     for place, slice_sha256 in enumerate(task.slices_sha256):
-        data = _read_scan(task, task.first_number + place, slice_sha256)
-        table = read_table(data, columns=columns)
+        data, table = _read_scan(task, task.first_number + place, slice_sha256, columns)
         is_fit = reasons(table, task.spec, task.known_labels).is_null()
         labels.update(pc.unique(pc.list_flatten(table.column("labels").filter(is_fit))).to_pylist())
         hashes.append(sha256_hex(data))
@@ -131,14 +129,10 @@ def _overlaps(task: SurveyTask, table: pa.Table, sha256: NDArray[np.uint8], is_f
     ]
 
 
-def _read_scan(task: SurveyTask, number: int, slice_sha256: str) -> bytes:
+def _read_scan(task: SurveyTask, number: int, slice_sha256: str, columns: list[str]) -> tuple[bytes, pa.Table]:
     store, path = open_store(task.url), scan_path(number)
-    try:
-        data = store.read(path)
-    except MissingObjectError:
-        message = f"{store.url}/{path} is missing: the scan is not complete"
-        raise UserError(f"{message}; run --phase scan with every part first") from None
+    data, table = read_scan(store, number, columns)
     if not is_scanned(store, number, scan_footer(task.spec.scan_hash(), slice_sha256)):
         message = f"{store.url}/{path} is the scan of another source or of other settings"
         raise UserError(f"{message}; scan again, or delete {store.url}/plan and {store.url}/work first")
-    return data
+    return data, table

@@ -5,7 +5,7 @@ The tar is whole or absent, and the index file written after it is the commit re
 
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, BinaryIO, cast
@@ -13,13 +13,14 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards.errors import ImageRefusedError, UserError
+from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import ImageHeader
 from shards.images.resize import fitted
 from shards.index import IndexRow, LeftOut, ShardCommit, index_bytes, read_commit
 from shards.manifest import index_path, sha256_hex, shard_path
 from shards.packing.deal import samples_path, shards_per_file
 from shards.packing.matches import reader_of
+from shards.packing.own_tables import damage_as_value_error
 from shards.packing.spec import PackSpec
 from shards.packing.tar_writer import TarWriter
 from shards.sources.entry import ImageBytes
@@ -69,11 +70,18 @@ class PlannedSample:
         )
 
 
+_COLUMNS = {field.name for field in fields(PlannedSample)}
+
+
 def pack_shard(task: ShardTask) -> int:
     """Write and commit one shard, unless that is done; returns the number of its samples in the plan."""
     store = open_store(task.url)
     _refuse_other_samples(task.url, samples_of_shard(task.shard, task.spec), task.samples_sha256)
-    samples = planned_samples(store, task.shard, samples_per_shard=task.spec.samples_per_shard)
+    try:
+        samples = planned_samples(store, task.shard, samples_per_shard=task.spec.samples_per_shard)
+    except ValueError as error:
+        path = samples_of_shard(task.shard, task.spec)
+        raise InvalidDataError(f"{store.url}/{path} cannot be used: {error}; {_again(store)}") from error
     commit = committed(store, task.plan_hash, task.shard)
     if commit is None or commit.left_out:  # images that were missing may be back
         with store.create(shard_path(task.shard)) as file:
@@ -97,7 +105,11 @@ def _refuse_other_samples(url: str, path: str, sha256: str) -> None:
         found = "missing"
     if found != sha256:
         what = "is missing" if found == "missing" else "does not match the plan: its sha256 differs"
-        raise UserError(f"{store.url}/{path} {what}; delete {store.url}/plan/plan.json and run --phase plan again")
+        raise UserError(f"{store.url}/{path} {what}; {_again(store)}")
+
+
+def _again(store: Store) -> str:
+    return f"delete {store.url}/plan/plan.json and run --phase plan again"
 
 
 def committed(store: Store, plan_hash: str, shard: int) -> ShardCommit | None:
@@ -111,9 +123,15 @@ def committed(store: Store, plan_hash: str, shard: int) -> ShardCommit | None:
 
 
 def planned_samples(store: Store, shard: int, *, samples_per_shard: int) -> list[PlannedSample]:
-    """The samples dealt to a shard; reads this shard's row group of the plan and no more."""
+    """The samples dealt to a shard; reads this shard's row group of the plan and no more. ValueError if it is
+    damaged."""
     file, group = divmod(shard, shards_per_file(samples_per_shard))
-    with pq.ParquetFile(StoreFile(store, samples_path(file)), page_checksum_verification=True) as opened:
+    with (
+        damage_as_value_error(),
+        pq.ParquetFile(StoreFile(store, samples_path(file)), page_checksum_verification=True) as opened,
+    ):
+        if not group < opened.num_row_groups or set(opened.schema_arrow.names) != _COLUMNS:
+            raise ValueError(f"it has {opened.num_row_groups} row groups of {', '.join(opened.schema_arrow.names)}")
         table = opened.read_row_group(group, use_threads=False)
     columns = {field.name: _values(table.column(field.name).combine_chunks()) for field in table.schema}
     rows = zip(*columns.values(), strict=True)

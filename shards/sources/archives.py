@@ -10,12 +10,13 @@ from io import FileIO
 from typing import ClassVar, Literal, Self
 
 from shards.config_values import refuse_wrong_values
-from shards.errors import ImageRefusedError, UserError
+from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.quantities import plural
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
 from shards.sources.tar_members import Member, is_hidden, read_members
 from shards.storage.ahead import Hold, in_order_within
 from shards.storage.local import LocalStore
+from shards.storage.local_read import open_regular
 from shards.storage.pieces import Pieces, stored_pieces
 from shards.store import MissingObjectError, Store, open_store
 
@@ -164,6 +165,8 @@ class _OpenFiles:
                 data += more
         except OSError as error:
             return OSError(error.strerror or str(error))
+        except InvalidDataError as error:
+            return OSError(str(error))
         if len(data) < size:
             return OSError(f"{path} is cut off: it has {len(data)} of the {size} bytes from byte {first}")
         return data
@@ -172,7 +175,7 @@ class _OpenFiles:
         if path in self._held:
             self._held.move_to_end(path)
             return self._held[path]
-        file = self._held[path] = self._store.local_path(path).open("rb", buffering=0)
+        file = self._held[path] = FileIO(self._store.local_path(path), opener=open_regular)
         if len(self._held) > MOST_OPEN_FILES:
             self._held.popitem(last=False)[1].close()
         return file

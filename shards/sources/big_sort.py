@@ -1,11 +1,12 @@
 """Sorting more rows than memory should hold: sorted runs in a temporary file, merged as they are taken."""
 
 import heapq
-import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING
+
+from shards.storage.temporary import temporary_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,7 +27,7 @@ def sorted_rows(rows: Iterable[Row]) -> Iterator[Row]:
         return
     import pyarrow as pa
 
-    with tempfile.TemporaryFile() as file:
+    with temporary_file() as file:
         edges = [0]
         with pa.ipc.new_file(pa.PythonFile(file, "w"), _schema(len(run[0]))) as writer:
             while run:

@@ -49,6 +49,6 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def too_large(num_bytes: int, *, max_bytes: int) -> ImageRefusedError:
+def too_large(num_bytes: int | str, *, max_bytes: int) -> ImageRefusedError:
     """The refusal of an image of more bytes than allowed."""
     return ImageRefusedError(f"too large: {num_bytes} bytes, allowed: {max_bytes}")

@@ -10,11 +10,13 @@ from typing import Any
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import printable
 from shards.storage.buckets import SCHEME, Buckets
+from shards.storage.local_read import open_regular
 from shards.storage.objects import MissingObjectError
 from shards.storage.store_file import StoreFile
 from shards.store import open_store
 
 _WILDCARDS = "*?["
+_ANY_DEPTH = "**"
 
 
 def find_files(patterns: Sequence[str], *, suffixes: tuple[str, ...]) -> list[str]:
@@ -36,10 +38,11 @@ def find_files(patterns: Sequence[str], *, suffixes: tuple[str, ...]) -> list[st
 
 
 def open_found(path: str, buckets: Buckets) -> Any:
-    """The file, as pyarrow reads it: seekable. Errors: OSError, MissingObjectError."""
+    """The file, as pyarrow reads it: seekable. Errors: OSError, MissingObjectError, InvalidDataError."""
     import pyarrow as pa
 
     if not path.startswith(SCHEME):
+        os.close(open_regular(path, os.O_RDONLY))  # Arrow would wait for a pipe's writer
         return pa.OSFile(os.fsencode(path))
     try:
         return pa.PythonFile(StoreFile(*buckets.locate(path)), "r")
@@ -53,9 +56,32 @@ def _local(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
         yield pattern
     elif path.is_dir():
         yield from (str(path / name) for name in open_store(pattern).list() if name.lower().endswith(suffixes))
+    elif _ANY_DEPTH in pattern.split("/"):
+        yield from _at_any_depth(pattern)
     else:
         # Path.glob refuses absolute patterns.
-        yield from (name for name in glob.iglob(pattern, recursive=True) if Path(name).is_file())  # noqa: PTH207
+        yield from (name for name in glob.iglob(pattern) if Path(name).is_file())  # noqa: PTH207
+
+
+def _at_any_depth(pattern: str) -> Iterator[str]:
+    """The files of a pattern with `**`, as glob finds them; but glob follows links in circles."""
+    parts = pattern.split("/")
+    first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
+    start = "".join(f"{part}/" for part in parts[:first])
+    for path in open_store(start or ".").list():
+        if _fits(path.split("/"), parts[first:]):
+            yield start + path
+
+
+def _fits(names: list[str], patterns: list[str]) -> bool:
+    """Whether a path's parts fit a pattern's; `**` is any number of folders. Hidden names fit no wildcard."""
+    if not patterns or not names:
+        return not patterns and not names
+    is_hidden = names[0].startswith(".")
+    if patterns[0] == _ANY_DEPTH:
+        return _fits(names, patterns[1:] or ["*"]) or (not is_hidden and _fits(names[1:], patterns))
+    is_wild_alone = is_hidden and not patterns[0].startswith(".")
+    return not is_wild_alone and fnmatchcase(names[0], patterns[0]) and _fits(names[1:], patterns[1:])
 
 
 def _stored(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:

@@ -15,6 +15,8 @@ from shards.sources.tree import refused_entry
 from shards.sources.url_secrets import is_address, secret_reason, shown_address
 from shards.sources.web import is_web
 
+_MOST_CHARACTERS = 1 << 16  # of a path or URL
+
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestSource:
@@ -94,6 +96,8 @@ class ManifestSource:
         location = _text(values[0])
         if not location:
             return refused_entry(row, "the row names no image")
+        if len(location) > _MOST_CHARACTERS:
+            return refused_entry(row, f"its path is too long: {len(location)} characters, allowed: {_MOST_CHARACTERS}")
         name = printable(location)
         if is_below_address or is_address(location):
             reason = secret_reason(location)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Self
 
 from shards.config_values import refuse_wrong_values
-from shards.errors import ImageRefusedError, UserError
+from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import find_files, open_found
+from shards.sources.parquet_footers import MOST_GROUP_IMAGES, open_parquet, unreadable
 from shards.sources.table_labels import label_names
 from shards.sources.tables import check_columns
 from shards.storage.ahead import in_order
 from shards.storage.buckets import SCHEME, Buckets
-from shards.storage.objects import MissingObjectError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,11 +97,9 @@ class ParquetSource:
             yield path, footer
 
     def _footer(self, path: str, buckets: Buckets) -> tuple[tuple[str, ...], list[Entry]]:
-        import pyarrow.parquet as pq
-
         try:
             with open_found(path, buckets) as file:
-                opened = pq.ParquetFile(file)
+                opened = open_parquet(file, most_rows=MOST_GROUP_IMAGES)
                 self._check(path, opened.schema_arrow)
                 groups = (opened.metadata.row_group(number) for number in range(opened.num_row_groups))
                 return self._names(opened.schema_arrow), [
@@ -114,8 +112,8 @@ class ParquetSource:
                     for number, group in enumerate(groups)
                     if group.num_rows
                 ]
-        except _unreadable() as error:
-            raise UserError(f"{printable(path)} is not a readable Parquet file: {error}") from error
+        except unreadable() as error:
+            raise InvalidDataError(f"{printable(path)} is not a readable Parquet file: {error}") from error
 
     def _check(self, path: str, schema: "pa.Schema") -> None:
         import pyarrow as pa
@@ -158,7 +156,12 @@ class ParquetSource:
                 yield from self._batch_images(batch, names, max_bytes, (entry, row))
                 row += batch.num_rows
                 del batch  # frees it before the next
-        except _unreadable() as error:
+            if row < entry.num_images:
+                raise EOFError(f"it has {row} rows, the footer says {entry.num_images}")
+        except MemoryError as error:  # this concerns the machine, not the image
+            todo = "give the workers more memory, or write the file with smaller pages"
+            raise InvalidDataError(f"{printable(path)}, row group {group} cannot be read: {error}; {todo}") from error
+        except unreadable() as error:
             reason = f"damaged or missing Parquet row group: {' '.join(str(error).split())}"
             for lost in range(row, entry.num_images):
                 locator, name = f"{entry.locator}:{lost}", f"{entry.name}:{lost}"
@@ -215,16 +218,12 @@ class _OpenFile:
         self._held.close()
 
     def open(self, path: str) -> "pq.ParquetFile":
-        import pyarrow.parquet as pq
-
         if path != self._path:
             self._held.close()
             self._path = ""
             file = self._held.enter_context(open_found(path, self._buckets))
             buffer_size = _REMOTE_BUFFER_BYTES if path.startswith(SCHEME) else _LOCAL_BUFFER_BYTES
-            self._opened = pq.ParquetFile(
-                file, buffer_size=buffer_size, pre_buffer=False, page_checksum_verification=True
-            )
+            self._opened = open_parquet(file, buffer_size=buffer_size)
             self._path = path
         return self._opened
 
@@ -237,10 +236,3 @@ def _is_bytes(kind: "pa.DataType") -> bool:
 
 def _file_name(path: str) -> str:
     return printable(path.rpartition("/")[2])
-
-
-def _unreadable() -> tuple[type[Exception], ...]:
-    """The exceptions that an unreadable file raises."""
-    import pyarrow as pa
-
-    return pa.ArrowInvalid, OSError, EOFError, MissingObjectError

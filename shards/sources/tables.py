@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shards.errors import ImageRefusedError, UserError
+from shards.config_values import shown_value
+from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.sources.entry import printable
 from shards.sources.found_files import open_found
+from shards.sources.parquet_footers import open_parquet, unreadable
 from shards.storage.buckets import Buckets
-from shards.storage.objects import MissingObjectError
 
 if TYPE_CHECKING:
     import pyarrow.csv as pc
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 _BLOCK_BYTES = 1 << 20
 _BATCH_ROWS = 4096
+_MOST_COLUMNS = 10_000
+_MOST_SHOWN = 16
 
 # The values of a row (bytes in a CSV, Python's own types in a Parquet file), or why it has none.
 RowValues = tuple[Any, ...] | ImageRefusedError
@@ -34,8 +37,10 @@ def read_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, RowV
             yield from _parquet_rows(path, columns, buckets)
         else:
             yield from _csv_rows(path, columns, buckets)
-    except _unreadable() as error:
-        raise UserError(f"{printable(path)} cannot be read: {error}; give a whole CSV or Parquet file") from error
+    except unreadable() as error:
+        raise InvalidDataError(
+            f"{printable(path)} cannot be read: {error}; give a whole CSV or Parquet file"
+        ) from error
 
 
 def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> None:
@@ -43,20 +48,21 @@ def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> 
     for option, column in wanted.items():
         if have.count(column) != 1:
             what = "no column" if column not in have else f"{have.count(column)} columns"
-            columns = ", ".join(repr(name) for name in have)
+            columns = ", ".join(shown_value(name) for name in have[:_MOST_SHOWN])
+            columns += f" and {more} more" if (more := len(have) - _MOST_SHOWN) > 0 else ""
             raise UserError(f"{printable(path)} has {what} {column!r}; it has {columns}; set --source.{option}")
 
 
 def _parquet_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(open_found(path, buckets), buffer_size=_BLOCK_BYTES, pre_buffer=False) as file:
+    with open_parquet(open_found(path, buckets), buffer_size=_BLOCK_BYTES) as file:
         check_columns(path, file.schema_arrow.names, columns)
         number = 0
         for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns.values()), use_threads=False):
             for values in zip(*(batch.column(column).to_pylist() for column in columns.values()), strict=True):
                 yield number, values
                 number += 1
+        if number < file.metadata.num_rows:
+            raise EOFError(f"it has {number} rows, its footer says {file.metadata.num_rows}")
 
 
 def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:
@@ -67,36 +73,54 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterat
         refused[row.number] = ImageRefusedError(message)
         return "skip"
 
-    with _open_csv(path, buckets, None, refuse) as reader:
-        check_columns(path, reader.schema.names, columns)
-    refused.clear()
-    number = 2
-    with _open_csv(path, buckets, list(columns.values()), refuse) as reader:
-        for batch in reader:
-            for values in zip(*(batch.column(column).to_pylist() for column in columns.values()), strict=True):
-                while number in refused:
-                    yield number, refused.pop(number)
+    number = 1
+    try:
+        _refuse_endless_header(path, buckets)
+        with _open_csv(path, buckets, None, refuse) as reader:
+            check_columns(path, reader.schema.names, columns)
+        refused.clear()
+        number = 2
+        with _open_csv(path, buckets, list(columns.values()), refuse) as reader:
+            for batch in reader:
+                for values in zip(*(batch.column(column).to_pylist() for column in columns.values()), strict=True):
+                    while number in refused:
+                        yield number, refused.pop(number)
+                        number += 1
+                    yield number, values
                     number += 1
-                yield number, values
-                number += 1
+    except ValueError as error:
+        if "straddling" not in str(error):
+            raise
+        what = f"row {number} or a later one has more than {_BLOCK_BYTES:,} bytes"
+        raise InvalidDataError(f"{printable(path)}: {what}, the most allowed; is a quote not closed?") from error
     yield from sorted(refused.items())
+
+
+def _refuse_endless_header(path: str, buckets: Buckets) -> None:
+    """Arrow takes 10 kB of memory for each column, and would call a line without an end an empty file."""
+    file, name = _opened(path, buckets)
+    with file:
+        block = file.read(_BLOCK_BYTES)
+    header = block.splitlines()[0] if block else b""
+    if len(header) == _BLOCK_BYTES:
+        what = f"its first line has no end in {_BLOCK_BYTES:,} bytes; is it a text file with one row per line?"
+        raise InvalidDataError(f"{printable(path)} is no table: {what}")
+    num_columns = 1 + header.count(_delimiter(name))
+    if num_columns > _MOST_COLUMNS:
+        raise InvalidDataError(f"{printable(path)} has {num_columns:,} columns; allowed: {_MOST_COLUMNS:,}")
 
 
 def _open_csv(path: str, buckets: Buckets, columns: list[str] | None, refuse: Any) -> "pc.CSVStreamingReader":
     import pyarrow as pa
     import pyarrow.csv as pc
 
-    file: Any = open_found(path, buckets)
-    name = path.lower()
-    if name.endswith(".gz"):
-        file = pa.CompressedInputStream(file, "gzip")
-        name = name.removesuffix(".gz")
+    file, name = _opened(path, buckets)
     return pc.open_csv(
         file,
         # With threads, refused rows would come in no fixed order.
         read_options=pc.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
         parse_options=pc.ParseOptions(
-            delimiter="\t" if name.endswith(".tsv") else ",", newlines_in_values=True, invalid_row_handler=refuse
+            delimiter=_delimiter(name).decode(), newlines_in_values=True, invalid_row_handler=refuse
         ),
         # Bytes, since paths need not be UTF-8.
         convert_options=pc.ConvertOptions(
@@ -105,8 +129,15 @@ def _open_csv(path: str, buckets: Buckets, columns: list[str] | None, refuse: An
     )
 
 
-def _unreadable() -> tuple[type[Exception], ...]:
-    """The exceptions that an unreadable file raises."""
+def _opened(path: str, buckets: Buckets) -> tuple[Any, str]:
+    """The text of a CSV file, and the file's name without .gz."""
     import pyarrow as pa
 
-    return pa.ArrowInvalid, OSError, EOFError, MissingObjectError
+    file, name = open_found(path, buckets), path.lower()
+    if name.endswith(".gz"):
+        return pa.CompressedInputStream(file, "gzip"), name.removesuffix(".gz")
+    return file, name
+
+
+def _delimiter(name: str) -> bytes:
+    return b"\t" if name.endswith(".tsv") else b","

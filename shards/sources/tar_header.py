@@ -6,7 +6,12 @@ POSIX.1-2017 "pax Interchange Format" and "ustar", the GNU tar manual's "Basic T
 import zlib
 from dataclasses import dataclass
 
+from shards.config_values import shown_value
+
 BLOCK_BYTES = 512
+SPARSE = b"GNU.sparse."  # begins the keys of pax records about a sparse file
+_USED = (b"path", b"size")
+_MOST_DIGITS = 19  # of a number of 64 bits
 _ADLER_BASE = 65521
 _GNU_MAGIC = b"ustar  \0"  # has no prefix field: times are in its place
 _MORE_BLOCKS = 482  # byte of a GNU sparse file's header: more blocks follow before its data
@@ -68,20 +73,22 @@ def parse_long_name(data: bytes) -> str:
 
 
 def parse_pax(data: bytes) -> dict[str, str]:
-    """The records `LENGTH KEY=VALUE` of a pax header. Raises ValueError if they are damaged."""
+    """Of the records `LENGTH KEY=VALUE` of a pax header, those that say where or what its file is: path, size and
+    GNU.sparse.*. Raises ValueError if they are damaged."""
     records = {}
     position = 0
     while position < len(data) and data[position]:
         digits = data[position : data.index(b" ", position)]
-        if not digits.isdigit():
+        if not digits.isdigit() or len(digits) > _MOST_DIGITS:
             raise ValueError(f"the length of the record at byte {position} is not a number")
         end = position + int(digits)
         key, equals, value = data[position + len(digits) + 1 : end - 1].partition(b"=")
         if not equals or data[end - 1 : end] != b"\n":
             raise ValueError(f"the record at byte {position} has no end or no value")
-        if key == b"size" and not value.isdigit():
-            raise ValueError(f"the size {value!r} is not a number")
-        records[decoded(key)] = decoded(value)
+        if key == b"size" and not (value.isdigit() and len(value) <= _MOST_DIGITS):
+            raise ValueError(f"the size {shown_value(value)} is not a number of bytes")
+        if key in _USED or key.startswith(SPARSE):  # others could fill the memory, record by record
+            records[decoded(key)] = decoded(value)
         position = end
     return records
 

@@ -13,6 +13,7 @@ from shards.sources.tar_header import BLOCK_BYTES, Header, begins_again, parse_h
 from shards.storage.pieces import Pieces
 
 MAX_EXTENSION_BYTES = 1 << 20
+MOST_NAME_BYTES = 4096  # as Linux allows for a path; one record could give a megabyte to every member
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _EMPTY_BLOCK = bytes(BLOCK_BYTES)
 
@@ -147,6 +148,9 @@ class _Headers:
         if any(key.startswith("GNU.sparse.") for key in records):
             header.kind = b"S"
         header.refusal = records.get(_REFUSAL, "")
+        if len(header.name) > MOST_NAME_BYTES:
+            header.refusal = f"its name has {len(header.name)} characters, allowed: {MOST_NAME_BYTES}"
+            header.name = header.name[:100]
 
     def _extend(self, header: Header) -> None:
         """Keep what a record says about the members that follow. If two records set the same field, the first wins."""

@@ -13,6 +13,7 @@ from shards.quantities import plural
 from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable, too_large
 from shards.storage.ahead import Hold, in_order_within, no_wait
+from shards.storage.folder_walk import FolderWalk
 from shards.storage.objects import MissingObjectError, Store
 from shards.store import open_store
 
@@ -35,7 +36,7 @@ def list_images(root: str) -> Iterator[tuple[str, int]]:
     """Paths below `root`, at any depth, with an image suffix, sorted by their bytes; S3 adds the sizes.
 
     Hidden files and folders (their names begin with a dot, like macOS's `._NAME`) are skipped. Links are followed, but
-    not back to a folder that contains them. UserError if a folder cannot be listed.
+    not in circles (see FolderWalk). UserError if a folder cannot be listed.
     """
     if not root:
         raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the images")
@@ -179,22 +180,18 @@ class _Walk:
     """Everything below a local folder. `others` counts the files without an image suffix, by suffix."""
 
     def __init__(self, root: bytes, others: Counter[str]) -> None:
-        self._root, self._others = root, others
+        self._root, self._others, self._walk = root, others, FolderWalk()
 
-    def paths(self, below: bytes = b"", inside: tuple[tuple[int, int], ...] = ()) -> Iterator[bytes]:
+    def paths(self, below: bytes = b"") -> Iterator[bytes]:
         """A folder sorts as "name/", so that "a-b" comes before "a/b" as it does in S3."""
         folder = os.path.join(self._root, below)  # noqa: PTH118 - names are bytes, since they need not be UTF-8
         try:
-            status = os.stat(folder)  # noqa: PTH116
-            identity = status.st_dev, status.st_ino
-            if identity in inside:
-                log.warning("%s leads back to a folder that contains it; it is not followed", _shown(folder))
-                return
-            for (name,) in sorted_rows(self._names(folder)):
-                if name.endswith(b"/"):
-                    yield from self.paths(below + name, (*inside, identity))
-                else:
-                    yield below + name
+            with self._walk.inside(folder) as is_new:
+                for (name,) in sorted_rows(self._names(folder)) if is_new else ():
+                    if name.endswith(b"/"):
+                        yield from self.paths(below + name)
+                    else:
+                        yield below + name
         except OSError as error:
             what = f"--source.root: {_shown(folder)!r} cannot be listed: {error.strerror}"
             raise UserError(f"{what}; give a folder that this user may read") from error

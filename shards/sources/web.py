@@ -1,13 +1,16 @@
 """Images fetched from web servers, which may be slow, wrong, or hostile: limits on time, size and redirects."""
 
 import http.client
+import io
 import random
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
+from shards.config_values import shown_text, whole_number
 from shards.errors import ImageRefusedError
 from shards.sources.entry import ImageBytes, too_large
 from shards.sources.url_secrets import secret_reason
@@ -16,7 +19,7 @@ from shards.storage.ahead import Hold, no_wait
 RETRIES = 2
 BACKOFF_SECONDS = 0.5
 SILENCE_SECONDS = 20.0  # without a byte from the server
-FETCH_SECONDS = 120.0  # for a whole image, so that a trickle ends too
+FETCH_SECONDS = 120.0  # for a whole image with its headers, so that a trickle ends too
 _PIECE_BYTES = 64 << 10
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _AS_THEY_ARE = "%/:=&?~#+!$,;'@()*[]"
@@ -55,24 +58,23 @@ def fetch_url(url: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
 
 
 def _get(url: str, max_bytes: int, hold: Hold) -> bytes | ImageRefusedError:
-    deadline = time.monotonic() + FETCH_SECONDS
+    deadline = _Deadline()
     request = urllib.request.Request(urllib.parse.quote(url, safe=_AS_THEY_ARE))  # noqa: S310 - the opener knows no file:
     request.add_header("User-Agent", "patchline")
-    with _opener().open(request, timeout=SILENCE_SECONDS) as response:
-        promised = response.headers.get("Content-Length", "")
-        if promised.isdecimal() and int(promised) > max_bytes:
-            return too_large(int(promised), max_bytes=max_bytes)
-        waited = _wait(hold, int(promised) if promised.isdecimal() else 0)
+    with _opener().open(request, timeout=_Silence.until(deadline)) as response:
+        header = response.headers.get("Content-Length", "")
+        promised = whole_number(header)
+        if header.isdecimal() and (promised is None or promised > max_bytes):
+            return too_large(shown_text(header), max_bytes=max_bytes)
+        deadline.extend(_wait(hold, promised or 0))
         pieces, num_bytes = [], 0
         while piece := response.read1(_PIECE_BYTES):
             pieces.append(piece)
             num_bytes += len(piece)
-            waited += _wait(hold, num_bytes)
+            deadline.extend(_wait(hold, num_bytes))
             if num_bytes > max_bytes:
                 return ImageRefusedError(f"too large: more than {max_bytes} bytes")
-            if time.monotonic() - waited > deadline:
-                raise TimeoutError(f"not complete after {FETCH_SECONDS:.0f} s")
-    if promised.isdecimal() and num_bytes != int(promised):
+    if promised is not None and num_bytes != promised:
         raise OSError(f"the body broke off at byte {num_bytes} of {promised}")
     return b"".join(pieces)
 
@@ -84,14 +86,90 @@ def _wait(hold: Hold, num_bytes: int) -> float:
     return time.monotonic() - begin
 
 
+class _Deadline:
+    """When an image must be complete, redirects and headers included, without the time spent waiting for room."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + FETCH_SECONDS
+
+    def extend(self, seconds: float) -> None:
+        """This much later."""
+        self._until += seconds
+
+    def check(self) -> None:
+        """Raises TimeoutError once it is over."""
+        if time.monotonic() > self._until:
+            raise TimeoutError(f"not complete after {FETCH_SECONDS:.0f} s")
+
+
+class _Silence(float):
+    """The timeout of a single read, as urllib hands it from request to connection, with the deadline of all."""
+
+    deadline: _Deadline
+
+    @classmethod
+    def until(cls, deadline: _Deadline) -> "_Silence":
+        silence = cls(SILENCE_SECONDS)
+        silence.deadline = deadline
+        return silence
+
+
+class _TimedReads(io.RawIOBase):
+    """A connection's bytes until the deadline: a byte now and then must not hold a thread for ever."""
+
+    def __init__(self, raw: io.RawIOBase, deadline: _Deadline) -> None:
+        super().__init__()
+        self._raw, self._deadline = raw, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int | None:  # type: ignore[override]
+        self._deadline.check()
+        count: int | None = self._raw.readinto(buffer)
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """As its parent, read until the deadline."""
+
+    def __init__(self, deadline: _Deadline, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.fp = io.BufferedReader(_TimedReads(self.fp.detach(), deadline))
+
+
+class _TimedHandler(urllib.request.AbstractHTTPHandler):
+    def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> http.client.HTTPResponse:
+        """As its parent, with connections whose responses end at the deadline."""
+
+        def connection(host: str, *, timeout: _Silence, **more: Any) -> http.client.HTTPConnection:
+            made: http.client.HTTPConnection = http_class(host, timeout=timeout, **more)
+            made.response_class = partial(_Response, timeout.deadline)  # type: ignore[assignment]
+            return made
+
+        return super().do_open(connection, req, **options)  # type: ignore[arg-type]
+
+
+class _HTTPHandler(_TimedHandler, urllib.request.HTTPHandler):
+    """For http."""
+
+
+class _HTTPSHandler(_TimedHandler, urllib.request.HTTPSHandler):
+    """For https."""
+
+
 @cache
 def _opener() -> urllib.request.OpenerDirector:
     """Without the handlers of file:, ftp: and data: that urlopen has."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
+        _HTTPHandler(),
+        _HTTPSHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPRedirectHandler(),
         urllib.request.HTTPErrorProcessor(),

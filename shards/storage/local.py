@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from shards.errors import UserError
+from shards.errors import StorageError, UserError
+from shards.storage.folder_walk import FolderWalk
 from shards.storage.local_read import CountedFile, Result, read_again, read_exactly, read_whole
 from shards.storage.objects import (
     MOST_OBJECT_BYTES,
@@ -82,8 +83,8 @@ class LocalStore:
         return self._file(path).is_file()
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """All files below `prefix`; unfinished writes are not objects."""
-        return _walk(self._folder(prefix), folder_prefix(prefix))
+        """All files below `prefix`; unfinished writes are not objects. Links are followed, but not in circles."""
+        return _walk(os.fsencode(self._folder(prefix)) + b"/", folder_prefix(prefix), FolderWalk())
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """All files below `prefix` with their sizes, without those removed meanwhile."""
@@ -110,7 +111,7 @@ class LocalStore:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(target)
+            _rename(temporary, target)
         except BaseException as error:
             temporary.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.filename is None:
@@ -181,26 +182,35 @@ def _open_new(temporary: Path, target: Path) -> BinaryIO:
     raise AssertionError("unreachable: the last try returns or raises")
 
 
-def _walk(folder: Path, root: str) -> Iterator[str]:
-    for raw_name in _sorted_names(folder):
-        name = os.fsdecode(raw_name)
-        if name.endswith("/"):
-            yield from _walk(folder / name, root + name)
-        else:
-            yield root + name
+def _rename(temporary: Path, target: Path) -> None:
+    try:
+        temporary.replace(target)
+    except FileNotFoundError as error:
+        what = f"{target} was not written: its temporary file or its folder was removed meanwhile"
+        raise StorageError(f"{what}; let only one command write there at a time") from error
 
 
-def _sorted_names(folder: Path) -> list[bytes]:
+def _walk(folder: bytes, root: str, walk: FolderWalk) -> Iterator[str]:
+    try:
+        with walk.inside(folder) as is_new:
+            for raw_name in _sorted_names(folder) if is_new else ():
+                name = os.fsdecode(raw_name)
+                if name.endswith("/"):
+                    yield from _walk(folder + raw_name, root + name, walk)
+                else:
+                    yield root + name
+    except (FileNotFoundError, NotADirectoryError):  # it is not there, or has been removed meanwhile
+        return
+
+
+def _sorted_names(folder: bytes) -> list[bytes]:
     """The names of a folder's files and folders; those of folders end with a slash.
 
     A folder sorts as "name/", so that "a-b" comes before "a/b" as in S3. They are bytes because names that are not
     UTF-8 sort differently as strings, and because millions of names take half the memory.
     """
-    try:
-        with os.scandir(os.fsencode(folder)) as found:
-            names = [item.name + ending for item in found if (ending := _ending(item)) is not None]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    with os.scandir(folder) as found:
+        names = [item.name + ending for item in found if (ending := _ending(item)) is not None]
     names.sort()
     return names
 

@@ -2,7 +2,6 @@
 
 import io
 import logging
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -16,6 +15,7 @@ from shards.storage.retries import RetryBudget, RetryConfig
 from shards.storage.s3_client import UPLOADS, BadAnswerError, ClientOfProcess, storage_errors
 from shards.storage.s3_read import PIECE_BYTES, ObjectRead, ObjectSource
 from shards.storage.stream import PieceFile
+from shards.storage.temporary import temporary_file
 from shards.storage.traffic import Traffic
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class S3Store:
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
         """Yields an unnamed temporary file. If the block ends without an error it is uploaded, in parts if large."""
-        with tempfile.TemporaryFile() as file:
+        with temporary_file() as file:
             yield file
             file.seek(0)
             with self._errors(path):

@@ -92,6 +92,9 @@ def test_mistakes_in_the_words(words: tuple[str, ...], message: str) -> None:
     assert_refused(patchline(*words), message)
 
 
+MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
 @pytest.mark.parametrize(
     ("change", "environ", "message"),
     [
@@ -108,7 +111,7 @@ def test_mistakes_in_the_words(words: tuple[str, ...], message: str) -> None:
         ),
         pytest.param(
             ("--global-batch", "128"),
-            {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"},
+            {"RANK": "0", "WORLD_SIZE": "3", **MASTER},
             "--global-batch is 128, not divisible by 3 ranks; start 1 or 2 or 4 ranks",
             id="ranks",
         ),
@@ -141,7 +144,7 @@ def test_mistakes_before_training(
 
 
 def test_the_other_ranks_say_who_they_are(packed: Path, tmp_path: Path) -> None:
-    environ = {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
+    environ = {"RANK": "2", "WORLD_SIZE": "3", **MASTER}
     words = ("--data.url", str(packed), "--run-dir", str(tmp_path), *CPU)
     ended = patchline("pretrain", "digits_smoke", *words, environ=environ)
     assert_refused(ended, "rank 2: error: --global-batch is 128")

@@ -18,6 +18,7 @@ from shards.errors import UserError
         (PackJob, {"seed": 2**63}, "seed is 9223372036854775808; allowed: 0 to"),
         (PackJob, {"max_quarantined": 1.5}, "max_quarantined is 1.5; allowed: 0 to 1"),
         (PackJob, {"part": "8/8"}, "--part is '8/8'; allowed: I/N with I from 0 to N-1"),
+        (PackJob, {"part": f"0/{'9' * 5000}"}, "...; allowed: I/N with I from 0 to N-1"),
         (PackJob, {"part": "0/8"}, "--part 0/8 needs --phase scan or --phase shards"),
         (IndexJob, {"workers": 0}, "workers is 0; allowed: 1 or more"),
         (IndexJob, {"max_quarantined": -1.0}, "max_quarantined is -1.0; allowed: 0 to 1"),

@@ -8,15 +8,22 @@ import pytest
 
 from jobs.demo import DemoJob, compare, run
 from shards.errors import UserError
+from tests.rigs.listening import addresses_of
 
 
 @pytest.mark.slow
 def test_demo_ends_with_the_promised_table(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jobs.cli", "demo", "--run-dir", str(tmp_path / "demo")]
     short = ["--steps", "40", "--finetune-steps", "12", "--least-accuracy", "0.2"]
-    done = subprocess.run([*command, *short], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    table = " ".join(done.stdout.split())
+    said, printed = tmp_path / "stderr", tmp_path / "stdout"
+    with said.open("w") as errors, printed.open("w") as output:
+        demo = subprocess.Popen([*command, *short], stdout=output, stderr=errors)
+        listened_at: set[str] = set()
+        while demo.poll() is None:
+            listened_at |= addresses_of(demo.pid)
+    assert demo.returncode == 0, said.read_text()
+    assert listened_at == {"127.0.0.1"}, "of the S3 server and of the ranks"
+    table = " ".join(printed.read_text().split())
     assert "continued run equals unbroken run" in table
     assert "yes (" in table
     assert "losses bit-identical" in table

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from jobs import pack
 from jobs.evaluate import EvaluateJob, run
@@ -16,7 +17,7 @@ from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights import save_weights
 from shards.dataset import open_dataset
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 from shards.sources.digits import DigitsSource
 from tests.rigs.datasets import index_rows
 from tests.rigs.processes import patchline
@@ -103,3 +104,51 @@ def test_weights_that_say_nothing_are_right_by_chance(tmp_path: Path, digits: st
     assert patchline("evaluate", "central_crop", *words, "--device", "cpu").code == 0
     assert 0 <= json.loads((tmp_path / "run" / "scores.json").read_text())["accuracy"] < 0.5
     assert resize().data.transform.mode == "resize"
+
+
+def spoil(folder: str, name: str, value: float) -> None:
+    """Overwrites one value of a tensor, as damage or another program would."""
+    path = Path(folder) / "model.safetensors"
+    tensors = load_file(path)
+    tensors[name].view(-1)[0] = value
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        pytest.param("head.bias", math.nan, r"head.bias in the weights at .* has 1 values of 10 that", id="NaN"),
+        pytest.param("norm.bias", math.inf, r"norm.bias in the weights at .* has 1 values of 8 that are not", id="inf"),
+    ],
+)
+def test_weights_that_are_not_finite_have_no_score(
+    tmp_path: Path, digits: str, name: str, value: float, message: str
+) -> None:
+    weights = weights_that_say(tmp_path / "weights", SAID)
+    spoil(weights, name, value)
+    job = EvaluateJob(weights=weights, data=EvaluationConfig(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
+    with pytest.raises(InvalidDataError, match=message):
+        run(job)
+    assert not (tmp_path / "run" / "scores.json").exists()
+
+
+def test_logits_that_are_not_finite_are_no_score(tmp_path: Path, digits: str) -> None:
+    """Finite weights can give them: a sum of large products overflows."""
+    weights = weights_that_say(tmp_path / "weights", SAID)
+    for name in ("norm.weight", "head.weight"):
+        tensors = load_file(Path(weights) / "model.safetensors")
+        tensors[name].fill_(3e38)
+        save_file(tensors, Path(weights) / "model.safetensors")
+    job = EvaluateJob(weights=weights, data=EvaluationConfig(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
+    with pytest.raises(InvalidDataError, match=r"the logits of .* are not finite .NaN or infinite. for images of"):
+        run(job)
+    assert not (tmp_path / "run" / "scores.json").exists()
+
+
+def test_scores_that_cannot_be_written(tmp_path: Path, digits: str) -> None:
+    weights = weights_that_say(tmp_path / "weights", SAID)
+    (tmp_path / "run" / "scores.json").mkdir(parents=True)
+    job = EvaluateJob(weights=weights, data=EvaluationConfig(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
+    with pytest.raises(UserError, match=r"cannot write scores.json in .*run': Is a directory; give another --run-dir"):
+        run(job)
+    assert not list((tmp_path / "run").glob("*.part"))

@@ -1,9 +1,12 @@
 """`patchline import` turns a published file into a weights folder for evaluation and fine-tuning."""
 
 import logging
+import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +15,7 @@ from jobs.record import read_record
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.npz import save_npz
 from pipeline.models.weights import filled_model, open_weights
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 
 CONFIG = ModelConfig(name="vit", image_size=16, num_classes=3, patch=4, depth=1, width=12, mlp_width=20, num_heads=2)
 
@@ -54,7 +57,11 @@ def test_image_size_head_and_names_change_on_the_way(job: ImportJob, tmp_path: P
             r"embedding/kernel is \[4, 4, 3, 12\], the model needs \[16, 16, 3, 192\]",
             id="another model",
         ),
-        pytest.param({"new_head": True, "num_classes": 10**12}, "1000000000000 classes, more than any", id="absurd"),
+        pytest.param(
+            {"new_head": True, "num_classes": 10**12},
+            "num_classes is 1000000000000; allowed: 1 to 10,000,000",
+            id="absurd",
+        ),
         pytest.param({"labels_file": "gone"}, "--labels-file 'gone' cannot be read", id="no names"),
         pytest.param({"image_size": 18}, "--image-size is 18, not a multiple of the patch", id="impossible grid"),
     ],
@@ -121,3 +128,50 @@ def test_a_folder_with_other_content_is_left_alone_unless_asked_for(job: ImportJ
     assert run(replace(job, image_size=24), overwrite=True) == 0
     assert open_weights(job.out).config.image_size == 24
     assert (Path(job.out) / "thesis.txt").read_text() == "years of work"
+
+
+def test_names_from_a_pipe_or_a_device_are_refused_at_once(job: ImportJob, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), "/dev/zero", "a\0b", str(tmp_path)):
+        with pytest.raises(UserError, match=r"cannot be read .*; give one name per line"):
+            run(replace(job, labels_file=path))
+
+
+@pytest.mark.parametrize("name", ["loop", "a\0b", "x" * 5000])
+@pytest.mark.parametrize("field", ["path", "out"])
+def test_paths_that_the_system_refuses(job: ImportJob, tmp_path: Path, name: str, field: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError):
+        run(replace(job, **{field: str(tmp_path / name)}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "loop"])
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pth"])
+def test_what_is_no_file_is_refused_at_once(job: ImportJob, tmp_path: Path, kind: str, suffix: str) -> None:
+    path = tmp_path / f"s{suffix}"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else path.name)
+    with pytest.raises(UserError, match=r"no weights at|cannot be followed"):
+        run(replace(job, path=str(path)))
+
+
+def test_an_output_that_is_a_file(job: ImportJob, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("thesis")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"out"):
+            run(job, overwrite=overwrite)
+    assert (tmp_path / "out").read_text() == "thesis"
+
+
+def test_values_that_are_not_finite_leave_nothing_behind(job: ImportJob, tmp_path: Path) -> None:
+    arrays = dict(np.load(job.path))
+    arrays["head/bias"][1] = np.nan
+    np.savez(job.path, **arrays)
+    with pytest.raises(InvalidDataError, match=r"head/bias in .*w.npz' has 1 values of 3 that are not finite"):
+        run(job)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w.npz"]

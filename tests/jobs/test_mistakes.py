@@ -77,7 +77,7 @@ def test_nothing_is_suggested_for_nonsense() -> None:
         (["--steps", "0"], "--steps is 0; allowed: 1 to 1,000,000,000"),
         (["--optimizer.weight-decay", "-1"], "--optimizer.weight-decay is -1; allowed: 0 or more"),
         (["--optimizer.weight-decay=nan"], "--optimizer.weight-decay is nan; allowed: a finite number"),
-        (["--model.resnet-units", "3", "0"], "--model.resnet-units is 0; allowed: 1 or more"),
+        (["--model.resnet-units", "3", "0"], "--model.resnet-units is 0; allowed: 1 to 1,000"),
         (["--evaluation.transform.short_side", "-1"], "--evaluation.transform.short_side is -1; allowed: 0 (256/224"),
         (["--steps", "1", "2"], "unexpected word '2'; a value follows its flag"),
         (["stray"], "unexpected word 'stray'"),

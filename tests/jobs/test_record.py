@@ -1,6 +1,8 @@
 """RUN/job.yaml replays any job, a user's file changes a recipe, and neither is ever read as something else."""
 
+import errno
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -209,3 +211,15 @@ def test_a_file_says_of_which_stage_and_recipe_it_is(tmp_path: Path) -> None:
     assert (file.stage, file.recipe, file.is_record) == ("finetune", "", True)
     file = open_job(written(tmp_path, "recipe: digits_smoke\nsteps: 3\n"))
     assert (file.stage, file.recipe, file.is_record) == ("", "digits_smoke", False)
+
+
+def test_a_full_disk_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object, **__: object) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_record(tmp_path / "run", stage="pretrain", job=pretrain.digits_smoke())
+    assert caught.value.filename == str(tmp_path / "run" / "job.yaml")
+    assert list((tmp_path / "run").iterdir()) == []

@@ -34,6 +34,7 @@ def test_wishes_are_taken_off(stage: str, words: list[str], left: list[str], giv
         (["--processes"], "--processes is ''; allowed: whole numbers from 1 on"),
         (["--processes", "two"], "--processes is 'two'"),
         (["--processes=0"], "--processes is '0'"),
+        (["--processes", "9" * 5000], r"--processes is '9{199}\.\.\.; allowed: whole numbers"),
         (["--extend=yes"], "--extend takes no value, and has 'yes'"),
     ],
 )

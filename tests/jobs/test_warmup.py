@@ -42,6 +42,7 @@ def test_the_share_of_the_run_is_the_recipes_and_never_longer(steps: int, warmup
         pytest.param(["--steps", "many"], 30, "", id="no number: refused elsewhere"),
         pytest.param(["--steps"], 30, "", id="no value: refused elsewhere"),
         pytest.param(["--checkpoint.every-steps", "3"], 30, "", id="another flag"),
+        pytest.param(["--steps", "9" * 5000], 30, "", id="endless: refused elsewhere"),
         pytest.param([], 30, "", id="nothing"),
     ],
 )
@@ -74,6 +75,9 @@ def test_other_jobs_stay_as_they_are() -> None:
         pytest.param("stage: pretrain\njob: {schedule: {warmup_steps: 400}}", [], 30, id="longer than the recipe"),
         pytest.param("stage: pretrain\njob: {schedule: {}}", [], 30, id="a record without it"),
         pytest.param("job: [", [], 30, id="no YAML"),
+        pytest.param("job: {schedule: {warmup_steps: [10]}}", [], 30, id="a list for a number"),
+        pytest.param(f"job: {{schedule: {{warmup_steps: {'9' * 5000}}}}}", [], 30, id="an endless number"),
+        pytest.param("a: &a [*a]\njob: {schedule: {warmup_steps: 10}}", [], 30, id="a list in itself"),
         pytest.param(None, [], 30, id="no record"),
     ],
 )

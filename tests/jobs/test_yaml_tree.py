@@ -1,5 +1,6 @@
 """YAML is read with line numbers and original spelling; anything that could expand, execute or be lost is refused."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -59,12 +60,24 @@ def test_what_is_nothing(tmp_path: Path, text: str, is_nothing: bool) -> None:
         pytest.param("a: [1\nb: 2\n", "is not YAML that a job can be read from: line 2: ", id="broken"),
         pytest.param("a: 1\n---\nb: 2\n", "line 2: but found another document", id="two documents"),
         pytest.param(b"\xff\xd8\xff\xe0\x00", "is not YAML", id="an image"),
-        pytest.param("#" * (MOST_BYTES + 1), "is larger than 256 KiB", id="too large"),
+        pytest.param(
+            "#" * (MOST_BYTES + 1),
+            "is larger than 262,144 bytes.*; a job is a YAML file",
+            id="too large",
+        ),
     ],
 )
 def test_what_is_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_has_no_end_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.yaml"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"a\.yaml is not a regular file; give a file, .*; a job is a YAML file"):
+        read_tree(path)
 
 
 def test_an_empty_file_is_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from shards.card.card_images import MATCHES_RULES
 from shards.index import (
     BLOCKS_SCHEMA,
     LABELS_SCHEMA,
@@ -30,18 +31,8 @@ from shards.manifest import (
     shard_path,
 )
 from shards.packing.plan import MATCHES_PATH, PLAN_PATH, Plan
+from shards.sources.tar_header import BLOCK_BYTES
 from shards.store import Store
-
-MATCHES_SCHEMA = pa.schema(
-    [
-        ("source", pa.string()),
-        ("evaluation", pa.string()),
-        ("evaluation_set", pa.string()),
-        ("distance", pa.int32()),
-        ("thumbnail", pa.binary()),
-        ("evaluation_thumbnail", pa.binary()),
-    ]
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +59,17 @@ def write_dataset(
     settings: dict[str, object] | None = None,
     num_relabelled: int = 0,
 ) -> Manifest:
-    """Writes a dataset's files to `store`. A "shard" is just its images joined, which is all that the card reads."""
+    """Writes a dataset's files to `store`. A "shard" is just its images, each after
+    a block for its header, which is all that the card reads."""
     records, files = _write_shards(store, shards)
     files |= {
-        BLOCKS_PATH: _table([{"shard": 0}] * len(records), BLOCKS_SCHEMA),
+        BLOCKS_PATH: _table([_block(shard, record) for shard, record in enumerate(records)], BLOCKS_SCHEMA),
         LABELS_PATH: _table(_label_rows(shards, names), LABELS_SCHEMA),
         QUARANTINE_PATH: _table(quarantine, QUARANTINE_SCHEMA),
         PLAN_PATH: _plan(settings or {}, num_relabelled).to_bytes(),
     }
     if matches:
-        files[MATCHES_PATH] = _table(matches, MATCHES_SCHEMA)
+        files[MATCHES_PATH] = _table(matches, MATCHES_RULES.schema)
     for path, data in files.items():
         store.write(path, data)
     manifest = Manifest(
@@ -87,7 +79,7 @@ def write_dataset(
         num_samples=sum(record.num_samples for record in records),
         num_classes=len(names),
         num_quarantined=len(quarantine),
-        samples_per_block=64,
+        samples_per_block=max([64, *(len(samples) for samples in shards)]),  # a shard is a block
         shards=tuple(records),
         files={path: sha256_hex(data) for path, data in files.items()},
     )
@@ -100,20 +92,32 @@ def _write_shards(store: Store, shards: Sequence[Sequence[Sample]]) -> tuple[lis
     records: list[ShardRecord] = []
     files: dict[str, bytes] = {}
     for shard, samples in enumerate(shards):
-        data = b"".join(sample.image for sample in samples)
-        commit = ShardCommit(tar_sha256=sha256_hex(data), tar_bytes=len(data), data_end=len(data), plan_hash="")
+        data = b"".join(bytes(BLOCK_BYTES) + sample.image for sample in samples)
+        rows = _rows(samples)
+        end = max((row.offset + row.size for row in rows), default=BLOCK_BYTES)
+        commit = ShardCommit(tar_sha256=sha256_hex(data), tar_bytes=end, data_end=end, plan_hash="")
         store.write(shard_path(shard), data)
-        files[index_path(shard)] = index_bytes(shard, _rows(samples), commit)
+        files[index_path(shard)] = index_bytes(shard, rows, commit)
         records.append(
             ShardRecord(
                 path=shard_path(shard),
                 first_sample_id=sum(record.num_samples for record in records),
                 num_samples=len(samples),
                 sha256=commit.tar_sha256,
-                num_bytes=len(data),
+                num_bytes=end,
             )
         )
     return records, files
+
+
+def _block(shard: int, record: ShardRecord) -> dict[str, object]:
+    return {
+        "shard": shard,
+        "first_byte": 0,
+        "end_byte": record.num_bytes,
+        "first_sample_id": record.first_sample_id,
+        "num_samples": record.num_samples,
+    }
 
 
 def _label_rows(shards: Sequence[Sequence[Sample]], names: Sequence[str]) -> list[dict[str, object]]:
@@ -126,7 +130,7 @@ def _table(rows: Sequence[dict[str, object]], schema: pa.Schema) -> bytes:
 
 
 def _rows(samples: Sequence[Sample]) -> list[IndexRow]:
-    rows, offset = [], 0
+    rows, offset = [], BLOCK_BYTES
     for number, sample in enumerate(samples):
         rows.append(
             IndexRow(
@@ -142,7 +146,7 @@ def _rows(samples: Sequence[Sample]) -> list[IndexRow]:
                 orientation=sample.orientation,
             )
         )
-        offset += len(sample.image)
+        offset += len(sample.image or bytes(sample.num_bytes)) + BLOCK_BYTES
     return rows
 
 

@@ -1,14 +1,17 @@
 """A proxy in front of an S3 server that truncates bodies (a fault that botocore never retries), holds uploads back,
-or changes a byte of them on the way."""
+changes a byte of them on the way, or leaves objects out of listings."""
 
 import http.client
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+
+_LISTED = re.compile(rb"<Contents>.*?<Key>(.*?)</Key>.*?</Contents>", re.DOTALL)
 
 
 @dataclass
@@ -16,8 +19,9 @@ class CuttingProxy:
     """`cuts` has the number of body bytes to send for each coming GET before the connection is closed; later GETs pass.
 
     `ranges` collects the Range headers of the GETs ("" if there was none). `parts` is the number of parts of multipart
-    uploads that pass; later parts wait until the proxy ends, and set `holding`. `flips`: changes one bit of every
-    upload's body.
+    uploads that pass; later parts wait until the proxy ends, and set `holding`. `uploads` is the same for whole objects
+    of checkpoints; held ones are stored first if `stores_held`. `flips`: changes one bit of every
+    upload's body. `hides` says of an object's key whether listings leave it out, as those of a store that lists late.
     """
 
     upstream: str
@@ -25,19 +29,22 @@ class CuttingProxy:
     cuts: list[int] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
     parts: int = 1 << 30
+    uploads: int = 1 << 30
+    stores_held: bool = False
     flips: bool = False
+    hides: Callable[[str], bool] = lambda _: False
     holding: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hold(self, path: str) -> bool:
         """Whether this upload waited until the end of the proxy, and must not be forwarded."""
-        if "partNumber=" not in path:
-            return False
         with self.lock:
-            self.parts -= 1
-            if self.parts >= 0:
-                return False
+            self.parts -= "partNumber=" in path
+            self.uploads -= "/step-" in path
+            is_held = ("partNumber=" in path and self.parts < 0) or ("/step-" in path and self.uploads < 0)
+        if not is_held:
+            return False
         self.holding.set()
         self.ended.wait()
         return True
@@ -71,6 +78,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.proxy.ranges.append(self.headers.get("Range", ""))
         self._pass_on(b"", cuts=self.proxy.cuts)
 
+    def _listed(self, content: bytes) -> bytes:
+        """A listing without the objects that are hidden."""
+        if b"<ListBucketResult" not in content[:500]:
+            return content
+        return _LISTED.sub(lambda found: b"" if self.proxy.hides(unquote(found[1].decode())) else found[0], content)
+
     def do_HEAD(self) -> None:
         self._pass_on(b"")
 
@@ -79,6 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.proxy.stores_held and self.proxy.uploads <= 0:
+            self._forward(body)
         if self.proxy.hold(self.path):
             self.close_connection = True
             return
@@ -89,20 +104,26 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass_on(self, body: bytes, *, cuts: list[int] | None = None) -> None:
         """Forwards the request and returns the answer, with its body truncated by the first of `cuts`."""
+        response, content = self._forward(body)
+        content = self._listed(content) if self.command == "GET" else content
+        self.send_response(response.status)
+        for name, value in response.getheaders():
+            if name.lower() not in ("connection", "transfer-encoding", "date", "server"):
+                is_changed = name.lower() == "content-length" and self.command == "GET"
+                self.send_header(name, str(len(content)) if is_changed else value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(content[: cuts.pop(0)] if cuts else content)
+        self.close_connection = True
+
+    def _forward(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
         connection = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=30)
         connection.request(self.command, self.path, body=body or None, headers=headers)
         response = connection.getresponse()
         content = response.read()
         connection.close()
-        self.send_response(response.status)
-        for name, value in response.getheaders():
-            if name.lower() not in ("connection", "transfer-encoding", "date", "server"):
-                self.send_header(name, value)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(content[: cuts.pop(0)] if cuts else content)
-        self.close_connection = True
+        return response, content
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
         """Logs nothing."""

@@ -35,9 +35,19 @@ def class_folders(root: Path, *, num_classes: int = 3, images_a_class: int = 5) 
 def png_promising(height: int, width: int) -> bytes:
     """A PNG of a few bytes whose header promises `height` x `width` pixels, most of which are missing."""
 
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
     size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = chunk(b"IDAT", zlib.compress(bytes(1000)))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + data + chunk(b"IEND", b"")
+    data = _chunk(b"IDAT", zlib.compress(bytes(1000)))
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", size) + data + _chunk(b"IEND", b"")
+
+
+def png_with_profile(name: bytes, *, size: int = 200) -> bytes:
+    """A PNG with a colour profile of that name (1 to 79 bytes) with wrong contents, of which libpng warns."""
+    data = image_bytes(7, image_format="PNG")
+    profile = struct.pack(">I", size) + bytes(4) + b"\x02\0\0\0mntrRGB XYZ " + np.random.default_rng(7).bytes(size - 24)
+    after_header = 33
+    chunk = _chunk(b"iCCP", name + b"\0\0" + zlib.compress(profile))
+    return data[:after_header] + chunk + data[after_header:]
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -74,7 +74,7 @@ def _ended(command: Callable[[list[str]], int], words: list[str], environ: dict[
         if process.exitcode is None:
             process.kill()
             raise TimeoutError(f"{' '.join(words)} runs for {ANSWER_SECONDS:.0f} s: {errors.read_text()}")
-        return Ended(code=process.exitcode, output=output.read_text(), errors=errors.read_text())
+        return Ended(code=process.exitcode, output=output.read_bytes().decode(), errors=errors.read_bytes().decode())
 
 
 def _run_program(text: str, words: list[str]) -> int:

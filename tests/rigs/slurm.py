@@ -2,7 +2,7 @@
 
 Needs the programs (Debian: slurm-wlm, munge), but no systemd, no cgroups and no containers. Nodes have fictitious host
 names and share the loopback address, each with its own port. The names do not resolve, so jobs use a node's NodeAddr as
-the master address and `lo` for gloo (`job_environment`).
+the master address, which also tells gloo its interface.
 
 Everything is in one new folder and is stopped by process id: the daemons that we started and their children
 (slurmstepd, batch shells, ranks), which are recognised by the SLURM_CONF in their environment.
@@ -50,6 +50,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SwitchType=switch/none
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -184,7 +185,6 @@ class SlurmCluster:
         return kept | {
             "SLURM_CONF": str(self.conf_path),
             "PATH": _search_path(),
-            "GLOO_SOCKET_IFNAME": "lo",  # the nodes' names do not resolve, so gloo cannot find its own
         }
 
     def processes(self) -> list[int]:

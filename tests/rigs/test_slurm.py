@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.rigs.listening import addresses_of
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
 
 pytestmark = pytest.mark.slurm
@@ -21,6 +22,11 @@ def test_srun_reaches_every_node(slurm_cluster: SlurmCluster) -> None:
     )
 
     assert {line.split(": ")[1] for line in output.splitlines() if line.endswith(("n1", "n2"))} == {"n1", "n2"}
+
+
+def test_the_daemons_listen_on_loopback_only(slurm_cluster: SlurmCluster) -> None:
+    found = [addresses_of(pid) for pid in slurm_cluster.processes()]
+    assert set().union(*found) == {"127.0.0.1"}
 
 
 def test_nothing_is_left_after_the_end() -> None:

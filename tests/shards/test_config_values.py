@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from shards.config_values import Range, refuse_wrong_values
+from shards.config_values import Range, refuse_wrong_values, shown_value, whole_number
 from shards.errors import UserError
 
 
@@ -61,6 +61,8 @@ def test_values_of_their_type_pass(fields: dict[str, Any]) -> None:
         ({"share": math.inf}, "x.share is inf; allowed: a finite number"),
         ({"share": False}, "x.share is False; allowed: a finite number"),
         ({"share": 10**400}, "x.share is 1000.*; allowed: a finite number"),
+        ({"count": 1 << 63}, "x.count is 9223372036854775808; allowed: whole numbers of 64 bits, to 9,223,372,036,8"),
+        ({"count": 10**5000}, "x.count is a number of thousands of digits; allowed: whole numbers of 64 bits"),
         ({"word": "c"}, "x.word is 'c'; allowed: a, b"),
         ({"step": True}, "x.step is True; allowed: 1, 2"),
         ({"step": 1.0}, "x.step is 1.0; allowed: 1, 2"),
@@ -87,6 +89,22 @@ def test_values_of_their_type_pass(fields: dict[str, Any]) -> None:
 def test_other_values_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         refuse_wrong_values(Example(**fields), where="x.")
+
+
+def test_values_that_cannot_be_spelt_are_shown() -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert shown_value(nested) == "deeply nested"
+    assert shown_value([10**5000]) == "a number of thousands of digits"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("0012", 12), ("9" * 19, 10**19 - 1), ("9" * 20, None), ("9" * 5000, None), ("²", None), ("٣", None)],
+)
+def test_whole_numbers_in_digits(text: str, number: int | None) -> None:
+    assert whole_number(text) == number
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_it_comes_back_and_equal_manifests_are_equal_bytes() -> None:
         (b"{}", "format version None"),
         (b'{"format_version": 99}', "format version 99, this version reads 2"),
         (b'{"format_version": 2}', "not a manifest"),
-        (MANIFEST.to_bytes().replace(b'"adopted": false', b'"description": 7'), "licence is not text"),
+        (MANIFEST.to_bytes().replace(b'"adopted": false', b'"description": 7'), "description is 7; allowed: a text"),
         (MANIFEST.to_bytes().replace(b'"num_samples": 3', b'"num_samples": 4'), "another number"),
     ],
 )

@@ -228,3 +228,9 @@ def test_an_epoch_that_can_not_be_made_is_tried_again(monkeypatch: pytest.Monkey
         with pytest.raises(ZeroDivisionError):
             order.batch(0, 12)
     assert order.batch(0, 12).size == 12
+
+
+def test_sizes_that_no_number_holds_are_refused_as_such() -> None:
+    """Their sum began again below zero: "allowed: 1 to -3458764513820540928"."""
+    with pytest.raises(ValueError, match="block_sizes add up to more than 4,611,686,018,427,387,904 samples"):
+        SampleOrder(np.full(5, 1 << 62), seed=0, lanes=4, window_blocks=1)

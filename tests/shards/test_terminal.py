@@ -1,5 +1,6 @@
 """Everything written while the live line is shown appears above it, whole and on its own lines."""
 
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,17 @@ from io import StringIO
 
 import pytest
 
-from shards.terminal import Fact, LogFormatter, fitted, live_line, printable, printable_name, wrapped
+from shards.terminal import (
+    Fact,
+    LogFormatter,
+    escaped_output,
+    fitted,
+    live_line,
+    message_text,
+    printable,
+    printable_name,
+    wrapped,
+)
 from tests.rigs.screens import Screen
 
 FACTS = [
@@ -58,6 +69,27 @@ def test_text_without_an_end_of_line_is_not_drawn_over(screen: Screen, monkeypat
         sys.stderr.write("no end")
         line.draw("step 2")
         assert screen.read() == ["half a line", "no end", "step 2"]
+
+
+def test_the_line_is_drawn_on_a_terminal_whose_output_is_escaped(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen.take(monkeypatch)
+    with escaped_output():
+        logging.getLogger().handlers = [logging.StreamHandler(sys.stderr)]
+        with live_line() as line:
+            assert line is not None
+            line.draw("step \x1b[31m1")
+            logging.getLogger("test").warning("a \x1b[31mwarning")
+            sys.stdout.write("to \rstandard output\n")
+            sys.stderr.write("to standard \x9berror\n")
+            line.draw("step 2")
+            said = ["a \\x1b[31mwarning", "to \\rstandard output", "to standard \\x9berror"]
+            assert screen.read() == [*said, "step 2"]
+            line.draw("")
+        logging.getLogger("test").warning("after\x07 it")
+    assert screen.read() == [*said, "after\\x07 it", ""]
+    assert (screen.controls, screen.num_wrapped) == ("", 0)
 
 
 def test_the_echo_of_a_key_is_wiped_away(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +168,7 @@ def test_no_facts_are_no_line() -> None:
         pytest.param("a\rb\x07\x9b", "a\\rb\\x07\\x9b", id="control characters"),
         pytest.param("a\u202eb", "a\\u202eb", id="text from right to left"),
         pytest.param("a\udcffb", "a\\udcffb", id="a byte that is not UTF-8"),
+        pytest.param("a\x7fb\u200f\u061c", "a\\u007fb\\u200f\\u061c", id="DEL as in JSON, marks of direction"),
         pytest.param("a\nerror: b\t", "a\\nerror: b\\t", id="a line of its own"),
     ],
 )
@@ -169,6 +202,31 @@ def test_log_lines_are_clean_and_lines_below_the_first_are_indented() -> None:
     assert first[8:] == " done: a\\x1b[31m"
     assert second == " " * 9 + "second"
     assert LogFormatter(StringIO(), rank=3).format(record("hello"))[8:] == " rank 3: hello"
+
+
+def test_lines_below_the_first_are_indented() -> None:
+    assert message_text("error: a\n12:34:56 b\n  c\n") == "error: a\n  12:34:56 b\n    c"
+    assert message_text("one two three\nfour", columns=8) == "one two\n  three\n  four"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("x" * 4_000, "x" * 4_000, id="a long line"),
+        pytest.param("a" * 9_000_000 + "end", "a" * 2_000 + " [... 9,000,003 characters in all ...] ", id="name"),
+        pytest.param("error\n" * 10_000, "error\n  " * 2_500, id="very many lines"),
+    ],
+)
+def test_messages_do_not_fill_the_screen(text: str, shown: str) -> None:
+    message = message_text(text)
+    assert message.startswith(shown)
+    assert message.endswith(text.strip()[-3:])
+    assert len(message) < 45_000
+
+
+def test_json_stays_json() -> None:
+    name = "".join(map(chr, range(256))) + "\u2028\u202e\ud800"
+    assert json.loads(printable(json.dumps(name))) == name
 
 
 def test_log_lines_are_as_wide_as_the_terminal(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pipeline.models.config import Mode
+from pipeline.models.config import MOST_CLASSES, MOST_PIXELS, Mode
 from shards.config_values import Range, refuse_wrong_values
 
 Format = Literal["patchline", "vision_transformer", "big_vision", "timm", "hugging_face"]
@@ -13,9 +13,9 @@ Format = Literal["patchline", "vision_transformer", "big_vision", "timm", "huggi
 class Change:
     """Changes to make to the weights. Without `new_head`, a head that does not fit is refused."""
 
-    image_size: Annotated[int, Range(1)] | None = None
+    image_size: Annotated[int, Range(1, MOST_PIXELS)] | None = None
     """Image size in pixels that position embeddings are resampled for; none: unchanged."""
-    num_classes: Annotated[int, Range(1)] | None = None
+    num_classes: Annotated[int, Range(1, MOST_CLASSES)] | None = None
     """Classes of the new head; none: as many as the old one has."""
     new_head: bool = False
     """Replace the head, and the hidden layer before it, with a linear head of zeros."""

@@ -10,26 +10,16 @@ from pipeline.models.config import ModelConfig
 from pipeline.models.conversion import plain, timm
 from pipeline.models.conversion.config import Change, Format
 from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
-from pipeline.models.conversion.layout import refuse_not_finite
 from pipeline.models.conversion.npz import open_npz, save_npz
 from pipeline.models.conversion.open_file import SUFFIXES, open_tensor_file
 from pipeline.models.conversion.preprocessor import json_object, refuse_other_pixels
 from pipeline.models.conversion.safetensors_file import open_sharded
 from pipeline.models.conversion.sizes import Hints, refuse_absurd
 from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.tensor_checks import TensorByName
 from pipeline.models.usage import DEFAULT_USAGE, Usage
-from pipeline.models.weights import (
-    AXES,
-    CONFIG_FILE,
-    HEAD,
-    POSITION,
-    TENSORS_FILE,
-    TensorByName,
-    Weights,
-    fit_weights,
-    open_weights,
-    save_weights,
-)
+from pipeline.models.weights import AXES, HEAD, POSITION, Weights, fit_weights, open_weights, save_weights
+from pipeline.models.weights_folder import CONFIG_FILE, TENSORS_FILE
 from shards.errors import UserError
 
 _INDEX_FILE = f"{TENSORS_FILE}.index.json"
@@ -42,7 +32,11 @@ def open_any(path: str, hints: Hints) -> Weights:
     The format follows from its name, its config.json and the names of its tensors. Raises UserError if none matches.
     """
     source = Path(path)
-    if source.is_dir():
+    try:
+        is_folder = source.is_dir()
+    except OSError as error:
+        raise UserError(f"no weights at {path!r}: {error.strerror}; give a file or folder of weights") from error
+    if is_folder:
         return _open_folder(source, hints)
     if source.suffix == ".npz" and source.is_file():
         return open_npz(source, hints)
@@ -165,7 +159,7 @@ def _open_ours(folder: str, hints: Hints) -> Weights:
         raise UserError(f"{folder!r} is a weights folder of ours, whose config.json says all; leave out {hints}")
     if hints.model and weights.config.name != hints.model:
         raise UserError(f"--model is {hints.model!r}, the weights in {folder!r} are of {weights.config.name!r}")
-    return replace(weights, tensor=lambda name: refuse_not_finite(weights.tensor(name), f"{name} in {weights.where!r}"))
+    return weights
 
 
 def _open_bare(file: TensorFile, hints: Hints) -> Weights:

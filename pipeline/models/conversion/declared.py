@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from shards.config_values import shown_value
 from shards.errors import UserError
 
 Pair = tuple[int, int]  # height, width
@@ -12,8 +13,8 @@ def pair_of(value: Any, *, key: str, where: str) -> Pair:
     pair = [value, value] if not isinstance(value, list | tuple) else value
     if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
         raise UserError(
-            f"config.json beside {where!r} says {key} {value!r}; allowed: a number of pixels of 1 or more, or two "
-            "(height, width)"
+            f"config.json beside {where!r} says {key} {shown_value(value)}; allowed: a number of pixels of 1 or more, "
+            "or two (height, width)"
         )
     return pair[0], pair[1]
 

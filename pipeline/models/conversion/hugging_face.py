@@ -6,7 +6,6 @@ transformers 5 still reads, and also read its newer names. Shape letters: D widt
 """
 
 import logging
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,8 +38,11 @@ from pipeline.models.conversion.sizes import (
     transformer_config,
 )
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.labels import unique_labels
-from pipeline.models.weights import TensorByName, Weights, write_folder
+from pipeline.models.labels import texts_of, unique_labels
+from pipeline.models.tensor_checks import TensorByName
+from pipeline.models.weights import Weights
+from pipeline.models.weights_folder import write_folder
+from shards.config_values import shown_value
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -153,26 +155,22 @@ def _labels(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
     names = dict(enumerate(given)) if isinstance(given, list) else given
     if not isinstance(names, dict) or not names:
         return ()
-    found = (names.get(str(number), names.get(number, number)) for number in range(num_classes))
-    return unique_labels(tuple(str(name) for name in found), where=where)
+    found = [names.get(str(number), names.get(number, number)) for number in range(num_classes)]
+    return unique_labels(texts_of(found, where=where), where=where)
 
 
 def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> ModelConfig:
     act, epsilon = str(description.get("hidden_act", "gelu")), description.get("layer_norm_eps", 1e-12)
     if act not in _GELUS:
-        raise UserError(f"hidden_act in {file.where!r} is {act!r}; allowed: {', '.join(_GELUS)}")
+        raise UserError(f"hidden_act in {file.where!r} is {shown_value(act)}; allowed: {', '.join(_GELUS)}")
     if description.get("qkv_bias", True) is not True:
         raise UserError(f"qkv_bias in {file.where!r} is false; the paper's attention has biases: give other weights")
     counts = {key: description.get(key, 12) for key in ("num_hidden_layers", "num_attention_heads")}
     are_counts = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts.values())
-    if (
-        not are_counts
-        or isinstance(epsilon, bool)
-        or not isinstance(epsilon, float | int)
-        or not 0 < epsilon < math.inf
-    ):
+    if not are_counts or isinstance(epsilon, bool) or not isinstance(epsilon, float | int) or not 0 < epsilon < 1:
         raise UserError(
-            f"config.json beside {file.where!r} has {counts}, layer_norm_eps {epsilon!r}; allowed: numbers above 0"
+            f"config.json beside {file.where!r} has {shown_value(counts)}, layer_norm_eps {shown_value(epsilon)}; "
+            "allowed: numbers above 0, and an epsilon below 1"
         )
     depth = count(file.shapes, r"vit\.encoder\.layer\.(\d+)\.")
     if depth != counts["num_hidden_layers"]:

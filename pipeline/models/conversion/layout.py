@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.weights import Shapes, TensorByName, refuse_misfits
-from shards.errors import UserError
+from pipeline.models.tensor_checks import Shapes, TensorByName, refuse_misfits, refuse_not_finite
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -47,17 +46,6 @@ def their_shapes(layout: Layout, shapes: Shapes) -> Shapes:
         pieces = mapping.split(torch.empty(shapes[name], device="meta"))
         theirs |= {their: tuple(piece.shape) for their, piece in zip(mapping.names, pieces, strict=True)}
     return theirs
-
-
-def refuse_not_finite(value: torch.Tensor, what: str) -> torch.Tensor:
-    """The same tensor. Raises UserError if it holds NaN or infinity."""
-    num_bad = value.numel() - int(torch.isfinite(value).sum())
-    if num_bad:
-        raise UserError(
-            f"{what} has {num_bad} values of {value.numel()} that are not finite (NaN or infinite); the file is "
-            "damaged or its training failed: give other weights"
-        )
-    return value
 
 
 def write_layout(layout: Layout, tensor: TensorByName) -> Iterator[tuple[str, torch.Tensor]]:

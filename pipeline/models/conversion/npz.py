@@ -11,15 +11,16 @@ from typing import Literal
 
 import torch
 
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import MOST_LAYERS, ModelConfig
 from pipeline.models.conversion import npz_bit, npz_vit
 from pipeline.models.conversion.layout import read_layout, without_class_row, write_layout
 from pipeline.models.conversion.npz_file import write_npz
 from pipeline.models.conversion.open_file import open_tensor_file
-from pipeline.models.conversion.sizes import MOST_LAYERS, Hints, assumed, shapes_in_file
+from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.weights import TensorByName, Weights
-from shards.errors import UserError
+from pipeline.models.tensor_checks import MOST_TENSORS, TensorByName
+from pipeline.models.weights import Weights
+from shards.errors import InvalidDataError, UserError
 
 log = logging.getLogger(__name__)
 Dialect = Literal["vision_transformer", "big_vision"]
@@ -120,6 +121,11 @@ def _unstacked(file: TensorFile) -> TensorFile:
 
 def _refuse_other_depths(where: str, stacked: dict[str, tuple[int, ...]]) -> None:
     depth = next((shape[0] for shape in stacked.values() if shape), 0)
+    if len(stacked) * depth > MOST_TENSORS:
+        raise InvalidDataError(
+            f"{where!r} has {len(stacked):,} tensors of {depth:,} layers; allowed: {MOST_TENSORS:,} of all layers: "
+            "fetch the file again"
+        )
     for name, shape in stacked.items():
         if not shape or shape[0] != depth or min(shape) < 1 or depth > MOST_LAYERS:
             raise UserError(

@@ -3,14 +3,16 @@
 Source: transformers' image_processing_vit.py; a processor's file nests the entries of the image processor.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.models.conversion.tensor_file import readable
-from pipeline.models.weights import PIXELS_FILE
+from pipeline.models.weights_folder import MOST_DESCRIPTION_BYTES, PIXELS_FILE
+from shards.config_values import shown_value
 from shards.errors import UserError
+from shards.local_file import read_local_file
+from shards.typed_json import parse_json
 
 _FILES = (PIXELS_FILE, "processor_config.json")
 
@@ -27,8 +29,9 @@ def refuse_other_pixels(folder: Path) -> None:
         if not isinstance(factor, float | int) or abs(factor * 255 - 1) > 1e-3:
             other.append("rescale_factor")
         if other:
+            found = ", ".join(f"{key} {shown_value(said[key])}" for key in other)
             raise UserError(
-                f"{str(path)!r} says {', '.join(f'{key} {said[key]}' for key in other)}; the models here take the "
+                f"{str(path)!r} says {found}; the models here take the "
                 "paper's pixels, value / 255 with mean and deviation 0.5 each: give weights trained so"
             )
 
@@ -52,7 +55,7 @@ def json_object(path: Path) -> Mapping[str, Any]:
     """The object in a JSON file. Raises UserError if it cannot be read, or holds something else."""
     try:
         with readable(repr(str(path))):
-            content = json.loads(path.read_text())
+            content = parse_json(read_local_file(path, most_bytes=MOST_DESCRIPTION_BYTES))
     except UserError as error:
         if isinstance(error.__cause__, ValueError):
             raise UserError(f"{str(path)!r} is no JSON ({error.__cause__}); fetch it again") from error

@@ -4,26 +4,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from pipeline.models.conversion.preprocessor import json_object
 from pipeline.models.conversion.tensor_file import TensorFile, readable
-from shards.errors import UserError
+from pipeline.models.safetensors_header import open_safetensors
+from pipeline.models.tensor_checks import MOST_TENSORS
+from shards.config_values import shown_value
+from shards.errors import InvalidDataError, UserError
 
 
 def open_safetensors_file(path: Path) -> TensorFile:
-    """The tensors in one file. Raises UserError if it is missing or cannot be read."""
-    if not path.is_file():
-        raise UserError(f"no weights at {str(path)!r}; fetch the file again")
+    """The tensors in one file. Raises UserError if it is missing, or its header does not describe it."""
+    with readable(f"{str(path)!r} is no safetensors file: it"):
+        if not path.is_file():
+            raise UserError(f"no weights at {str(path)!r}; fetch the file again")
+        file = open_safetensors(path)
 
     def read(name: str) -> torch.Tensor:
-        with readable(f"{name} in {str(path)!r}"), safe_open(path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name).float()
-        return tensor
+        with readable(f"{name} in {str(path)!r}"):
+            return file.read(name).float()
 
-    with readable(f"{str(path)!r} is no safetensors file: it"), safe_open(path, framework="pt") as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    return TensorFile(where=str(path), shapes=shapes, read=read)
+    return TensorFile(where=str(path), shapes=file.shapes, read=read)
 
 
 def open_sharded(index: Path) -> TensorFile:
@@ -34,10 +35,15 @@ def open_sharded(index: Path) -> TensorFile:
     where: Any = json_object(index).get("weight_map")
     if not isinstance(where, dict) or not where:
         raise UserError(f"{str(index)!r} has no weight_map (name of a tensor: name of a file); fetch it again")
+    if len(where) > MOST_TENSORS:
+        raise InvalidDataError(
+            f"{str(index)!r} names {len(where):,} tensors; allowed: {MOST_TENSORS:,}; fetch it again"
+        )
     for name, piece in where.items():
         if not isinstance(piece, str) or Path(piece).name != piece or piece == ".." or "\\" in piece:
             raise UserError(
-                f"{name} in {str(index)!r} is in {piece!r}; allowed: names of files beside it, without a folder"
+                f"{name} in {str(index)!r} is in {shown_value(piece)}; allowed: names of files beside it, without a "
+                "folder"
             )
     pieces = {piece: open_safetensors_file(index.parent / piece) for piece in sorted(set(where.values()))}
     for name, piece in where.items():

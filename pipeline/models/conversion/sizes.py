@@ -2,9 +2,10 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from pipeline.models.build import shapes_of
 from pipeline.models.config import (
@@ -20,13 +21,14 @@ from pipeline.models.config import (
 )
 from pipeline.models.conversion.declared import Pair
 from pipeline.models.flops import num_parameters
-from pipeline.models.weights import HEAD, Shapes
+from pipeline.models.tensor_checks import Shapes
+from pipeline.models.weights import HEAD
 from shards.config_values import Range, refuse_wrong_values
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 
 HEADS_BY_WIDTH = {size.width: size.num_heads for size in SIZES.values()}
 ROOT_WIDTH = 64
-MOST_LAYERS, _MOST_CLASSES, _MOST_PARAMETERS = 1_000, 10_000_000, 10**11
+_MOST_PARAMETERS = 10**11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +110,8 @@ def count(names: Iterable[str], pattern: str) -> int:
 def units_of(names: Iterable[str], pattern: str, *, first: int) -> tuple[int, ...]:
     """Units of each stage. The pattern's groups are stage and unit; their numbers begin with `first`."""
     found = {(int(m[1]) - first, int(m[2]) - first) for name in names if (m := re.match(pattern, name))}
-    num_stages = len({stage for stage, _ in found})
-    return tuple(sum(at == stage for at, _ in found) for stage in range(num_stages))
+    num_units = Counter(stage for stage, _ in found)
+    return tuple(num_units[stage] for stage in range(len(num_units)))
 
 
 def resnet_of(units: tuple[int, ...], *, root_channels: int) -> ResNetSize | None:
@@ -185,7 +187,8 @@ def transformer_config(
     stride = max(1, (resnet.stride if resnet else 1) * (known.patch if known else shapes.patch))
     side, _ = shapes.side(where, position_name)
     image_size = side * stride or 224 // stride * stride or stride
-    config = ModelConfig(
+    return _config_in(
+        where,
         name=hints.model or (names[0] if names else "vit"),
         image_size=image_size,
         num_classes=shapes.num_classes,
@@ -199,6 +202,13 @@ def transformer_config(
         layer_norm_epsilon=hints.layer_norm_epsilon or usual.layer_norm_epsilon,
         resnet_epsilons=(hints.resnet_epsilons or usual.resnet_epsilons) if resnet else "paper",
     )
+
+
+def _config_in(where: str, **fields: Any) -> ModelConfig:
+    try:
+        config = ModelConfig(**fields)
+    except UserError as error:
+        raise InvalidDataError(f"{where!r} is of no model that can be built: {error}") from error
     refuse_absurd(config, where=where)
     return config
 
@@ -224,11 +234,7 @@ def _num_heads(shapes: TransformerShapes, known: Size | None, *, where: str, hin
 
 
 def refuse_absurd(config: ModelConfig, *, where: str) -> None:
-    """Raises UserError for sizes that no model has: even building one without values would take days."""
-    if not config.is_bit and config.size.depth > MOST_LAYERS:
-        raise UserError(f"{where!r} is of {config.size.depth} layers, more than any model; allowed: {MOST_LAYERS}")
-    if config.num_classes > _MOST_CLASSES:
-        raise UserError(f"{where!r} is of {config.num_classes} classes, more than any model; allowed: {_MOST_CLASSES}")
+    """Raises UserError for more parameters than any model has."""
     number = num_parameters(config, head=config.num_classes > 0)
     if number > _MOST_PARAMETERS:
         raise UserError(
@@ -263,7 +269,8 @@ def bit_config(resnet: ResNetSize, *, num_classes: int, where: str, usual: Usual
     if hints.num_heads or hints.gelu or hints.layer_norm_epsilon:
         raise UserError("a BiT ResNet has no heads, GELU or layer norm; leave out --num-heads, --gelu and the like")
     names = [hints.model] if hints.model else [name for name in BIT_RESNETS if BIT_RESNETS[name] == resnet]
-    config = ModelConfig(
+    return _config_in(
+        where,
         name=names[0] if names else "bit_r50x1",
         image_size=224,
         num_classes=num_classes,
@@ -271,5 +278,3 @@ def bit_config(resnet: ResNetSize, *, num_classes: int, where: str, usual: Usual
         resnet_factor=None if names else resnet.factor,
         resnet_epsilons=hints.resnet_epsilons or usual.resnet_epsilons,
     )
-    refuse_absurd(config, where=where)
-    return config

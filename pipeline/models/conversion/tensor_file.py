@@ -10,10 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from safetensors import SafetensorError
-
-from pipeline.models.weights import Shapes, TensorByName
-from shards.errors import UserError
+from pipeline.models.tensor_checks import Shapes, TensorByName
+from shards.errors import InvalidDataError, UserError
 
 # Raised by the libraries that read damaged, encrypted or hostile files, for headers and values alike.
 FILE_ERRORS = (
@@ -30,7 +28,6 @@ FILE_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
     tokenize.TokenError,
-    SafetensorError,
 )
 
 
@@ -46,7 +43,7 @@ def readable(what: str, *, size: str = "") -> Iterator[None]:
         raise UserError(f"{what} cannot be read ({reason}); give a file that this user may read") from error
     except FILE_ERRORS as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise UserError(f"{what} cannot be read ({reason}); is it cut off? Fetch the file again") from error
+        raise InvalidDataError(f"{what} cannot be read ({reason}); is it cut off? Fetch the file again") from error
 
 
 @dataclass(frozen=True, kw_only=True)

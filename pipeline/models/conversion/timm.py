@@ -28,8 +28,10 @@ from pipeline.models.conversion.layout import (
 from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm_config import EPSILON, GELUS, entries, model_in
-from pipeline.models.labels import unique_labels
-from pipeline.models.weights import TensorByName, Weights, write_folder
+from pipeline.models.labels import texts_of, unique_labels
+from pipeline.models.tensor_checks import TensorByName
+from pipeline.models.weights import Weights
+from pipeline.models.weights_folder import write_folder
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -58,7 +60,7 @@ def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) ->
     tensor = read_layout(file, mappings, shapes, advice=hints.advice())
     said = assumed(found.config, said=found.said, hints=hints)
     names = description.get("label_names") or entries(description, "pretrained_cfg").get("label_names")
-    labels = tuple(str(name) for name in names) if isinstance(names, list) else ()
+    labels = texts_of(names, where=file.where) if isinstance(names, list) else ()
     labels = unique_labels(labels, where=file.where)
     return Weights(where=file.where, config=found.config, labels=labels, shapes=shapes, tensor=tensor, assumed=said)
 

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import torch
 
-from pipeline.models.conversion.tensor_file import TensorFile
-from shards.errors import UserError
+from pipeline.models.conversion.tensor_file import TensorFile, readable
+from pipeline.models.conversion.zip_file import open_zip
+from pipeline.models.tensor_checks import refuse_absurd_tensors
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import open_local_file
 
+_ZIP = b"PK\x03\x04"
 _WRAPPERS = ("state_dict", "model")
 _ARGUMENTS = "argparse.Namespace"  # in the files of DeiT, MAE and others that share their training script
 
@@ -15,6 +19,7 @@ _ARGUMENTS = "argparse.Namespace"  # in the files of DeiT, MAE and others that s
 def open_torch_file(path: Path) -> TensorFile:
     """The tensors in such a file. Raises UserError if it holds other objects, is cut off, or a tensor is not dense."""
     where = str(path)
+    _refuse_inflated(path)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler refuses other objects with several kinds of errors
@@ -24,11 +29,25 @@ def open_torch_file(path: Path) -> TensorFile:
             loaded = loaded[wrapper]
     if not isinstance(loaded, dict):
         raise UserError(f"{where!r} holds a {type(loaded).__name__}; allowed: a state dict of tensors by name")
-    tensors = {str(name): value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in loaded.items() if isinstance(name, str) and torch.is_tensor(value)}
     for name, tensor in tensors.items():
         _refuse_not_dense(name, tensor, where)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    refuse_absurd_tensors(where, shapes)
     return TensorFile(where=where, shapes=shapes, read=lambda name: tensors[name].detach().float())
+
+
+def _refuse_inflated(path: Path) -> None:
+    """InvalidDataError for members that would be inflated in memory: torch.save stores them as they are."""
+    with readable(repr(str(path))), open_local_file(path) as file:
+        is_zip = file.read(len(_ZIP)) == _ZIP
+    if is_zip:
+        try:
+            open_zip(path, is_stored=True).close()
+        except UserError as error:
+            if isinstance(error.__cause__, Exception):
+                raise InvalidDataError(_refusal(path, error.__cause__)) from error
+            raise
 
 
 def _refusal(path: Path, error: Exception) -> str:

@@ -13,10 +13,11 @@ from pipeline.models import build_model
 from pipeline.models.flops import num_parameters
 from pipeline.models.loss import classification_loss
 from pipeline.training.batch_plan import plan_batch
-from pipeline.training.checkpoint import list_committed, read_tensor
+from pipeline.training.checkpoint import list_committed
 from pipeline.training.config import TrainingJob
 from pipeline.training.manifest import MANIFEST_NAME, manifest_from_json
 from pipeline.training.metrics import read_metrics
+from pipeline.training.rank_files import RankFiles
 from shards.store import open_store
 from tests.rigs.processes import patchline
 from tests.rigs.training import run
@@ -114,4 +115,4 @@ def saved_head(run_dir: Path, *, slot: str) -> torch.Tensor:
     store = open_store(str(run_dir / "checkpoints"))
     newest = max(list_committed(store), key=lambda place: place.step)
     manifest = manifest_from_json(store.read(f"{newest.folder}/{MANIFEST_NAME}"))
-    return read_tensor(store, manifest, "head.weight", slot=slot)
+    return RankFiles(store, manifest).tensor("head.weight", slot=slot)

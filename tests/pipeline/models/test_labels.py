@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from pipeline.models.labels import completed_labels, unique_labels
+from pipeline.models.labels import completed_labels, texts_of, unique_labels
+from shards.errors import InvalidDataError
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,13 @@ def test_a_name_that_comes_again_has_its_id(
 )
 def test_every_class_has_a_name(labels: tuple[str, ...], num_classes: int, expected: tuple[str, ...]) -> None:
     assert completed_labels(labels, num_classes=num_classes, where="w") == expected
+
+
+def test_names_are_texts_or_whole_numbers() -> None:
+    assert texts_of(["cat", 3], where="w") == ("cat", "3")
+
+
+@pytest.mark.parametrize("name", [0.5, True, None, ["cat"], {"name": "cat"}])
+def test_other_values_do_not_become_names(name: object) -> None:
+    with pytest.raises(InvalidDataError, match=r"the name of class 1 in config.json beside 'w' is .*; allowed: a text"):
+        texts_of(["cat", name], where="w")

@@ -28,5 +28,5 @@ def test_folders_from_before_are_softmax_and_a_plain_resize() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(said: dict[str, object], message: str) -> None:
-    with pytest.raises((UserError, TypeError), match=message):
+    with pytest.raises((UserError, ValueError), match=message):
         usage_of({"usage": said})

@@ -1,8 +1,8 @@
 """Weights folders: bit-exact round trips, fitting to another size, and messages for unusable folders."""
 
 import json
-import weakref
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,10 @@ from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import Model, ModelConfig, build_model
 from pipeline.models.config import Mode
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
+from pipeline.models.tensor_checks import TensorByName
 from pipeline.models.usage import Usage
-from pipeline.models.weights import (
-    HEAD,
-    TensorByName,
-    filled_model,
-    fit_weights,
-    open_weights,
-    save_weights,
-    write_folder,
-)
-from shards.errors import UserError
+from pipeline.models.weights import HEAD, filled_model, fit_weights, open_weights, save_weights
+from shards.errors import InvalidDataError, UserError
 
 TINY: dict[str, Any] = {"name": "vit", "image_size": 16, "num_classes": 3, "patch": 4, "depth": 2, "width": 12}
 TINY |= {"mlp_width": 20, "num_heads": 2}
@@ -220,12 +213,6 @@ def test_positions_of_another_kind_are_refused(tmp_path: Path, source: Any, targ
         fit_weights(weights, config, initial=initial_of(config), new_head=True)
 
 
-def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"no folder can be made at .*file/w"):
-        saved(tmp_path / "file" / "w", random_model())
-
-
 def test_without_a_new_head_the_head_is_kept(tmp_path: Path) -> None:
     model, target = random_model(representation=True), config_of(representation=True, image_size=24)
     tensor = fit_weights(open_weights(saved(tmp_path, model)), target, initial=initial_of(target), new_head=False)
@@ -307,6 +294,25 @@ def cut(folder: Path, num_bytes: int) -> None:
         ),
         pytest.param(lambda f: rewrite(f, usage=[]), "cannot be read", id="usage is a list"),
         pytest.param(lambda f: rewrite(f, format=2), "its format is 2, allowed: 1", id="another format"),
+        pytest.param(
+            lambda f: rewrite(f, model=TINY | {"depth": 10**9}), "model.depth is 1000000000; .* to 1,000", id="deep"
+        ),
+        pytest.param(
+            lambda f: rewrite(f, model=TINY | {"depth": 900}),
+            "config.json says 900 layers, model.safetensors has 32 tensors",
+            id="more layers than tensors",
+        ),
+        pytest.param(lambda f: rewrite(f, model=TINY | {"depth": 2.0}), "model.depth is 2.0; allowed", id="a float"),
+        pytest.param(lambda f: rewrite(f, model=TINY | {"depth": True}), "model.depth is True; allowed", id="a bool"),
+        pytest.param(lambda f: rewrite(f, model=TINY | {"width": -12}), "model.width is -12; allowed", id="negative"),
+        pytest.param(lambda f: rewrite(f, model=[]), r"model is \[\]; allowed: an object", id="a list as the model"),
+        pytest.param(lambda f: rewrite(f, labels=["a", "b", 3]), "labels is .*; allowed: a list of texts", id="number"),
+        pytest.param(lambda f: rewrite(f, labels=["a", "b", ["c"]]), "allowed: a list of texts", id="a list in it"),
+        pytest.param(lambda f: (f / "config.json").write_text("[" * 200_000), "more than 64 deep", id="nested"),
+        pytest.param(lambda f: (f / "config.json").write_text('{"a": 1, "a": 2}'), "'a' is named twice", id="twice"),
+        pytest.param(lambda f: (f / "config.json").write_text('{"a": NaN}'), "NaN is no number of JSON", id="NaN"),
+        pytest.param(lambda f: os.truncate(f / "config.json", 1 << 40), "larger than 67,108,864 bytes", id="large"),
+        pytest.param(lambda f: os.truncate(f / "model.safetensors", 1 << 40), "the file at 1,099,511", id="zeros"),
         pytest.param(lambda f: cut(f, 500), "cannot be read", id="tensors cut off in their header"),
         pytest.param(lambda f: cut(f, -100), "cannot be read", id="tensors cut off in their data"),
         pytest.param(lambda f: cut(f, 0), "cannot be read", id="an empty file"),
@@ -330,29 +336,6 @@ def test_no_folder_at_all(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match=r"holds config\.json and model\.safetensors"):
         open_weights(str(tmp_path / name))
-
-
-def test_a_folder_left_in_between_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Overwritten and killed between any two renames: it has the old weights, the new ones or none, never a mixture."""
-    folder, rename = tmp_path / "w", Path.replace
-    for num_renames in range(2):
-        saved(folder, random_model())
-        left = [num_renames]
-
-        def replace_some(self: Path, target: Path, left: list[int] = left) -> Path:
-            if not left[0]:
-                raise KeyboardInterrupt
-            left[0] -= 1
-            return rename(self, target)
-
-        monkeypatch.setattr(Path, "replace", replace_some)
-        with pytest.raises(KeyboardInterrupt):
-            saved(folder, random_model(gelu="exact"))
-        monkeypatch.setattr(Path, "replace", rename)
-        with pytest.raises(UserError, match="no weights at"):
-            open_weights(str(folder))
-    saved(folder, random_model(gelu="exact"))
-    assert open_weights(str(folder)).config.gelu == "exact"
 
 
 def test_tensors_know_their_config(tmp_path: Path) -> None:
@@ -399,44 +382,44 @@ def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
         assert file.metadata().keys() == {"config_sha256", "format"}
 
 
-def test_tensors_are_written_one_after_the_other(tmp_path: Path) -> None:
-    """The model is never copied in memory: each tensor is freed before the one after the next is made."""
-    shapes = {f"t{number}": (number + 1, 3) for number in range(9)}
-    made: list[weakref.ref[torch.Tensor]] = []
-
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for number, (name, shape) in enumerate(shapes.items()):
-            assert sum(tensor() is not None for tensor in made) <= 1
-            value = torch.full(shape, float(number))
-            made.append(weakref.ref(value))
-            yield name, value
-            del value
-
-    write_folder(tmp_path, description={"format": 1}, shapes=shapes, tensors=tensors())
-    loaded = load_file(tmp_path / "model.safetensors")
-    assert len(made) == len(loaded) == 9
-    for number, (name, shape) in enumerate(shapes.items()):
-        assert torch.equal(loaded[name], torch.full(shape, float(number)))
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop", "dangling"])
+def test_what_is_no_file_is_no_weights(tmp_path: Path, name: str, kind: str) -> None:
+    path = Path(saved(tmp_path / "w", random_model())) / name
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to({"device": "/dev/zero", "loop": path.name, "dangling": "gone"}[kind])
+    with pytest.raises(UserError, match="no weights at"):
+        open_weights(str(tmp_path / "w"))
 
 
-@pytest.mark.parametrize(
-    ("tensors", "error"),
-    [
-        pytest.param([("a", torch.ones(2, 3))], "zip", id="one is missing"),
-        pytest.param([("a", torch.ones(2, 3)), ("c", torch.ones(1))], "c is torch.float32", id="another name"),
-        pytest.param([("a", torch.ones(3, 2)), ("b", torch.ones(1))], "a is .* not a, float32", id="another shape"),
-        pytest.param([("a", torch.ones(2, 3).half()), ("b", torch.ones(1))], "a is torch.float16", id="another type"),
-    ],
-)
-def test_what_cannot_be_written_whole_is_absent(
-    tmp_path: Path, tensors: list[tuple[str, torch.Tensor]], error: str
-) -> None:
-    shapes: dict[str, tuple[int, ...]] = {"a": (2, 3), "b": (1,)}
-    with pytest.raises(ValueError, match=error):
-        write_folder(tmp_path / "new", description={}, shapes=shapes, tensors=tensors)
-    assert not (tmp_path / "new").exists()
-    before = saved(tmp_path / "old", random_model())
-    with pytest.raises(ValueError, match=error):
-        write_folder(Path(before), description={}, shapes=shapes, tensors=tensors)
-    assert sorted(path.name for path in Path(before).iterdir()) == ["config.json", "model.safetensors"]
-    assert open_weights(before).labels == LABELS
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "loop"])
+def test_names_that_the_system_refuses(tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match="no weights at"):
+        open_weights(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused_when_they_are_read(tmp_path: Path, bad: float) -> None:
+    folder = Path(saved(tmp_path / "w", random_model()))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["norm.weight"][5] = bad
+    save_file(tensors, folder / "model.safetensors")
+    weights = open_weights(str(folder))
+    with pytest.raises(InvalidDataError, match=r"norm.weight in the weights at .*w' has 1 values of 12 that are not"):
+        filled_model(weights)
+
+
+def test_half_precision_is_read_and_what_float32_cannot_hold_is_not(tmp_path: Path) -> None:
+    folder = Path(saved(tmp_path / "w", random_model()))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: value.half() for name, value in tensors.items()}, folder / "model.safetensors")
+    assert filled_model(open_weights(str(folder))).norm.weight.dtype == torch.float32
+    save_file({name: value.double() * 1e39 for name, value in tensors.items()}, folder / "model.safetensors")
+    with pytest.raises(InvalidDataError, match=r"not finite \(NaN or infinite, as float32\)"):
+        filled_model(open_weights(str(folder)))

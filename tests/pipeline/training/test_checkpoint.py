@@ -1,20 +1,30 @@
 """Checkpoints on disk: complete, addressed by byte, committed by their manifest, deleted in order."""
 
+import io
+import json
+import logging
+import os
+import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.training import checkpoint
-from pipeline.training.checkpoint import Checkpoints, list_committed, read_attempts, read_tensor
+from pipeline.training.checkpoint import Checkpoints, list_committed, read_attempts
 from pipeline.training.config import CheckpointConfig
-from pipeline.training.manifest import Manifest, manifest_from_json, standing_checkpoints
+from pipeline.training.fence import standing_checkpoints
+from pipeline.training.manifest import Manifest, manifest_from_json
+from pipeline.training.rank_files import RankFiles
+from pipeline.training.seal import sealed, unsealed
 from pipeline.training.zero_state import Fragment
+from pipeline.world import World
 from shards.errors import UserError
 from shards.store import open_store
-from tests.rigs.processes import one_world
+from tests.rigs.processes import one_world, run_ranks
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
 
 pytestmark = pytest.mark.slow
@@ -30,6 +40,7 @@ def test_the_fragments_are_the_whole_model(finished_runs: FinishedRuns, stage: i
     run_dir = finished_runs.get(num_ranks, "--engine.zero-stage", str(stage))
     manifest = manifest_of(run_dir, STEPS)
     store = open_store(str(run_dir / "checkpoints"))
+    files = RankFiles(store, manifest)
     weights = load_file(run_dir / "weights" / "model.safetensors")
 
     assert set(manifest.tensors) == set(weights)
@@ -39,36 +50,228 @@ def test_the_fragments_are_the_whole_model(finished_runs: FinishedRuns, stage: i
         for slot in ("master", *manifest.moments):
             covered = [i for place in tensor.slots[slot] for i in range(place.start, place.start + place.length)]
             assert covered == list(range(weights[name].numel())), f"{name} {slot}: every element, exactly once"
-        assert torch.equal(read_tensor(store, manifest, name), weights[name])
+        assert torch.equal(files.tensor(name, slot="master"), weights[name])
     # One file per rank, each with fragments of many tensors.
     assert len(manifest.files) == num_ranks
 
 
-def test_a_file_too_large_to_keep_is_verified_in_parts_and_read_again(
-    finished_runs: FinishedRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir = tmp_path / "run"
-    shutil.copytree(finished_runs.get(2, "--engine.zero-stage", "1"), run_dir)
+def test_a_fragment_is_filled_from_the_files_that_hold_it(finished_runs: FinishedRuns) -> None:
+    run_dir = finished_runs.get(2, "--engine.zero-stage", "1")
     manifest = manifest_of(run_dir, STEPS)
-    monkeypatch.setattr(checkpoint, "_MOST_READ_AHEAD_BYTES", 0)
-    monkeypatch.setattr(checkpoint, "_PART_BYTES", 1000)
     store = open_store(str(run_dir / "checkpoints"))
     reader = Checkpoints(store, one_world(), run_dir=run_dir)
-    assert reader._verify_share(manifest) == ""
-    assert reader._read_ahead == {}
     name = "blocks.0.mlp.dense1.weight"
-    expected = read_tensor(store, manifest, name).flatten()
+    expected = RankFiles(store, manifest).tensor(name, slot="master").flatten()
     fragment = Fragment(name=name, start=5, length=900, slots={"master": torch.zeros(900)})
     reader.load(manifest, fragment, "master")
     assert torch.equal(fragment.slots["master"], expected[5:905])
 
-    file = run_dir / "checkpoints" / manifest.id.folder / "rank-00001.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1  # in the last part
-    file.write_bytes(data)
-    assert "rank-00001.safetensors does not have the bytes" in reader._verify_share(manifest)
-    file.write_bytes(data[:-1])
-    assert "rank-00001.safetensors does not have the bytes" in reader._verify_share(manifest)
+
+def newest_after(world: World, run_dir: Path, damages: list[tuple[str, int]]) -> list[tuple[int, int]]:
+    """Flips one bit of a file of the newest checkpoint at a time; (bit, newest usable step) where it is the newest."""
+    store, wrong = open_store(str(run_dir / "checkpoints")), []
+    for name, bit in damages:
+        (path,) = (run_dir / "checkpoints" / f"step-{STEPS:08d}").glob(f"*/{name}")
+        data = path.read_bytes()
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        found = Checkpoints(store, world, run_dir=run_dir).newest()
+        if found is None or found.id.step != STEPS - 4:
+            wrong.append((bit, found.id.step if found else -1))
+        path.write_bytes(data)
+    return wrong
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "rank-00000.safetensors", "rank-00001.safetensors"])
+def test_a_checkpoint_with_one_bit_changed_is_passed_over(
+    finished_runs: FinishedRuns, tmp_path: Path, name: str
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(2), run_dir)
+    (path,) = (run_dir / "checkpoints" / f"step-{STEPS:08d}").glob(f"*/{name}")
+    data = path.read_bytes()
+    bits = random.Random(0).sample(range(8 * len(data)), 100)
+    for word in (b'"format": ', b'"digest": "'):  # the digit after the first is one bit from that of older formats
+        place = 8 * (data.find(word) + len(word))
+        bits += range(place, place + 8) if word in data else []
+    found = run_ranks(newest_after, run_dir, [(name, bit) for bit in bits], num_ranks=1)
+    assert found == [[]]
+
+
+def resealed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Changes a manifest, with the digest that fits."""
+    values = json.loads(unsealed(path.read_bytes()))
+    change(values)
+    path.write_bytes(sealed(json.dumps(values).encode()))
+
+
+def first_place(values: dict[str, Any]) -> dict[str, Any]:
+    place: dict[str, Any] = values["tensors"]["blocks.0.mlp.dense1.weight"]["slots"]["master"][0]
+    return place
+
+
+def put_a_pipe(manifest: Path) -> None:
+    rank_file(manifest).unlink()
+    os.mkfifo(rank_file(manifest))
+
+
+def rank_file(manifest: Path, rank: int = 0) -> Path:
+    return manifest.with_name(f"rank-{rank:05d}.safetensors")
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "updates without a digest": (
+        lambda path: path.write_bytes(path.read_bytes().replace(b'"num_updates": 16', b'"num_updates": 15')),
+        "its digest does not fit",
+    ),
+    "updates": (lambda path: resealed(path, lambda m: m.update(num_updates=17)), "num_updates is 17; allowed: 0 to"),
+    "no files": (lambda path: resealed(path, lambda m: m.update(files={})), "is not among the checkpoint's files"),
+    "an offset": (
+        lambda path: resealed(path, lambda m: first_place(m).update(offset=first_place(m)["offset"] + 4)),
+        "'master:blocks.0.mlp.dense1.weight' is 'F32'",
+    ),
+    "zeros": (
+        lambda path: rank_file(path).write_bytes(bytes(20_000) + rank_file(path).read_bytes()[20_000:]),
+        "rank-00000.safetensors does not have the bytes its manifest promises",
+    ),
+    "swapped files": (
+        lambda path: (
+            rank_file(path).rename(path.with_name("x")),
+            rank_file(path, 1).rename(rank_file(path)),
+            path.with_name("x").rename(rank_file(path, 1)),
+        ),
+        "does not have the bytes its manifest promises",
+    ),
+    "another one's manifest": (
+        lambda path: path.write_bytes(next(path.parents[2].glob("step-00000012/*/MANIFEST.json")).read_bytes()),
+        "its manifest is that of step-00000012/",
+    ),
+    "a pipe": (put_a_pipe, "no object"),
+}
+
+
+def newest_and_log(world: World, run_dir: Path) -> tuple[int, str]:
+    """The step of the newest usable checkpoint, and what the log says."""
+    said = io.StringIO()
+    handler = logging.StreamHandler(said)
+    logging.getLogger("pipeline").addHandler(handler)
+    found = Checkpoints(open_store(str(run_dir / "checkpoints")), world, run_dir=run_dir).newest()
+    logging.getLogger("pipeline").removeHandler(handler)
+    return found.id.step if found else 0, said.getvalue()
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_with_the_reason(
+    finished_runs: FinishedRuns, tmp_path: Path, kind: str
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(2), run_dir)
+    damage, reason = DAMAGES[kind]
+    damage(next((run_dir / "checkpoints").glob(f"step-{STEPS:08d}/*/MANIFEST.json")))
+    (first, said), (second, nothing) = run_ranks(newest_and_log, run_dir, num_ranks=2)
+    assert (first, second, nothing) == (STEPS - 4, STEPS - 4, "")
+    assert said.startswith(f"skipping checkpoint step-{STEPS:08d}/")
+    assert reason in said
+    assert said.count("\n") == 1
+
+
+def test_a_run_continues_from_the_checkpoint_before_a_damaged_one(
+    finished_runs: FinishedRuns, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It ends bit for bit like the unbroken run."""
+    unbroken, run_dir = finished_runs.get(2), tmp_path / "run"
+    shutil.copytree(unbroken, run_dir)
+    (run_dir / "DONE").unlink()
+    DAMAGES["an offset"][0](next((run_dir / "checkpoints").glob(f"step-{STEPS:08d}/*/MANIFEST.json")))
+    assert run(pretrain_words(finished_runs.url, run_dir), num_ranks=2, log_dir=tmp_path) == 0
+    assert f"skipping checkpoint step-{STEPS:08d}/" in capfd.readouterr().err
+    assert resumed_steps(run_dir) == [0, STEPS - 4]
+    assert losses(run_dir) == losses(unbroken)
+    assert (run_dir / "weights/model.safetensors").read_bytes() == (unbroken / "weights/model.safetensors").read_bytes()
+
+
+def put_strays(checkpoints: Path) -> list[Path]:
+    """Files that anybody could leave in a checkpoint store; returns them."""
+    newest = next(checkpoints.glob(f"step-{STEPS:08d}/*/MANIFEST.json"))
+    strays = {
+        "attempts/.nfs000001": b"",
+        "attempts/empty": b"",
+        "attempts/notes.txt": b"\xff",
+        "attempts/0001-x.json": b"{}",
+        "attempts/\u00b2\u00b2\u00b2\u00b2-00000000.json": b"{}",
+        "attempts/9999-aaaaaaaa.json~": b"{}",
+        "step-\u00b2/attempt-0001-aa/MANIFEST.json": newest.read_bytes(),
+        "step-00000099/MANIFEST.json": newest.read_bytes(),
+        "step-00000099/attempt-x/MANIFEST.json": newest.read_bytes(),
+        "step-00000099/attempt-0001-aaaaaaaa/.nfs000001": b"",
+        "MANIFEST.json": b"",
+        f"{newest.parent.relative_to(checkpoints)}/.nfs000001": b"",
+    }
+    for name, data in strays.items():
+        (checkpoints / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoints / name).write_bytes(data)
+    os.mkfifo(checkpoints / "attempts" / "9999-bbbbbbbb.json")
+    return [checkpoints / name for name in strays]
+
+
+def test_files_of_others_are_left_alone(
+    finished_runs: FinishedRuns, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run continues beside them, and retention does not delete them."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(1), run_dir)
+    strays = put_strays(run_dir / "checkpoints")
+    for name in ("metrics.jsonl", "ledger.jsonl"):
+        with (run_dir / name).open("ab") as file:
+            file.write(b"\xff\n[1]\nNaN\n" + b"[" * 200_000 + b'\n{"step": 99, "lo')
+    words = [*pretrain_words(finished_runs.url, run_dir), "--steps", str(STEPS + 4), "--extend"]
+    assert run(words, num_ranks=1, log_dir=tmp_path) == 0
+    said = capfd.readouterr().err
+    assert f"{run_dir}/metrics.jsonl: dropped 5 lines" in said
+    assert f"{run_dir}/ledger.jsonl: skipped 5 lines" in said
+    assert "skipping checkpoint" not in said
+    assert [path for path in strays if not path.exists()] == []
+    assert resumed_steps_by_name(run_dir) == [0, STEPS]
+    assert set(losses(run_dir)) == set(range(1, STEPS + 5))
+
+
+def resumed_steps_by_name(run_dir: Path) -> list[int]:
+    attempts = read_attempts(open_store(str(run_dir / "checkpoints")))
+    return [each.resumed_from.step if each.resumed_from else 0 for each in attempts]
+
+
+BROKEN = (
+    b"",
+    b"{",
+    b"\xff",
+    b"[1]",
+    b"[" * 60_000,
+    b"x" * (1 << 17),
+    b'{"token": "0001-aaaaaaaa", "resumed_from": null}',
+)
+
+
+def attempt_after(world: World, run_dir: Path) -> tuple[int, str, str]:
+    step, said = newest_and_log(world, run_dir)
+    checkpoints = Checkpoints(open_store(str(run_dir / "checkpoints")), world, run_dir=run_dir)
+    found = checkpoints.newest()
+    assert checkpoints.begin_attempt(found)
+    checkpoints.refuse_if_overtaken()
+    return step, said, checkpoints.attempt.token
+
+
+@pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
+def test_the_number_of_a_damaged_attempt_counts(finished_runs: FinishedRuns, tmp_path: Path, data: bytes) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(1), run_dir)
+    record = run_dir / "checkpoints" / "attempts" / "0007-bbbbbbbb.json"
+    record.write_bytes(data)
+    ((step, said, token),) = run_ranks(attempt_after, run_dir, num_ranks=1)
+    assert step == STEPS, "nothing was saved by it: the attempt before it counts"
+    assert token.startswith("0008-")
+    assert said.count(f"{record} cannot be read") == 1
+    assert record.read_bytes() == data
 
 
 def test_retention_keeps_the_newest_and_every_kth(digits_url: str, tmp_path: Path) -> None:

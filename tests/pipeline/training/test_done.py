@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.training.done import Done, done_from_json, done_to_json, read_done
 from pipeline.training.saved_job import saved_job
+from pipeline.training.seal import sealed
 from tests.rigs.positions import position_at
 
 DONE = Done(
@@ -57,3 +59,33 @@ def test_one_of_an_older_version_knows_the_length_of_its_job() -> None:
 def test_what_is_no_marker_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - of json, of pydantic, or our own
         done_from_json(text)
+
+
+def test_every_bit_of_a_marker_counts(tmp_path: Path) -> None:
+    """A marker that is damaged is none: the run verifies its checkpoint and finishes again."""
+    data = done_to_json(DONE).encode()
+    write_marker(tmp_path, "")
+    for bit in range(0, 8 * len(data), 7):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "DONE").write_bytes(changed)
+        assert read_done(tmp_path) is None, changed
+
+
+@pytest.mark.parametrize("name", ["DONE", "weights/model.safetensors"])
+def test_a_pipe_is_no_marker(tmp_path: Path, name: str) -> None:
+    write_marker(tmp_path, done_to_json(DONE))
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert read_done(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff", b"[" * 200_000, b"x" * (17 << 20), sealed(b'{"step": 8}'), done_to_json(DONE).encode()[:-40]],
+    ids=["not UTF-8", "nested", "large", "too little", "half"],
+)
+def test_what_is_no_marker_is_ignored(tmp_path: Path, data: bytes) -> None:
+    write_marker(tmp_path, "")
+    (tmp_path / "DONE").write_bytes(data)
+    assert read_done(tmp_path) is None

@@ -1,12 +1,14 @@
 """A rank's file: every piece lies at the byte that its manifest says."""
 
+import hashlib
+
 import pytest
 import torch
 from safetensors.torch import load
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.safetensors_stream import FLOAT_BYTES
-from pipeline.training.fragments import assemble_manifest, lay_out
+from pipeline.training.fragments import PartDigests, assemble_manifest, lay_out
 from pipeline.training.manifest import CheckpointId
 from pipeline.training.saved_job import saved_job
 from pipeline.training.zero_state import Fragment
@@ -58,8 +60,8 @@ def test_the_manifest_puts_the_ranks_pieces_in_order() -> None:
     reports = []
     for rank, part in enumerate([fragment("a", 2, [3.0, 4.0]), fragment("a", 0, [1.0, 2.0])]):
         laid_out = lay_out([part])
-        described = {"num_bytes": laid_out.head.num_bytes, "pieces": laid_out.pieces}
-        reports.append({"file": f"rank-{rank}", "sha256": "0" * 64, **described})
+        record = {"num_bytes": laid_out.head.num_bytes, "part_bytes": 1 << 20, "sha256": ["0" * 64]}
+        reports.append({"file": f"rank-{rank}", "record": record, "pieces": laid_out.pieces})
     manifest = assemble_manifest(
         CheckpointId(step=7, attempt="0001-a"),
         reports,
@@ -72,3 +74,14 @@ def test_the_manifest_puts_the_ranks_pieces_in_order() -> None:
     places = manifest.tensors["a"].slots["master"]
     assert [(place.file, place.start, place.length) for place in places] == [("rank-1", 0, 2), ("rank-0", 2, 2)]
     assert (manifest.moments, manifest.num_updates, manifest.num_samples) == (("exp_avg",), 6, 7 * 16)
+
+
+@pytest.mark.parametrize("pieces", [(1, 2, 3), (4, 4), (9,), (0, 4, 0), (), (100, 1)])
+def test_each_part_has_its_digest_however_the_file_is_written(pieces: tuple[int, ...]) -> None:
+    data = bytes(range(sum(pieces)))
+    digests, begin = PartDigests(4), 0
+    for size in pieces:
+        digests.update(memoryview(data)[begin : begin + size])
+        begin += size
+    expected = [hashlib.sha256(data[first : first + 4]).hexdigest() for first in range(0, len(data), 4)]
+    assert digests.record() == {"num_bytes": len(data), "part_bytes": 4, "sha256": expected}

@@ -62,3 +62,43 @@ def test_a_continued_run_counts_on_and_what_passed_is_restarts(tmp_path: Path) -
     again = Ledger(tmp_path)
     assert again.seconds["compute"] == 40.0
     assert again.seconds["restarts"] == pytest.approx(100.0, abs=5.0)
+
+
+def test_a_half_written_line_does_not_spoil_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text('{"step": 25, "att')
+    ledger = Ledger(tmp_path)
+    ledger.seconds["compute"] = 40.0
+    for step in (50, 75):
+        ledger.append(tmp_path, step=step, attempt="0001-aa")
+    assert Ledger(tmp_path).seconds["compute"] == 40.0
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()[1:]] == [50, 75]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"[1]",
+        b"NaN",
+        b"\xff",
+        b"{}",
+        b"[" * 200_000,
+        b'{"step": 50, "unix_time": 1, "seconds": {}}',
+        b'{"step": 50, "unix_time": 1, "seconds": []}',
+        json.dumps({"step": 50, "unix_time": 1.0, "seconds": dict.fromkeys(ACCOUNTS, float("nan"))}).encode(),
+        json.dumps({"step": 50, "unix_time": 1.0, "seconds": dict.fromkeys(ACCOUNTS, -1.0)}).encode(),
+        json.dumps({"step": 50, "unix_time": "1", "seconds": dict.fromkeys(ACCOUNTS, 1.0)}).encode(),
+        json.dumps({"step": 50, "unix_time": 10**400, "seconds": dict.fromkeys(ACCOUNTS, 1.0)}).encode(),
+    ],
+    ids=range(11),
+)
+def test_unusable_lines_are_skipped_and_that_is_said(
+    tmp_path: Path, bad: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.seconds["compute"] = 40.0
+    ledger.append(tmp_path, step=25, attempt="0001-aa")
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(path.read_bytes() + bad + b"\n" + bad)
+    assert Ledger(tmp_path, says=True).seconds["compute"] == 40.0
+    assert caplog.messages == [f"{path}: skipped 2 lines that are no lines of a ledger"]

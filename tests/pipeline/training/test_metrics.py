@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
+import shutil
 import struct
+import threading
 from io import BytesIO
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_START_I
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline.training.metrics import Metrics, cut_after, grid, read_metrics, tag_of
+from shards.errors import InvalidDataError
 
 
 def line(step: int) -> str:
@@ -40,6 +44,48 @@ def test_cutting(tmp_path: Path, content: str, step: int, kept: list[int]) -> No
     cut_after(path, step=step)
     assert path.read_text() == "".join(line(number) for number in kept)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "bad", [b"\xff\xfe", b"[1]", b"NaN", b"{}", b'{"step": "2"}', b"[" * 200_000, b'{"step": 2, "lo', b'{"loss": 3}']
+)
+def test_unusable_lines_cost_no_good_ones(tmp_path: Path, bad: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.jsonl"
+    nothing = b'{"step": 2, "loss": NaN}\n'
+    path.write_bytes(bad + b"\n" + line(1).encode() + bad + b"\n" + nothing + line(3).encode() + bad)
+    assert [found["step"] for found in read_metrics(tmp_path)] == [1, 2, 3]
+    metrics = Metrics(tmp_path, step=2)
+    metrics.write(3, {"loss": 0.5})
+    metrics.amend(3, {"test_loss": 1.5})
+    metrics.close()
+    assert path.read_bytes() == line(1).encode() + nothing + b'{"step": 3, "loss": 0.5, "test_loss": 1.5}\n'
+    assert caplog.messages == [f"{path}: dropped 3 lines that are no lines of metrics"]
+
+
+def test_a_folder_that_was_deleted_is_one_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """TensorBoard's thread fails first; its traceback is nobody's business."""
+    before = threading.excepthook
+    (tmp_path / "run").mkdir()
+    metrics = Metrics(tmp_path / "run", step=0)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(FileNotFoundError):
+        metrics._board.flush()
+    with pytest.raises(FileNotFoundError):
+        metrics.close()
+    assert capfd.readouterr().err == ""
+    assert threading.excepthook is before
+
+
+def test_a_pipe_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(InvalidDataError, match=r"metrics\.jsonl is not a regular file.*; move it away"):
+        Metrics(tmp_path, step=0)
+
+
+def test_a_file_in_place_of_tensorboards_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").touch()
+    with pytest.raises(InvalidDataError, match="tensorboard is not a folder; move it away"):
+        Metrics(tmp_path, step=0)
 
 
 def test_a_file_that_is_not_there_is_left_so(tmp_path: Path) -> None:

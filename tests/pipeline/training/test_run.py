@@ -187,7 +187,7 @@ def test_checkpoints_that_can_not_be_used_are_no_reason_to_start_from_scratch(
     (run_dir / "DONE").unlink()
     expected = losses(run_dir)
     for manifest in (run_dir / "checkpoints").glob("step-*/*/MANIFEST.json"):
-        manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 3'))
+        manifest.write_text(manifest.read_text().replace('"format": 3', '"format": 9'))
     assert run(words, num_ranks=1, log_dir=tmp_path) == 78
     assert "none of the 2 checkpoints" in capfd.readouterr().err
 

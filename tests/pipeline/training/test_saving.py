@@ -1,10 +1,14 @@
 """Saving while a run trains, on one real rank: what is committed, and what failures do."""
 
+import errno
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pytest
 import torch
 
 from jobs.recipes.pretrain import digits_smoke
@@ -17,8 +21,8 @@ from pipeline.training.stopping import Stopping
 from pipeline.training.watch import Watch
 from pipeline.training.zero_state import Fragment
 from pipeline.world import World
-from shards.errors import TransientError
-from shards.store import open_store
+from shards.errors import TransientError, WillNotSucceedError
+from shards.store import LocalStore, open_store
 from tests.rigs.positions import position_at
 from tests.rigs.processes import one_world, run_ranks
 
@@ -36,6 +40,7 @@ class _Engine:
 
 def saving_in(world: World, folder: Path) -> Saving:
     """Of a run that has just begun its first attempt."""
+    folder.mkdir(exist_ok=True)
     checkpoints = Checkpoints(open_store(str(folder / "checkpoints")), world, run_dir=folder)
     assert checkpoints.newest() is None
     assert checkpoints.begin_attempt(None)
@@ -80,7 +85,50 @@ def failed_saves(world: World, folder: Path) -> list[str]:
 def test_one_failure_costs_nothing_and_three_in_a_row_end_the_run(tmp_path: Path) -> None:
     (ends,) = run_ranks(failed_saves, tmp_path, num_ranks=1)
     assert ends[:5] == ["newest 1", "newest 1", "newest 3", "newest 3", "newest 3"]
-    assert ends[5] == "3 checkpoints in a row could not be written; see the log above"
+    where = f"{tmp_path}/checkpoints"
+    assert ends[5].startswith(f"3 checkpoints in a row could not be written to {where}: rank 0: cannot write {where}/")
+
+
+def saves_on_a_full_disk(world: World, folder: Path) -> str:
+    """How the third save ends."""
+    saving = saving_in(world, folder)
+
+    def full(_store: LocalStore, path: str) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device", f"{folder}/checkpoints/{path}")
+
+    with mock.patch.object(LocalStore, "create", full):
+        saving.save(position_at(1), num_updates=1)
+        saving.save(position_at(2), num_updates=2)
+        with pytest.raises(TransientError) as caught:
+            saving.save(position_at(3), num_updates=3)
+    return str(caught.value)
+
+
+def test_three_saves_on_a_full_disk_end_with_what_to_do(tmp_path: Path) -> None:
+    (end,) = run_ranks(saves_on_a_full_disk, tmp_path, num_ranks=1)
+    assert end.startswith(
+        f"3 checkpoints in a row could not be written to {tmp_path}/checkpoints: rank 0: No space left"
+    )
+    assert end.endswith(".safetensors; make room there (a smaller --checkpoint.keep-newest needs less)")
+
+
+def save_after(world: World, folder: Path, gone: str) -> tuple[str, list[str]]:
+    """How a save ends after `gone` was deleted, and what is in the run directory then."""
+    saving = saving_in(world, folder / "run")
+    saving.save(position_at(1), num_updates=1)
+    shutil.rmtree(folder / "run" / gone)
+    with pytest.raises(WillNotSucceedError) as caught:
+        saving.save(position_at(2), num_updates=2)
+    return str(caught.value), [path.name for path in folder.rglob("*")]
+
+
+@pytest.mark.parametrize("gone", [".", "checkpoints", "checkpoints/attempts"])
+def test_a_run_directory_that_was_deleted_ends_the_run(tmp_path: Path, gone: str) -> None:
+    """What would be saved into a new folder could not be continued: nothing says which attempt wrote it."""
+    ((message, left),) = run_ranks(save_after, tmp_path, gone, num_ranks=1)
+    assert f"{tmp_path}/run" in message
+    assert "was deleted or moved while the run was using it" in message
+    assert "step-00000002" not in left
 
 
 def test_the_hash_of_a_job_is_of_all_but_where_it_runs() -> None:

@@ -90,3 +90,12 @@ def test_outside_the_main_thread_the_markers_still_work(tmp_path: Path) -> None:
     thread.join()
     assert requests == [StopRequest.SAVE_AND_EXIT]
     assert signal.getsignal(signal.SIGUSR2) == before
+
+
+def test_a_save_marker_that_cannot_be_deleted_asks_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "SAVE").mkdir()
+    with Signals(tmp_path, watch_markers=True) as signals:
+        assert signals.request() == StopRequest.SAVE
+        signals.saved()
+        assert signals.request() == StopRequest.NOTHING
+    assert "SAVE cannot be deleted" in caplog.text

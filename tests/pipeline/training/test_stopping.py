@@ -15,8 +15,9 @@ import pytest
 
 from jobs import exit_codes
 from pipeline.training import stopping
-from pipeline.training.stopping import Stopping, WaitGivenUpError
+from pipeline.training.stopping import Stopping, WaitGivenUpError, say
 from tests.rigs.faulty_connection import FaultyProxy
+from tests.rigs.hostile import HOSTILE, assert_harmless
 from tests.rigs.interrupting import Command, behind_a_proxy, started
 from tests.rigs.training import losses, pretrain_words
 
@@ -197,3 +198,11 @@ def test_everything_is_left_as_it_was() -> None:
     assert signal.getsignal(signal.SIGALRM) == before
     assert "stopping" not in [thread.name for thread in threading.enumerate()]
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_what_is_said_without_a_lock_is_escaped(tmp_path: Path) -> None:
+    with (tmp_path / "errors").open("wb") as errors:
+        say(f"{HOSTILE} is saved", errors.fileno())
+    said = (tmp_path / "errors").read_bytes().decode()
+    assert_harmless(said)
+    assert said.endswith(" is saved\n")

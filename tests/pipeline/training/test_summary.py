@@ -132,5 +132,15 @@ def test_scores_are_read_without_a_half_written_line(tmp_path: Path) -> None:
     assert scores_of(tmp_path) == [Score(step=10, accuracy=0.25, loss=0.5)]
 
 
+@pytest.mark.parametrize(
+    "bad", [b'{"test_accuracy": 0.5}', b'{"step": 1, "test_accuracy": "x", "test_loss": 1}', b"\xff"]
+)
+def test_scores_are_read_between_unusable_lines(tmp_path: Path, bad: bytes) -> None:
+    write_scores(tmp_path, 0.25)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(bad + b'"test_accuracy"\n' + bad + b"\n" + path.read_bytes())
+    assert scores_of(tmp_path) == [Score(step=10, accuracy=0.25, loss=0.5)]
+
+
 def test_parameters_are_counted() -> None:
     assert num_parameters([(2, 3), (), (4,)]) == 11

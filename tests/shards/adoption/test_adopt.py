@@ -331,6 +331,15 @@ def test_another_index_is_not_overwritten(tmp_path: Path) -> None:
         run(adoption_of(url))
 
 
+@pytest.mark.parametrize("record", [b"{}", b"[]", b'{"adopted": 3}', b'{"adopted": [{"path": 1}]}', b"[" * 200_000])
+def test_a_damaged_record_of_an_index_is_refused(record: bytes, tmp_path: Path) -> None:
+    write_tars(open_store(str(tmp_path)), with_cls)
+    run(adoption_of(str(tmp_path)))
+    open_store(str(tmp_path)).write("plan/plan.json", record)
+    with pytest.raises(UserError, match=r"plan/plan\.json at .* is damaged, or was not written by patchline"):
+        run(adoption_of(str(tmp_path)))
+
+
 def test_nothing_of_others_is_removed(tmp_path: Path) -> None:
     """Not even a folder with the name of our own work folder."""
     store = open_store(str(tmp_path))
@@ -365,3 +374,5 @@ def test_label_names(found: set[str], known: tuple[str, ...] | None, names: tupl
 def test_a_number_that_can_be_no_class() -> None:
     with pytest.raises(UserError, match="the label 1440764000 is not a class number"):
         label_names({"1440764000"}, None)
+    with pytest.raises(UserError, match=r"the label 9{200}\.\.\. is not a class number"):
+        label_names({"9" * 1024}, None)

@@ -2,15 +2,18 @@
 
 import hashlib
 import io
+import json
 import tarfile
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from shards.adoption.foreign_samples import SampleRules
-from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_rows, read_tar
+from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_path, adopted_rows, read_tar
 from shards.errors import UserError
 from shards.images.config import Limits
+from shards.index import read_table, table_bytes
 from shards.store import open_store
 from tests.rigs.images import image_bytes
 
@@ -190,3 +193,22 @@ def test_the_settings_decide_the_hash(tmp_path: Path) -> None:
     assert AdoptSpec(rules=SampleRules()).hash() == specs[0].hash()
     with pytest.raises(UserError, match="samples_per_block is 0; allowed: 1 or more"):
         AdoptSpec(rules=SampleRules(), samples_per_block=0)
+
+
+@pytest.mark.parametrize("damage", ["facts", "type", "rows", "pages"])
+def test_a_damaged_description_is_made_again(tmp_path: Path, damage: str) -> None:
+    task = task_of(tmp_path, tar_of(GOOD))
+    store, path = open_store(task.index_url), adopted_path(task.number)
+    facts = read_tar(task)
+    data = store.read(path)
+    table = read_table(data)
+    [(key, footer)] = [item for item in table.schema.metadata.items() if item[0].startswith(b"patchline")]
+    if damage == "facts":
+        table = table.replace_schema_metadata({key: json.dumps(json.loads(footer) | {"num_fit": 1 << 62}).encode()})
+    elif damage == "type":
+        table = table.set_column(table.schema.get_field_index("size"), "size", pa.array(["x"] * table.num_rows))
+    elif damage == "rows":
+        table = table.slice(0, 1)
+    store.write(path, data[:4] + bytes(200) + data[204:] if damage == "pages" else table_bytes(table))
+    assert read_tar(task) == facts
+    assert store.read(path) == data

@@ -1,5 +1,6 @@
 """The tars that an address names."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,19 @@ def test_patterns(pattern: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["{a}", "{}", "{3..1}", "{a..c}", "a{", "a}b", "{a,{b,c}}", "{0..99999999}", "{0..9999}{0..9999}"]
+    "pattern",
+    [
+        "{a}",
+        "{}",
+        "{3..1}",
+        "{a..c}",
+        "a{",
+        "a}b",
+        "{a,{b,c}}",
+        "{0..99999999}",
+        f"{{0..{'9' * 5000}}}",
+        "{0..9999}{0..9999}",
+    ],
 )
 def test_what_is_no_pattern(pattern: str) -> None:
     with pytest.raises(UserError):
@@ -89,3 +102,11 @@ def test_no_tar_or_a_compressed_one_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(b"x")
     with pytest.raises(UserError, match="is compressed"):
         find_tars(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_list_without_an_end_is_refused_at_once(folder: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "endless.txt"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"--tars-file .* cannot be read: .* is not a regular file"):
+        find_tars(folder, tars_file=str(path))

@@ -65,7 +65,7 @@ def test_broken_samples_and_missing_bytes_are_passed_over(tmp_path: Path) -> Non
     samples = [Sample(image=image_bytes(1)), Sample(image=b"broken"), Sample(num_bytes=5000)]
     write_dataset(store, [samples], ["a"])
     size = len(samples[0].image)
-    places = [(0, size), (size, 6), (size + 6, 5000)]
+    places = [(512, size), (512 + size + 512, 6), (512 + size + 512 + 6 + 512, 5000)]
     picks = [
         Pick(shard=0, row=row, offset=first, size=count, labels=(0,), source="")
         for row, (first, count) in enumerate(places)

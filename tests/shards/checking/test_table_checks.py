@@ -23,6 +23,14 @@ MANIFEST = Manifest(
     files={"plan/dropped.parquet": "00"},
 )
 PLAN = {
+    "format_version": FORMAT_VERSION,
+    "versions": {},
+    "num_refused": 0,
+    "num_duplicates": 0,
+    "num_relabelled": 0,
+    "num_evaluation": 0,
+    "num_shards": 0,
+    "evaluation_sets": {},
     "label_names": ["a", "b"],
     "settings": {"split": "train", "samples_per_block": 4},
     "num_samples": 0,

@@ -1,5 +1,6 @@
 """Files of class names."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,22 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
         (b"", "names no class"),
         (b"\xef\xbb\xbf", "names no class"),
         (b"a\nb\na\n", "names 1 classes twice"),
-        (b"\xff\n", "cannot be read"),
+        (b"\xff\n", r"cannot be read: .*labels.txt is not UTF-8: byte 0 \(line 1\) is 0xff"),
+        (b"a" * 1025, r"names a class with 1,025 characters \(a{200}\.\.\.\); allowed: 1,024"),
     ],
 )
 def test_files_that_do_not_serve(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "labels.txt").write_bytes(content)
     with pytest.raises(UserError, match=message):
         read_label_names(str(tmp_path / "labels.txt"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_has_no_end_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "labels.txt"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"cannot be read: .* is not a regular file; give a file"):
+        read_label_names(str(path))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

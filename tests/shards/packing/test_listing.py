@@ -84,6 +84,8 @@ def test_a_slice_that_is_not_the_listings_is_refused(tmp_path: Path) -> None:
         slice_entries(store, 0, sha256="0" * 64)
     with pytest.raises(UserError, match=r"listing-000001\.parquet does not match"):
         slice_entries(store, 1, sha256=listing.slices[0].sha256)
+    with pytest.raises(UserError, match=r"listing-000099\.parquet is gone: another command has packed"):
+        slice_entries(store, 99, sha256=listing.slices[0].sha256)
 
 
 def test_an_unreadable_listing_is_made_again(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Class tars and a tar of class tars: entries, images and single reads, from a folder and from a bucket."""
 
 import io
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +116,14 @@ def test_more_tars_than_may_be_open(tmp_path: Path) -> None:
     locators = [f"{number % num_tars}:0:3" for number in range(2 * num_tars)]
     expected = [b"%03d" % (number % num_tars) for number in range(2 * num_tars)]
     assert list(TarReader(store=open_store(str(tmp_path))).read_many(locators)) == expected
+
+
+def test_a_tar_that_became_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.tar")
+    [found] = TarReader(store=open_store(str(tmp_path))).read_many(["a.tar:0:3"])
+    assert "is not a regular file" in str(found)
+    with pytest.raises(UserError, match="does not exist"):
+        list(TarOfTarsSource(path=f"{tmp_path}/a.tar").entries())
 
 
 def test_what_is_no_image_is_passed_over_and_what_is_unsafe_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Paths, patterns and folders, local and in a bucket."""
 
+import glob
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,11 @@ def test_a_place_without_any_is_the_users_mistake(name: str, tmp_path: Path, s3_
         open_store(root).write("other.parquet", b"x")
         with pytest.raises(UserError, match=r"matches no file; give \.parquet files"):
             find_files([f"{root}/other.parquet", f"{root}/{name}"], suffixes=(".parquet",))
+
+
+@pytest.mark.parametrize("pattern", ["**/*.parquet", "a/**", "**/b/*", "a/**/**/3*", "**", "**/.h/*", "*/**/*.txt"])
+def test_two_stars_find_what_glob_finds(pattern: str, tmp_path: Path) -> None:
+    for name in (*NAMES, "top.parquet", ".h/5.parquet", "a/.6.parquet"):
+        open_store(str(tmp_path)).write(name, b"x")
+    known = {path for path in glob.glob(f"{tmp_path}/{pattern}", recursive=True) if Path(path).is_file()}  # noqa: PTH207
+    assert find_files([f"{tmp_path}/{pattern}"], suffixes=(".parquet",)) == sorted(known)

@@ -123,8 +123,8 @@ def test_a_column_of_plain_bytes(kind: pa.DataType, tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
     source = ParquetSource(files=(str(tmp_path),), image_column="jpeg", label_column="class")
     assert [(entry.name, str(image)) for entry, image in read(source)] == [
-        ("a.parquet:0:0", "a label is a dict; allowed: text, numbers and lists of them"),
-        ("a.parquet:0:1", "a label is a dict; allowed: text, numbers and lists of them"),
+        ("a.parquet:0:0", "a label is a dict; allowed: text, whole numbers and lists of them"),
+        ("a.parquet:0:1", "a label is a dict; allowed: text, whole numbers and lists of them"),
     ]
 
 

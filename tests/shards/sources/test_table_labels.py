@@ -1,5 +1,6 @@
 """Table cells as labels and weights."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,9 @@ from shards.sources.table_labels import label_names, weighted
         (0, ("zero",)),
         (-1, ("-1",)),
         (1.0, ("one",)),
-        (2.5, ("2.5",)),
         (float("nan"), ()),
         (None, ()),
         ([None, "a"], ("a",)),
-        (True, ("True",)),
     ],
 )
 def test_labels(value: Any, labels: tuple[str, ...]) -> None:
@@ -38,9 +37,23 @@ def test_without_a_separator_all_is_one_label() -> None:
     assert label_names(b"a|b") == ("a|b",)
 
 
-def test_a_struct_is_no_label() -> None:
-    with pytest.raises(ImageRefusedError, match="a label is a dict"):
-        label_names({"id": 1})
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"id": 1}, "a label is a dict; allowed: text, whole numbers and lists of them"),
+        (2.5, "a label is a float; allowed"),  # it became the class "2.5" without a word
+        (True, "a label is a bool; allowed"),
+        ([["a"], ["b"]], "a label is a list; allowed"),
+        (math.inf, "a label is a float; allowed"),
+        ("a" * 1025, "its label is too long: 1025 characters, allowed: 1024"),
+        (b"a|" + b"b" * 1025, "its label is too long: 1025 characters, allowed: 1024"),
+        (b"|" * 10_000, "too many labels: 10001, allowed: 10000"),
+        ([1] * 10_001, "too many labels: 10001, allowed: 10000"),
+    ],
+)
+def test_what_is_no_label(value: Any, message: str) -> None:
+    with pytest.raises(ImageRefusedError, match=message):
+        label_names(value, separator="|")
 
 
 @pytest.mark.parametrize(

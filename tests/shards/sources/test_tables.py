@@ -1,6 +1,7 @@
 """Rows of tables are streamed, and invalid rows are reported with their position."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -84,6 +85,42 @@ def test_a_missing_table_is_the_users_mistake(tmp_path: Path, s3_bucket: str) ->
     for path in (f"{tmp_path}/none.csv", f"s3://{s3_bucket}/none.parquet"):
         with pytest.raises(UserError, match="cannot be read"):
             rows(path)
+
+
+LONG = b"path,label\na.jpg,x\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(LONG + b"b.jpg," + b"x" * (3 << 20), "row 3 or a later one has more than", id="a cell of 3 MB"),
+        pytest.param(LONG * 1000 + b'b.jpg,"' + LONG * 200_000, "is a quote not closed?", id="a quote that stays open"),
+        pytest.param(b"a" * (2 << 20), "its first line has no end in 1,048,576 bytes", id="a line without an end"),
+        pytest.param(bytes(2 << 20), "its first line has no end in 1,048,576 bytes", id="zeros"),
+        pytest.param(b"path,label" + b",c" * 100_000, "has 100,002 columns; allowed: 10,000", id="many columns"),
+        pytest.param(b"p\xffth,label\na,b\n", "can't decode byte 0xff", id="a header that is not UTF-8"),
+        pytest.param(b"a,b" + b",c" * 99 + b"\n", "it has 'a', 'b', 'c', 'c',", id="columns that nobody asked for"),
+    ],
+)
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+def test_tables_without_an_end(name: str, data: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
+    with pytest.raises(UserError) as caught:
+        rows(str(path))
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 500
+    assert "straddling" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_has_no_end_is_refused_at_once(name: str, kind: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="is not a regular file; give a file"):
+        rows(str(path))
 
 
 def test_a_header_alone_has_no_rows(tmp_path: Path) -> None:

@@ -103,11 +103,23 @@ def test_pax_records() -> None:
     assert parse_pax(b"15 path=a = b\n\n10 size=3\n\0\0") == {"path": "a = b\n", "size": "3"}
     assert parse_pax(b"11 path=\xff\xfe\n") == {"path": "\udcff\udcfe"}
     assert parse_pax(b"") == {}
+    assert parse_pax(b"14 comment=ab\n") == {}, "what nobody reads is not kept"
+    assert parse_pax(b"22 GNU.sparse.major=1\n") == {"GNU.sparse.major": "1"}
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"x", b"99 path=a\n", b"8 path=a\n", b"0 a\n", b"-5 a=b\n", b"7 path\n", b"11 size=-3\n", b"1" * 6000 + b" a"],
+    [
+        b"x",
+        b"99 path=a\n",
+        b"8 path=a\n",
+        b"0 a\n",
+        b"-5 a=b\n",
+        b"7 path\n",
+        b"11 size=-3\n",
+        b"1" * 6000 + b" a",
+        b"5013 size=" + b"9" * 5002 + b"\n",
+    ],
 )
 def test_damaged_pax_records(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):

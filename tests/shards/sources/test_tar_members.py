@@ -219,6 +219,28 @@ def test_an_extended_header_of_absurd_size_is_not_read() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", [b"g", b"x", b"L"])
+def test_a_name_of_a_megabyte_is_cut_off(kind: bytes) -> None:
+    """A record for all members would cost a megabyte for each header of 512 bytes."""
+    name = b"n" * 1_000_000
+    records = name if kind == b"L" else b"1000014 path=" + name + b"\n"
+    padding = bytes(-len(records) % 512)
+    record = special("x", kind, size=len(records)).tobuf(tarfile.USTAR_FORMAT) + records + padding
+    found = members_of(record + tar_of(("a.jpg", PNG), ("b.jpg", PNG)))
+    refused = ("n" * 100, "its name has 1000000 characters, allowed: 4096")
+    assert [outcome(member) for member in found] == [refused, refused if kind == b"g" else ("b.jpg", "read")]
+
+
+def test_pax_sizes_of_thousands_of_digits_refuse_their_member() -> None:
+    records = b"5013 size=" + b"9" * 5002 + b"\n"
+    record = special("x", b"x", size=len(records)).tobuf(tarfile.USTAR_FORMAT) + records.ljust(5120, b"\0")
+    found = [outcome(member) for member in members_of(record + tar_of(("a.jpg", PNG), ("b.jpg", PNG)))]
+    assert found[0][0] == "a.jpg"
+    assert found[0][1].startswith("its pax header is damaged: the size b'999")
+    assert len(found[0][1]) < 300
+    assert found[1:] == [("b.jpg", "read")]
+
+
 def test_sparse_pax_files_are_refused() -> None:
     records = b"22 GNU.sparse.major=1\n"
     record = special("x", b"x", size=len(records)).tobuf(tarfile.USTAR_FORMAT) + records.ljust(512, b"\0")

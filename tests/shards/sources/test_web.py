@@ -1,6 +1,10 @@
 """Fetching from servers that answer well, badly, late or with too much data."""
 
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -50,6 +54,14 @@ def test_a_body_that_breaks_off_every_time_is_no_image(web: WebServer) -> None:
     result = fetch_url(web.serve("/x", b"half", headers={"Content-Length": "8"}), max_bytes=100)
     assert isinstance(result, OSError)
     assert str(result) == "the body broke off at byte 4 of 8"
+
+
+@pytest.mark.parametrize("length", ["1" + "0" * 30, "9" * 5000])
+def test_lengths_beyond_all_numbers_are_too_large(web: WebServer, length: str) -> None:
+    result = fetch_url(web.serve("/x", b"x", headers={"Content-Length": length}), max_bytes=100)
+    assert isinstance(result, ImageRefusedError)
+    assert str(result).startswith("too large: 1000" if length[0] == "1" else "too large: 9999")
+    assert len(str(result)) < 250
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Length": "5"}, {"Content-Length": ""}])
@@ -113,6 +125,33 @@ def test_a_trickle_ends(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None
     result = fetch_url(web.serve("/x", b"x" * 10), max_bytes=100)
     assert isinstance(result, OSError)
     assert "not complete after" in str(result)
+
+
+@pytest.mark.parametrize("part", ["status", "header", "length of a chunk", "redirects"])
+def test_a_trickle_before_the_body_ends(web: WebServer, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """A byte now and then: only the body had a deadline."""
+    monkeypatch.setattr("shards.sources.web.FETCH_SECONDS", 0.2)
+    begins = {
+        "status": b"HTTP/1.1 200",
+        "header": b"HTTP/1.1 200 OK\r\nX: ",
+        "length of a chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0000",
+        "redirects": b"HTTP/1.1 302 Found\r\nLocation: /x\r\nX: ",
+    }
+    is_over = threading.Event()
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        with suppress(OSError):
+            request.wfile.write(begins[part])
+            while not is_over.wait(0.02):
+                request.wfile.write(b"0" if part == "length of a chunk" else b" ")
+
+    web.pages["/x"] = answer
+    begin = time.monotonic()
+    result = fetch_url(f"{web.url}/x", max_bytes=100)
+    is_over.set()
+    assert time.monotonic() - begin < 15
+    assert isinstance(result, OSError)
+    assert str(result) == "not complete after 0 s"
 
 
 def test_only_web_addresses_are_fetched() -> None:

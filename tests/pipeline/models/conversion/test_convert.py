@@ -236,7 +236,6 @@ def test_npz_files_are_called_so(tmp_path: Path, written: Format) -> None:
             "--image-size is 18, not a multiple of the patch .4 px.; take 16 or 20$",
             id="no grid",
         ),
-        pytest.param(Change(new_head=True, num_classes=10**12), "1000000000000 classes", id="absurd"),
     ],
 )
 def test_changes_that_can_not_be(tmp_path: Path, change: Change, message: str) -> None:

@@ -204,3 +204,20 @@ def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=rf"{name} in .* has 2 values of 144 that are not finite"):
         opened(tmp_path).tensor("blocks.1.attention.qkv.weight")
+
+
+@pytest.mark.parametrize("epsilon", [10**400, 1e30, 0, -1e-6, True, "1e-6", [1e-6]])
+def test_an_epsilon_that_none_has(tmp_path: Path, epsilon: object) -> None:
+    description = json.loads((saved(tmp_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(description | {"layer_norm_eps": epsilon}))
+    with pytest.raises(UserError, match=r"layer_norm_eps .*; allowed: numbers above 0, and an epsilon below 1"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("name", [0.5, None, ["cat"]])
+def test_names_of_classes_that_are_no_text(tmp_path: Path, name: object) -> None:
+    description = json.loads((saved(tmp_path) / "config.json").read_text())
+    description["id2label"]["1"] = name
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    with pytest.raises(UserError, match=r"the name of class 1 in config.json beside .*; allowed: a text"):
+        opened(tmp_path)

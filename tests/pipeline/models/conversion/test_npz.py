@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.models import ModelConfig
-from pipeline.models.conversion.npz import PREFIXES, Dialect, open_npz, save_npz
+from pipeline.models.conversion.npz import PREFIXES, Dialect, normalised, open_npz, save_npz
 from pipeline.models.conversion.sizes import Hints
-from shards.errors import UserError
+from pipeline.models.conversion.tensor_file import TensorFile
+from shards.errors import InvalidDataError, UserError
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
     BIT,
@@ -318,3 +319,11 @@ def test_what_is_assumed_of_a_file(tmp_path: Path) -> None:
     save_npz(tmp_path / "w.npz", config=VIT, tensor=tensors_of(random_model(VIT)), dialect="vision_transformer")
     assert open_npz(tmp_path / "w.npz", Hints()).assumed == ("gelu tanh", "layer_norm_epsilon 1e-06")
     assert open_npz(tmp_path / "w.npz", Hints(gelu="exact")).assumed == ("layer_norm_epsilon 1e-06",)
+
+
+def test_stacks_without_end_are_refused_before_they_are_unstacked() -> None:
+    shapes: dict[str, tuple[int, ...]] = {f"Transformer/encoderblock/{number}": (1000, 1) for number in range(101)}
+    shapes |= {"embedding/kernel": (4, 4, 3, 12)}
+    file = TensorFile(where="w.npz", shapes=shapes, read=lambda _: torch.zeros(1))
+    with pytest.raises(InvalidDataError, match=r"has 101 tensors of 1,000 layers; allowed: 100,000 of all layers"):
+        normalised(file)

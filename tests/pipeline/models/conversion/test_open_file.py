@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from pipeline.models.conversion.npz_file import write_npz
 from pipeline.models.conversion.open_file import open_tensor_file
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 
 VALUES = {"a/b": torch.randn(2, 3), "c": torch.randn(4)}
 
@@ -66,7 +66,19 @@ def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         write_npz(tmp_path / "w.npz", broken())  # type: ignore[arg-type]
-    assert not (tmp_path / "w.npz").exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_values_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
+    with pytest.raises(InvalidDataError, match=r"b for .*w.npz' has 1 values of 2 that are not finite"):
+        write_npz(tmp_path / "w.npz", [("a", torch.ones(3)), ("b", torch.tensor([1.0, float("nan")]))])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_the_place_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "w.npz").mkdir()
+    with pytest.raises(UserError, match=r"w.npz', a folder; give the .npz file to write"):
+        write_npz(tmp_path / "w.npz", VALUES.items())
 
 
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.models.conversion.preprocessor import description_of, refuse_other_pixels
-from pipeline.models.weights import PIXELS_FILE
+from pipeline.models.weights_folder import PIXELS_FILE
 from shards.errors import UserError
 
 OURS = description_of(224)

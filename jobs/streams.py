@@ -1,0 +1,55 @@
+"""Makes a command independent of what its standard streams are: closed, full, without a reader, or not in UTF-8.
+
+The log is a help, not the work: if standard error takes nothing more, the command continues. Standard output is the
+result of `show`, `predict` and others, so they end if it takes nothing (jobs/endings.py).
+"""
+
+import io
+import os
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+_UTF8 = "PYTHONUTF8"
+_NAMES = ("stdin", "stdout", "stderr")
+_MODES = ("r", "w", "w")
+
+
+def use_utf8(environ: MutableMapping[str, str]) -> None:
+    """Starts this command again in Python's UTF-8 mode (PEP 540) if the locale's encoding is another.
+
+    Names in datasets are UTF-8, and so are our files. Python does the same by itself in the locales C and POSIX, unless
+    PYTHONUTF8=0. The terminal keeps its encoding, in which characters that it lacks are escaped.
+    """
+    if sys.flags.utf8_mode or sys.getfilesystemencoding() == "utf-8":
+        return
+    environ[_UTF8] = "1"  # for child processes, too
+    if sys.stdout is not None:
+        environ.setdefault("PYTHONIOENCODING", f"{sys.stdout.encoding}:backslashreplace")
+    os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - this very command
+
+
+def prepare_streams() -> None:
+    """Opens closed streams on /dev/null, lest a file of ours takes the number of one, and makes writes to standard
+    error never fail."""
+    for number, (name, mode) in enumerate(zip(_NAMES, _MODES, strict=True)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)  # open takes the lowest number that is free: this one
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # no crash on a character that the terminal lacks
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        log = io.BufferedWriter(_Log(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(log, sys.stderr.encoding, errors="backslashreplace", line_buffering=True)
+
+
+class _Log(io.FileIO):
+    """A file that drops what it cannot write."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError:  # no reader, a full disk, a terminal that is gone
+            return memoryview(data).nbytes

@@ -1,0 +1,190 @@
+"""Reads the rank files of one checkpoint. No byte is used before its checksum and its place have been compared.
+
+`verify` reads a whole file, part by part, and keeps what there is room for, since a resumed rank mostly needs its own
+file. What is read later is taken from there, or is read and compared again: the bytes that are used are the bytes that
+were hashed.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+
+from pipeline.models.safetensors_stream import FLOAT_BYTES
+from pipeline.training.manifest import FileRecord, FragmentLocation, Manifest
+from shards.config_values import Range, shown_value
+from shards.errors import StorageError
+from shards.store import MissingObjectError, Store
+from shards.typed_json import parse_json, record_from
+
+_READ_BYTES = 64 << 20  # of a file being verified, in one request
+_MOST_HELD_BYTES = 1 << 30  # enough for a share of many ranks' files; few ranks' large files are read twice
+_MOST_HEADER_BYTES = 100_000_000  # as the safetensors library allows
+_LENGTH_BYTES = 8  # the first bytes of a safetensors file: the length of its header
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tensor:
+    """What the header of a safetensors file says of a tensor; offsets count from the end of the header."""
+
+    dtype: str
+    shape: tuple[Annotated[int, Range(0)], ...]
+    data_offsets: tuple[Annotated[int, Range(0)], Annotated[int, Range(0)]]
+
+    def __str__(self) -> str:
+        begin, end = self.data_offsets
+        return f"{shown_value(self.dtype)} {list(self.shape)} at {begin}..{end}"
+
+
+class RankFiles:
+    """The files of the checkpoint with this manifest."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self._store, self._manifest = store, manifest
+        self._held: dict[tuple[str, int], bytes] = {}  # verified parts, the oldest first
+        self._held_bytes = 0
+        self._expected = _by_file(manifest)
+
+    def verify(self, name: str) -> None:
+        """ValueError, or what the store raises, unless the file has the bytes and the tensors of the manifest."""
+        record = self._manifest.files[name]
+        if self._store.size(self._path(name)) != record.num_bytes:
+            raise ValueError(self._changed(name))
+        if record.part_bytes > _MOST_HELD_BYTES:
+            self._verify_whole(name, record)
+        else:
+            parts_at_once = max(1, _READ_BYTES // record.part_bytes)
+            for first in range(0, len(record.sha256), parts_at_once):
+                for number, part in self._checked(name, first, min(first + parts_at_once, len(record.sha256))).items():
+                    self._hold(name, number, part, replace=False)
+        self._refuse_other_tensors(name, record)
+
+    def read(self, name: str, begin: int, end: int) -> bytearray:
+        """Verified bytes begin..end-1 of a file. StorageError if they have changed since it was verified."""
+        record = self._manifest.files[name]
+        size = record.part_bytes
+        if size > _MOST_HELD_BYTES:  # format 1 or 2 with one checksum for all of it
+            return bytearray(self._store.read_range(self._path(name), begin, end))
+        numbers = range(begin // size, -(-end // size))
+        parts = {number: memoryview(self._held[name, number]) for number in numbers if (name, number) in self._held}
+        missing = [number for number in numbers if number not in parts]
+        if missing:
+            try:
+                read = self._checked(name, missing[0], missing[-1] + 1)
+            except (ValueError, EOFError, MissingObjectError) as error:
+                raise StorageError(f"{error}; it changed after it was verified") from error
+            parts |= read
+            for number, part in read.items():
+                self._hold(name, number, part, replace=True)
+        data = bytearray()
+        for number in numbers:
+            data += parts[number][max(0, begin - number * size) : end - number * size]
+        return data
+
+    def tensor(self, name: str, *, slot: str) -> torch.Tensor:
+        """One whole logical tensor, float32, in its own shape."""
+        tensor = self._manifest.tensors[name]
+        flat = torch.empty(int(torch.Size(tensor.shape).numel()))
+        for location in tensor.slots[slot]:
+            self.fill(flat[location.start : location.start + location.length], location, first=location.start)
+        return flat.reshape(tensor.shape)
+
+    def fill(self, target: torch.Tensor, location: FragmentLocation, *, first: int) -> None:
+        """Copies elements of a fragment, from `first` of its tensor on, into a flat tensor."""
+        if not target.numel():
+            return
+        begin = location.offset + (first - location.start) * FLOAT_BYTES
+        data = self.read(location.file, begin, begin + target.numel() * FLOAT_BYTES)
+        target.copy_(torch.frombuffer(data, dtype=torch.float32))
+
+    def _checked(self, name: str, first: int, end: int) -> dict[int, memoryview]:
+        """The parts first..end-1 of a file, each compared with its checksum."""
+        record = self._manifest.files[name]
+        begin, size = first * record.part_bytes, record.part_bytes
+        data = memoryview(self._store.read_range(self._path(name), begin, min(end * size, record.num_bytes)))
+        parts = {number: data[number * size - begin : (number + 1) * size - begin] for number in range(first, end)}
+        for number, part in parts.items():
+            if hashlib.sha256(part).hexdigest() != record.sha256[number]:
+                raise ValueError(self._changed(name))
+        return parts
+
+    def _verify_whole(self, name: str, record: FileRecord) -> None:
+        """Compares a large file of format 1 or 2, which has one checksum, without keeping it."""
+        digest = hashlib.sha256()
+        for begin in range(0, record.num_bytes, _READ_BYTES):
+            digest.update(self._store.read_range(self._path(name), begin, min(begin + _READ_BYTES, record.num_bytes)))
+        if [digest.hexdigest()] != list(record.sha256):
+            raise ValueError(self._changed(name))
+
+    def _hold(self, name: str, number: int, part: memoryview, *, replace: bool) -> None:
+        """Keeps a part if there is room, or in place of the oldest ones."""
+        while replace and self._held and self._held_bytes + len(part) > _MOST_HELD_BYTES:
+            self._held_bytes -= len(self._held.pop(next(iter(self._held))))
+        if self._held_bytes + len(part) <= _MOST_HELD_BYTES and (name, number) not in self._held:
+            self._held[name, number] = bytes(part)
+            self._held_bytes += len(part)
+
+    def _refuse_other_tensors(self, name: str, record: FileRecord) -> None:
+        """ValueError unless the file's own header has the fragments of the manifest, and nothing else."""
+        path, expected = self._path(name), self._expected[name]
+        length = int.from_bytes(self.read(name, 0, _LENGTH_BYTES), "little")
+        begin = _LENGTH_BYTES + length
+        most = min(record.num_bytes - _LENGTH_BYTES, _MOST_HEADER_BYTES)
+        if length > most:
+            raise ValueError(f"{path} has a header of {length:,} bytes; allowed: 2 to {most:,}")
+        try:
+            found = _tensors_of(self.read(name, _LENGTH_BYTES, begin))
+        except ValueError as error:
+            raise ValueError(f"{path}: its header cannot be read: {error}") from error
+        if others := sorted(found.keys() ^ expected.keys()):
+            where = "its header" if others[0] in found else "the manifest"
+            raise ValueError(f"{path}: only {where} has {shown_value(others[0])}")
+        for key, location in expected.items():
+            first = location.offset - begin
+            wanted = _Tensor(
+                dtype="F32",
+                shape=(location.length,),
+                data_offsets=(first, first + location.length * FLOAT_BYTES),
+            )
+            if found[key] != wanted:
+                raise ValueError(f"{path}: {shown_value(key)} is {found[key]}; in the manifest: {wanted}")
+        _refuse_gaps(path, (each.data_offsets for each in found.values()), num_bytes=record.num_bytes - begin)
+
+    def _path(self, name: str) -> str:
+        return f"{self._manifest.id.folder}/{name}"
+
+    def _changed(self, name: str) -> str:
+        return f"{self._path(name)} does not have the bytes its manifest promises"
+
+
+def _tensors_of(header: bytearray) -> dict[str, _Tensor]:
+    """The tensors that a header describes. ValueError if it is none."""
+    values = parse_json(bytes(header))
+    if not isinstance(values, dict):
+        raise ValueError(f"it is {shown_value(values)}; allowed: an object")
+    return {key: record_from(_Tensor, value, where=f"{shown_value(key)}.") for key, value in values.items()}
+
+
+def _by_file(manifest: Manifest) -> dict[str, dict[str, FragmentLocation]]:
+    """The fragments in each file, by the names that its header has for them. ValueError for two of the same name."""
+    found: dict[str, dict[str, FragmentLocation]] = {name: {} for name in manifest.files}
+    for name, tensor in manifest.tensors.items():
+        for slot, locations in tensor.slots.items():
+            key = f"{slot}:{name}"
+            for location in locations:
+                if found[location.file].setdefault(key, location) is not location:
+                    raise ValueError(f"{location.file} holds two fragments of {shown_value(key)}")
+    return found
+
+
+def _refuse_gaps(path: str, places: Iterable[tuple[int, int]], *, num_bytes: int) -> None:
+    """ValueError unless these places are all of the file's bytes after its header, each once."""
+    end = 0
+    for first, last in sorted(places):
+        if first != end:
+            raise ValueError(f"{path}: byte {min(first, end)} after its header is in two tensors or in none")
+        end = last
+    if end != num_bytes:
+        raise ValueError(f"{path} has {num_bytes} bytes after its header, its tensors have {end}")

@@ -1,0 +1,159 @@
+"""Parquet files of strangers. What the footer declares is bounded before anything is decompressed; then types, nulls
+and ranges are checked by column.
+
+Every fault is a ValueError, whatever Arrow raises; whoever knows the file's name says it.
+"""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from shards.config_values import Range, shown_value
+from shards.parquet_pages import FOOTER_END_BYTES, Group, footer_bytes, read_groups, refuse_pages
+from shards.storage.store_file import StoreFile
+
+MOST_ROWS = 1 << 26
+_MOST_COLUMNS = 64
+_MOST_GROUPS = 1 << 16
+_MOST_FOOTER_BYTES = 1 << 28
+_MOST_VALUES = 1 << 28  # of a column, those inside lists included
+_MOST_BYTES = 1 << 30  # of a file's columns, decompressed, and of a column of texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a table holds: its columns and their types, the ranges of numbers (of lists: of their items), and the
+    columns that may be null."""
+
+    schema: pa.Schema
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    may_be_null: frozenset[str] = frozenset()
+
+
+def read_checked(data: bytes, rules: Rules, columns: Sequence[str] | None = None, *, most_rows: int) -> pa.Table:
+    """These columns of a Parquet file, or all that the rules name. ValueError if it is not as the rules say."""
+    names = list(columns or rules.schema.names)
+    num_rows, groups = read_groups(data[-footer_bytes(data[-FOOTER_END_BYTES:]) - FOOTER_END_BYTES :])
+    refuse_groups(num_rows, groups, most_rows=most_rows)
+    refuse_pages(data, groups, names)
+    texts = [name for name in names if pa.types.is_string(rules.schema.field(name).type)]
+    with arrow_faults():
+        file = pq.ParquetFile(pa.BufferReader(data))
+        _refuse_types(file.schema_arrow, rules.schema)
+        if texts:  # as dictionaries: a text that a page holds once and names a million times is not copied as often
+            file = pq.ParquetFile(pa.BufferReader(data), metadata=file.metadata, read_dictionary=texts)
+        table = _with_texts(file.read(columns=names, use_threads=False), texts)
+        if table.num_rows != num_rows:
+            raise ValueError(f"it has {table.num_rows} rows, but declares {num_rows}")
+    refuse_values(table, rules)
+    return table
+
+
+def open_checked(file: StoreFile, rules: Rules, *, most_rows: int = MOST_ROWS) -> pq.ParquetFile:
+    """The file, if its footer declares nothing too large and every column has its type. Use it in `arrow_faults`."""
+    refuse_file(file, most_rows=most_rows)
+    opened = pq.ParquetFile(file)
+    _refuse_types(opened.schema_arrow, rules.schema)
+    return opened
+
+
+def refuse_file(file: StoreFile, *, most_rows: int = MOST_ROWS) -> None:
+    """ValueError if a file's footer declares more than any of ours has, or is none."""
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(0, size - FOOTER_END_BYTES))
+    num_bytes = footer_bytes(file.read())
+    if num_bytes > min(size, _MOST_FOOTER_BYTES):
+        raise ValueError(f"its footer has {num_bytes} bytes; allowed: 0 to {min(size, _MOST_FOOTER_BYTES):,}")
+    file.seek(max(0, size - FOOTER_END_BYTES - num_bytes))
+    num_rows, groups = read_groups(file.read())
+    refuse_groups(num_rows, groups, most_rows=most_rows)
+    file.seek(0)
+
+
+@contextmanager
+def arrow_faults() -> Iterator[None]:
+    """ValueError for what Arrow raises about the bytes of a file; errors of a disk or a store stay what they are."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
+        if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
+            raise
+        text = str(error).partition("\n")[0]
+        raise ValueError(f"not a sound Parquet file: {shown_value(text)}") from error
+
+
+def refuse_values(table: pa.Table, rules: Rules) -> None:
+    """ValueError for the first column with a null, or with a number outside its range; only columns of the rules are
+    looked at."""
+    with arrow_faults():
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if column.null_count and name not in rules.may_be_null:
+                row = column.is_null().to_numpy().argmax()
+                raise ValueError(f"column {name} is null in row {row}; allowed: a value in every row")
+            if name in rules.ranges:
+                _refuse_outside(column, name, rules.ranges[name])
+
+
+def refuse_groups(num_rows: int, groups: Sequence[Group], *, most_rows: int) -> None:
+    """ValueError if a footer declares more rows, columns, values or bytes than any of ours."""
+    chunks = [chunk for group in groups for chunk in group.chunks]
+    counts = (
+        ("rows", num_rows, most_rows),
+        ("row groups", len(groups), _MOST_GROUPS),
+        ("columns", max((len(group.chunks) for group in groups), default=0), _MOST_COLUMNS),
+        ("decompressed bytes", sum(chunk.num_bytes for chunk in chunks), _MOST_BYTES),
+    )
+    for what, found, most in counts:
+        if not 0 <= found <= most:
+            raise ValueError(f"it declares {found} {what}; allowed: 0 to {most:,}")
+    for chunk in chunks:
+        if not 0 <= chunk.num_values <= _MOST_VALUES or chunk.num_bytes < 0:
+            what = f"{chunk.num_values} values and {chunk.num_bytes} bytes in column {shown_value(chunk.column)}"
+            raise ValueError(f"it declares {what}; allowed: 0 to {_MOST_VALUES:,} values")
+    if sum(group.num_rows for group in groups) != num_rows or any(group.num_rows < 0 for group in groups):
+        raise ValueError(f"it declares {num_rows} rows, but its row groups do not have as many")
+
+
+def _refuse_types(found: pa.Schema, wanted: pa.Schema) -> None:
+    names = found.names
+    for name, kind in zip(wanted.names, wanted.types, strict=True):
+        if names.count(name) != 1:
+            raise ValueError(f"column {name} is {'there twice' if name in names else 'missing'}; allowed: one {kind}")
+        if found.field(name).type != kind:
+            raise ValueError(f"column {name} is of type {shown_value(str(found.field(name).type))}; allowed: {kind}")
+
+
+def _with_texts(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The table with dictionaries of text as text. ValueError if a column would be too large, or is no UTF-8."""
+    for name in names:
+        column = table.column(name)
+        lengths = (pc.sum(pc.binary_length(one.dictionary).take(one.indices)).as_py() or 0 for one in column.chunks)
+        if (num_bytes := sum(lengths)) > _MOST_BYTES:
+            raise ValueError(f"column {name} has {num_bytes} bytes of text; allowed: 0 to {_MOST_BYTES:,}")
+        texts = column.cast(pa.string())
+        texts.validate(full=True)
+        table = table.set_column(table.column_names.index(name), name, texts)
+    return table
+
+
+def _refuse_outside(column: pa.ChunkedArray, name: str, allowed: Range) -> None:
+    for chunk in column.chunks:
+        values = chunk
+        if pa.types.is_list(column.type):
+            values = chunk.flatten()
+            if values.null_count:
+                raise ValueError(f"column {name} has a null in a list; allowed: {allowed}")
+        found = values.to_numpy(zero_copy_only=False)
+        if not found.size:
+            continue
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            raise ValueError(f"column {name} has {found[~np.isfinite(found)][0]}; allowed: {allowed}")
+        for value in (found.min(), found.max()):
+            if not allowed.holds(value.item()):
+                raise ValueError(f"column {name} has {value.item()}; allowed: {allowed}")

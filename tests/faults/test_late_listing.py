@@ -1,0 +1,93 @@
+"""A store that lists late: GETs see every object at once, listings leave new ones out for a while."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import exit_codes
+from jobs.pack import PackJob
+from jobs.pack import run as pack
+from pipeline.training.checkpoint import Checkpoints, list_committed
+from pipeline.training.config import CheckpointConfig
+from pipeline.training.manifest import ATTEMPTS, MANIFEST_NAME, Attempt, CheckpointId, attempt_to_json
+from shards.checking.verify import verify_dataset
+from shards.sources.kinds import FolderSource
+from shards.store import open_store
+from tests.rigs.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.rigs.datasets import file_hashes, object_hashes
+from tests.rigs.images import class_folders
+from tests.rigs.kills import run_and_kill, step_at_least
+from tests.rigs.processes import one_world
+from tests.rigs.training import FinishedRuns, losses, pretrain_words, run
+
+
+@pytest.fixture
+def proxy(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[CuttingProxy]:
+    """In front of the store, for the rest of the test."""
+    with cutting_proxy(s3_endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        open_store.cache_clear()
+        yield proxy
+
+
+def test_packing_lists_nothing_that_it_needs(proxy: CuttingProxy, s3_bucket: str, tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "images", num_classes=2)
+    job = PackJob(source=FolderSource(root=str(root)), samples_per_shard=4, samples_per_block=2)
+    assert pack(PackJob(**{**vars(job), "out": str(tmp_path / "local")})) == exit_codes.DONE
+    there = PackJob(**{**vars(job), "out": f"s3://{s3_bucket}/out"})
+    proxy.hides = lambda _: True
+    assert pack(there) == exit_codes.DONE
+    proxy.hides = lambda _: False
+    left = [fault.where for fault in verify_dataset(there.out)]
+    assert left == ["work/listing-000000.parquet", "work/listing.json"], "and verify says that they may be deleted"
+    assert pack(there) == exit_codes.DONE
+    assert object_hashes(open_store(there.out)) == file_hashes(tmp_path / "local")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hides", "codes"),
+    [
+        pytest.param(lambda key: "/step-00000008/" in key, (exit_codes.DONE,), id="the newest checkpoint"),
+        pytest.param(lambda _: True, (exit_codes.USER_MISTAKE, exit_codes.DONE), id="everything"),
+    ],
+)
+def test_a_resumed_run_loses_nothing(
+    hides: Callable[[str], bool],
+    codes: tuple[int, ...],
+    proxy: CuttingProxy,
+    s3_bucket: str,
+    digits_url: str,
+    finished_runs: FinishedRuns,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run_dir = tmp_path / "run"
+    words = pretrain_words(digits_url, run_dir, "--checkpoint.url", f"s3://{s3_bucket}/run")
+    assert run_and_kill(words, run_dir, moment=step_at_least(9), num_ranks=1, log_dir=tmp_path)
+    proxy.hides = hides
+    assert run(words, num_ranks=1, log_dir=tmp_path) in codes
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    proxy.hides = lambda _: False
+    assert run(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    assert losses(run_dir) == losses(finished_runs.get(1))
+
+
+def test_retention_keeps_the_newest_though_its_attempt_is_not_listed(
+    proxy: CuttingProxy, s3_bucket: str, tmp_path: Path
+) -> None:
+    store = open_store(f"s3://{s3_bucket}/run")
+    first, second = Attempt(token="0001-a", resumed_from=None), CheckpointId(step=4, attempt="0001-a")
+    mine = Attempt(token="0002-b", resumed_from=second)
+    for attempt in (first, mine):
+        store.write(f"{ATTEMPTS}/{attempt.token}.json", attempt_to_json(attempt))
+    newest = CheckpointId(step=8, attempt="0002-b")
+    for each in (second, newest):
+        store.write(f"{each.folder}/{MANIFEST_NAME}", b"manifest")
+    checkpoints = Checkpoints(store, one_world(), run_dir=tmp_path)
+    checkpoints.attempt = mine
+    proxy.hides = lambda key: key.endswith(f"{ATTEMPTS}/0002-b.json")
+    checkpoints.retire(CheckpointConfig(keep_newest=1))
+    assert list_committed(store) == [newest]

@@ -1,0 +1,100 @@
+"""Whatever a command or one of its workers says is escaped, and no line of it can pass for another message."""
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+
+import pytest
+
+from shards.command_output import command_output
+from shards.terminal import Escaped
+from tests.rigs.hostile import HOSTILE, assert_harmless
+from tests.rigs.processes import program
+
+WORKERS = """
+from shards.parallel import run_tasks
+from tests.shards.test_command_output import warn
+list(run_tasks(warn, range(3), workers=2))
+"""
+
+
+def warn(number: int) -> None:
+    """A worker's task: what libraries may do there."""
+    logging.getLogger("library").warning("%d %s", number, HOSTILE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn(HOSTILE, stacklevel=1)
+    sys.stdout.write(HOSTILE.replace("\n", " ") + "\n")
+
+
+@contextmanager
+def own_streams() -> Iterator[tuple[StringIO, StringIO]]:
+    """Standard output and standard error of this process, and a log without handlers, until the block ends."""
+    streams = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+        patch.setattr(logging.getLogger(), "handlers", [])
+        yield streams
+
+
+def fail() -> None:
+    raise ValueError(HOSTILE)
+
+
+class Stubborn:
+    """An object that cannot be deleted without an error, which Python ignores."""
+
+    def __del__(self) -> None:
+        raise ValueError(HOSTILE)
+
+
+def test_the_streams_are_escaped() -> None:
+    with own_streams() as streams, command_output():
+        sys.stdout.write(f"caf\u00e9\t{HOSTILE!s}".partition("\n")[0] + "\n")
+        sys.stderr.writelines(["\x1b[2J", "\x7f\n"])
+        assert isinstance(sys.stdout, Escaped)
+    assert streams[0].getvalue().startswith("caf\u00e9\t\\x1b]0;")
+    assert streams[1].getvalue() == "\\x1b[2J\\u007f\n"
+    assert not isinstance(sys.stdout, Escaped)
+    assert not isinstance(sys.stderr, Escaped)
+
+
+def test_no_message_has_a_line_that_passes_for_another() -> None:
+    hooks = threading.excepthook, sys.unraisablehook
+    with own_streams() as streams, command_output():
+        logging.getLogger("library").error("%s", HOSTILE)
+        try:
+            fail()
+        except ValueError:
+            logging.getLogger("library").exception("with a traceback")
+        warnings.warn(HOSTILE, stacklevel=1)
+        thread = threading.Thread(target=fail, name=HOSTILE)
+        thread.start()
+        thread.join()
+        stubborn = Stubborn()
+        del stubborn
+    said = streams[1].getvalue()
+    assert_harmless(said)
+    assert said.count("Traceback") == 3
+    assert said.count("owned") == 6, said
+    assert (threading.excepthook, sys.unraisablehook) == hooks
+
+
+def test_the_output_of_workers_is_escaped() -> None:
+    ended = program(WORKERS)
+    assert_harmless(ended.output)
+    assert_harmless(ended.errors)
+    assert (ended.output.count("owned"), ended.errors.count("owned")) == (3, 6), ended
+
+
+def test_a_program_keeps_its_own_handlers() -> None:
+    own = logging.NullHandler()
+    with own_streams() as streams:
+        logging.getLogger().addHandler(own)
+        with command_output():
+            assert logging.getLogger().handlers == [own]
+            logging.getLogger("library").error("not on our handler")
+    assert streams[1].getvalue() == ""
