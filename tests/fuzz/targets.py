@@ -10,7 +10,7 @@ from pathlib import Path
 from shards.errors import WillNotSucceedError
 from tests.fuzz import readers, seals
 
-Read = Callable[[Path], None]
+Read = Callable[[Path], str | None]  # may say what it has read
 Seal = Callable[[Path, list[str]], None]
 
 
