@@ -54,6 +54,7 @@ def main() -> int:
         "failures": sum(len(tally.findings) for tally in tallies.values()),
         "readers": {name: _facts(tally) for name, tally in tallies.items()},
     }
+    options.out.parent.mkdir(exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     sys.stdout.write(json.dumps({**result, "readers": len(tallies)}, indent=1) + "\n")
     return 1 if result["failures"] else 0

@@ -90,7 +90,7 @@ def _outcome(case: Case, target: Target, valid: Path, folder: Path, outputs: lis
 
 def _read(case: Case, target: Target, folder: Path) -> Outcome:
     try:
-        target.ways[case.way](folder)
+        what = target.ways[case.way](folder)
     except Exception as error:
         if isinstance(error, (UserError, *target.may_raise)):
             return Outcome(kind="refused", what=f"{type(error).__name__}: {_words(str(error), folder)}")
@@ -100,7 +100,7 @@ def _read(case: Case, target: Target, folder: Path) -> Outcome:
             else f"{type(error).__name__} in {_place(error)}"
         )
         return Outcome(kind="failed", what=what, detail=_short("".join(traceback.format_exception(error))))
-    return Outcome(kind="success", what="success")
+    return Outcome(kind="success", what=what or "read")
 
 
 def _place(error: BaseException) -> str:

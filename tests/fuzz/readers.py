@@ -106,17 +106,16 @@ def card(folder: Path) -> None:
     render(facts, use=use_of(facts))
 
 
-def resume(folder: Path, *, is_authentic: bool = True) -> None:
+def resume(folder: Path, *, is_authentic: bool = True) -> str:
     """The newest checkpoint that verifies, and all of its tensors: those that were saved.
 
-    `is_authentic` False: its checksums were made again, so its tensors need only be whole.
+    `is_authentic` False: its checksums were made again, so its tensors need only be whole. Returns its step.
     """
     torch.set_num_threads(1)
     checkpoints = Checkpoints(open_store(f"{folder}/checkpoints"), one_world(), run_dir=folder)
     manifest = checkpoints.newest()
-    require(manifest is not None, "checkpoints that are there were not seen")
     if manifest is None:
-        return
+        raise BrokenPromiseError("checkpoints that are there were not seen")
     for name, tensor in manifest.tensors.items():
         length = math.prod(tensor.shape)
         for slot in ("master", *manifest.moments):
@@ -127,6 +126,7 @@ def resume(folder: Path, *, is_authentic: bool = True) -> None:
                 require(torch.equal(fragment.slots[slot], expected), "other tensors than were saved")
     if is_authentic:
         _require_saved(manifest)
+    return f"from step {manifest.id.step}"
 
 
 def _require_saved(manifest: Manifest) -> None:
@@ -139,9 +139,9 @@ def _require_saved(manifest: Manifest) -> None:
     require(manifest.job.model.get("image_size") == VIT.image_size, "another model than was saved")
 
 
-def resume_resealed(folder: Path) -> None:
+def resume_resealed(folder: Path) -> str:
     """The same of checkpoints whose checksums were made again."""
-    resume(folder, is_authentic=False)
+    return resume(folder, is_authentic=False)
 
 
 def own_weights(folder: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.fuzz import formats
 from tests.fuzz.byte_edits import Edit
-from tests.fuzz.campaign import valid_files
 from tests.fuzz.cases import case_from_json, make_case, prepare
 from tests.fuzz.targets import TARGETS
 
@@ -23,11 +22,6 @@ ONE_OF_EACH = {
     "csv": ("sources", "listed.csv"),
     "bytes": ("images", "plain.jpg"),
 }
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return valid_files(tmp_path_factory.mktemp("valid"))
 
 
 @pytest.mark.parametrize("kind", formats.FORMATS)

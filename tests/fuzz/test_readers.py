@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.campaign import Tally, child_of, fuzz, valid_files
+from tests.fuzz.campaign import Tally, child_of, fuzz
 from tests.fuzz.cases import KEPT, Case, case_from_json
 from tests.fuzz.targets import TARGETS
 
 SEED = 0
 CASES = [case_from_json(path.read_text()) for path in sorted(KEPT.glob("*.json"))]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return valid_files(tmp_path_factory.mktemp("valid"))
 
 
 @pytest.mark.parametrize("name", TARGETS)
