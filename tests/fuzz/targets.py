@@ -31,7 +31,7 @@ class Target:
     sealed_share: float = 0.5
     strays: tuple[str, ...] = ()
     may_raise: tuple[type[Exception], ...] = ()
-    num_cases: int = 60
+    num_cases: int = 40
 
 
 _DATASET: Mapping[str, Read] = {
@@ -42,7 +42,7 @@ _DATASET: Mapping[str, Read] = {
 }
 
 
-def _of_dataset(name: str, files: dict[str, str], *, num_cases: int = 60) -> Target:
+def _of_dataset(name: str, files: dict[str, str], *, num_cases: int = 40) -> Target:
     return Target(
         name=name, owner="data", valid="dataset", files=files, ways=_DATASET, seal=seals.dataset,
         may_raise=(WillNotSucceedError,), num_cases=num_cases,
@@ -51,8 +51,8 @@ def _of_dataset(name: str, files: dict[str, str], *, num_cases: int = 60) -> Tar
 
 _NEWEST = "checkpoints/step-00000008/*"
 _ALL = (
-    _of_dataset("dataset manifest", {"manifest.json": "json"}, num_cases=80),
-    _of_dataset("index", {"index/*.parquet": "parquet"}, num_cases=80),
+    _of_dataset("dataset manifest", {"manifest.json": "json"}, num_cases=60),
+    _of_dataset("index", {"index/*.parquet": "parquet"}, num_cases=60),
     _of_dataset("blocks", {"blocks.parquet": "parquet"}),
     _of_dataset("labels", {"labels.parquet": "parquet"}),
     _of_dataset("plan", {"plan/*.json": "json", "plan/*.parquet": "parquet"}),
@@ -60,12 +60,12 @@ _ALL = (
     _of_dataset("shard tar", {"shards/*.tar": "tar"}),
     Target(
         name="checkpoint manifest", owner="ckpt", valid="training run", files={f"{_NEWEST}/MANIFEST.json": "json"},
-        ways={"resume": readers.resume}, may_raise=(WillNotSucceedError,), num_cases=200,
+        ways={"resume": readers.resume}, may_raise=(WillNotSucceedError,), num_cases=100,
     ),
     Target(
         name="sealed checkpoint", owner="ckpt", valid="training run", seal=seals.checkpoints, sealed_share=1.0,
         files={f"{_NEWEST}/MANIFEST.json": "json", f"{_NEWEST}/rank-*": "safetensors"},
-        ways={"resume": readers.resume_resealed}, may_raise=(WillNotSucceedError,), num_cases=200,
+        ways={"resume": readers.resume_resealed}, may_raise=(WillNotSucceedError,), num_cases=100,
     ),
     Target(
         name="rank file", owner="ckpt", valid="training run", files={f"{_NEWEST}/rank-*": "safetensors"},
@@ -74,32 +74,32 @@ _ALL = (
     Target(
         name="attempts", owner="ckpt", valid="training run", files={"checkpoints/attempts/*.json": "json"},
         ways={"resume": readers.resume}, strays=("checkpoints/attempts", "checkpoints", "checkpoints/step-00000008"),
-        may_raise=(WillNotSucceedError,), num_cases=120,
+        may_raise=(WillNotSucceedError,), num_cases=80,
     ),
     Target(
         name="ledger", owner="ckpt", valid="training run", files={"ledger.jsonl": "json lines"},
-        ways={"ledger": readers.ledger}, num_cases=200,
+        ways={"ledger": readers.ledger}, num_cases=100,
     ),
     Target(
         name="metrics", owner="ckpt", valid="training run", files={"metrics.jsonl": "json lines"},
-        ways={"metrics": readers.metrics}, num_cases=200,
+        ways={"metrics": readers.metrics}, num_cases=100,
     ),
     Target(
         name="DONE", owner="ckpt", valid="training run",
         files={"DONE": "json", "weights/model.safetensors": "safetensors"},
-        ways={"done": readers.done}, seal=seals.done, num_cases=200,
+        ways={"done": readers.done}, seal=seals.done, num_cases=100,
     ),
     Target(
-        name="weights", owner="weights", valid="weights", seal=seals.own_weights, num_cases=200,
+        name="weights", owner="weights", valid="weights", seal=seals.own_weights, num_cases=100,
         files={"config.json": "json", "model.safetensors": "safetensors"}, ways={"open": readers.own_weights},
     ),
     Target(
-        name="Hugging Face folder", owner="weights", valid="hugging face", num_cases=200,
+        name="Hugging Face folder", owner="weights", valid="hugging face", num_cases=100,
         files={"*.json": "json", "model.safetensors": "safetensors"}, ways={"import": readers.foreign_weights},
     ),
     *(
         Target(
-            name=f"model file {name}", owner="weights", valid="model files", files={name: kind}, num_cases=200,
+            name=f"model file {name}", owner="weights", valid="model files", files={name: kind}, num_cases=100,
             ways={"import": readers.model_file(name)},
         )
         for name, kind in (("w.npz", "zip"), ("w.pth", "zip"), ("old.pth", "bytes"), ("w.safetensors", "safetensors"))
@@ -107,12 +107,12 @@ _ALL = (
     *(
         Target(
             name=name, owner="sources", valid="jobs", files={name: kind}, ways={"pretrain": readers.job_file(name)},
-            num_cases=200,
+            num_cases=100,
         )
         for name, kind in (("job.yaml", "bytes"), ("record.yaml", "json"), ("own.yaml", "json"))
     ),
     Target(
-        name="foreign tar", owner="sources", valid="foreign tars", files={"*.tar": "tar"}, num_cases=60,
+        name="foreign tar", owner="sources", valid="foreign tars", files={"*.tar": "tar"}, num_cases=40,
         ways={"labels in cls": readers.index, "labels in json": readers.index_json},
     ),
     *(
@@ -126,7 +126,7 @@ _ALL = (
     ),
     Target(
         name="images", owner="sources", valid="images", files={"*": "bytes"}, ways={"header": readers.image_header},
-        num_cases=300,
+        num_cases=150,
     ),
 )  # fmt: skip
 TARGETS = {target.name: target for target in _ALL}
