@@ -61,7 +61,8 @@ def main(argv: list[str]) -> int:
             with Interrupts() as interrupts:
                 return _run(argv, interrupts)
         except (Exception, KeyboardInterrupt) as error:
-            return _ended(error)
+            # Raised in a finalizer, an interrupt is lost there; what fails because of it has no other cause.
+            return _ended(interrupts.interrupt or error)
 
 
 def _ended(error: BaseException) -> int:

@@ -36,7 +36,8 @@ class Interrupts:
     A signal that is ignored stays ignored."""
 
     def __init__(self) -> None:
-        self._is_working = self._was_asked = False
+        self._is_working = False
+        self.interrupt: Interrupted | None = None  # what was raised
         self._late: threading.Timer | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -61,14 +62,14 @@ class Interrupts:
         if not self._is_working:
             say("interrupted")
             end_now(SHELL_ADDS + number)
-        if self._was_asked:
+        if self.interrupt:
             say("ended at once")
             end_now(SHELL_ADDS + number)
-        self._was_asked = True
+        self.interrupt = Interrupted(number)
         self._late = threading.Timer(DEADLINE_SECONDS, end_now, (SHELL_ADDS + number,))
         self._late.daemon = True
         self._late.start()
         if os.isatty(2):
             with suppress(OSError):
                 os.write(2, b"\r  \r")  # over the ^C that the terminal has echoed
-        raise Interrupted(number)
+        raise self.interrupt

@@ -85,22 +85,32 @@ def start_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str],
     shared = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num_ranks)}
     shared["LOCAL_WORLD_SIZE"] = str(num_ranks)
     end_with_this = _end_with(os.getpid())
-    processes = []
-    for rank in range(num_ranks):
-        own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-P", "-m", "jobs.cli", *words]  # -P: the current folder may have a jobs/, too
-        with log_of(log_dir, rank).open("ab") if rank else nullcontext() as log:
-            processes.append(
-                subprocess.Popen(
-                    command,
-                    env=own,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    preexec_fn=end_with_this,  # noqa: PLW1509 - it takes no lock that another thread may hold
-                )
-            )
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(num_ranks):
+            one = _start(words, rank=rank, environ=shared, log_dir=log_dir, preexec=end_with_this)
+            processes.append(one)
+    except BaseException:  # an interrupt, or no more processes
+        Ranks(processes=tuple(processes)).kill()
+        raise
     return Ranks(processes=tuple(processes))
+
+
+def _start(
+    words: list[str], *, rank: int, environ: Mapping[str, str], log_dir: Path, preexec: Callable[[], None]
+) -> subprocess.Popen[bytes]:
+    """One rank, in a session of its own."""
+    own = {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    command = [sys.executable, "-P", "-m", "jobs.cli", *words]  # -P: the current folder may have a jobs/, too
+    with log_of(log_dir, rank).open("ab") if rank else nullcontext() as log:
+        return subprocess.Popen(
+            command,
+            env=own,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=preexec,  # noqa: PLW1509 - it takes no lock that another thread may hold
+        )
 
 
 def log_of(log_dir: Path, rank: int) -> Path:

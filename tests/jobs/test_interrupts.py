@@ -22,14 +22,16 @@ CHECKOUT = Path(__file__).resolve().parents[2]
     ("loaded", "said"),
     [
         pytest.param("", "interrupted", id="while it loads"),
-        pytest.param("interrupts.works(); interrupts._was_asked = True;", "ended at once", id="the second"),
+        pytest.param(
+            "interrupts.works(); interrupts.interrupt = Interrupted(signal.SIGINT);", "ended at once", id="the second"
+        ),
     ],
 )
 def test_it_ends_at_once(name: str, code: int, loaded: str, said: str) -> None:
     """In code that Python cannot unwind, such as an import, or if the command has not ended after the first signal."""
     program = (
         "import os, signal\n"
-        "from jobs.interrupts import Interrupts\n"
+        "from jobs.interrupts import Interrupted, Interrupts\n"
         f"with Interrupts() as interrupts: {loaded} os.kill(os.getpid(), signal.{name})\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=CHECKOUT)
@@ -47,6 +49,26 @@ def test_while_it_works_it_is_raised() -> None:
     assert exit_code_of(raised.value) == 143
     assert signal.getsignal(signal.SIGTERM) == before
     assert [exit_code_of(KeyboardInterrupt()), exit_code_of(Interrupted(signal.SIGINT))] == [130, 130]
+
+
+def test_an_interrupt_that_a_finalizer_swallows_ends_the_command(tmp_path: Path) -> None:
+    """Python prints and drops what is raised in a finalizer; the command fails later for want of what ended there."""
+    program = (
+        "import os, signal, sys\n"
+        "from jobs import cli\n"
+        "from shards.errors import UserError\n"
+        "class Final:\n"
+        "    def __del__(self): os.kill(os.getpid(), signal.SIGINT)\n"
+        "def run(argv, interrupts):\n"
+        "    interrupts.works()\n"
+        "    Final()\n"
+        "    raise UserError('the server is gone')\n"
+        "cli._run = run\n"
+        "sys.exit(cli.main([]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=CHECKOUT)
+    assert done.returncode == 130
+    assert "the server is gone" not in done.stderr
 
 
 def test_nothing_is_glued_to_the_echo_of_a_key() -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,3 +60,19 @@ def test_every_rank_knows_its_place(tmp_path: Path) -> None:
     for rank in (1, 2):
         lines = (tmp_path / "logs" / f"rank-{rank}.log").read_text().splitlines()
         assert [line.startswith(f"rank {rank}: error: unknown stage 'nope'") for line in lines] == [True, True]
+
+
+def test_an_interrupt_between_two_starts_leaves_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def second_interrupted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise KeyboardInterrupt
+        started.append(start([sys.executable, "-S", "-c", "import signal; signal.pause()"]))
+        return started[0]
+
+    monkeypatch.setattr("jobs.launch.subprocess.Popen", second_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start_ranks(["--version"], num_ranks=2, environ=dict(os.environ), log_dir=tmp_path)
+    assert started[0].returncode == -signal.SIGKILL
