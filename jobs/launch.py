@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from pipeline.free_port import free_port
 
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # If ranks end with different codes, the first of these wins; else the code of the rank that failed first.
 _CODES_BY_WEIGHT = (
@@ -102,7 +103,7 @@ def _start(
     """One rank, in a session of its own."""
     own = {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     command = [sys.executable, "-P", "-m", "jobs.cli", *words]  # -P: the current folder may have a jobs/, too
-    with log_of(log_dir, rank).open("ab") if rank else nullcontext() as log:
+    with _later_signals(), log_of(log_dir, rank).open("ab") if rank else nullcontext() as log:
         return subprocess.Popen(
             command,
             env=own,
@@ -113,18 +114,30 @@ def _start(
         )
 
 
+@contextmanager
+def _later_signals() -> Iterator[None]:
+    """Holds interrupts back while a process is started: half way, its copy of this program would handle them, too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def log_of(log_dir: Path, rank: int) -> Path:
     """The log of a rank above 0."""
     return log_dir / f"rank-{rank}.log"
 
 
 def _end_with(parent: int) -> Callable[[], None]:
-    """A function for the child process, before it becomes the command: requests a TERM when the parent dies."""
+    """A function for the child process, before it becomes the command: requests a TERM when the parent dies, and lets
+    interrupts through."""
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent is dead already
             os._exit(exit_codes.CRASH)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
 
     return ask

@@ -83,3 +83,29 @@ def test_an_interrupt_ends_it(stage: str, function: str, count: int, inputs: dic
     with started(tmp_path / "again", *words) as command:
         assert command.end() == exit_codes.DONE, command.said
     assert [path for path in file_hashes(tmp_path) if ".tmp-" in path or path.endswith(".part")] == []
+
+
+@pytest.mark.slow
+def test_the_demo(tmp_path: Path) -> None:
+    """It runs its stages as processes of their own, and a server."""
+    words = ("demo", "--run-dir", str(tmp_path / "demo"))
+    with started(tmp_path / "said", *words) as command:
+        command.wait_until(lambda: stages_in(tmp_path) != [])
+        command.signal(signal.SIGINT)
+        assert command.end(seconds=30) == exit_codes.INTERRUPTED, command.said
+    assert stages_in(tmp_path) == []
+    assert "interrupted; run the same command to start again" in command.said.splitlines()
+    assert "Traceback" not in command.said
+
+
+def stages_in(folder: Path) -> list[str]:
+    """The command lines of stages that log into this folder's demo."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words, log = (path / "cmdline").read_bytes().split(b"\0"), (path / "environ").read_bytes()
+        except OSError:  # it has ended
+            continue
+        if b"jobs.cli" in words and str(folder).encode() in log + b" ".join(words):
+            found.append(b" ".join(words).decode())
+    return found
