@@ -4,7 +4,6 @@ and ranges are checked by column.
 Every fault is a ValueError, whatever Arrow raises; whoever knows the file's name says it.
 """
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,13 +14,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shards.config_values import Range, shown_value
+from shards.parquet_file import ParquetPieces
 from shards.parquet_pages import FOOTER_END_BYTES, Group, footer_bytes, read_groups, refuse_pages
 from shards.storage.store_file import StoreFile
 
 MOST_ROWS = 1 << 26
+_BATCH_ROWS = 1 << 16
 _MOST_COLUMNS = 64
 _MOST_GROUPS = 1 << 16
-_MOST_FOOTER_BYTES = 1 << 28
 _MOST_VALUES = 1 << 28  # of a column, those inside lists included
 _MOST_BYTES = 1 << 30  # of a file's columns, decompressed, and of a column of texts
 
@@ -39,41 +39,33 @@ class Rules:
 def read_checked(data: bytes, rules: Rules, columns: Sequence[str] | None = None, *, most_rows: int) -> pa.Table:
     """These columns of a Parquet file, or all that the rules name. ValueError if it is not as the rules say."""
     names = list(columns or rules.schema.names)
-    num_rows, groups = read_groups(data[-footer_bytes(data[-FOOTER_END_BYTES:]) - FOOTER_END_BYTES :])
+    num_rows, groups = read_groups(data[-footer_bytes(data[-FOOTER_END_BYTES:], len(data)) - FOOTER_END_BYTES :])
     refuse_groups(num_rows, groups, most_rows=most_rows)
     refuse_pages(data, groups, names)
-    texts = [name for name in names if pa.types.is_string(rules.schema.field(name).type)]
+    kinds = {name: rules.schema.field(name).type for name in names}
+    texts = [name for name, kind in kinds.items() if pa.types.is_string(kind) or pa.types.is_binary(kind)]
     with arrow_faults():
         file = pq.ParquetFile(pa.BufferReader(data))
         _refuse_types(file.schema_arrow, rules.schema)
         if texts:  # as dictionaries: a text that a page holds once and names a million times is not copied as often
             file = pq.ParquetFile(pa.BufferReader(data), metadata=file.metadata, read_dictionary=texts)
-        table = _with_texts(file.read(columns=names, use_threads=False), texts)
+        if pa.list_(pa.string()) in kinds.values():
+            table = ParquetPieces(pa.BufferReader(data), ours=True).read(names, rows=_BATCH_ROWS)
+            table.validate(full=True)
+        else:
+            table = _with_texts(file.read(columns=names, use_threads=False), texts, rules.schema)
         if table.num_rows != num_rows:
             raise ValueError(f"it has {table.num_rows} rows, but declares {num_rows}")
     refuse_values(table, rules)
     return table
 
 
-def open_checked(file: StoreFile, rules: Rules, *, most_rows: int = MOST_ROWS) -> pq.ParquetFile:
+def open_checked(file: StoreFile, rules: Rules, *, most_rows: int = MOST_ROWS) -> ParquetPieces:
     """The file, if its footer declares nothing too large and every column has its type. Use it in `arrow_faults`."""
-    refuse_file(file, most_rows=most_rows)
-    opened = pq.ParquetFile(file)
-    _refuse_types(opened.schema_arrow, rules.schema)
+    opened = ParquetPieces(file, ours=True)
+    refuse_groups(opened.num_rows, opened.groups, most_rows=most_rows)
+    _refuse_types(opened.schema, rules.schema)
     return opened
-
-
-def refuse_file(file: StoreFile, *, most_rows: int = MOST_ROWS) -> None:
-    """ValueError if a file's footer declares more than any of ours has, or is none."""
-    size = file.seek(0, io.SEEK_END)
-    file.seek(max(0, size - FOOTER_END_BYTES))
-    num_bytes = footer_bytes(file.read())
-    if num_bytes > min(size, _MOST_FOOTER_BYTES):
-        raise ValueError(f"its footer has {num_bytes} bytes; allowed: 0 to {min(size, _MOST_FOOTER_BYTES):,}")
-    file.seek(max(0, size - FOOTER_END_BYTES - num_bytes))
-    num_rows, groups = read_groups(file.read())
-    refuse_groups(num_rows, groups, most_rows=most_rows)
-    file.seek(0)
 
 
 @contextmanager
@@ -129,14 +121,14 @@ def _refuse_types(found: pa.Schema, wanted: pa.Schema) -> None:
             raise ValueError(f"column {name} is of type {shown_value(str(found.field(name).type))}; allowed: {kind}")
 
 
-def _with_texts(table: pa.Table, names: Sequence[str]) -> pa.Table:
+def _with_texts(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.Table:
     """The table with dictionaries of text as text. ValueError if a column would be too large, or is no UTF-8."""
     for name in names:
         column = table.column(name)
         lengths = (pc.sum(pc.binary_length(one.dictionary).take(one.indices)).as_py() or 0 for one in column.chunks)
         if (num_bytes := sum(lengths)) > _MOST_BYTES:
             raise ValueError(f"column {name} has {num_bytes} bytes of text; allowed: 0 to {_MOST_BYTES:,}")
-        texts = column.cast(pa.string())
+        texts = column.cast(schema.field(name).type)
         texts.validate(full=True)
         table = table.set_column(table.column_names.index(name), name, texts)
     return table

@@ -189,11 +189,6 @@ def table_bytes(table: pa.Table, *, row_group_size: int | None = None) -> bytes:
     return file.getvalue()
 
 
-def read_table(data: bytes, columns: list[str] | None = None) -> pa.Table:
-    """The table in the bytes of a Parquet file."""
-    return pq.read_table(pa.BufferReader(data), columns=columns)
-
-
 def index_bytes(shard: int, rows: Sequence[IndexRow], commit: ShardCommit) -> bytes:
     """The index file of one shard, its commit record in the footer."""
     records = [vars(item) for item in rows]

@@ -5,22 +5,27 @@ their columns are looked at. The format: parquet.thrift of apache/parquet-format
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from shards.config_values import shown_value
+from shards.thrift_compact import Fields, Want, read_struct
 
 FOOTER_END_BYTES = 8  # the footer's length and the magic word
-_MAGIC = b"PAR1"
-_MOST_DEPTH = 12
+MOST_FOOTER_BYTES = 1 << 25
+_MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
+_ENCRYPTED = "it is encrypted; give a copy that is not"
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _SIMPLE = (0, 2, 3, 8)  # PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY: no value repeats parts of the one before
-_HEADERS = {_DATA: (5, 2), _DATA_V2: (8, 4)}  # the field with a data page's own header, and the encoding's field in it
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _STRUCT = 1, 2, 3, 7, 8, 9, 12
-Fields = dict[int, Any]
+_HEADERS = {_DATA: (5, 2), _DICTIONARY: (7, 2), _DATA_V2: (8, 4)}  # a kind's own header, and the encoding's field in it
+_PAGE = {1: Want(), 2: Want(), 3: Want()} | {
+    header: Want({1: Want(), encoding: Want()}) for header, encoding in _HEADERS.values()
+}
+_FREE_PAGE_BYTES = 64 << 20  # of a column of others, whatever it declares: writers may count otherwise
+_MOST_RATIO = 1024  # of a larger page's bytes to those that it has in the file
+_MOST_HEADER_BYTES = 16 << 20  # as Arrow allows
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
     """A column's part of a row group; `column` is the name of the whole column, without those of lists in it."""
 
@@ -29,166 +34,189 @@ class Chunk:
     num_bytes: int
     begin: int
     end: int
+    data_begin: int = field(default=0, compare=False)  # after a dictionary
+    is_encrypted: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
     """A row group."""
 
     num_rows: int
     chunks: tuple[Chunk, ...]
 
+    def chunks_of(self, columns: Sequence[str]) -> list[Chunk]:
+        """Those of these columns."""
+        return [chunk for chunk in self.chunks if chunk.column in columns]
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Page:
     kind: int
     num_values: int
     num_bytes: int
+    stored_bytes: int
     encoding: int
     end: int
 
 
-def footer_bytes(end: bytes) -> int:
-    """Bytes of a file's footer, from the file's last FOOTER_END_BYTES. ValueError if it is no Parquet file."""
+class PageCheck:
+    """Looks at the headers of a column's pages as its bytes pass, from the first on. ValueError for the first page that
+    declares more than the column, or more than can be in its bytes.
+
+    `ours`: the file is written by us, so its pages have simple encodings and add up to what the column declares.
+    """
+
+    def __init__(self, chunk: Chunk, *, ours: bool) -> None:
+        self.chunk, self.ours = chunk, ours
+        self.seen = self._next = chunk.begin
+        self._num_values = self._num_bytes = 0
+        self._kept = b""  # the beginning of a header that is cut off
+
+    def add(self, data: bytes | memoryview) -> None:
+        """The bytes that follow those seen."""
+        begin = self.seen - len(self._kept)
+        if self._kept:
+            data, self._kept = self._kept + bytes(data), b""
+        self.seen = begin + len(data)
+        try:
+            while self._num_values < self.chunk.num_values and self._next < self.seen:
+                self._add_page(data, begin)
+        except IndexError as error:
+            self._kept = bytes(data[self._next - begin :])
+            if self.seen >= self.chunk.end or len(self._kept) > _MOST_HEADER_BYTES:
+                raise self._fault(f"a page header is damaged ({error})") from error
+        except (LookupError, TypeError) as error:
+            raise self._fault(f"a page header is damaged ({error})") from error
+        except ValueError as error:
+            raise self._fault(str(error)) from error
+
+    def repeated_bytes(self, data: bytes) -> int:
+        """Of the column's first bytes: the most bytes that a value may have which the file holds only once; 0 if each
+        value is there as often as it is used."""
+        try:
+            page = _page(data, 0)
+        except (LookupError, TypeError, ValueError):  # add() says what is wrong
+            return self.chunk.num_bytes
+        return page.num_bytes if page.kind == _DICTIONARY or page.encoding not in _SIMPLE else 0
+
+    def _add_page(self, data: bytes | memoryview, begin: int) -> None:
+        page = _page(data, self._next - begin)
+        self._next = begin + page.end
+        self._num_bytes += page.num_bytes
+        self._num_values += page.num_values if page.kind in (_DATA, _DATA_V2) else 0
+        most = self.chunk.num_bytes if self.ours else max(self.chunk.num_bytes, _FREE_PAGE_BYTES)
+        if self._next > self.chunk.end or self._num_bytes > most or self._num_values > self.chunk.num_values:
+            raise ValueError("a page declares more bytes or values than the column")
+        if page.num_bytes > max(_FREE_PAGE_BYTES, _MOST_RATIO * page.stored_bytes):
+            raise ValueError(f"a page of {page.stored_bytes} bytes declares {page.num_bytes} decompressed ones")
+        if page.num_values > max(self.chunk.num_values, page.num_bytes):
+            raise ValueError(f"a dictionary of {page.num_bytes} bytes declares {page.num_values} values")
+        if self.ours and page.encoding not in _SIMPLE:
+            raise ValueError(f"a page of {page.num_values} values has encoding {page.encoding}; allowed: {_SIMPLE}")
+
+    def _fault(self, what: str) -> ValueError:
+        return ValueError(f"column {shown_value(self.chunk.column)}: {what}")
+
+
+def footer_bytes(end: bytes, most: int = MOST_FOOTER_BYTES) -> int:
+    """Bytes of a file's footer, from the file's last FOOTER_END_BYTES. ValueError if it is no Parquet file, or if they
+    are more than `most`."""
+    if len(end) >= FOOTER_END_BYTES and end[-4:] == _ENCRYPTED_MAGIC:
+        raise ValueError(_ENCRYPTED)
     if len(end) < FOOTER_END_BYTES or end[-4:] != _MAGIC:
         raise ValueError("not a sound Parquet file: its end is not that of one")
-    return int.from_bytes(end[-8:-4], "little")
+    num_bytes, most = int.from_bytes(end[-8:-4], "little"), min(most, MOST_FOOTER_BYTES)
+    if num_bytes > most:
+        raise ValueError(f"not a sound Parquet file: its footer has {num_bytes} bytes; allowed: 0 to {most:,}")
+    return num_bytes
 
 
 def read_groups(footer: bytes) -> tuple[int, tuple[Group, ...]]:
     """The rows that a footer declares, and its row groups. ValueError if it is damaged."""
     try:
-        fields, _ = _struct(footer, 0, depth=0)
-        groups = tuple(
-            Group(num_rows=int(group[3]), chunks=tuple(_chunk(column[3]) for column in group[1])) for group in fields[4]
-        )
-        return int(fields[3]), groups
+        fields, _ = read_struct(footer, 0, _FOOTER)
+        if not all(isinstance(group, Group) for group in fields[4]):
+            raise TypeError("a row group is none")
+        return _whole(fields[3]), tuple(fields[4])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"not a sound Parquet file: its footer is damaged ({error})") from error
 
 
 def refuse_pages(data: bytes, groups: Sequence[Group], columns: Sequence[str]) -> None:
-    """ValueError if a page of these columns is not within the column's part of the file, or declares more than it."""
-    for chunk in (chunk for group in groups for chunk in group.chunks if chunk.column in columns):
-        try:
-            _refuse_chunk(data, chunk)
-        except (LookupError, TypeError) as error:
-            raise ValueError(f"column {shown_value(chunk.column)}: a page header is damaged ({error})") from error
-        except ValueError as error:
-            raise ValueError(f"column {shown_value(chunk.column)}: {error}") from error
+    """ValueError if a page of these columns of our own file is not within the column's part of it, or declares more."""
+    for group in groups:
+        for chunk in group.chunks_of(columns):
+            refuse_place(chunk, len(data))
+            PageCheck(chunk, ours=True).add(data[chunk.begin : chunk.end])
 
 
-def _chunk(fields: Fields) -> Chunk:
-    data_begin, dictionary_begin = fields[9], fields.get(11, 0)
+def refuse_place(chunk: Chunk, num_bytes: int) -> None:
+    """ValueError if a column's pages are not within the file's bytes, or cannot be read."""
+    refuse_encrypted(chunk)
+    if chunk.num_values and not 0 < chunk.begin <= chunk.end <= num_bytes:  # without values it has no pages
+        what = f"its pages are said to be at bytes {chunk.begin} to {chunk.end} of {num_bytes}"
+        raise ValueError(f"column {shown_value(chunk.column)}: {what}")
+
+
+def refuse_encrypted(chunk: Chunk) -> None:
+    """ValueError if a column cannot be read without a key."""
+    if chunk.is_encrypted:
+        raise ValueError(f"column {shown_value(chunk.column)}: {_ENCRYPTED}")
+
+
+def _chunk(column: Fields) -> Chunk:
+    if 3 not in column and 8 in column:  # what is known of it is encrypted too
+        return Chunk(column="", num_values=0, num_bytes=0, begin=0, end=0, is_encrypted=True)
+    if column.get(1):
+        raise ValueError("its columns are in other files")
+    fields = column[3]
+    data_begin, dictionary_begin = _whole(fields[9]), _whole(fields.get(11, 0))
     begin = dictionary_begin if 0 < dictionary_begin < data_begin else data_begin
     return Chunk(
         column=fields[3][0].decode(),
-        num_values=int(fields[5]),
-        num_bytes=int(fields[6]),
-        begin=int(begin),
-        end=int(begin + fields[7]),
+        num_values=_whole(fields[5]),
+        num_bytes=_whole(fields[6]),
+        begin=begin,
+        end=begin + _whole(fields[7]),
+        data_begin=data_begin,
+        is_encrypted=8 in column,
     )
 
 
-def _refuse_chunk(data: bytes, chunk: Chunk) -> None:
-    at, end = chunk.begin, chunk.end
-    if chunk.num_values == 0:  # it has no pages
-        return
-    if not 0 < at <= end <= len(data):
-        raise ValueError(f"its pages are said to be at bytes {at} to {end} of {len(data)}")
-    num_values = num_bytes = 0
-    while num_values < chunk.num_values and at < end:
-        page = _page(data, at)
-        num_bytes += page.num_bytes
-        num_values += page.num_values if page.kind != _DICTIONARY else 0
-        at = page.end
-        if at > end or num_bytes > chunk.num_bytes or num_values > chunk.num_values:
-            raise ValueError("a page declares more bytes or values than the column")
-        if page.encoding not in _SIMPLE or page.num_values > max(chunk.num_values, page.num_bytes):
-            raise ValueError(f"a page of {page.num_values} values has encoding {page.encoding}; allowed: {_SIMPLE}")
+def _group(fields: Fields) -> Group:
+    if not all(isinstance(chunk, Chunk) for chunk in fields[1]):
+        raise TypeError("a column is none")
+    return Group(num_rows=_whole(fields[3]), chunks=tuple(fields[1]))
 
 
-def _page(data: bytes, at: int) -> _Page:
-    fields, after = _struct(data, at, depth=0)
-    kind, num_bytes, stored_bytes = fields[1], fields[2], fields[3]
-    header, encoding = _HEADERS[kind] if kind != _DICTIONARY else (7, 2)
-    num_values = fields[header][1]
+_COLUMN = {1: Want(), 3: Want({number: Want() for number in (3, 5, 6, 7, 9, 11)}), 8: Want()}
+_FOOTER = {3: Want(), 4: Want({1: Want(_COLUMN, _chunk), 3: Want()}, _group)}
+
+
+def _page(data: bytes | memoryview, at: int) -> _Page:
+    fields, after = read_struct(data, at, _PAGE)
+    if not {1, 2, 3} <= fields.keys():
+        raise TypeError(f"it has only the fields {sorted(fields)}")
+    kind, num_bytes, stored_bytes = (_whole(fields[number]) for number in (1, 2, 3))
+    number, encoding = _HEADERS.get(kind, (0, 0))  # other pages are passed over
+    header = fields.get(number, {}) if number else {1: 0, encoding: 0}
+    if not isinstance(header, dict) or not {1, encoding} <= header.keys():
+        raise TypeError(f"it has no header of kind {kind}")
+    num_values = _whole(header[1])
     if min(num_bytes, stored_bytes, num_values) < 0:
         raise ValueError("a page header has a negative number")
     return _Page(
         kind=kind,
         num_values=num_values,
         num_bytes=num_bytes,
-        encoding=fields[header][encoding],
+        stored_bytes=stored_bytes,
+        encoding=_whole(header[encoding]),
         end=after + stored_bytes,
     )
 
 
-def _struct(data: bytes, at: int, *, depth: int) -> tuple[Fields, int]:
-    """A Thrift struct by field numbers, and where it ends. IndexError if the data ends first."""
-    if depth > _MOST_DEPTH:
-        raise ValueError("it is nested too deep")
-    fields: Fields = {}
-    number = 0
-    while byte := data[at]:
-        at += 1
-        if byte >> 4:
-            number += byte >> 4
-        else:
-            number, at = _integer(data, at)
-        kind = byte & 15
-        if _BYTE < kind < _DOUBLE and data[at] < 0x80:  # most values are such: a whole number in one byte
-            fields[number] = (data[at] >> 1) ^ -(data[at] & 1)
-            at += 1
-        elif kind in (_TRUE, _FALSE):
-            fields[number] = kind == _TRUE
-        else:
-            fields[number], at = _value(data, at, kind, depth=depth)
-    return fields, at + 1
-
-
-def _value(data: bytes, at: int, kind: int, *, depth: int) -> tuple[Any, int]:
-    if _BYTE < kind < _DOUBLE:  # whole numbers of 16, 32 and 64 bits
-        return _integer(data, at)
-    if kind == _BINARY:
-        length, at = _varint(data, at)
-        if length > len(data) - at:
-            raise ValueError("it is cut off")
-        return data[at : at + length], at + length
-    if kind == _STRUCT:
-        return _struct(data, at, depth=depth + 1)
-    if kind == _LIST:
-        return _list(data, at, depth=depth + 1)
-    if kind in (_TRUE, _FALSE, _BYTE, _DOUBLE):
-        return None, at + (8 if kind == _DOUBLE else 1)
-    raise ValueError(f"it has a value of kind {kind}")
-
-
-def _list(data: bytes, at: int, *, depth: int) -> tuple[list[Any], int]:
-    length, kind = data[at] >> 4, data[at] & 15
-    at += 1
-    if length == 15:
-        length, at = _varint(data, at)
-    if length > len(data) - at or depth > _MOST_DEPTH:
-        raise ValueError("a list is cut off")
-    found = []
-    for _ in range(length):
-        item, at = _value(data, at, kind, depth=depth)
-        found.append(item)
-    return found, at
-
-
-def _integer(data: bytes, at: int) -> tuple[int, int]:
-    value, at = _varint(data, at)
-    return (value >> 1) ^ -(value & 1), at
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while (byte := data[at]) & 0x80:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        at += 1
-        if shift > 63:
-            raise ValueError("a number has no end")
-    return value | byte << shift, at + 1
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError("a number is none")
+    return value

@@ -38,7 +38,15 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
         ("store", "local_file"),
         (
             *("order", "mixing", "manifest", "index", "dataset", "samples", "windows", "read", "stream_reader"),
-            *("image_file", "record_columns", "checked_table", "parquet_pages", "table_rules"),
+            *(
+                "image_file",
+                "record_columns",
+                "checked_table",
+                "parquet_pages",
+                "parquet_file",
+                "thrift_compact",
+                "table_rules",
+            ),
         ),
         ("sources",),
         ("packing",),

@@ -20,14 +20,14 @@ from shards.adoption.foreign_samples import (
     cause_of,
     find_samples,
 )
+from shards.checked_table import MOST_ROWS, Rules, read_checked
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS, Limits
 from shards.images.image_header import read_header
-from shards.index import INDEX_SCHEMA, read_table, table_bytes
+from shards.index import INDEX_SCHEMA, table_bytes
 from shards.manifest import sha256_hex
 from shards.packing.label_names import read_label_names
-from shards.packing.own_tables import own_table
 from shards.sources.entry import printable
 from shards.sources.tar_members import read_members
 from shards.storage.pieces import stored_pieces
@@ -44,6 +44,7 @@ ADOPTED_SCHEMA = pa.schema(
         ("not_integer", pa.string()),  # of a fit sample, the first label that is not an integer; null: all are
     ]
 )
+_RULES = Rules(schema=ADOPTED_SCHEMA, may_be_null=frozenset(ADOPTED_SCHEMA.names))
 _FACTS_KEY = b"patchline.adopted.2"  # another number: descriptions of older versions are written again
 
 
@@ -140,7 +141,7 @@ def adopted_path(number: int) -> str:
 def adopted_rows(store: Store, number: int, *, integers_only: bool = False) -> pa.Table:
     """The description of a tar, one row per sample, refused ones included. With `integers_only`, a label that is not an
     integer is a reason too; the stored description does not say so, since that depends on all tars."""
-    table = read_table(store.read(adopted_path(number)))
+    table = _read_adopted(store, number)
     if not integers_only:
         return table
     rows = table.select(["reason", "cause", "not_integer"]).to_pylist()
@@ -151,6 +152,10 @@ def adopted_rows(store: Store, number: int, *, integers_only: bool = False) -> p
         column = pa.array([row[name] for row in rows], pa.string())
         table = table.set_column(table.schema.get_field_index(name), ADOPTED_SCHEMA.field(name), column)
     return table
+
+
+def _read_adopted(store: Store, number: int) -> pa.Table:
+    return read_checked(store.read(adopted_path(number)), _RULES, most_rows=MOST_ROWS)
 
 
 def is_integer(label: str) -> bool:
@@ -185,7 +190,7 @@ def _facts(task: TarTask, table: pa.Table, sha256: str) -> TarFacts:
 def _facts_there(store: Store, task: TarTask) -> TarFacts | None:
     """The facts of a description that is complete; None if there is none, or it is of another tar or damaged."""
     try:
-        table = own_table(store.read(adopted_path(task.number)), ADOPTED_SCHEMA)
+        table = _read_adopted(store, task.number)
         facts = read_record(TarFacts, (table.schema.metadata or {}).get(_FACTS_KEY, b""))
     except (MissingObjectError, ValueError):
         return None

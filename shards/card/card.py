@@ -174,7 +174,7 @@ def _batches(dataset: Dataset, path: str, rules: Rules) -> Iterator[pa.Table]:
     """The columns of the rules in pieces; a large table is never in memory as a whole."""
     columns = rules.schema.names
     with dataset.naming(path), arrow_faults(), open_checked(StoreFile(dataset.store, path), rules) as file:
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns, use_threads=False):
+        for batch in file.batches(columns, rows=_ROWS_AT_ONCE):
             table = pa.Table.from_batches([batch])
             table.validate(full=True)
             refuse_values(table, rules)

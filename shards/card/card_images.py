@@ -132,7 +132,7 @@ def read_matches(dataset: Dataset) -> tuple[Match, ...]:
         return ()
     file = StoreFile(dataset.store, MATCHES_PATH)
     with dataset.naming(MATCHES_PATH), arrow_faults(), open_checked(file, MATCHES_RULES) as opened:
-        batches = opened.iter_batches(batch_size=MOST_MATCHES, columns=MATCHES_RULES.schema.names, use_threads=False)
+        batches = opened.batches(MATCHES_RULES.schema.names, rows=MOST_MATCHES)
         table = pa.Table.from_batches([*islice(batches, 1)], MATCHES_RULES.schema)
         table.validate(full=True)
         refuse_values(table, MATCHES_RULES)

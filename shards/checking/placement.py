@@ -10,6 +10,7 @@ from shards.packing.plan import DROPPED_PATH, Plan
 from shards.storage.store_file import StoreFile
 from shards.store import MissingObjectError, Store
 
+_ROWS_AT_ONCE = 1 << 16
 _MOST_SCANNED = 1 << 32  # a byte of memory for each
 _RULES = Rules(schema=pa.schema([("position", pa.int64())]))
 
@@ -26,7 +27,7 @@ def misplaced(store: Store, plan: Plan) -> Iterator[str]:
             continue
         try:
             with arrow_faults(), open_checked(StoreFile(store, path), _RULES) as file:
-                table = file.read(columns=["position"], use_threads=False)
+                table = file.read(["position"], rows=_ROWS_AT_ONCE)
             refuse_values(table, _RULES)
         except MissingObjectError:
             return  # reported with the files

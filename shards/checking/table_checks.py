@@ -7,19 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards.checked_table import MOST_ROWS, Rules, read_checked
-from shards.config_values import Range
 from shards.index import KINDS_BY_PLAN, LABELS_SCHEMA, QUARANTINE_SCHEMA, LeftOut
-from shards.manifest import MOST_SAMPLES, Manifest
-from shards.packing.deal import DROPPED_SCHEMA
+from shards.manifest import Manifest
 from shards.packing.plan import AdoptedRecord, Plan
 
 _SETTINGS = ("split", "samples_per_block")
-_DROPPED_RULES = Rules(
-    schema=DROPPED_SCHEMA,
-    ranges={"position": Range(0, MOST_SAMPLES)},
-    may_be_null=frozenset(DROPPED_SCHEMA.names) - {"position", "kind"},
-)
 
 
 def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
@@ -44,11 +36,6 @@ def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
 def plan_record(plan: bytes, *, is_adopted: bool) -> Plan | AdoptedRecord:
     """plan.json. ValueError if it is none."""
     return AdoptedRecord.from_bytes(plan) if is_adopted else Plan.from_bytes(plan)
-
-
-def read_dropped(data: bytes) -> pa.Table:
-    """The images that the plan left out. ValueError for values that cannot be right."""
-    return read_checked(data, _DROPPED_RULES, most_rows=MOST_ROWS)
 
 
 def check_label_table(table: pa.Table, names: Sequence[str], counts: Mapping[int, int]) -> Iterator[str]:

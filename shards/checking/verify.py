@@ -40,6 +40,7 @@ from shards.manifest import (
     index_path,
     sha256_hex,
 )
+from shards.packing.deal import read_dropped
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.write_shard import planned_samples
 from shards.parallel import run_tasks
@@ -253,13 +254,12 @@ def _quarantine(store: Store, manifest: Manifest, shards: list[ShardFacts]) -> I
         if manifest.adopted:
             yield from tables.check_adopted_quarantine(table, manifest.num_samples + manifest.num_quarantined)
             return
-        left_out = [item for found in shards for item in found.left_out]
         try:
-            dropped = tables.read_dropped(store.read(DROPPED_PATH))
+            dropped = read_dropped(store.read(DROPPED_PATH))
         except ValueError as error:
             yield f"cannot be compared with {DROPPED_PATH}: {error}"
             return
-        yield from tables.check_quarantine(table, dropped, left_out)
+        yield from tables.check_quarantine(table, dropped, [item for found in shards for item in found.left_out])
 
 
 def _is_planned(dataset: Dataset) -> bool:

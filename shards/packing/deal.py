@@ -13,10 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from shards.checked_table import MOST_ROWS, Rules, read_checked
+from shards.config_values import Range
 from shards.index import table_bytes
-from shards.manifest import sha256_hex
+from shards.manifest import MOST_SAMPLES, sha256_hex
 from shards.packing.duplicates import Labels
-from shards.packing.scan import read_scan
+from shards.packing.scan import SCAN_SCHEMA, read_scan
 from shards.packing.spec import PackSpec
 from shards.packing.survey import reasons
 from shards.store import open_store
@@ -26,6 +28,15 @@ SAMPLES_A_FILE = 1 << 18
 MOST_SHARDS_A_FILE = 256
 
 _KEPT = ["locator", "source", "ext", "height", "width", "mode", "orientation", "size", "crc32"]
+SAMPLES_SCHEMA = pa.schema(
+    [
+        ("slot", pa.int64()),
+        ("position", pa.int64()),
+        *(SCAN_SCHEMA.field(name) for name in _KEPT),
+        ("labels", pa.list_(pa.int32())),
+        ("weights", pa.list_(pa.float32())),
+    ]
+)
 DROPPED_SCHEMA = pa.schema(
     [
         ("position", pa.int64()),
@@ -36,6 +47,11 @@ DROPPED_SCHEMA = pa.schema(
         ("match", pa.string()),
         ("distance", pa.int32()),
     ]
+)
+_DROPPED_RULES = Rules(
+    schema=DROPPED_SCHEMA,
+    ranges={"position": Range(0, MOST_SAMPLES)},
+    may_be_null=frozenset(DROPPED_SCHEMA.names) - {"position", "kind"},
 )
 
 
@@ -169,3 +185,8 @@ def _write_batches(path: Path, tables: list[pa.Table]) -> None:
         for table in tables:
             whole = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
             writer.write_batch(whole[0])
+
+
+def read_dropped(data: bytes) -> pa.Table:
+    """The images that the plan left out. ValueError for values that cannot be right."""
+    return read_checked(data, _DROPPED_RULES, most_rows=MOST_ROWS)

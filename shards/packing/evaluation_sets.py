@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from shards.checked_table import MOST_ROWS, Rules, read_checked
 from shards.dataset import Dataset, open_dataset
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import HASH_BITS
 from shards.images.near_duplicates import EvaluationIndex
 from shards.images.perceptual import evaluation_hashes
 from shards.index import table_bytes
-from shards.packing.own_tables import own_table
 from shards.store import MissingObjectError, Store, open_store
 
 HASH_BYTES = HASH_BITS // 8
@@ -34,6 +34,7 @@ _SCHEMA = pa.schema(
         *((name, pa.binary(HASH_BYTES)) for name in VIEWS),
     ]
 )
+_RULES = Rules(schema=_SCHEMA, may_be_null=frozenset(VIEWS))
 _MADE_OF = b"patchline.evaluation"
 
 
@@ -181,7 +182,7 @@ def _made_of(task: HashTask) -> bytes:
 
 def _read_hashes(store: Store, task: HashTask) -> pa.Table | None:
     try:
-        table = own_table(store.read(_path(task)), _SCHEMA)
+        table = read_checked(store.read(_path(task)), _RULES, most_rows=MOST_ROWS)
     except (MissingObjectError, ValueError):
         return None
     return table if (table.schema.metadata or {}).get(_MADE_OF) == _made_of(task) else None

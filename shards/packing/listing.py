@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 
+from shards.checked_table import MOST_ROWS, Rules, read_checked
 from shards.config_values import Range
 from shards.errors import UserError
-from shards.index import read_table, table_bytes
+from shards.index import table_bytes
 from shards.manifest import sha256_hex
 from shards.progress import Progress
 from shards.sources.entry import Entry
@@ -47,6 +48,7 @@ _SCHEMA = pa.schema(
         ("num_images", pa.int32()),
     ]
 )
+_RULES = Rules(schema=_SCHEMA, may_be_null=frozenset(_SCHEMA.names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ def slice_entries(store: Store, number: int, *, sha256: str) -> list[Entry]:
     if sha256_hex(data) != sha256:
         message = f"{store.url}/{path} does not match {LISTING_PATH}: the source changed while it was listed"
         raise UserError(f"{message}; delete {store.url}/work and scan again")
-    return [_entry(row) for row in read_table(data).to_pylist()]
+    return [_entry(row) for row in read_checked(data, _RULES, most_rows=MOST_ROWS).to_pylist()]
 
 
 def _write(store: Store, source: Source, scan_hash: str) -> Listing:

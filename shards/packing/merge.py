@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from shards.checked_table import Rules, read_checked
 from shards.errors import InvalidDataError, UserError
 from shards.index import (
     BLOCKS_SCHEMA,
@@ -19,7 +20,6 @@ from shards.index import (
     LeftOut,
     ShardCommit,
     read_commit,
-    read_table,
     table_bytes,
 )
 from shards.manifest import (
@@ -27,6 +27,7 @@ from shards.manifest import (
     FORMAT_VERSION,
     LABELS_PATH,
     MANIFEST_PATH,
+    MOST_SHARD_SAMPLES,
     QUARANTINE_PATH,
     Manifest,
     ShardRecord,
@@ -34,13 +35,14 @@ from shards.manifest import (
     sha256_hex,
     shard_path,
 )
-from shards.packing.own_tables import own_table, refuse_nulls
+from shards.packing.deal import read_dropped
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.spec import PackSpec
 from shards.progress import Progress
 from shards.sources.tar_header import BLOCK_BYTES
 from shards.store import MissingObjectError, Store
 
+_INDEX_RULES = Rules(schema=INDEX_SCHEMA, may_be_null=frozenset(INDEX_SCHEMA.names) - {"offset", "labels"})
 _WORK_FILE = re.compile(r"work/(listing\.json|listing-\d+\.parquet|staged-\d+\.bin|evaluation-\d+-\d+\.parquet)")
 _SHARD_FILE = re.compile(r"(?:shards/shard-(?=\d+\.tar)|index/shard-(?=\d+\.parquet))(\d+)\.\w+")
 _DATASET_FILE = re.compile(
@@ -66,8 +68,8 @@ class Merged:
 
     def add_shard(self, path: str, index: bytes, commit: ShardCommit, *, samples_per_block: int) -> None:
         """Add one shard, from the bytes of its index file. ValueError if they are damaged."""
-        shard, rows = len(self.shards), own_table(index, INDEX_SCHEMA, columns=["offset", "labels"])
-        refuse_nulls(rows, ["offset", "labels"])
+        shard = len(self.shards)
+        rows = read_checked(index, _INDEX_RULES, ["offset", "labels"], most_rows=MOST_SHARD_SAMPLES)
         offsets = rows.column("offset").to_numpy()
         edges = np.concatenate([[BLOCK_BYTES - 1], offsets, [commit.data_end]])
         if (np.diff(edges) <= 0).any():
@@ -218,7 +220,7 @@ def _dropped_by_plan(store: Store, plan: Plan) -> pa.Table:
     if sha256_hex(data) != plan.files.get(DROPPED_PATH):
         what = f"{store.url}/{DROPPED_PATH} is not the plan's: its sha256 differs, or it is missing"
         raise InvalidDataError(f"{what}; delete {store.url}/plan/plan.json and run --phase plan again")
-    dropped = read_table(data)
+    dropped = read_dropped(data)
     by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
     phase = pc.if_else(by_plan, "plan", "scan")
     return dropped.append_column("phase", phase).select(QUARANTINE_SCHEMA.names).cast(QUARANTINE_SCHEMA)

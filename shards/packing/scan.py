@@ -12,13 +12,15 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from shards.checked_table import MOST_ROWS, Rules, arrow_faults, read_checked, refuse_values
+from shards.config_values import Range
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import read_header
 from shards.images.perceptual import perceptual_hash
 from shards.packing.listing import slice_entries
-from shards.packing.own_tables import damage_as_value_error, own_table, refuse_below, refuse_nulls
 from shards.packing.spec import PackSpec
 from shards.packing.staging import StagedFile
+from shards.parquet_file import ParquetPieces
 from shards.sources.entry import Entry, ImageBytes
 from shards.storage.store_file import StoreFile
 from shards.store import MissingObjectError, Store, open_store
@@ -43,9 +45,12 @@ SCAN_SCHEMA = pa.schema(
         ("reason", pa.string()),  # null: the image is fit to be packed
     ]
 )
-# Of images that are fit.
-_NEVER_NULL = frozenset(SCAN_SCHEMA.names) - {"weights", "phash", "reason"}
-_LEAST = {"height": 1, "width": 1, "size": 0, "orientation": 1}
+_RULES = Rules(schema=SCAN_SCHEMA, may_be_null=frozenset(SCAN_SCHEMA.names))
+_FIT_RULES = Rules(  # of images that are fit
+    schema=SCAN_SCHEMA,
+    ranges={"height": Range(1), "width": Range(1), "size": Range(0), "orientation": Range(1)},
+    may_be_null=frozenset({"weights", "phash", "reason"}),
+)
 _SCAN_KEY, _SLICE_KEY = b"patchline.scan", b"patchline.slice"
 
 
@@ -86,8 +91,8 @@ def scan_footer(scan_hash: str, slice_sha256: str) -> dict[bytes, bytes]:
 def is_scanned(store: Store, number: int, footer: dict[bytes, bytes]) -> bool:
     """Whether the scan of a slice exists, made with the same settings from the same listing."""
     try:
-        with damage_as_value_error():
-            metadata = pq.read_schema(StoreFile(store, scan_path(number))).metadata or {}
+        with arrow_faults():
+            metadata = ParquetPieces(StoreFile(store, scan_path(number)), ours=True).schema.metadata or {}
     except (MissingObjectError, ValueError):
         return False
     return all(metadata.get(key) == value for key, value in footer.items())
@@ -98,10 +103,8 @@ def read_scan(store: Store, number: int, columns: Sequence[str]) -> tuple[bytes,
     path = scan_path(number)
     try:
         data = store.read(path)
-        table = own_table(data, SCAN_SCHEMA, columns=list(dict.fromkeys((*columns, "reason"))))
-        fit = table.filter(table["reason"].is_null())
-        refuse_nulls(fit, [name for name in columns if name in _NEVER_NULL])
-        refuse_below(fit, {name: least for name, least in _LEAST.items() if name in columns})
+        table = read_checked(data, _RULES, list(dict.fromkeys((*columns, "reason"))), most_rows=MOST_ROWS)
+        refuse_values(table.filter(table["reason"].is_null()), _FIT_RULES)
     except MissingObjectError:
         message = f"{store.url}/{path} is missing: the scan is not complete"
         raise UserError(f"{message}; run --phase scan with every part first") from None

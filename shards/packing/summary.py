@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards.index import KINDS, read_table
+from shards.index import KINDS, read_quarantine
 from shards.manifest import QUARANTINE_PATH, Manifest
+from shards.packing.deal import read_dropped
 from shards.packing.plan import DROPPED_PATH
 from shards.quantities import duration, plural, size
 from shards.store import Store
 from shards.terminal import printable_name
 
 _EXAMPLES = 3
-_COLUMNS = ["source", "kind", "reason"]
 
 
 def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
@@ -23,14 +23,14 @@ def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
     shards = plural(len(manifest.shards), "shard")
     lines = [f"{store.url}: {images} in {shards}, {size(num_bytes)}, in {duration(seconds)}"]
     if manifest.num_quarantined:
-        lines += _left_out(read_table(store.read(QUARANTINE_PATH), columns=_COLUMNS))
+        lines += _left_out(read_quarantine(store.read(QUARANTINE_PATH)))
         lines.append(f"the list: {store.url}/{QUARANTINE_PATH}")
     return "\n".join(lines)
 
 
 def refused_words(store: Store) -> str:
     """The same from the plan alone, for a source with too many refused images to be packed."""
-    lines = _left_out(read_table(store.read(DROPPED_PATH), columns=_COLUMNS))
+    lines = _left_out(read_dropped(store.read(DROPPED_PATH)))
     return "\n".join([*lines, f"the list: {store.url}/{DROPPED_PATH}"])
 
 

@@ -5,28 +5,28 @@ The tar is whole or absent, and the index file written after it is the commit re
 
 import json
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from shards.checked_table import MOST_ROWS, Rules, arrow_faults, open_checked
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import ImageHeader
 from shards.images.resize import fitted
 from shards.index import IndexRow, LeftOut, ShardCommit, index_bytes, read_commit
 from shards.manifest import index_path, sha256_hex, shard_path
-from shards.packing.deal import samples_path, shards_per_file
+from shards.packing.deal import SAMPLES_SCHEMA, samples_path, shards_per_file
 from shards.packing.matches import reader_of
-from shards.packing.own_tables import damage_as_value_error
 from shards.packing.spec import PackSpec
 from shards.packing.tar_writer import TarWriter
 from shards.sources.entry import ImageBytes
 from shards.storage.store_file import StoreFile
 from shards.store import MissingObjectError, Store, open_store
 
+_ROWS_AT_ONCE = 1 << 16
 _JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 
 
@@ -70,7 +70,7 @@ class PlannedSample:
         )
 
 
-_COLUMNS = {field.name for field in fields(PlannedSample)}
+_RULES = Rules(schema=SAMPLES_SCHEMA)
 
 
 def pack_shard(task: ShardTask) -> int:
@@ -126,13 +126,10 @@ def planned_samples(store: Store, shard: int, *, samples_per_shard: int) -> list
     """The samples dealt to a shard; reads this shard's row group of the plan and no more. ValueError if it is
     damaged."""
     file, group = divmod(shard, shards_per_file(samples_per_shard))
-    with (
-        damage_as_value_error(),
-        pq.ParquetFile(StoreFile(store, samples_path(file)), page_checksum_verification=True) as opened,
-    ):
-        if not group < opened.num_row_groups or set(opened.schema_arrow.names) != _COLUMNS:
-            raise ValueError(f"it has {opened.num_row_groups} row groups of {', '.join(opened.schema_arrow.names)}")
-        table = opened.read_row_group(group, use_threads=False)
+    with arrow_faults(), open_checked(StoreFile(store, samples_path(file)), _RULES, most_rows=MOST_ROWS) as opened:
+        if not group < len(opened.groups):
+            raise ValueError(f"it has {len(opened.groups)} row groups")
+        table = opened.read(SAMPLES_SCHEMA.names, rows=_ROWS_AT_ONCE, groups=[group])
     columns = {field.name: _values(table.column(field.name).combine_chunks()) for field in table.schema}
     rows = zip(*columns.values(), strict=True)
     return [PlannedSample(**dict(zip(columns, row, strict=True))) for row in rows]

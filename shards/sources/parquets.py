@@ -1,6 +1,5 @@
 """Images embedded in Parquet files, the layout of Hugging Face datasets: image struct<bytes, path>, label."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,15 +9,17 @@ from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import find_files, open_found
-from shards.sources.parquet_footers import MOST_GROUP_IMAGES, open_parquet, unreadable
+from shards.sources.parquet_groups import MOST_GROUP_IMAGES, refuse_groups, unreadable
 from shards.sources.table_labels import label_names
 from shards.sources.tables import check_columns
 from shards.storage.ahead import in_order
 from shards.storage.buckets import SCHEME, Buckets
+from shards.typed_json import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    from shards.parquet_file import ParquetPieces
 
 # A batch is in memory as a whole: about as many rows as have this many bytes, at least one.
 BATCH_BYTES, MOST_BATCH_ROWS = 16 << 20, 16
@@ -66,7 +67,7 @@ class ParquetSource:
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """Row group by row group, some rows at a time."""
-        with _OpenFile(Buckets()) as held:
+        with _OpenFile(Buckets(), self._columns()) as held:
             for entry in entries:
                 yield from self._group_images(held, entry, max_bytes)
 
@@ -97,19 +98,20 @@ class ParquetSource:
             yield path, footer
 
     def _footer(self, path: str, buckets: Buckets) -> tuple[tuple[str, ...], list[Entry]]:
+        from shards.parquet_file import ParquetPieces
+
         try:
-            with open_found(path, buckets) as file:
-                opened = open_parquet(file, most_rows=MOST_GROUP_IMAGES)
-                self._check(path, opened.schema_arrow)
-                groups = (opened.metadata.row_group(number) for number in range(opened.num_row_groups))
-                return self._names(opened.schema_arrow), [
+            with ParquetPieces(open_found(path, buckets), ours=False) as opened:
+                self._check(path, opened.schema)
+                refuse_groups(opened, self._columns(), most_rows=MOST_GROUP_IMAGES)
+                return self._names(opened.schema), [
                     Entry(
                         locator=f"{path}:{number}",
                         name=f"{_file_name(path)}:{number}",
-                        num_bytes=self._num_bytes(group),
+                        num_bytes=sum(chunk.end - chunk.begin for chunk in group.chunks_of(self._columns())),
                         num_images=group.num_rows,
                     )
-                    for number, group in enumerate(groups)
+                    for number, group in enumerate(opened.groups)
                     if group.num_rows
                 ]
         except unreadable() as error:
@@ -128,17 +130,15 @@ class ParquetSource:
         message = f"{printable(path)}: column {self.image_column!r} is {kind}; allowed: struct<bytes, path> and binary"
         raise UserError(f"{message}; set --source.image-column")
 
-    def _num_bytes(self, group: "pq.RowGroupMetaData") -> int:
-        columns = (group.column(number) for number in range(group.num_columns))
-        wanted = (self.image_column, self.label_column)
-        return sum(column.total_compressed_size for column in columns if column.path_in_schema.split(".")[0] in wanted)
+    def _columns(self) -> list[str]:
+        return [self.image_column, self.label_column]
 
     def _names(self, schema: "pa.Schema") -> tuple[str, ...]:
         """The names of integer labels; empty if neither the settings nor the file give them."""
         if self.label_names:
             return self.label_names
         try:
-            feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][self.label_column]
+            feature = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"][self.label_column]
             while isinstance(feature, list) or "feature" in feature:  # a list of labels
                 feature = feature[0] if isinstance(feature, list) else feature["feature"]
             names = feature["names"]
@@ -151,7 +151,7 @@ class ParquetSource:
         row = 0
         try:
             file = held.open(path)
-            names = self._names(file.schema_arrow)
+            names = self._names(file.schema)
             for batch in self._batches(file, int(group)):
                 yield from self._batch_images(batch, names, max_bytes, (entry, row))
                 row += batch.num_rows
@@ -167,13 +167,15 @@ class ParquetSource:
                 locator, name = f"{entry.locator}:{lost}", f"{entry.name}:{lost}"
                 yield Entry(locator=locator, name=name), OSError(reason)
 
-    def _batches(self, file: "pq.ParquetFile", group: int) -> "Iterator[pa.RecordBatch]":
+    def _batches(self, file: "ParquetPieces", number: int) -> "Iterator[pa.RecordBatch]":
         """A few rows at a time; the reader still holds a whole page of the file, which is compressed as one."""
-        facts = file.metadata.row_group(group)
-        rows = BATCH_BYTES * facts.num_rows // max(1, facts.total_byte_size)
-        columns = [self.image_column, self.label_column]
-        size = min(max(1, rows), MOST_BATCH_ROWS)
-        return file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)  # type: ignore[no-any-return]
+        from shards.parquet_file import MOST_BATCH_BYTES
+
+        group, columns = file.groups[number], self._columns()
+        largest = max(chunk.num_bytes for chunk in group.chunks_of(columns))
+        num_bytes = sum(chunk.num_bytes for chunk in group.chunks)
+        rows = min(BATCH_BYTES * group.num_rows // max(1, num_bytes), MOST_BATCH_BYTES // max(1, largest))
+        return file.batches(columns, rows=min(max(1, rows), MOST_BATCH_ROWS), groups=[number])
 
     def _batch_images(
         self, batch: "pa.RecordBatch", names: tuple[str, ...], max_bytes: int, begin: tuple[Entry, int]
@@ -208,8 +210,8 @@ class ParquetSource:
 class _OpenFile:
     """Keeps the last file open, since neighbouring row groups are usually read together."""
 
-    def __init__(self, buckets: Buckets) -> None:
-        self._buckets, self._path, self._held = buckets, "", ExitStack()
+    def __init__(self, buckets: Buckets, columns: Sequence[str]) -> None:
+        self._buckets, self._columns, self._path, self._held = buckets, columns, "", ExitStack()
 
     def __enter__(self) -> Self:
         return self
@@ -217,13 +219,16 @@ class _OpenFile:
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
-    def open(self, path: str) -> "pq.ParquetFile":
+    def open(self, path: str) -> "ParquetPieces":
         if path != self._path:
             self._held.close()
             self._path = ""
-            file = self._held.enter_context(open_found(path, self._buckets))
+            from shards.parquet_file import ParquetPieces
+
             buffer_size = _REMOTE_BUFFER_BYTES if path.startswith(SCHEME) else _LOCAL_BUFFER_BYTES
-            self._opened = open_parquet(file, buffer_size=buffer_size)
+            opened = ParquetPieces(open_found(path, self._buckets), ours=False, buffer_size=buffer_size)
+            self._opened = self._held.enter_context(opened)
+            refuse_groups(opened, self._columns, most_rows=MOST_GROUP_IMAGES)
             self._path = path
         return self._opened
 

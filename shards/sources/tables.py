@@ -7,7 +7,7 @@ from shards.config_values import shown_value
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.sources.entry import printable
 from shards.sources.found_files import open_found
-from shards.sources.parquet_footers import open_parquet, unreadable
+from shards.sources.parquet_groups import MOST_GROUP_ROWS, refuse_groups, unreadable
 from shards.storage.buckets import Buckets
 
 if TYPE_CHECKING:
@@ -54,15 +54,19 @@ def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> 
 
 
 def _parquet_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:
-    with open_parquet(open_found(path, buckets), buffer_size=_BLOCK_BYTES) as file:
-        check_columns(path, file.schema_arrow.names, columns)
+    from shards.parquet_file import MOST_BATCH_BYTES, ParquetPieces
+
+    wanted = list(columns.values())
+    with ParquetPieces(open_found(path, buckets), ours=False, buffer_size=_BLOCK_BYTES) as file:
+        check_columns(path, file.schema.names, columns)
+        refuse_groups(file, wanted, most_rows=MOST_GROUP_ROWS, most_bytes=MOST_BATCH_BYTES)
         number = 0
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns.values()), use_threads=False):
-            for values in zip(*(batch.column(column).to_pylist() for column in columns.values()), strict=True):
+        for batch in file.batches(wanted, rows=_BATCH_ROWS):
+            for values in zip(*(batch.column(column).to_pylist() for column in wanted), strict=True):
                 yield number, values
                 number += 1
-        if number < file.metadata.num_rows:
-            raise EOFError(f"it has {number} rows, its footer says {file.metadata.num_rows}")
+        if number < file.num_rows:
+            raise EOFError(f"it has {number} rows, its footer says {file.num_rows}")
 
 
 def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:

@@ -8,11 +8,12 @@ import pytest
 
 from jobs import exit_codes
 from shards import dataset
-from shards.index import read_table, table_bytes
+from shards.index import table_bytes
 from shards.manifest import index_path
 from shards.store import open_store
 from tests.rigs.hostile_datasets import change_table, rehash, with_column
 from tests.rigs.interrupting import Command, started
+from tests.rigs.tables import read_table
 from tests.rigs.training import losses, pretrain_words, start
 
 ENDLESS = ("--steps", "40000", "--checkpoint.every-steps", "40000", "--engine.precision", "fp32")

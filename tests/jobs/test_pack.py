@@ -20,13 +20,13 @@ from shards.checking.verify import verify_dataset
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.images.config import Resize
-from shards.index import read_table
 from shards.manifest import QUARANTINE_PATH
 from shards.packing.config import Dedup
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ParquetSource
 from shards.store import open_store
 from tests.rigs.datasets import file_hashes, index_rows, object_hashes
 from tests.rigs.images import class_folders, image_bytes
+from tests.rigs.tables import read_table
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 

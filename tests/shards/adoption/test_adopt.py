@@ -19,7 +19,6 @@ from shards.adoption.tar_lists import find_tars
 from shards.checking.verify import verify_dataset
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
-from shards.index import read_table
 from shards.manifest import QUARANTINE_PATH, Manifest
 from shards.order import SampleOrder
 from shards.read import verified
@@ -28,6 +27,7 @@ from shards.store import Store, open_store
 from shards.stream_reader import StreamReader
 from tests.rigs.datasets import index_rows
 from tests.rigs.images import image_bytes
+from tests.rigs.tables import read_table
 
 SIZES = (5, 1, 9)  # samples per tar: uneven, as in others' tars
 NUM_CLASSES = 4

@@ -13,9 +13,10 @@ from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_path, adopted_rows, read_tar
 from shards.errors import UserError
 from shards.images.config import Limits
-from shards.index import read_table, table_bytes
+from shards.index import table_bytes
 from shards.store import open_store
 from tests.rigs.images import image_bytes
+from tests.rigs.tables import read_table
 
 JPEG, PNG = image_bytes(1), image_bytes(2, height=40, image_format="PNG")
 GOOD = [("a.jpg", JPEG), ("a.cls", b"3"), ("d/b.png", PNG), ("d/b.cls", b"0")]

@@ -7,12 +7,13 @@ import pyarrow as pa
 import pytest
 
 from shards.checking.placement import misplaced
-from shards.index import read_table, table_bytes
+from shards.index import table_bytes
 from shards.packing.plan import DROPPED_PATH, Plan
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
 from tests.rigs.images import class_folders
 from tests.rigs.packing import pack_spec, planned
+from tests.rigs.tables import read_table
 
 SAMPLES = "plan/samples-00000.parquet"
 

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pytest
 
 from shards.checking.verify import verify_dataset
-from shards.index import read_table, table_bytes
+from shards.index import table_bytes
 from shards.manifest import BLOCKS_PATH, LABELS_PATH, MANIFEST_PATH, QUARANTINE_PATH, index_path, shard_path
 from shards.packing.plan import PLAN_PATH
 from shards.store import Store, open_store
 from tests.rigs.datasets import packed_folders
 from tests.rigs.hostile_datasets import Change, cell, change_table, refusals, rehash, with_column, write_manifest
+from tests.rigs.tables import read_table
 
 INT32, INT64, TEXT = pa.int32(), pa.int64(), pa.string()
 LISTS = pa.list_(INT32)

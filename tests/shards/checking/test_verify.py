@@ -11,7 +11,7 @@ import pytest
 from jobs.pack import PackJob, run
 from shards.checking.verify import verify_dataset
 from shards.errors import UserError
-from shards.index import read_table, table_bytes
+from shards.index import table_bytes
 from shards.manifest import (
     BLOCKS_PATH,
     LABELS_PATH,
@@ -27,6 +27,7 @@ from shards.sources.image_lists import ManifestSource
 from shards.store import Store, open_store
 from tests.rigs.datasets import packed_folders
 from tests.rigs.images import image_bytes
+from tests.rigs.tables import read_table
 
 
 @pytest.fixture

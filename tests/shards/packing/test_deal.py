@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from shards.index import read_table
 from shards.packing.deal import (
     DROPPED_SCHEMA,
     DealTask,
@@ -22,6 +21,7 @@ from shards.sources.kinds import FolderSource
 from shards.store import open_store
 from tests.rigs.images import class_folders
 from tests.rigs.packing import pack_spec, scanned
+from tests.rigs.tables import read_table
 
 
 @pytest.mark.parametrize("scans_a_task", [1, 2, 5])

@@ -13,7 +13,6 @@ from jobs.pack import PackJob, run
 from shards.errors import UserError
 from shards.images.config import PERCEPTUAL_HASH
 from shards.images.perceptual import perceptual_hash
-from shards.index import read_table
 from shards.packing.config import Dedup
 from shards.packing.evaluation_sets import EvaluationImages, find_sets, hash_shard, hash_tasks, load_images
 from shards.packing.plan import DROPPED_PATH, MATCHES_PATH
@@ -21,6 +20,7 @@ from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
 from tests.rigs.datasets import packed_folders
 from tests.rigs.packing import pack_spec, planned, scanned
+from tests.rigs.tables import read_table
 
 
 def shapes(seed: int) -> Image.Image:

@@ -7,13 +7,13 @@ import pytest
 
 from shards.dataset import open_dataset
 from shards.errors import UserError
-from shards.index import read_table
 from shards.manifest import LABELS_PATH, QUARANTINE_PATH, index_path
 from shards.packing.merge import blocks_of_shard, merge
 from shards.packing.plan import read_plan
 from shards.sources.kinds import FolderSource
 from tests.rigs.datasets import packed_folders
 from tests.rigs.packing import pack_spec
+from tests.rigs.tables import read_table
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import UserError
-from shards.index import read_table
 from shards.packing.config import Dedup
 from shards.packing.deal import shards_per_file
 from shards.packing.listing import listed
@@ -24,6 +23,7 @@ from shards.sources.kinds import FolderSource, ParquetSource
 from shards.store import Store, open_store
 from tests.rigs.images import class_folders, image_bytes
 from tests.rigs.packing import pack_spec, planned, scanned
+from tests.rigs.tables import read_table
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from shards.images.config import Limits
-from shards.index import read_table
 from shards.packing.config import Dedup
 from shards.packing.listing import listed
 from shards.packing.scan import ScanTask, is_scanned, scan_footer, scan_path, scan_slice
@@ -18,6 +17,7 @@ from shards.sources.parquets import ParquetSource
 from shards.store import open_store
 from tests.rigs.images import class_folders, image_bytes
 from tests.rigs.packing import pack_spec, scanned
+from tests.rigs.tables import read_table
 
 
 def test_every_entry_is_listed_with_facts_or_a_reason(tmp_path: Path) -> None:

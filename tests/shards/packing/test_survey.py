@@ -8,13 +8,13 @@ import pytest
 
 from shards.errors import UserError
 from shards.images.config import Resize
-from shards.index import read_table
 from shards.packing.scan import SCAN_SCHEMA, scan_path
 from shards.packing.survey import SurveyTask, reasons, survey
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
 from tests.rigs.images import class_folders
 from tests.rigs.packing import pack_spec, scanned
+from tests.rigs.tables import read_table
 
 IMAGE = {"labels": ["a"], "ext": "jpg", "mode": "RGB", "reason": None}
 

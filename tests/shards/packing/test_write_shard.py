@@ -10,7 +10,7 @@ import webdataset as wds
 
 from shards.dataset import open_dataset
 from shards.errors import UserError
-from shards.index import index_bytes, read_commit, read_table, table_bytes
+from shards.index import index_bytes, read_commit, table_bytes
 from shards.manifest import index_path, shard_path
 from shards.packing.write_shard import ShardTask, committed, pack_shard, planned_samples
 from shards.sources.kinds import FolderSource
@@ -18,6 +18,7 @@ from shards.store import Store, open_store
 from tests.rigs.datasets import index_rows, packed_folders
 from tests.rigs.images import class_folders
 from tests.rigs.packing import pack_spec, planned
+from tests.rigs.tables import read_table
 
 
 @pytest.fixture
