@@ -27,7 +27,7 @@ _MOST_BYTES = 1 << 30  # of a file's columns, decompressed, and of a column of t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class TableSchema:
     """What a table holds: its columns and their types, the ranges of numbers (of lists: of their items), and the
     columns that may be null."""
 
@@ -36,7 +36,7 @@ class Rules:
     may_be_null: frozenset[str] = frozenset()
 
 
-def read_checked(data: bytes, rules: Rules, columns: Sequence[str] | None = None, *, most_rows: int) -> pa.Table:
+def read_checked(data: bytes, rules: TableSchema, columns: Sequence[str] | None = None, *, most_rows: int) -> pa.Table:
     """These columns of a Parquet file, or all that the rules name. ValueError if it is not as the rules say."""
     names = list(columns or rules.schema.names)
     num_rows, groups = read_groups(data[-footer_bytes(data[-FOOTER_END_BYTES:], len(data)) - FOOTER_END_BYTES :])
@@ -60,7 +60,7 @@ def read_checked(data: bytes, rules: Rules, columns: Sequence[str] | None = None
     return table
 
 
-def open_checked(file: StoreFile, rules: Rules, *, most_rows: int = MOST_ROWS) -> ParquetPieces:
+def open_checked(file: StoreFile, rules: TableSchema, *, most_rows: int = MOST_ROWS) -> ParquetPieces:
     """The file, if its footer declares nothing too large and every column has its type. Use it in `arrow_faults`."""
     opened = ParquetPieces(file, ours=True)
     refuse_groups(opened.num_rows, opened.groups, most_rows=most_rows)
@@ -80,7 +80,7 @@ def arrow_faults() -> Iterator[None]:
         raise ValueError(f"not a sound Parquet file: {shown_value(text)}") from error
 
 
-def refuse_values(table: pa.Table, rules: Rules) -> None:
+def refuse_values(table: pa.Table, rules: TableSchema) -> None:
     """ValueError for the first column with a null, or with a number outside its range; only columns of the rules are
     looked at."""
     with arrow_faults():

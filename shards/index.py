@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from shards.checked_table import MOST_ROWS, Rules, arrow_faults, read_checked
+from shards.checked_table import MOST_ROWS, TableSchema, arrow_faults, read_checked
 from shards.config_values import Range
 from shards.manifest import MOST_CLASSES, MOST_SAMPLES, MOST_SHARD_SAMPLES, MOST_TAR_BYTES
 from shards.typed_json import read_record
@@ -60,7 +60,7 @@ QUARANTINE_SCHEMA = pa.schema(
 _COMMIT_KEY = b"patchline"
 _MOST_PIXELS = 1 << 31  # of a side; images with too many pixels in all are refused when they are decoded
 _INT32, _BYTES = Range(0, (1 << 31) - 1), Range(0, MOST_TAR_BYTES)
-INDEX_RULES = Rules(
+INDEX_RULES = TableSchema(
     schema=INDEX_SCHEMA,
     ranges={
         "shard": _INT32,
@@ -75,7 +75,7 @@ INDEX_RULES = Rules(
     },
     may_be_null=frozenset({"labels", "weights"}),  # as in tables made by others: no labels, no weights
 )
-BLOCKS_RULES = Rules(
+BLOCKS_RULES = TableSchema(
     schema=BLOCKS_SCHEMA,
     ranges={
         "shard": _INT32,
@@ -85,10 +85,10 @@ BLOCKS_RULES = Rules(
         "num_samples": Range(1, MOST_SHARD_SAMPLES),
     },
 )
-LABELS_RULES = Rules(
+LABELS_RULES = TableSchema(
     schema=LABELS_SCHEMA, ranges={"label": Range(0, MOST_CLASSES - 1), "num_samples": Range(0, MOST_SAMPLES)}
 )
-QUARANTINE_RULES = Rules(
+QUARANTINE_RULES = TableSchema(
     schema=QUARANTINE_SCHEMA,
     ranges={"position": Range(0, MOST_SAMPLES)},
     may_be_null=frozenset({"match", "distance"}),

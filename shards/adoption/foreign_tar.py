@@ -20,7 +20,7 @@ from shards.adoption.foreign_samples import (
     cause_of,
     find_samples,
 )
-from shards.checked_table import MOST_ROWS, Rules, read_checked
+from shards.checked_table import MOST_ROWS, TableSchema, read_checked
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS, Limits
@@ -44,7 +44,7 @@ ADOPTED_SCHEMA = pa.schema(
         ("not_integer", pa.string()),  # of a fit sample, the first label that is not an integer; null: all are
     ]
 )
-_RULES = Rules(schema=ADOPTED_SCHEMA, may_be_null=frozenset(ADOPTED_SCHEMA.names))
+_RULES = TableSchema(schema=ADOPTED_SCHEMA, may_be_null=frozenset(ADOPTED_SCHEMA.names))
 _FACTS_KEY = b"patchline.adopted.2"  # another number: descriptions of older versions are written again
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shards.card.card_images import Match, Mosaic, Tile, read_matches, read_tiles
 from shards.card.card_tally import TALLY_COLUMNS, Tally
-from shards.checked_table import Rules, arrow_faults, open_checked, refuse_values
+from shards.checked_table import TableSchema, arrow_faults, open_checked, refuse_values
 from shards.dataset import Dataset
 from shards.index import QUARANTINE_RULES, QUARANTINE_SCHEMA, read_index, read_labels, read_sample_rows
 from shards.manifest import LABELS_PATH, QUARANTINE_PATH, index_path
@@ -30,11 +30,11 @@ EXAMPLES = 3
 READS_AHEAD = 8
 _ROWS_AT_ONCE = 1 << 16
 _QUARANTINE_COLUMNS = ("phase", "kind", "reason", "source", "match", "distance")
-_QUARANTINE_RULES = Rules(
+_QUARANTINE_RULES = TableSchema(
     schema=pa.schema([QUARANTINE_SCHEMA.field(name) for name in _QUARANTINE_COLUMNS]),
     may_be_null=QUARANTINE_RULES.may_be_null,
 )
-_MODE_RULES = Rules(schema=pa.schema([("mode", pa.string())]), may_be_null=frozenset({"mode"}))
+_MODE_RULES = TableSchema(schema=pa.schema([("mode", pa.string())]), may_be_null=frozenset({"mode"}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ def _index_files(dataset: Dataset) -> Iterator[bytes]:
         yield data
 
 
-def _batches(dataset: Dataset, path: str, rules: Rules) -> Iterator[pa.Table]:
+def _batches(dataset: Dataset, path: str, rules: TableSchema) -> Iterator[pa.Table]:
     """The columns of the rules in pieces; a large table is never in memory as a whole."""
     columns = rules.schema.names
     with dataset.naming(path), arrow_faults(), open_checked(StoreFile(dataset.store, path), rules) as file:

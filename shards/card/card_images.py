@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.card.card_tally import first_labels
-from shards.checked_table import Rules, arrow_faults, open_checked, refuse_values
+from shards.checked_table import TableSchema, arrow_faults, open_checked, refuse_values
 from shards.dataset import Dataset
 from shards.hashing import derive_key, hash_array
 from shards.images.config import MAX_IMAGE_BYTES
@@ -21,7 +21,7 @@ from shards.storage.objects import MissingObjectError
 from shards.storage.store_file import StoreFile
 
 READS_AHEAD = 8
-MATCHES_RULES = Rules(
+MATCHES_RULES = TableSchema(
     schema=pa.schema(
         [
             ("source", pa.string()),

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from shards.checked_table import Rules, arrow_faults, open_checked, refuse_values
+from shards.checked_table import TableSchema, arrow_faults, open_checked, refuse_values
 from shards.packing.plan import DROPPED_PATH, Plan
 from shards.storage.store_file import StoreFile
 from shards.store import MissingObjectError, Store
 
 _ROWS_AT_ONCE = 1 << 16
 _MOST_SCANNED = 1 << 32  # a byte of memory for each
-_RULES = Rules(schema=pa.schema([("position", pa.int64())]))
+_RULES = TableSchema(schema=pa.schema([("position", pa.int64())]))
 
 
 def misplaced(store: Store, plan: Plan) -> Iterator[str]:

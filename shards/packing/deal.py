@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shards.checked_table import MOST_ROWS, Rules, read_checked
+from shards.checked_table import MOST_ROWS, TableSchema, read_checked
 from shards.config_values import Range
 from shards.index import table_bytes
 from shards.manifest import MOST_SAMPLES, sha256_hex
@@ -48,7 +48,7 @@ DROPPED_SCHEMA = pa.schema(
         ("distance", pa.int32()),
     ]
 )
-_DROPPED_RULES = Rules(
+_DROPPED_RULES = TableSchema(
     schema=DROPPED_SCHEMA,
     ranges={"position": Range(0, MOST_SAMPLES)},
     may_be_null=frozenset(DROPPED_SCHEMA.names) - {"position", "kind"},

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from shards.checked_table import MOST_ROWS, Rules, read_checked
+from shards.checked_table import MOST_ROWS, TableSchema, read_checked
 from shards.dataset import Dataset, open_dataset
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import HASH_BITS
@@ -34,7 +34,7 @@ _SCHEMA = pa.schema(
         *((name, pa.binary(HASH_BYTES)) for name in VIEWS),
     ]
 )
-_RULES = Rules(schema=_SCHEMA, may_be_null=frozenset(VIEWS))
+_RULES = TableSchema(schema=_SCHEMA, may_be_null=frozenset(VIEWS))
 _MADE_OF = b"patchline.evaluation"
 
 

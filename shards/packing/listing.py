@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 
-from shards.checked_table import MOST_ROWS, Rules, read_checked
+from shards.checked_table import MOST_ROWS, TableSchema, read_checked
 from shards.config_values import Range
 from shards.errors import UserError
 from shards.index import table_bytes
@@ -48,7 +48,7 @@ _SCHEMA = pa.schema(
         ("num_images", pa.int32()),
     ]
 )
-_RULES = Rules(schema=_SCHEMA, may_be_null=frozenset(_SCHEMA.names))
+_RULES = TableSchema(schema=_SCHEMA, may_be_null=frozenset(_SCHEMA.names))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shards.checked_table import Rules, read_checked
+from shards.checked_table import TableSchema, read_checked
 from shards.errors import InvalidDataError, UserError
 from shards.index import (
     BLOCKS_SCHEMA,
@@ -42,7 +42,7 @@ from shards.progress import Progress
 from shards.sources.tar_header import BLOCK_BYTES
 from shards.store import MissingObjectError, Store
 
-_INDEX_RULES = Rules(schema=INDEX_SCHEMA, may_be_null=frozenset(INDEX_SCHEMA.names) - {"offset", "labels"})
+_INDEX_RULES = TableSchema(schema=INDEX_SCHEMA, may_be_null=frozenset(INDEX_SCHEMA.names) - {"offset", "labels"})
 _WORK_FILE = re.compile(r"work/(listing\.json|listing-\d+\.parquet|staged-\d+\.bin|evaluation-\d+-\d+\.parquet)")
 _SHARD_FILE = re.compile(r"(?:shards/shard-(?=\d+\.tar)|index/shard-(?=\d+\.parquet))(\d+)\.\w+")
 _DATASET_FILE = re.compile(

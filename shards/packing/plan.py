@@ -62,12 +62,14 @@ class Plan:
     @staticmethod
     def from_bytes(data: bytes) -> "Plan":
         """Raises ValueError for anything but a plan of this format version whose every value can be right."""
-        found = parse_json(data)
-        if isinstance(found, dict) and "adopted" in found:
-            raise AdoptedError("a record of tars made by others, no plan")
-        refuse_other_format(found)
         try:
+            found = parse_json(data)
+            if isinstance(found, dict) and "adopted" in found:
+                raise AdoptedError("a record of tars made by others, no plan")
+            refuse_other_format(found)
             return record_from(Plan, found)
+        except AdoptedError:
+            raise
         except ValueError as error:
             raise ValueError(f"not a plan: {error}") from error
 
@@ -96,7 +98,7 @@ def refuse_other_format(found: Any) -> None:
         raise ValueError("not a plan: it has no format_version")
     version = found["format_version"]
     if type(version) is not int or version != FORMAT_VERSION:
-        raise ValueError(f"a plan of format version {shown_value(version)}, not {FORMAT_VERSION}")
+        raise ValueError(f"its format version is {shown_value(version)}; this version reads {FORMAT_VERSION}")
 
 
 def read_plan(store: Store, spec: PackSpec) -> Plan | None:

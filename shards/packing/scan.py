@@ -12,7 +12,7 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards.checked_table import MOST_ROWS, Rules, arrow_faults, read_checked, refuse_values
+from shards.checked_table import MOST_ROWS, TableSchema, arrow_faults, read_checked, refuse_values
 from shards.config_values import Range
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import read_header
@@ -45,8 +45,8 @@ SCAN_SCHEMA = pa.schema(
         ("reason", pa.string()),  # null: the image is fit to be packed
     ]
 )
-_RULES = Rules(schema=SCAN_SCHEMA, may_be_null=frozenset(SCAN_SCHEMA.names))
-_FIT_RULES = Rules(  # of images that are fit
+_RULES = TableSchema(schema=SCAN_SCHEMA, may_be_null=frozenset(SCAN_SCHEMA.names))
+_FIT_RULES = TableSchema(  # of images that are fit
     schema=SCAN_SCHEMA,
     ranges={"height": Range(1), "width": Range(1), "size": Range(0), "orientation": Range(1)},
     may_be_null=frozenset({"weights", "phash", "reason"}),

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
-from shards.checked_table import MOST_ROWS, Rules, arrow_faults, open_checked
+from shards.checked_table import MOST_ROWS, TableSchema, arrow_faults, open_checked
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import ImageHeader
 from shards.images.resize import fitted
@@ -70,7 +70,7 @@ class PlannedSample:
         )
 
 
-_RULES = Rules(schema=SAMPLES_SCHEMA)
+_RULES = TableSchema(schema=SAMPLES_SCHEMA)
 
 
 def pack_shard(task: ShardTask) -> int:

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 
 from shards import checked_table
-from shards.checked_table import Rules, arrow_faults, read_checked
+from shards.checked_table import TableSchema, arrow_faults, read_checked
 from shards.config_values import Range
 from shards.index import table_bytes
 
 SCHEMA = pa.schema([("n", pa.int32()), ("name", pa.string()), ("labels", pa.list_(pa.int32())), ("w", pa.float32())])
-RULES = Rules(
+RULES = TableSchema(
     schema=SCHEMA, ranges={"n": Range(0, 9), "labels": Range(0), "w": Range(0)}, may_be_null=frozenset({"labels"})
 )
 
@@ -60,7 +60,7 @@ def test_a_text_that_is_no_utf_8_is_refused() -> None:
 
 def test_a_text_that_many_rows_share_is_not_copied_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked_table, "_MOST_BYTES", 1 << 20)
-    rules = Rules(schema=pa.schema([("name", pa.string())]))
+    rules = TableSchema(schema=pa.schema([("name", pa.string())]))
     data = table_bytes(pa.table({"name": ["x" * 10_000] * 1000}))
     assert len(data) < 2000
     with pytest.raises(ValueError, match="column name has 10000000 bytes of text; allowed: 0 to 1,048,576"):

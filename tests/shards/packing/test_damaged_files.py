@@ -84,14 +84,15 @@ def test_a_scan_with_a_damaged_footer_is_made_again(store: Store, spec: PackSpec
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_samples": 1 << 62}, "says 2 shards for 4611686018427387904 samples, 4 per shard"),
-        ({"num_samples": -3}, "num_samples is -3; allowed: 1 or more"),
+        ({"num_samples": 1 << 62}, "num_samples is 4611686018427387904; allowed: 0 to 1,099,511,627,776"),
+        ({"num_samples": 1 << 30}, "says 2 shards for 1073741824 samples, 4 per shard"),
+        ({"num_samples": -3}, "num_samples is -3; allowed: 0 to 1,099,511,627,776"),
         ({"num_shards": "2"}, "num_shards is '2'; allowed: a whole number"),
         ({"label_names": "ab"}, "label_names is 'ab'; allowed: a list"),
         ({"label_names": [1]}, "label_names.0 is 1; allowed: a text"),
         ({"files": []}, r"files is \[\]; allowed: an object"),
         ({"settings": 3}, "settings is 3; allowed: an object"),
-        ({"format_version": [[]]}, r"of format version \[\[\]\], not"),
+        ({"format_version": [[]]}, r"its format version is \[\[\]\]; this version reads 2"),
         ({"more": 1}, "'more' is no field"),
     ],
 )
