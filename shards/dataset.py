@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import InvalidDataError, StorageError, UserError
+from shards.errors import InvalidDataError, StorageError, UnreachableError, UserError
 from shards.index import BlockTable, SampleRows, read_blocks, read_labels, read_sample_rows, read_sources
 from shards.manifest import (
     BLOCKS_PATH,
@@ -39,6 +39,7 @@ class _Held:
         self.sample_rows_bytes = 0
         self.sources: tuple[int, list[str]] = (-1, [])  # of the shard asked for last
         self.missing_tars: set[int] = set()  # found missing while others were there
+        self.has_found_tar = False
 
 
 class Dataset:
@@ -93,7 +94,13 @@ class Dataset:
 
     def read_shard(self, shard: int, first: int, end: int) -> bytes:
         """Bytes first..end-1 of a shard's tar. Raises MissingObjectError, and EOFError if it is shorter."""
-        return self._tars.read_range(self.shard_path(shard), first, end)
+        try:
+            data = self._tars.read_range(self.shard_path(shard), first, end)
+        except EOFError:
+            self._held.has_found_tar = True
+            raise
+        self._held.has_found_tar = True
+        return data
 
     def sample_rows(self, shard: int) -> SampleRows:
         """The columns of a shard's index that reading needs. Thread-safe; HELD_ROWS_BYTES of them are kept."""
@@ -127,15 +134,19 @@ class Dataset:
 
     def check_others_than(self, shard: int) -> None:
         """Raises StorageError if other tars are missing besides this shard's: a folder that is no longer mounted, say,
-        must not pass for damaged samples. Looks once per shard."""
+        must not pass for damaged samples. UnreachableError if no tar was ever found. Looks once per shard."""
         if shard in self._held.missing_tars:
             return
         step = max(1, len(self.manifest.shards) // _OTHER_TARS)
         others = [other for other in range(0, len(self.manifest.shards), step) if other != shard]
         if not any(self._has_tar(other) for other in others):
-            raise StorageError(
+            kind = StorageError if self._held.has_found_tar else UnreachableError
+            todo = f"is the storage mounted? Try again once it is; {self._advice()}"
+            if self.manifest.shards_url:
+                todo = f"is shards_url in {self.url}/{MANIFEST_PATH} right, and {todo}"
+            raise kind(
                 f"{self.shard_store.url}/{self.shard_path(shard)} is not there, nor is any of {len(others)} other tars "
-                f"of {self.url} that were looked for; is the storage mounted? Try again once it is; {self._advice()}"
+                f"of {self.url} that were looked for; {todo}"
             )
         self._held.missing_tars.add(shard)
 

@@ -13,8 +13,9 @@ from typing import cast
 
 from shards.config_values import refuse_wrong_values, shown_value
 from shards.errors import ImageRefusedError, UserError
+from shards.sources.entry import printable
 from shards.sources.table_labels import excess_of
-from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member, is_hidden
+from shards.sources.tar_members import AmbiguousMemberError, BrokenOffTarError, DamagedTarError, Member, is_hidden
 
 MOST_LABEL_BYTES = 4 << 20  # JSON takes thirty times its size in memory
 _MOST_SHOWN = 8
@@ -104,6 +105,13 @@ def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Samp
             yield from _finished(group, rules)
             group = None
             yield Fault(reason=str(member.data), is_fatal=isinstance(member.data, BrokenOffTarError))
+            continue
+        if isinstance(member.data, AmbiguousMemberError):
+            yield from _finished(group, rules)
+            group = None
+            yield Fault(
+                reason=f"{printable(member.name)!r}: {member.data}, where other readers may fail", is_fatal=True
+            )
             continue
         split = split_name(member.name)
         if split is None:

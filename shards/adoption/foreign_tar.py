@@ -252,7 +252,7 @@ class _Rows:
         later: set[object] = set()
         for row in reversed(self._rows):
             if self._is_lost and row["reason"] is None:
-                row["reason"] = "its tar breaks off or has a member twice, where other readers fail"
+                row["reason"] = "its tar breaks off, or has a member where other readers fail"
             if (key := row.get("key")) and key in later and row["reason"] is None:
                 row["reason"] = "another sample of the same key follows in its tar"
             later.add(key)

@@ -105,6 +105,9 @@ def check_webdataset(rows: Sequence[IndexRow], tar: Tar, *, is_ours: bool) -> It
     group_by_keys, tar_file_expander = _webdataset()
     found = {}
     try:
+        if sparse := _sparse_member(tar):
+            yield f"member {printable(sparse)} is sparse: readers would fill its gaps in memory"
+            return
         for sample in group_by_keys(tar_file_expander([{"url": "shard", "stream": _opened(tar)}])):
             found[printable(sample["__key__"])] = sample
     except (tarfile.TarError, OSError, ValueError) as error:
@@ -115,6 +118,12 @@ def check_webdataset(rows: Sequence[IndexRow], tar: Tar, *, is_ours: bool) -> It
         is_same_label = not is_ours or sample.get("cls") == label
         if len(sample.get(row.ext.lower(), b"")) != row.size or not is_same_label:
             yield f"webdataset does not give sample {row.key} as the index has it"
+
+
+def _sparse_member(tar: Tar) -> str:
+    """A member that is larger than its data in the tar, by any amount; empty if there is none."""
+    with tarfile.open(fileobj=_opened(tar), mode="r:") as archive:
+        return next((item.name for item in archive if item.issparse()), "")
 
 
 def _webdataset() -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -1,6 +1,8 @@
 """Rows of CSV and Parquet files, streamed: some columns, one row at a time, from disk or a bucket."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shards.config_values import shown_value
@@ -85,7 +87,7 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterat
         refused.clear()
         number = 2
         with _open_csv(path, buckets, list(columns.values()), refuse) as reader:
-            for batch in reader:
+            for batch in _batches(reader, refuse):
                 for values in zip(*(batch.column(column).to_pylist() for column in columns.values()), strict=True):
                     while number in refused:
                         yield number, refused.pop(number)
@@ -98,6 +100,27 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterat
         what = f"row {number} or a later one has more than {_BLOCK_BYTES:,} bytes"
         raise InvalidDataError(f"{printable(path)}: {what}, the most allowed; is a quote not closed?") from error
     yield from sorted(refused.items())
+
+
+def _batches(reader: "pc.CSVStreamingReader", refuse: Any) -> Iterator[Any]:
+    while True:
+        with _not_printed(refuse):
+            batch = next(reader, None)
+        if batch is None:
+            return
+        yield batch
+
+
+@contextmanager
+def _not_printed(refuse: Any) -> Iterator[None]:
+    """Arrow cannot show `refuse` a row that is not UTF-8: it prints that this failed, and then raises an error that
+    says more."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda failed: None if failed.object is refuse else hook(failed)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
 
 
 def _refuse_endless_header(path: str, buckets: Buckets) -> None:
@@ -119,18 +142,19 @@ def _open_csv(path: str, buckets: Buckets, columns: list[str] | None, refuse: An
     import pyarrow.csv as pc
 
     file, name = _opened(path, buckets)
-    return pc.open_csv(
-        file,
-        # With threads, refused rows would come in no fixed order.
-        read_options=pc.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-        parse_options=pc.ParseOptions(
-            delimiter=_delimiter(name).decode(), newlines_in_values=True, invalid_row_handler=refuse
-        ),
-        # Bytes, since paths need not be UTF-8.
-        convert_options=pc.ConvertOptions(
-            include_columns=columns, column_types={column: pa.binary() for column in columns or ()}
-        ),
-    )
+    with _not_printed(refuse):
+        return pc.open_csv(
+            file,
+            # With threads, refused rows would come in no fixed order.
+            read_options=pc.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+            parse_options=pc.ParseOptions(
+                delimiter=_delimiter(name).decode(), newlines_in_values=True, invalid_row_handler=refuse
+            ),
+            # Bytes, since paths need not be UTF-8.
+            convert_options=pc.ConvertOptions(
+                include_columns=columns, column_types={column: pa.binary() for column in columns or ()}
+            ),
+        )
 
 
 def _opened(path: str, buckets: Buckets) -> tuple[Any, str]:

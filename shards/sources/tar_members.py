@@ -13,6 +13,7 @@ from shards.sources.tar_header import BLOCK_BYTES, Header, begins_again, parse_h
 from shards.storage.pieces import Pieces
 
 MAX_EXTENSION_BYTES = 1 << 20
+MOST_EXTENSIONS = 16  # of one member; Python's tarfile calls itself for each
 MOST_NAME_BYTES = 4096  # as Linux allows for a path; one record could give a megabyte to every member
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _EMPTY_BLOCK = bytes(BLOCK_BYTES)
@@ -40,7 +41,11 @@ class DamagedTarError(ImageRefusedError):
 
 
 class BrokenOffTarError(DamagedTarError):
-    """The archive ends inside a member, where other readers fail."""
+    """The archive ends, or is damaged, inside a member or after what extends its header, where other readers fail."""
+
+
+class AmbiguousMemberError(ImageRefusedError):
+    """A member that readers of tars take differently, or fail at: what follows it may be something else to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,8 @@ def read_members(
         if header.kind in _PASSED_OVER:
             continue
         if refusal := _refusal(header):
-            yield Member(name, offset, size, ImageRefusedError(refusal))
+            kind = AmbiguousMemberError if header.refusal or header.kind == b"S" else ImageRefusedError
+            yield Member(name, offset, size, kind(refusal))
         elif wanted(name):
             if not with_data(name):
                 yield Member(name, offset, size, None)
@@ -98,7 +104,7 @@ class _Headers:
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces, self._begin = pieces, pieces.position
-        self._num_members = 0
+        self._num_members = self._num_extensions = 0  # extensions of the next member
         self._for_all: dict[str, str] = {}  # pax records of the whole archive
         self._for_next: dict[str, str] = {}  # of the next member
 
@@ -109,12 +115,15 @@ class _Headers:
             header = parse_header(block)
             if header is None:
                 if block == _EMPTY_BLOCK:
+                    if self._num_extensions:
+                        yield self._fault("its end mark follows an extended header")
                     yield from self._after_end_mark()
                     return
                 fault, header = self._next_header(block)
                 yield fault
                 if header is None:
                     return
+                self._num_extensions = 0
             is_extension = header.kind in _EXTENSIONS
             if not is_extension:
                 self._complete(header)
@@ -128,7 +137,12 @@ class _Headers:
             else:
                 yield header
                 self._num_members += 1
-            pieces.skip(data_end + (-header.size) % BLOCK_BYTES - pieces.position)
+                self._num_extensions = 0
+            member_end = data_end + (-header.size) % BLOCK_BYTES
+            if member_end > pieces.end:
+                yield BrokenOffTarError(self._said(f"it ends at byte {pieces.end}, in the padding of a member"))
+                return
+            pieces.skip(member_end - pieces.position)
         yield self._no_end_mark()
 
     def _complete(self, header: Header) -> None:
@@ -154,6 +168,9 @@ class _Headers:
 
     def _extend(self, header: Header) -> None:
         """Keep what a record says about the members that follow. If two records set the same field, the first wins."""
+        self._num_extensions += 1
+        if self._num_extensions > MOST_EXTENSIONS:
+            self._for_next[_REFUSAL] = f"it has more than {MOST_EXTENSIONS} extended headers"
         if header.size > MAX_EXTENSION_BYTES:
             self._for_next[_REFUSAL] = f"its extended header has {header.size} bytes, allowed: {MAX_EXTENSION_BYTES}"
             return
@@ -165,6 +182,8 @@ class _Headers:
                 records = parse_pax(data)
                 if header.kind == b"g":
                     self._for_all |= records
+                    if records.keys() - {"path"}:
+                        self._for_all[_REFUSAL] = "a pax header gives one size to all members"
                 else:
                     self._for_next = records | self._for_next
             except ValueError as error:
@@ -198,7 +217,7 @@ class _Headers:
         return self._fault(f"it ends at byte {self._pieces.end} without an end mark")
 
     def _fault(self, what: str) -> DamagedTarError:
-        return DamagedTarError(self._said(what))
+        return (BrokenOffTarError if self._num_extensions else DamagedTarError)(self._said(what))
 
     def _said(self, what: str) -> str:
         return f"damaged tar: {what}, after {self._num_members} members"

@@ -2,14 +2,16 @@
 
 import hashlib
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shards.dataset import Dataset, open_dataset
-from shards.errors import StorageError, UserError
+from shards.errors import StorageError, UnreachableError, UserError
 from shards.manifest import BLOCKS_PATH, MANIFEST_PATH, index_path
 from shards.read_config import ReadConfig
+from shards.samples import read_sample
 from shards.storage.ranges import RangeReads
 from tests.rigs.datasets import index_rows, packed_folders
 from tests.rigs.watched import watched
@@ -109,6 +111,17 @@ def test_one_missing_tar_is_told_from_a_missing_folder(tmp_path: Path) -> None:
         store.delete(dataset.shard_path(shard))
     with pytest.raises(StorageError, match=r"shard-000003\.tar is not there, nor is any of 3 other tars.*mounted"):
         dataset.check_others_than(3)
+
+
+def test_tars_that_were_never_there_are_a_wrong_address(tmp_path: Path) -> None:
+    dataset, store = watched(packed_folders(tmp_path))
+    for shard in range(4):
+        store.delete(dataset.shard_path(shard))
+    with pytest.raises(UnreachableError, match=r"nor is any of 3 other tars.*is the storage mounted\? Try again once"):
+        dataset.check_others_than(3)
+    store.write(MANIFEST_PATH, replace(dataset.manifest, shards_url=str(tmp_path / "moved")).to_bytes())
+    with pytest.raises(UnreachableError, match=r"moved/shards.* is shards_url in .*manifest\.json right, and is"):
+        read_sample(open_dataset(dataset.url), 0)
 
 
 def test_a_folder_without_manifest_is_no_dataset(tmp_path: Path) -> None:

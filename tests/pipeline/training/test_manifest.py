@@ -116,6 +116,14 @@ def test_every_single_bit_counts() -> None:
             manifest_from_json(bytes(changed))
 
 
+def test_a_manifest_that_is_called_older_is_refused_without_its_digest_too() -> None:
+    """Its files have a checksum for each part, which no older format had."""
+    values = json.loads(manifest_to_json(MANIFEST))
+    del values["digest"]
+    with pytest.raises(ValueError, match=r"not a manifest: .*part_bytes"):
+        manifest_from_json(json.dumps(values | {"format": 2}).encode())
+
+
 PLACE = ("tensors", "head.weight", "slots", "master", "0")
 
 

@@ -151,13 +151,25 @@ def test_of_two_samples_with_one_key_the_last_stays(tmp_path: Path) -> None:
 def test_a_tar_that_breaks_off_is_lost(tmp_path: Path) -> None:
     facts, rows = described(tmp_path, tar_of(GOOD)[:4000])
     assert facts.num_fit == 0
-    assert rows[0]["reason"] == "its tar breaks off or has a member twice, where other readers fail"
+    assert rows[0]["reason"] == "its tar breaks off, or has a member where other readers fail"
     assert str(rows[-1]["reason"]).startswith("damaged tar: it ends at byte 4000, inside 'd/b.png'")
 
 
 def test_a_tar_with_a_member_twice_is_lost(tmp_path: Path) -> None:
     facts, _ = described(tmp_path, tar_of([GOOD[0], GOOD[0], GOOD[1]]))
     assert (facts.num_fit, facts.num_refused) == (0, 2)
+
+
+def test_a_tar_that_others_may_take_differently_is_lost(tmp_path: Path) -> None:
+    """Its sparse file of a gigabyte would be as large in the memory of those who read it."""
+    records = b"34 GNU.sparse.realsize=1000000000\n"
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, len(records)
+    sparse = header.tobuf(tarfile.USTAR_FORMAT) + records.ljust(512, b"\0")
+    good = tar_of(GOOD[:2])
+    facts, rows = described(tmp_path, good[: end_of(good)] + sparse + tar_of([("x.txt", b"")]))
+    assert facts.num_fit == 0
+    assert rows[-1]["reason"] == "'x.txt': a sparse file, not a file, where other readers may fail"
 
 
 def end_of(tar: bytes) -> int:

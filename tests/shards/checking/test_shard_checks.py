@@ -1,5 +1,6 @@
 """Every check finds its own kind of fault, and none in a good shard."""
 
+import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -124,6 +125,24 @@ def test_tars_of_others_may_have_more_members(dataset: Dataset) -> None:
     for check in (checks.check_members, checks.check_webdataset):
         assert not list(check(rows[1:], tar, is_ours=False))
     assert list(checks.check_members(rows[1:], tar, is_ours=True))
+
+
+@pytest.mark.parametrize("kind", ["pax", "old"])
+def test_a_sparse_member_is_not_filled_in_memory(kind: str) -> None:
+    """It would be 8 GB."""
+    size = 8_000_000_000
+    records = f"34 GNU.sparse.realsize={size}\n22 GNU.sparse.map=0,0\n".encode()
+    extension, member = tarfile.TarInfo("x"), tarfile.TarInfo("a.jpg")
+    extension.type, extension.size = tarfile.XHDTYPE, len(records)
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    if kind == "old":
+        header[156:157] = tarfile.GNUTYPE_SPARSE
+        header[483:495] = f"{size:011o}\0".encode()
+        header[148:156] = b" " * 8
+        header[148:156] = f"{sum(header):06o}\0 ".encode()
+    before = extension.tobuf(tarfile.USTAR_FORMAT) + records.ljust(512, b"\0") if kind == "pax" else b""
+    found = list(checks.check_webdataset([], before + bytes(header) + bytes(1024), is_ours=False))
+    assert found == ["member a.jpg is sparse: readers would fill its gaps in memory"]
 
 
 def test_labels_must_be_classes(dataset: Dataset) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -121,6 +122,15 @@ def test_what_has_no_end_is_refused_at_once(name: str, kind: str, tmp_path: Path
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
     with pytest.raises(UserError, match="is not a regular file; give a file"):
         rows(str(path))
+
+
+def test_a_short_row_that_is_not_utf_8_is_one_message(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_bytes(b"path,label\na.jpg,x\ncaf\xe9.jpg\n")
+    hook = sys.unraisablehook
+    with pytest.raises(UserError, match=r"t\.csv cannot be read: .*Row #3: Expected 2 columns, got 1"):
+        rows(str(tmp_path / "t.csv"))
+    assert capfd.readouterr().err == ""
+    assert sys.unraisablehook is hook
 
 
 def test_a_header_alone_has_no_rows(tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import ImageRefusedError
-from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member, is_hidden, read_members
+from shards.sources.tar_members import (
+    AmbiguousMemberError,
+    BrokenOffTarError,
+    DamagedTarError,
+    Member,
+    is_hidden,
+    read_members,
+)
 from shards.storage.pieces import Pieces
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -248,6 +255,35 @@ def test_sparse_pax_files_are_refused() -> None:
     assert found == [("a.jpg", "a sparse file, not a file")]
 
 
+def extended(records: bytes, kind: bytes = b"x") -> bytes:
+    """A pax header."""
+    return special("x", kind, size=len(records)).tobuf(tarfile.USTAR_FORMAT) + records.ljust(512, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("begin", "reason"),
+    [
+        (extended(b"22 GNU.sparse.major=1\n"), "a sparse file, not a file"),
+        (extended(b"25 GNU.sparse.realsize=x\n"), "a sparse file, not a file"),
+        (extended(b"9 size=x\n"), "its pax header is damaged: the size b'x' is not a number of bytes"),
+        (extended(b"9 size=8\n", b"g"), "a pax header gives one size to all members"),
+        (extended(b"9 path=a\n") * 400, "it has more than 16 extended headers"),  # tarfile: RecursionError
+    ],
+)
+def test_what_tarfile_takes_differently_is_told(begin: bytes, reason: str) -> None:
+    (found, *_) = members_of(begin + tar_of(("a.jpg", PNG)))
+    assert isinstance(found.data, AmbiguousMemberError)
+    assert str(found.data) == reason
+
+
+@pytest.mark.parametrize("end", [bytes(1024), b"g" * 512, b"g" * 100, b""], ids=["end mark", "damage", "part", "end"])
+def test_an_extended_header_without_its_member_ends_other_readers(end: bytes) -> None:
+    data = tar_of(("a.jpg", PNG))[:1536] + extended(b"9 path=b\n") + end
+    assert [type(member.data) for member in members_of(data)] == [bytes, BrokenOffTarError]
+    with pytest.raises(tarfile.ReadError), tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        archive.getmembers()
+
+
 TWO = tar_of(("a.jpg", PNG), ("b.jpg", PNG))  # a header and two blocks of data each, then zeros
 
 
@@ -258,6 +294,7 @@ TWO = tar_of(("a.jpg", PNG), ("b.jpg", PNG))  # a header and two blocks of data 
         (300, "it ends at byte 300 without an end mark, after 0 members"),
         (512, "it ends at byte 512, inside 'a.jpg', after 0 members"),
         (1000, "it ends at byte 1000, inside 'a.jpg', after 0 members"),
+        (1200, "it ends at byte 1200, in the padding of a member, after 1 members"),
         (1536, "it ends at byte 1536 without an end mark, after 1 members"),
         (1600, "it ends at byte 1600 without an end mark, after 1 members"),
         (2100, "it ends at byte 2100, inside 'b.jpg', after 1 members"),
@@ -266,8 +303,8 @@ TWO = tar_of(("a.jpg", PNG), ("b.jpg", PNG))  # a header and two blocks of data 
 )
 def test_a_tar_that_breaks_off(num_bytes: int, reason: str) -> None:
     *good, last = members_of(TWO[:num_bytes])
-    assert [outcome(member) for member in good] == [("a.jpg", "read"), ("b.jpg", "read")][: num_bytes // 1536]
-    assert type(last.data) is (BrokenOffTarError if "inside" in reason else DamagedTarError)
+    assert [outcome(member) for member in good] == [("a.jpg", "read"), ("b.jpg", "read")][: (num_bytes + 420) // 1536]
+    assert type(last.data) is (DamagedTarError if "end mark" in reason else BrokenOffTarError)
     assert outcome(last) == ("", f"damaged tar: {reason}")
 
 
