@@ -1,6 +1,7 @@
 """How a command ends after an error: the one place where errors become exit codes and messages."""
 
 import errno
+import os
 import signal
 import sys
 from concurrent.futures import BrokenExecutor
@@ -10,6 +11,7 @@ from jobs import exit_codes
 from jobs.interrupts import SHELL_ADDS, exit_code_of
 from jobs.screen import has_no_reader
 from shards.errors import TransientError, UserError, WillNotSucceedError
+from shards.terminal import printable_name
 
 _ROOM = "make room, and run the same command to continue"
 _ACCESS = "give this user access, and run the same command to continue"
@@ -26,6 +28,14 @@ _TO_DO = {
     errno.ESTALE: _DISK,
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
+}
+
+_MOVE = "move it away, or give another path"
+_WRONG_PATHS = {
+    errno.ELOOP: "remove the link that leads back to itself",
+    errno.ENAMETOOLONG: "use shorter names",
+    errno.EISDIR: _MOVE,
+    errno.ENOTDIR: _MOVE,
 }
 
 
@@ -61,6 +71,11 @@ def end_of(error: BaseException) -> End:
         case OSError(errno=number) if number in _TO_DO:
             where = f" at {error.filename}" if error.filename else ""
             return End(code=exit_codes.CRASH, message=f"error: {error.strerror}{where}; {_TO_DO[number]}")
+        case OSError(errno=number, filename=str() | bytes() as name) if number in _WRONG_PATHS:
+            where = printable_name(os.fsdecode(error.filename2 or name))
+            return End(
+                code=exit_codes.USER_MISTAKE, message=f"error: {error.strerror} at {where}; {_WRONG_PATHS[number]}"
+            )
         case OSError():
             message = "a system call failed; run the same command to continue"
         case _:

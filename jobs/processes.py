@@ -1,6 +1,7 @@
 """`--processes N`: runs a command as N ranks on this machine; their parent passes signals on to them."""
 
 import json
+import logging
 import shutil
 import signal
 import sys
@@ -17,6 +18,7 @@ from jobs.launch import Ranks, log_of, start_ranks
 from shards.errors import UserError
 from shards.terminal import message_text
 
+log = logging.getLogger(__name__)
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SECOND_INTERRUPT_SECONDS = 2.0  # that the ranks have to end by themselves
 _TAIL_LINES, _MOST_TAILS = 20, 2
@@ -137,7 +139,11 @@ def _last_words(ranks: Ranks, log_dir: Path, sizes: list[int]) -> Iterator[str]:
 
 
 def tell_torchrun(path: Path) -> None:
-    """Writes what torchrun shows for a rank that stopped to be continued, which torchrun takes for a failure."""
+    """Writes what torchrun shows for a rank that stopped to be continued, which torchrun takes for a failure. Where
+    that is not possible, the exit code counts all the same."""
     says = "no failure: stopped with a committed checkpoint (exit code 75); run the same command to continue"
     content = {"message": says, "extraInfo": {"timestamp": str(int(time.time()))}}
-    path.write_text(json.dumps({"message": content}))
+    try:
+        path.write_text(json.dumps({"message": content}))
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        log.warning("TORCHELASTIC_ERROR_FILE cannot be written: %s", error)

@@ -13,43 +13,38 @@ from typing import Any
 
 from pipeline.collectives import all_agree, broadcast_json, gather_json
 from pipeline.data.position import StreamPosition
+from pipeline.training.attempts import FAULTS, list_committed, read_attempts
 from pipeline.training.config import CheckpointConfig
 from pipeline.training.fence import next_token, standing_checkpoints, token_order
 from pipeline.training.fragments import PartDigests, assemble_manifest, lay_out
-from pipeline.training.ledger import last_line
+from pipeline.training.ledger import last_line, last_saved
 from pipeline.training.manifest import (
-    ATTEMPTS,
     MANIFEST_NAME,
     Attempt,
     CheckpointId,
     Manifest,
-    attempt_from_json,
     attempt_to_json,
-    id_from_path,
     is_checkpoint_file,
     is_sealed,
     manifest_from_json,
     manifest_to_json,
     overlapping,
     record_path,
-    token_from_path,
 )
 from pipeline.training.rank_files import RankFiles
 from pipeline.training.saved_job import SavedJob
 from pipeline.training.zero_state import Fragment
 from pipeline.world import World
-from shards.errors import InvalidDataError, StorageError, UserError, WillNotSucceedError
-from shards.store import MissingObjectError, Store
+from shards.errors import StorageError, UserError, WillNotSucceedError
+from shards.store import Store
 
 log = logging.getLogger(__name__)
-_MOST_RECORD_BYTES = 1 << 16  # of an attempt
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# What a damaged checkpoint raises when it is read; faults of the store are others.
-_FAULTS = (ValueError, EOFError, MissingObjectError, InvalidDataError, IsADirectoryError, NotADirectoryError)
 _UNSEALED = (
     "checkpoint %s was written by an older version: its manifest has no digest of itself. Its files, and the places of "
     "all tensors in them, are checked as always; a change of its other values would not be noticed"
 )
+_NOT_THERE = "checkpoint %s is the last in the ledger of %s, but its manifest is not in %s; looking for an earlier one"
 _UNREADABLE = (
     "%s cannot be read, so it is unknown which checkpoint this attempt resumed from: its number counts, and what the "
     "attempt before it saved is used up to the first checkpoint of this one"
@@ -70,11 +65,12 @@ class Checkpoints:
         """The newest standing checkpoint that every rank can verify; None if none was ever committed."""
         candidates: list[str] = []
         if self.world.is_first:
-            attempts = read_attempts(self.store)
+            recorded = self._recorded()
+            attempts = read_attempts(self.store, recorded=recorded)
             for attempt in attempts:
                 if attempt.is_unreadable:
                     log.warning(_UNREADABLE, f"{self.store.url}/{record_path(attempt.token)}")
-            standing = standing_checkpoints(list_committed(self.store), attempts)
+            standing = standing_checkpoints(list_committed(self.store, recorded=recorded), attempts)
             candidates = [each.folder for each in standing]
         candidates = broadcast_json(candidates, device=self.world.device)
         for folder in candidates:
@@ -94,6 +90,14 @@ class Checkpoints:
             )
         return None
 
+    def _recorded(self) -> CheckpointId | None:
+        """The last checkpoint in the run's ledger, if it is in the store, whose listing may be late or lack it."""
+        last = last_saved(self.run_dir)
+        if last is None or self.store.exists(f"{last.folder}/{MANIFEST_NAME}"):
+            return last
+        log.warning(_NOT_THERE, last.folder, self.run_dir, self.store.url)
+        return None
+
     def _usable(self, folder: str) -> Manifest | None:
         """The manifest in a folder if every rank can verify it and its share of the files; else the log says why not.
         Collective."""
@@ -106,7 +110,7 @@ class Checkpoints:
             self._files = RankFiles(self.store, manifest)
             for name in sorted(manifest.files)[self.world.rank :: self.world.num_ranks]:
                 self._files.verify(name)
-        except _FAULTS as error:
+        except FAULTS as error:
             fault = str(error)
         digest = hashlib.sha256(data).hexdigest()
         is_same = broadcast_json(digest, device=self.world.device) == digest
@@ -127,7 +131,10 @@ class Checkpoints:
 
         Call it once the job is accepted: a refused command must not take a run over.
         """
-        token = next_token(read_attempts(self.store), nonce=secrets.token_hex(4)) if self.world.is_first else ""
+        token = ""
+        if self.world.is_first:
+            attempts = read_attempts(self.store, recorded=last_saved(self.run_dir))
+            token = next_token(attempts, nonce=secrets.token_hex(4))
         token = broadcast_json(token, device=self.world.device)
         self.attempt = Attempt(token=token, resumed_from=resumed_from.id if resumed_from else None)
         is_registered: bool = broadcast_json(
@@ -269,25 +276,3 @@ def gone_message(what: object) -> str:
         f"{what} was deleted or moved while the run was using it, so nothing saved from now on could be continued; "
         "put it back, or run the same command to start from the beginning"
     )
-
-
-def list_committed(store: Store) -> list[CheckpointId]:
-    """Every checkpoint that has a manifest."""
-    found = [id_from_path(path) for path in store.list()]
-    return [each for each in found if each is not None]
-
-
-def read_attempts(store: Store) -> list[Attempt]:
-    """Every attempt on record, in order of start. Files with other names are left alone."""
-    return [_read_attempt(store, path) for path in sorted(store.list(f"{ATTEMPTS}/")) if token_from_path(path)]
-
-
-def _read_attempt(store: Store, path: str) -> Attempt:
-    """The attempt on record, unreadable if the record is damaged or that of another one: its number counts all the
-    same, since an attempt that is not counted would not be overtaken."""
-    token = token_from_path(path)
-    try:
-        attempt = attempt_from_json(store.read(path, most_bytes=_MOST_RECORD_BYTES))
-    except _FAULTS:
-        return Attempt(token=token, resumed_from=None, is_unreadable=True)
-    return attempt if attempt.token == token else Attempt(token=token, resumed_from=None, is_unreadable=True)

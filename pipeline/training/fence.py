@@ -4,7 +4,8 @@ The fence against zombies is on the reading side and needs nothing from the stor
 it resumed from, and a manifest is ignored if a later attempt exists that did not resume from it or from its descendant.
 """
 
-from pipeline.training.manifest import Attempt, CheckpointId
+from pipeline.training.manifest import MOST_TOKEN_DIGITS, Attempt, CheckpointId, record_path
+from shards.errors import InvalidDataError
 
 
 def token_order(token: str) -> tuple[int, str]:
@@ -14,9 +15,13 @@ def token_order(token: str) -> tuple[int, str]:
 
 
 def next_token(attempts: list[Attempt], *, nonce: str) -> str:
-    """Token of a new attempt: a number above all others, and a nonce in case two start at once."""
-    numbers = [token_order(attempt.token)[0] for attempt in attempts]
-    return f"{max(numbers, default=0) + 1:04d}-{nonce}"
+    """Token of a new attempt: a number above all others, and a nonce in case two start at once. InvalidDataError if
+    there is none left: somebody put a record there."""
+    last = max((attempt.token for attempt in attempts), key=token_order, default="0-")
+    number = token_order(last)[0] + 1
+    if number >= 10**MOST_TOKEN_DIGITS:
+        raise InvalidDataError(f"{record_path(last)} in the checkpoints' folder has the highest number; move it away")
+    return f"{number:04d}-{nonce}"
 
 
 def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt]) -> list[CheckpointId]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.training.json_lines import Line, is_finite, is_step, naming, read_lines
+from pipeline.training.manifest import MANIFEST_NAME, CheckpointId, id_from_path
 
 log = logging.getLogger(__name__)
 Account = Literal["restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation"]
@@ -69,6 +70,15 @@ def last_line(run_dir: Path, *, says: bool = False) -> dict[str, Any]:
     if says and lines.num_unusable:
         log.warning("%s: skipped %d lines that are no lines of a ledger", path, lines.num_unusable)
     return lines.objects[-1] if lines.objects else {}
+
+
+def last_saved(run_dir: Path) -> CheckpointId | None:
+    """The checkpoint of the last complete line; None if there is none, or it does not name one."""
+    last = last_line(run_dir)
+    if not last:
+        return None
+    found = CheckpointId(step=last["step"], attempt=str(last.get("attempt")))
+    return id_from_path(f"{found.folder}/{MANIFEST_NAME}")
 
 
 def _is_usable(line: Line) -> bool:

@@ -30,12 +30,14 @@ FORMAT = 3
 _FIRST_FORMAT = 1  # is still read
 MANIFEST_NAME = "MANIFEST.json"
 ATTEMPTS = "attempts"
+MOST_TOKEN_DIGITS = 18  # of an attempt's number
 PART_BYTES = 1 << 20  # of a file, with a checksum of its own
+_MOST_DIMENSIONS = 8  # of a tensor
 _STRICT = ConfigDict(strict=True, extra="forbid")
 _FOLDER = re.compile(r"step-([0-9]{8,18})/attempt-([0-9]+-[0-9a-z]+)")
 _RANK_FILE = r"rank-[0-9]{5,9}\.safetensors"
 _FILE = re.compile(rf"{_RANK_FILE}|{re.escape(MANIFEST_NAME)}")
-_RECORD = re.compile(rf"{ATTEMPTS}/([0-9]{{4,}}-[0-9a-f]{{8}})\.json")
+_RECORD = re.compile(rf"{ATTEMPTS}/([0-9]{{4,{MOST_TOKEN_DIGITS}}}-[0-9a-f]{{8}})\.json")
 
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 Token = Annotated[str, Field(pattern="^[0-9]+-[0-9a-z]+$", max_length=200)]
@@ -61,7 +63,7 @@ class LogicalTensor:
 
     __pydantic_config__ = _STRICT
 
-    shape: tuple[Count, ...]
+    shape: Annotated[tuple[Count, ...], Field(max_length=_MOST_DIMENSIONS)]
     dtype: Literal["float32"]
     slots: dict[str, tuple[FragmentLocation, ...]]
 

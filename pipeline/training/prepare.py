@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pipeline.data.config import Share
 from pipeline.data.stream import PlannedStream, plan_stream
+from pipeline.training.attempts import list_committed
 from pipeline.training.batch_plan import BatchPlan, plan_batch
-from pipeline.training.checkpoint import list_committed
 from pipeline.training.classes import with_classes
 from pipeline.training.config import TrainingJob
 from pipeline.training.start import starting_weights, will_compile

@@ -98,8 +98,9 @@ def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], we
     `seconds`: a ledger's record over all starts of the run.
     """
     training = seconds["compute"] + seconds["data_wait"]
-    speed = f"{steps * job.global_batch / max(training, 1e-9):,.0f} images/s"
-    lines = [f"done: {plural(steps, 'step')} in {duration(seconds['total'])}, {speed} while training"]
+    lines = [f"done: {plural(steps, 'step')} in {duration(seconds['total'])}"]
+    if training > 0:  # a run that lost its ledger does not know
+        lines[0] += f", {steps * job.global_batch / training:,.0f} images/s while training"
     scores = scores_of(Path(job.run_dir))
     if scores:
         last, best = scores[-1], max(scores, key=lambda score: score.accuracy)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from shards.errors import StorageError, UserError
+from shards.errors import InvalidDataError, StorageError, UserError
 from shards.storage.folder_walk import FolderWalk
 from shards.storage.local_read import CountedFile, Result, read_again, read_exactly, read_whole
 from shards.storage.objects import (
@@ -34,6 +34,7 @@ _MISTAKES = (
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL),
 )
+_WRONG_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,10 @@ class LocalStore:
             return CountedFile(self._file(path), traffic)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise MissingObjectError(path, url=self.url) from None
+        except OSError as error:
+            if error.errno not in _WRONG_NAMES:
+                raise
+            raise InvalidDataError(f"{self.url}/{path} cannot be opened: {error.strerror}") from error
 
     def _again(self, path: str, read: Callable[[], Result], stop: threading.Event | None) -> Result:
         return read_again(f"{self.url}/{path}", read, traffic=self.traffic, stop=stop)

@@ -58,6 +58,21 @@ def test_a_fault_of_the_system_is_one_line_too(number: int, said: str, todo: str
 
 
 @pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ELOOP, "Too many links", "a"), "Too many links at a; remove the link that leads back to itself"),
+        (OSError(errno.ENAMETOOLONG, "Name too long", "b\n"), "Name too long at b\\n; use shorter names"),
+        (OSError(errno.EISDIR, "Is a folder", "c.part", None, "c"), "Is a folder at c; move it away, or give another"),
+        (OSError(errno.ENOTDIR, "Not a folder", b"d"), "Not a folder at d; move it away, or give another path"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_a_mistake(error: OSError, said: str) -> None:
+    end = end_of(error)
+    assert end.message.startswith(f"error: {said}")
+    assert (end.code, end.has_traceback) == (exit_codes.USER_MISTAKE, False)
+
+
+@pytest.mark.parametrize(
     ("error", "code", "message"),
     [
         (KeyError("x"), exit_codes.OUR_BUG, "this is a bug in patchline"),

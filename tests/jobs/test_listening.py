@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from jobs.cli import main
 from jobs.launch import Ranks
 from tests.rigs.forks import ONE_THREAD
+from tests.rigs.images import image_bytes
 from tests.rigs.listening import addresses_of, addresses_while, descendants
 from tests.rigs.training import FinishedRuns, pretrain_words, start
 
@@ -59,3 +61,25 @@ def test_evaluation(finished_runs: FinishedRuns, digits_url: str, tmp_path: Path
         ranks = start([*words, "--run-dir", str(tmp_path / str(num_ranks))], num_ranks=num_ranks, log_dir=tmp_path)
         assert addresses_while(ranks) == expected
         assert ranks.wait() == 0
+
+
+@pytest.mark.parametrize("stage", ["pack", "verify", "card", "predict", "export", "import"])
+def test_stages_that_do_not_train_listen_nowhere(
+    finished_runs: FinishedRuns, digits_url: str, tmp_path: Path, stage: str
+) -> None:
+    weights, out = str(finished_runs.get(1) / "weights"), str(tmp_path / "out")
+    image = tmp_path / "image.jpg"
+    image.write_bytes(image_bytes(0))
+    words = {
+        "pack": ["digits", "--out", out],
+        "verify": [digits_url],
+        "card": [digits_url],
+        "predict": [weights, str(image), "--device", "cpu"],
+        "export": [weights, "--out", out, "--format", "hugging_face"],
+        "import": [out, "--out", f"{out}-imported"],
+    }
+    if stage == "import":
+        assert main(["export", *words["export"]]) == 0
+    command = started([sys.executable, "-m", "jobs.cli", stage, *words[stage]])
+    assert addresses_while(command) == set()
+    assert command.wait() == 0

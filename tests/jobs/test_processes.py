@@ -157,3 +157,9 @@ def test_torchrun_reads_why_a_rank_stopped(tmp_path: Path) -> None:
     failure = ProcessFailure(local_rank=0, pid=os.getpid(), exitcode=75, error_file=str(tmp_path / "error.json"))
     shown = ChildFailedError("patchline", {0: failure}).format_msg()  # type: ignore[no-untyped-call]
     assert "traceback : no failure: stopped with a committed checkpoint (exit code 75); run the same command" in shown
+
+
+@pytest.mark.parametrize("name", ["missing/error.json", "."])
+def test_torchruns_file_may_be_unwritable(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    tell_torchrun(tmp_path / name)
+    assert "TORCHELASTIC_ERROR_FILE cannot be written: [Errno " in caplog.text

@@ -21,7 +21,7 @@ import boto3
 
 from jobs import pack
 from jobs.recipes.pack import digits
-from pipeline.training.checkpoint import list_committed, read_attempts
+from pipeline.training.attempts import list_committed, read_attempts
 from pipeline.training.manifest import MANIFEST_NAME, manifest_from_json
 from pipeline.training.rank_files import RankFiles
 from shards.store import Store, open_store

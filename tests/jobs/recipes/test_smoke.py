@@ -12,8 +12,8 @@ from jobs.recipes.smoke import smoke
 from pipeline.models import build_model
 from pipeline.models.flops import num_parameters
 from pipeline.models.loss import classification_loss
+from pipeline.training.attempts import list_committed
 from pipeline.training.batch_plan import plan_batch
-from pipeline.training.checkpoint import list_committed
 from pipeline.training.config import TrainingJob
 from pipeline.training.manifest import MANIFEST_NAME, manifest_from_json
 from pipeline.training.metrics import read_metrics

@@ -14,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.training.checkpoint import Checkpoints, list_committed, read_attempts
+from pipeline.training.attempts import list_committed, read_attempts
+from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import CheckpointConfig
 from pipeline.training.fence import standing_checkpoints
 from pipeline.training.manifest import Manifest, manifest_from_json
@@ -174,6 +175,25 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_reason(
     assert said.startswith(f"skipping checkpoint step-{STEPS:08d}/")
     assert reason in said
     assert said.count("\n") == 1
+
+
+def test_a_manifest_that_is_gone_is_said(finished_runs: FinishedRuns, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(2), run_dir)
+    next((run_dir / "checkpoints").glob(f"step-{STEPS:08d}/*/MANIFEST.json")).unlink()
+    (first, said), (second, nothing) = run_ranks(newest_and_log, run_dir, num_ranks=2)
+    assert (first, second, nothing) == (STEPS - 4, STEPS - 4, "")
+    assert said.startswith(f"checkpoint step-{STEPS:08d}/")
+    assert said.endswith(f"its manifest is not in {run_dir}/checkpoints; looking for an earlier one\n")
+
+
+def test_a_run_without_the_record_of_its_attempt_continues(finished_runs: FinishedRuns, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(1), run_dir)
+    shutil.rmtree(run_dir / "checkpoints" / "attempts")
+    ((step, said, token),) = run_ranks(attempt_after, run_dir, num_ranks=1)
+    assert (step, token[:5]) == (STEPS, "0002-")
+    assert "cannot be read, so it is unknown which checkpoint" in said
 
 
 def test_a_run_continues_from_the_checkpoint_before_a_damaged_one(

@@ -4,6 +4,7 @@ import pytest
 
 from pipeline.training.fence import next_token, standing_checkpoints
 from pipeline.training.manifest import Attempt, CheckpointId
+from shards.errors import InvalidDataError
 
 
 def c(step: int, attempt: str) -> CheckpointId:
@@ -17,6 +18,11 @@ def a(token: str, origin: CheckpointId | None = None) -> Attempt:
 def test_tokens_count_up() -> None:
     assert next_token([], nonce="aa") == "0001-aa"
     assert next_token([a("0002-x"), a("0010-y"), a("0003-z")], nonce="bb") == "0011-bb"
+
+
+def test_no_number_is_left_after_the_highest_one() -> None:
+    with pytest.raises(InvalidDataError, match=r"attempts/9{18}-0123abcd.json .* has the highest number; move it away"):
+        next_token([a("0002-x"), a(f"{'9' * 18}-0123abcd")], nonce="bb")
 
 
 ONE, TWO, THREE = a("0001-x"), a("0002-y", c(20, "0001-x")), a("0003-z", c(40, "0002-y"))

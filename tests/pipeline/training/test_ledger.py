@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training.ledger import ACCOUNTS, Ledger
+from pipeline.training.ledger import ACCOUNTS, Ledger, last_saved
+from pipeline.training.manifest import CheckpointId
 
 
 def test_time_is_added_to_its_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,3 +103,13 @@ def test_unusable_lines_are_skipped_and_that_is_said(
     path.write_bytes(path.read_bytes() + bad + b"\n" + bad)
     assert Ledger(tmp_path, says=True).seconds["compute"] == 40.0
     assert caplog.messages == [f"{path}: skipped 2 lines that are no lines of a ledger"]
+
+
+def test_the_last_line_names_the_last_checkpoint(tmp_path: Path) -> None:
+    assert last_saved(tmp_path) is None
+    ledger = Ledger(tmp_path)
+    ledger.append(tmp_path, step=25, attempt="0001-aa")
+    assert last_saved(tmp_path) == CheckpointId(step=25, attempt="0001-aa")
+    for foreign in ("../../0001-aa", "0001-aa\n", ""):
+        ledger.append(tmp_path, step=50, attempt=foreign)
+        assert last_saved(tmp_path) is None, foreign

@@ -108,6 +108,12 @@ def test_a_run_ends_with_its_accuracy_its_weights_and_the_next_command(tmp_path:
     ]
 
 
+def test_a_run_that_lost_its_ledger_has_no_speed() -> None:
+    lost = SECONDS | {"compute": 0.0, "data_wait": 0.0}
+    words = closing_words(job(), steps=300, seconds=lost, weights=Path("w"))
+    assert words.partition("\n")[0] == "done: 300 steps in 1 min 30 s"
+
+
 def test_a_run_without_scores_is_to_be_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data" / "digits-test").mkdir(parents=True)

@@ -2,11 +2,12 @@
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 from shards.storage.local import TEMPORARY_PREFIX, LocalStore
 
 
@@ -61,6 +62,15 @@ def test_a_folder_is_not_an_object(tmp_path: Path) -> None:
     store.write("a/x", b"1")
     assert not store.exists("a")
     assert not LocalStore(str(tmp_path / "none")).exists("a/x")
+
+
+@pytest.mark.parametrize(("name", "why"), [("a" * 300, "File name too long"), ("loop", "Too many levels of symbolic")])
+def test_a_path_that_no_file_can_have_is_said(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    store = LocalStore(str(tmp_path))
+    for read in (store.read, store.open_read, partial(store.read_range, first=0, end=1)):
+        with pytest.raises(InvalidDataError, match=f"{name} cannot be opened: {why}"):
+            read(name)
 
 
 def test_deleting_leaves_no_empty_folders(tmp_path: Path) -> None:
