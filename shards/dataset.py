@@ -97,10 +97,14 @@ class Dataset:
         try:
             data = self._tars.read_range(self.shard_path(shard), first, end)
         except EOFError:
-            self._held.has_found_tar = True
+            self.tar_was_found()
             raise
-        self._held.has_found_tar = True
+        self.tar_was_found()
         return data
+
+    def tar_was_found(self) -> None:
+        """A tar was there, so its address is right: `check_others_than` then takes missing ones for a fault outside."""
+        self._held.has_found_tar = True
 
     def sample_rows(self, shard: int) -> SampleRows:
         """The columns of a shard's index that reading needs. Thread-safe; HELD_ROWS_BYTES of them are kept."""

@@ -250,6 +250,8 @@ class SampleReader:
             elif data is None:
                 again.append(entry)
             samples.append(sample)
+        if any(sample.data for sample in samples):
+            self.dataset.tar_was_found()
         mended = [
             self._loaders.submit(partial(refetched, self.dataset, samples[entry]), urgent=True) for entry in again
         ]
