@@ -15,13 +15,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shards.config_values import Range, shown_value
-from shards.parquet_pages import FOOTER_END_BYTES, Group, footer_bytes, read_groups, refuse_pages
+from shards.parquet_pages import FOOTER_END_BYTES, Group, footer_bytes, read_footer, read_groups, refuse_pages
 from shards.storage.store_file import StoreFile
 
 MOST_ROWS = 1 << 26
 _MOST_COLUMNS = 64
 _MOST_GROUPS = 1 << 16
-_MOST_FOOTER_BYTES = 1 << 28
 _MOST_VALUES = 1 << 28  # of a column, those inside lists included
 _MOST_BYTES = 1 << 30  # of a file's columns, decompressed, and of a column of texts
 
@@ -65,13 +64,8 @@ def open_checked(file: StoreFile, rules: Rules, *, most_rows: int = MOST_ROWS) -
 
 def refuse_file(file: StoreFile, *, most_rows: int = MOST_ROWS) -> None:
     """ValueError if a file's footer declares more than any of ours has, or is none."""
-    size = file.seek(0, io.SEEK_END)
-    file.seek(max(0, size - FOOTER_END_BYTES))
-    num_bytes = footer_bytes(file.read())
-    if num_bytes > min(size, _MOST_FOOTER_BYTES):
-        raise ValueError(f"its footer has {num_bytes} bytes; allowed: 0 to {min(size, _MOST_FOOTER_BYTES):,}")
-    file.seek(max(0, size - FOOTER_END_BYTES - num_bytes))
-    num_rows, groups = read_groups(file.read())
+    footer = read_footer(file, num_bytes=file.seek(0, io.SEEK_END))
+    num_rows, groups = read_groups(footer)
     refuse_groups(num_rows, groups, most_rows=most_rows)
     file.seek(0)
 

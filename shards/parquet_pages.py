@@ -11,6 +11,8 @@ from typing import Any
 from shards.config_values import shown_value
 
 FOOTER_END_BYTES = 8  # the footer's length and the magic word
+MOST_FOOTER_BYTES = 1 << 28
+_TAIL_BYTES = 64 << 10  # read at once; most footers are shorter
 _MAGIC = b"PAR1"
 _MOST_DEPTH = 12
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
@@ -22,12 +24,14 @@ Fields = dict[int, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A column's part of a row group; `column` is the name of the whole column, without those of lists in it."""
+    """A column's part of a row group; `column` is the name of the whole column, without those of lists in it.
+    `first_data`: where its data begin, behind its dictionary if it has one."""
 
     column: str
     num_values: int
     num_bytes: int
     begin: int
+    first_data: int
     end: int
 
 
@@ -46,6 +50,18 @@ class _Page:
     num_bytes: int
     encoding: int
     end: int
+
+
+def read_footer(file: Any, *, num_bytes: int) -> bytes:
+    """The footer of an open file of `num_bytes`, with the FOOTER_END_BYTES behind it. ValueError if it has none, or one
+    that is too large."""
+    tail = _tail(file, min(num_bytes, _TAIL_BYTES), num_bytes=num_bytes)
+    size = footer_bytes(tail[-FOOTER_END_BYTES:])
+    most = min(num_bytes, MOST_FOOTER_BYTES)
+    if size + FOOTER_END_BYTES > most:
+        raise ValueError(f"its footer has {size} bytes; allowed: 0 to {most - FOOTER_END_BYTES:,}")
+    size += FOOTER_END_BYTES
+    return tail[-size:] if size <= len(tail) else _tail(file, size, num_bytes=num_bytes)
 
 
 def footer_bytes(end: bytes) -> int:
@@ -78,6 +94,14 @@ def refuse_pages(data: bytes, groups: Sequence[Group], columns: Sequence[str]) -
             raise ValueError(f"column {shown_value(chunk.column)}: {error}") from error
 
 
+def _tail(file: Any, count: int, *, num_bytes: int) -> bytes:
+    file.seek(num_bytes - count)
+    data = bytes(file.read(count))
+    if len(data) < count:
+        raise EOFError(f"it ends {count - len(data)} bytes early")
+    return data
+
+
 def _chunk(fields: Fields) -> Chunk:
     data_begin, dictionary_begin = fields[9], fields.get(11, 0)
     begin = dictionary_begin if 0 < dictionary_begin < data_begin else data_begin
@@ -86,6 +110,7 @@ def _chunk(fields: Fields) -> Chunk:
         num_values=int(fields[5]),
         num_bytes=int(fields[6]),
         begin=int(begin),
+        first_data=int(data_begin),
         end=int(begin + fields[7]),
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Self
 
 from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
+from shards.parquet_pages import Group
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import find_files, open_found
 from shards.sources.parquet_footers import MOST_GROUP_IMAGES, open_parquet, unreadable
@@ -99,9 +100,8 @@ class ParquetSource:
     def _footer(self, path: str, buckets: Buckets) -> tuple[tuple[str, ...], list[Entry]]:
         try:
             with open_found(path, buckets) as file:
-                opened = open_parquet(file, most_rows=MOST_GROUP_IMAGES)
+                opened, groups = open_parquet(file, most_rows=MOST_GROUP_IMAGES)
                 self._check(path, opened.schema_arrow)
-                groups = (opened.metadata.row_group(number) for number in range(opened.num_row_groups))
                 return self._names(opened.schema_arrow), [
                     Entry(
                         locator=f"{path}:{number}",
@@ -128,10 +128,9 @@ class ParquetSource:
         message = f"{printable(path)}: column {self.image_column!r} is {kind}; allowed: struct<bytes, path> and binary"
         raise UserError(f"{message}; set --source.image-column")
 
-    def _num_bytes(self, group: "pq.RowGroupMetaData") -> int:
-        columns = (group.column(number) for number in range(group.num_columns))
+    def _num_bytes(self, group: Group) -> int:
         wanted = (self.image_column, self.label_column)
-        return sum(column.total_compressed_size for column in columns if column.path_in_schema.split(".")[0] in wanted)
+        return sum(chunk.end - chunk.begin for chunk in group.chunks if chunk.column in wanted)
 
     def _names(self, schema: "pa.Schema") -> tuple[str, ...]:
         """The names of integer labels; empty if neither the settings nor the file give them."""
@@ -223,7 +222,7 @@ class _OpenFile:
             self._path = ""
             file = self._held.enter_context(open_found(path, self._buckets))
             buffer_size = _REMOTE_BUFFER_BYTES if path.startswith(SCHEME) else _LOCAL_BUFFER_BYTES
-            self._opened = open_parquet(file, buffer_size=buffer_size)
+            self._opened, _ = open_parquet(file, buffer_size=buffer_size)
             self._path = path
         return self._opened
 

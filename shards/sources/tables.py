@@ -54,7 +54,8 @@ def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> 
 
 
 def _parquet_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:
-    with open_parquet(open_found(path, buckets), buffer_size=_BLOCK_BYTES) as file:
+    opened, _ = open_parquet(open_found(path, buckets), buffer_size=_BLOCK_BYTES)
+    with opened as file:
         check_columns(path, file.schema_arrow.names, columns)
         number = 0
         for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns.values()), use_threads=False):

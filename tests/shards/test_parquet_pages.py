@@ -1,11 +1,13 @@
 """Page headers that lie are refused before Arrow sees them."""
 
+import io
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from shards.index import table_bytes
-from shards.parquet_pages import Chunk, Group, footer_bytes, read_groups, refuse_pages
+from shards.parquet_pages import Chunk, Group, footer_bytes, read_footer, read_groups, refuse_pages
 
 # The integers 1000 and 1023 in Thrift's compact protocol, as a field that follows the one before it.
 _THOUSAND, _MORE = b"\x15\xd0\x0f", b"\x15\xfe\x0f"
@@ -34,6 +36,7 @@ def test_the_footer_says_what_arrow_reads_in_it() -> None:
                     num_values=column.num_values,
                     num_bytes=column.total_uncompressed_size,
                     begin=column.dictionary_page_offset or column.data_page_offset,
+                    first_data=column.data_page_offset,
                     end=(column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size,
                 )
 
@@ -92,3 +95,17 @@ def test_an_encoding_that_repeats_parts_of_values_is_refused() -> None:
     data = sink.getvalue().to_pybytes()
     with pytest.raises(ValueError, match="has encoding 7"):
         refuse_pages(data, groups_of(data), ["a"])
+
+
+@pytest.mark.parametrize("column_bytes", [10, 100_000])
+def test_a_footer_of_any_length_is_read_from_the_end(column_bytes: int) -> None:
+    data = table_bytes(pa.table({"a" * column_bytes: [1]}))
+    with io.BytesIO(data) as file:
+        footer = read_footer(file, num_bytes=len(data))
+    assert data.endswith(footer)
+    assert read_groups(footer)[0] == 1
+    with (
+        io.BytesIO(data[:100] + data[-8:]) as file,
+        pytest.raises(ValueError, match="its footer has .* bytes; allowed"),
+    ):
+        read_footer(file, num_bytes=108)

@@ -64,7 +64,12 @@ def test_a_number_of_2_to_the_40_is_refused(what: str, file: Path) -> None:
 
 
 def test_a_true_footer_passes(file: Path) -> None:
-    assert open_parquet(pa.OSFile(str(file))).num_row_groups == 2
+    opened, groups = open_parquet(pa.OSFile(str(file)))
+    assert opened.num_row_groups == len(groups) == 2
+    facts = opened.metadata.row_group(1)
+    assert [chunk.end - chunk.begin for chunk in groups[1].chunks] == [
+        facts.column(number).total_compressed_size for number in range(2)
+    ]
     with pytest.raises(ValueError, match="row group 0 has 10 rows, allowed: 0 to 9"):
         open_parquet(pa.OSFile(str(file)), most_rows=9)
 
@@ -120,9 +125,7 @@ def test_damaged_footers_have_one_message_and_a_bound(seed: int, file: Path) -> 
     done = subprocess.run(
         [sys.executable, "-c", program, str(file.parent)], capture_output=True, text=True, check=False
     )
-    assert "parquet::ParquetException" in done.stderr or done.returncode == 0, (
-        done.stderr
-    )  # Arrow itself aborts on some
+    assert done.returncode == 0, done.stderr
 
 
 def test_most_images_of_a_row_group_are_many() -> None:
