@@ -104,8 +104,5 @@ def test_a_footer_of_any_length_is_read_from_the_end(column_bytes: int) -> None:
         footer = read_footer(file, num_bytes=len(data))
     assert data.endswith(footer)
     assert read_groups(footer)[0] == 1
-    with (
-        io.BytesIO(data[:100] + data[-8:]) as file,
-        pytest.raises(ValueError, match="its footer has .* bytes; allowed"),
-    ):
-        read_footer(file, num_bytes=108)
+    with io.BytesIO(data[-20:]) as file, pytest.raises(ValueError, match=r"its footer has .* bytes; allowed: 0 to 12"):
+        read_footer(file, num_bytes=20)
