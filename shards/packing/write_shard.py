@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from shards.checked_table import refuse_file
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import ImageHeader
 from shards.images.resize import fitted
@@ -125,11 +126,10 @@ def committed(store: Store, plan_hash: str, shard: int) -> ShardCommit | None:
 def planned_samples(store: Store, shard: int, *, samples_per_shard: int) -> list[PlannedSample]:
     """The samples dealt to a shard; reads this shard's row group of the plan and no more. ValueError if it is
     damaged."""
-    file, group = divmod(shard, shards_per_file(samples_per_shard))
-    with (
-        damage_as_value_error(),
-        pq.ParquetFile(StoreFile(store, samples_path(file)), page_checksum_verification=True) as opened,
-    ):
+    number, group = divmod(shard, shards_per_file(samples_per_shard))
+    file = StoreFile(store, samples_path(number))
+    refuse_file(file)
+    with damage_as_value_error(), pq.ParquetFile(file, page_checksum_verification=True) as opened:
         if not group < opened.num_row_groups or set(opened.schema_arrow.names) != _COLUMNS:
             raise ValueError(f"it has {opened.num_row_groups} row groups of {', '.join(opened.schema_arrow.names)}")
         table = opened.read_row_group(group, use_threads=False)
