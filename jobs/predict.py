@@ -76,18 +76,15 @@ def arranged(words: Sequence[str]) -> list[str]:
 
 def _predict(predictor: "Predictor", images: "Sequence[str]", job: PredictJob) -> int:
     """Writes the predictions of a batch, in order; the number of images that could not be used."""
-    views = predictor.views(images)
-    good = [view for view in views if not isinstance(view, UserError)]
-    predictions = iter(predictor.ranked(predictor.logits(good), top=job.top)) if good else iter([])
-    for image, view in zip(images, views, strict=True):
-        if isinstance(view, UserError):
-            log.error("%s", printable_name(str(view)))
+    found = predictor.outcomes(images, top=job.top)
+    for image, outcome in zip(images, found, strict=True):
+        if isinstance(outcome, UserError):
+            log.error("%s", printable_name(str(outcome)))
             if job.json:
-                _write(json.dumps({"image": image, "error": str(view)}))
-            continue
-        prediction = next(predictions)
-        _write(_as_json(image, prediction) if job.json else _as_text(image, prediction))
-    return len(views) - len(good)
+                _write(json.dumps({"image": image, "error": str(outcome)}))
+        else:
+            _write(_as_json(image, outcome) if job.json else _as_text(image, outcome))
+    return sum(isinstance(outcome, UserError) for outcome in found)
 
 
 def _as_json(image: str, prediction: "Prediction") -> str:

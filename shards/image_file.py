@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shards.errors import ImageRefusedError
+from shards.errors import ImageRefusedError, InvalidDataError
 from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS
 from shards.images.image_header import read_header
+from shards.local_file import open_local_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +23,14 @@ def read_image_file(path: Path) -> ImageFile:
     """The JPEG, PNG or WebP file at `path`. Raises ImageRefusedError with the reason if it is missing, unreadable,
     truncated, of another format or above the limits. Nothing is decoded."""
     try:
-        if path.is_dir():
-            raise ImageRefusedError("it is a folder; give the images in it")
-        if path.exists() and not path.is_file():  # a pipe or a device could block forever
-            raise ImageRefusedError("it is not a regular file")
-        with path.open("rb") as file:
+        with open_local_file(path) as file:
             data = file.read(DEFAULT_LIMITS.max_bytes + 1)
+    except IsADirectoryError:
+        raise ImageRefusedError("it is a folder; give the images in it") from None
     except OSError as error:
         raise ImageRefusedError(f"it cannot be read: {error.strerror}") from error
-    except ValueError as error:  # a zero byte in the name
-        raise ImageRefusedError(f"it cannot be read: {error}") from error
+    except InvalidDataError as error:  # a pipe, a device, or a zero byte in the name
+        raise ImageRefusedError(str(error)) from error
     header = read_header(data, DEFAULT_LIMITS)
     if header.ext not in PACKED_FORMATS:
         raise ImageRefusedError(f"it is in the format {header.ext}; allowed: JPEG, PNG and WebP: convert it")

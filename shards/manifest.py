@@ -142,20 +142,21 @@ def _refuse_shards(shards: tuple[ShardRecord, ...]) -> None:
         raise ValueError(f"the shard {shown_value(twice)} is there twice; allowed: each path once")
     if (wrong := not_sha256([shard.sha256 for shard in shards])) is not None:
         raise ValueError(f"the sha256 of a shard is {shown_value(wrong)}; allowed: 64 hex digits")
-    starts = accumulate((shard.num_samples for shard in shards), initial=0)
-    for shard, start in zip(shards, starts, strict=False):
-        if shard.first_sample_id != start:
-            what = f"first_sample_id of {shown_value(shard.path)} is {shard.first_sample_id}"
-            raise ValueError(f"{what}; allowed: {start}, the number of samples before it")
+    *starts, _ = accumulate([shard.num_samples for shard in shards], initial=0)
+    if [shard.first_sample_id for shard in shards] == starts:
+        return
+    shard, start = next(pair for pair in zip(shards, starts, strict=True) if pair[0].first_sample_id != pair[1])
+    what = f"first_sample_id of {shown_value(shard.path)} is {shard.first_sample_id}"
+    raise ValueError(f"{what}; allowed: {start}, the number of samples before it")
 
 
 def _refuse_files(files: Any) -> None:
     if not isinstance(files, dict):
         raise ValueError(f"files is {shown_value(files)}; allowed: an object")
     _refuse_path(not_plain(list(files)), what="the path of a file")
-    for path, sha256 in files.items():
-        if not isinstance(sha256, str):
-            raise ValueError(f"the sha256 of {shown_value(path)} is {shown_value(sha256)}; allowed: 64 hex digits")
+    if not set(map(type, files.values())) <= {str}:
+        path, sha256 = next(item for item in files.items() if not isinstance(item[1], str))
+        raise ValueError(f"the sha256 of {shown_value(path)} is {shown_value(sha256)}; allowed: 64 hex digits")
     if (wrong := not_sha256(list(files.values()))) is not None:
         raise ValueError(f"the sha256 of a file is {shown_value(wrong)}; allowed: 64 hex digits")
 

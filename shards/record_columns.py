@@ -60,7 +60,8 @@ def is_unicode(text: str) -> bool:
 def _refuse_column(column: list[Any], type_: Any, *, name: str, field: str) -> None:
     """Equal types and the least and the most tell of a column what a look at each value would."""
     is_right = set(map(type, column)) <= {without_range(type_)}
-    if is_right and (not column or not any(allowed_instead(value, type_) for value in (min(column), max(column)))):
+    ends = () if type_ is str or not (is_right and column) else (min(column), max(column))
+    if is_right and not any(allowed_instead(value, type_) for value in ends):
         return
     for number, value in enumerate(column):
         if allowed := allowed_instead(value, type_):

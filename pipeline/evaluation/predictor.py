@@ -76,10 +76,17 @@ class Predictor:
             raise UserError(f"top is {top}; allowed: 1 or more: how many classes are given for an image")
         if isinstance(images, str | os.PathLike | Image.Image | np.ndarray):
             return self.ranked(self.logits([self.view(images)]), top=top)[0]
-        predictions: list[Prediction] = []
-        for batch in batched(images):
-            predictions += self.ranked(self.logits([_usable(view) for view in self.views(batch)]), top=top)
-        return predictions
+        return [_usable(found) for batch in batched(images) for found in self.outcomes(batch, top=top)]
+
+    def outcomes(self, images: Sequence[ImageLike], *, top: int) -> list[Prediction | UserError]:
+        """The `top` classes of each image of a batch; the error in the place of an image that cannot be predicted."""
+        views = self.views(images)
+        good = [view for view in views if not isinstance(view, UserError)]
+        rows = iter(self.logits(good) if good else ())
+        return [
+            view if isinstance(view, UserError) else self._outcome(image, next(rows), top=top)
+            for image, view in zip(images, views, strict=True)
+        ]
 
     def view(self, image: ImageLike) -> Pixels:
         """What the model sees of an image: uint8[image_size, image_size, 3]. UserError if it cannot be used."""
@@ -123,6 +130,12 @@ class Predictor:
         order = order_BK[:, :top].tolist()
         return [[(self.labels[k], float(row_K[k])) for k in ks] for ks, row_K in zip(order, likely_BK, strict=True)]
 
+    def _outcome(self, image: ImageLike, logits_K: torch.Tensor, *, top: int) -> Prediction | UserError:
+        try:
+            return self.ranked(logits_K[None], top=top)[0]
+        except UserError as error:
+            return UserError(f"{os.fspath(image)}: {error}") if isinstance(image, str | os.PathLike) else error
+
 
 def load_model(path: str | os.PathLike[str], *, device: Device = "auto") -> Predictor:
     """The model of a weights folder (RUN/weights, or the run directory RUN), in float32, ready to predict.
@@ -148,10 +161,10 @@ def batched(images: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def _usable(view: Pixels | UserError) -> Pixels:
-    if isinstance(view, UserError):
-        raise view
-    return view
+def _usable(found: Prediction | UserError) -> Prediction:
+    if isinstance(found, UserError):
+        raise found
+    return found
 
 
 def _pixels(image: Image.Image) -> Pixels:

@@ -1,9 +1,7 @@
 """The end of a run: its weights, and the marker RUN/DONE that vouches for them."""
 
-import errno
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +19,7 @@ from pipeline.training.saved_job import STEPS, SavedJob, position_of_format_1, s
 from pipeline.training.seal import sealed, unsealed
 from pipeline.training.zero_state import AVERAGE, MASTER
 from shards.errors import InvalidDataError
-from shards.local_file import read_local_text
+from shards.local_file import open_local_file, read_local_text
 from shards.store import Store
 from shards.typed_json import parse_json
 
@@ -102,7 +100,5 @@ def finish(run_dir: Path, job: TrainingJob, manifest: Manifest, *, store: Store,
 
 
 def _sha256(path: Path) -> str:
-    if not path.is_file():  # a pipe could block for ever
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    with path.open("rb") as file:
+    with open_local_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -212,12 +212,13 @@ def _in_its_folder(run_dir: Path) -> Iterator[None]:
 @contextmanager
 def _retried(loop: Loop) -> Iterator[None]:
     """A run that started well made no mistake: storage that fails later is retried. Data that cannot be right stays as
-    it is: that is a mistake before the first step, and the end of the run after it."""
+    it is: that is a mistake before the first step, and the end of the run after it, also while its weights are written
+    by a start that had no step left to do."""
     first_step = loop.step
     try:
         yield
     except InvalidDataError as error:
-        if loop.step == first_step:
+        if loop.step == first_step < loop.job.steps:
             raise
         raise WillNotSucceedError(f"after {loop.step} steps: {error}") from error
     except (UserError, TransientError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 
@@ -46,6 +46,7 @@ from shards.packing.write_shard import planned_samples
 from shards.parallel import run_tasks
 from shards.progress import Progress
 from shards.store import MissingObjectError, Store
+from shards.typed_json import record_from
 
 # Most faults that one check of a shard lists; their count is always given.
 MAX_FAULTS_A_CHECK = 10
@@ -270,10 +271,9 @@ def _as_planned(dataset: Dataset, shard: int, index: _Index) -> Iterator[str]:
     """A shard's samples are those that the plan dealt to it, less those listed as left out."""
     try:
         settings = Plan.from_bytes(dataset.store.read(PLAN_PATH)).settings
-        planned = planned_samples(
-            dataset.store, shard, samples_per_shard=int(cast("int", settings["samples_per_shard"]))
-        )
-        resize = Resize(**cast("dict[str, Any]", settings["resize"]))
+        size = int(cast("int", settings["samples_per_shard"]))
+        planned = planned_samples(dataset.store, shard, samples_per_shard=size)
+        resize = record_from(Resize, settings["resize"], where="settings.resize.")
     except (MissingObjectError, *_BROKEN) as error:
         yield f"what the plan dealt to it cannot be read: {error}"
         return

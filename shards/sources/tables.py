@@ -20,6 +20,7 @@ _BLOCK_BYTES = 1 << 20
 _BATCH_ROWS = 4096
 _MOST_COLUMNS = 10_000
 _MOST_SHOWN = 16
+_MOST_SHRUNK, _SMALL = 200, 64 << 20  # text in a .gz: times the file's bytes (lists shrink to a tenth); so much in any
 
 # The values of a row (bytes in a CSV, Python's own types in a Parquet file), or why it has none.
 RowValues = tuple[Any, ...] | ImageRefusedError
@@ -82,6 +83,7 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterat
     number = 1
     try:
         _refuse_endless_header(path, buckets)
+        _refuse_bomb(path, buckets)
         with _open_csv(path, buckets, None, refuse) as reader:
             check_columns(path, reader.schema.names, columns)
         refused.clear()
@@ -135,6 +137,22 @@ def _refuse_endless_header(path: str, buckets: Buckets) -> None:
     num_columns = 1 + header.count(_delimiter(name))
     if num_columns > _MOST_COLUMNS:
         raise InvalidDataError(f"{printable(path)} has {num_columns:,} columns; allowed: {_MOST_COLUMNS:,}")
+
+
+def _refuse_bomb(path: str, buckets: Buckets) -> None:
+    """A megabyte of gzip may be a gigabyte of empty lines, which take a minute and say nothing."""
+    if not path.lower().endswith(".gz"):
+        return
+    with open_found(path, buckets) as packed:
+        most = max(_SMALL, _MOST_SHRUNK * packed.size())
+    file, _ = _opened(path, buckets)
+    with file:
+        num_bytes = 0
+        while block := file.read(_BLOCK_BYTES):
+            num_bytes += len(block)
+            if num_bytes > most:
+                what = f"it unpacks to more than {most:,} bytes; allowed: {_MOST_SHRUNK} times its own size"
+                raise InvalidDataError(f"{printable(path)}: {what}; unpack it yourself if it is right")
 
 
 def _open_csv(path: str, buckets: Buckets, columns: list[str] | None, refuse: Any) -> "pc.CSVStreamingReader":

@@ -62,3 +62,13 @@ def test_places_without_an_image(tmp_path: Path) -> None:
     ):
         with pytest.raises(ImageRefusedError, match=message):
             read_image_file(tmp_path / name)
+
+
+def test_a_device_in_the_place_of_a_file_that_was_there_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks first and opens later can be given something else in between."""
+    (tmp_path / "a.jpg").symlink_to("/dev/zero")
+    monkeypatch.setattr(Path, "is_file", lambda _: True)
+    with pytest.raises(ImageRefusedError, match="not a regular file"):
+        read_image_file(tmp_path / "a.jpg")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shards.errors import InvalidDataError
-from shards.local_file import read_local_file, read_local_text
+from shards.local_file import open_local_file, read_local_file, read_local_text
 
 
 def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
@@ -31,6 +31,19 @@ def test_what_is_missing_or_a_folder_is_an_error_of_the_system(tmp_path: Path) -
         read_local_file("a\0b", most_bytes=9)
 
 
+def test_an_open_file_gives_its_parts(tmp_path: Path) -> None:
+    (tmp_path / "ten").write_bytes(b"0123456789")
+    (tmp_path / "link").symlink_to("ten")
+    with open_local_file(tmp_path / "link") as file:
+        assert (file.seek(8), file.read(5), file.seek(0), file.read(2)) == (8, b"89", 0, b"01")
+    with pytest.raises(FileNotFoundError):
+        open_local_file(tmp_path / "missing")
+    with pytest.raises(IsADirectoryError):
+        open_local_file(tmp_path)
+    with pytest.raises(InvalidDataError, match="null byte"):
+        open_local_file("a\0b")
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "it"
@@ -43,6 +56,8 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -
             server.bind(str(path))
     with pytest.raises(InvalidDataError, match="it is not a regular file; give a file"):
         read_local_file(path, most_bytes=9)
+    with pytest.raises(InvalidDataError, match="it is not a regular file; give a file"):
+        open_local_file(path)
 
 
 def test_a_huge_file_is_refused_without_being_read(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.models.conversion.tensor_file import TensorFile, readable
-from pipeline.models.conversion.zip_file import open_zip
+from pipeline.models.conversion.zip_file import open_bounded, open_zip
 from pipeline.models.tensor_checks import MOST_LENGTH, refuse_absurd_tensors, refuse_not_finite
 from shards.errors import InvalidDataError, UserError
 
@@ -41,7 +41,8 @@ def open_npz_file(path: Path) -> TensorFile:
         size = f"{list(shape)} of {dtype}"
         with (
             readable(f"{name} in {where!r}", size=size),
-            zipfile.ZipFile(path) as again,
+            open_bounded(path) as file,
+            zipfile.ZipFile(file) as again,
             again.open(name + _SUFFIX) as member,
         ):
             array = np.lib.format.read_array(member, allow_pickle=False)

@@ -32,6 +32,11 @@ class _BoundedReads(io.BufferedReader):
         return super().read(size)
 
 
+def open_bounded(path: Path) -> io.BufferedReader:
+    """The file, for `zipfile` to read. Raises as `open_local_file`."""
+    return _BoundedReads(open_local_file(path).detach())
+
+
 def open_zip(path: Path, *, is_stored: bool = False) -> zipfile.ZipFile:
     """The archive, whose members are sound as far as the directory says. `is_stored`: none may be compressed.
 
@@ -39,7 +44,7 @@ def open_zip(path: Path, *, is_stored: bool = False) -> zipfile.ZipFile:
     """
     where = str(path)
     with readable(repr(where)):
-        file = _BoundedReads(open_local_file(path).detach())
+        file = open_bounded(path)
         try:
             archive = zipfile.ZipFile(file)
             _refuse_impossible(archive, where=where, num_bytes=os.fstat(file.fileno()).st_size, is_stored=is_stored)

@@ -143,3 +143,23 @@ def test_a_top_below_1_and_weights_that_are_damaged(predictor: Predictor) -> Non
         predictor.predict("a.jpg", top=0)
     with pytest.raises(UserError, match="logits are not finite"):
         predictor.ranked(torch.tensor([[float("nan")] * 10]), top=1)
+
+
+def test_one_image_without_finite_logits_does_not_stop_the_others(tmp_path: Path, predictor: Predictor) -> None:
+    files = [tmp_path / f"{number}.jpg" for number in range(3)]
+    for number, file in enumerate(files):
+        file.write_bytes(image_bytes(number))
+    logits = predictor.logits([predictor.view(file) for file in files])
+    logits[1, 4] = float("nan")
+
+    class Spoilt(Predictor):
+        def logits(self, views: Any) -> torch.Tensor:
+            return logits[: len(views)]
+
+    spoilt = Spoilt(**vars(predictor))
+    first, second, third = spoilt.outcomes(files, top=2)
+    assert [first, third] == predictor.ranked(logits[[0, 2]], top=2)
+    assert isinstance(second, UserError)
+    assert "1.jpg: the model's logits are not finite" in str(second)
+    with pytest.raises(UserError, match=r"1\.jpg: the model's logits are not finite"):
+        spoilt.predict(files)

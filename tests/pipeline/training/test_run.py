@@ -1,14 +1,22 @@
 """Whole small runs: continued ones equal unbroken ones bit for bit, for every ZeRO stage and number of ranks."""
 
 import json
+import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from jobs.endings import end_of
+from pipeline.models.tensor_checks import refuse_not_finite
 from pipeline.training.done import read_done
+from pipeline.training.loop import Loop
+from pipeline.training.run import _retried
+from shards.errors import InvalidDataError, WillNotSucceedError
 from tests.rigs.kills import saving, wait_until
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run, start
 
@@ -220,3 +228,20 @@ def test_a_last_save_that_fails_is_no_done(digits_url: str, run_dir: Path, tmp_p
     blocked.unlink()
     assert run(words, num_ranks=1, log_dir=tmp_path) == 0
     assert set(losses(run_dir)) == set(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize(("before", "after", "code"), [(0, 0, 2), (0, 4, 78), (4, 8, 78), (8, 8, 78)])
+def test_data_that_cannot_be_right_ends_a_run_for_good_but_before_its_first_step(
+    before: int, after: int, code: int
+) -> None:
+    """8 of 8: the weights of a run without a step left are not finite, say. Slurm must not start it again."""
+    loop = SimpleNamespace(step=before, job=SimpleNamespace(steps=8))
+
+    def train() -> None:
+        with _retried(cast("Loop", loop)):
+            loop.step = after
+            refuse_not_finite(torch.tensor([math.nan]), "head.bias for 'run/weights'")
+
+    with pytest.raises((InvalidDataError, WillNotSucceedError), match="not finite") as caught:
+        train()
+    assert end_of(caught.value).code == code

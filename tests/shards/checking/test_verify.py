@@ -205,3 +205,12 @@ def test_many_faults_of_one_kind_are_counted_not_listed(store: Store, monkeypatc
 def test_no_dataset_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no manifest"):
         verify_dataset(str(tmp_path))
+
+
+def test_a_setting_of_the_plan_that_nobody_knows_is_said_in_our_words(store: Store) -> None:
+    plan = json.loads(store.read(PLAN_PATH))
+    plan["settings"]["resize"]["sharpness"] = 1
+    store.write(PLAN_PATH, json.dumps(plan).encode())
+    said = [fault.what for fault in verify_dataset(store.url)]
+    assert any("settings.resize.'sharpness' is no field; allowed: short_side" in what for what in said), said
+    assert not [what for what in said if "__init__" in what]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shards.errors import ImageRefusedError, UserError
+from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.sources.tables import read_rows
 from shards.store import open_store
 
@@ -136,3 +136,12 @@ def test_a_short_row_that_is_not_utf_8_is_one_message(tmp_path: Path, capfd: pyt
 def test_a_header_alone_has_no_rows(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"path,label\n")
     assert rows(str(tmp_path / "t.csv")) == []
+
+
+def test_a_list_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty lines, which are no rows: a gigabyte of them took a minute."""
+    monkeypatch.setattr("shards.sources.tables._SMALL", 1 << 20)
+    bomb = tmp_path / "a.csv.gz"
+    bomb.write_bytes(gzip.compress(b"path,label\n" + b"\n" * (8 << 20)))
+    with pytest.raises(InvalidDataError, match=r"a\.csv\.gz: it unpacks to more than .* bytes; allowed: 200 times"):
+        list(read_rows(str(bomb), {"path-column": "path"}))

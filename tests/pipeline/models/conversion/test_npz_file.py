@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipeline.models.conversion.npz_file import open_npz_file, write_npz
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 
 VALUES: dict[str, Any] = {"a/b": np.ones((2, 3), np.float32), "c": np.ones(4, np.float32)}
 
@@ -158,3 +158,12 @@ def test_types_that_are_numbers_are_read(tmp_path: Path) -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_npz(tmp_path / "w.npz", [("x", torch.randn(3, 2))])
     assert dict(open_npz_file(tmp_path / "w.npz").shapes) == {"x": (3, 2)}
+
+
+def test_an_archive_that_is_replaced_after_it_was_opened_is_bounded_too(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.npz", plain())
+    file = open_npz_file(path)
+    path.unlink()
+    os.mkfifo(path)  # reading it would wait for ever
+    with pytest.raises(InvalidDataError, match="not a regular file"):
+        file.read("c")
