@@ -42,7 +42,7 @@ _DATASET: Mapping[str, Read] = {
 }
 
 
-def _of_dataset(name: str, files: dict[str, str], *, num_cases: int = 40) -> Target:
+def _of_dataset(name: str, files: dict[str, str], *, num_cases: int = 28) -> Target:
     return Target(
         name=name, owner="data", valid="dataset", files=files, ways=_DATASET, seal=seals.dataset,
         may_raise=(WillNotSucceedError,), num_cases=num_cases,
@@ -51,8 +51,8 @@ def _of_dataset(name: str, files: dict[str, str], *, num_cases: int = 40) -> Tar
 
 _NEWEST = "checkpoints/step-00000008/*"
 _ALL = (
-    _of_dataset("dataset manifest", {"manifest.json": "json"}, num_cases=60),
-    _of_dataset("index", {"index/*.parquet": "parquet"}, num_cases=60),
+    _of_dataset("dataset manifest", {"manifest.json": "json"}, num_cases=40),
+    _of_dataset("index", {"index/*.parquet": "parquet"}, num_cases=40),
     _of_dataset("blocks", {"blocks.parquet": "parquet"}),
     _of_dataset("labels", {"labels.parquet": "parquet"}),
     _of_dataset("plan", {"plan/*.json": "json", "plan/*.parquet": "parquet"}),
