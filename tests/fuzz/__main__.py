@@ -42,9 +42,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         root = valid_files(Path(folder) / "valid")
         tallies = _in_turn(targets, root, seed=options.seed, seconds=options.seconds)
-        for name, tally in tallies.items():
-            for finding in tally.findings.values():
-                keep(finding, root / TARGETS[name].valid, KEPT)
     result = {
         "command": f"python -m tests.fuzz {shlex.join(sys.argv[1:])}".strip(),
         "commit": _commit(),
@@ -79,6 +76,8 @@ def _in_turn(targets: list[Target], root: Path, *, seed: int, seconds: float) ->
     ):
         for _ in range(num_rounds):
             for name in pool.map(run, targets):
+                for finding in tallies[name].findings.values():  # at once: the campaign may be ended before its time
+                    keep(finding, root / TARGETS[name].valid, KEPT)
                 num_cases = sum(tally.num_cases for tally in tallies.values())
                 num_findings = sum(len(tally.findings) for tally in tallies.values())
                 progress.advance(note=f"{name}; {num_cases:,} cases, {num_findings} failures")
