@@ -49,6 +49,9 @@ class TensorPlace:
     first: int
     end: int
 
+    def __str__(self) -> str:
+        return f"{list(self.shape)} of {self.dtype} at bytes {self.first} to {self.end}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SafetensorsFile:
@@ -81,15 +84,9 @@ def open_safetensors(path: Path) -> SafetensorsFile:
     with open_local_file(path) as file:
         num_bytes = file.seek(0, 2)
         file.seek(0)
-        header_bytes = header_length(file.read(LENGTH_BYTES), num_bytes=num_bytes)
-        header = parse_json(file.read(header_bytes))
-    if not isinstance(header, dict):
-        raise ValueError(f"its header is {shown_value(header)}; allowed: an object")
-    metadata = _metadata_of(header.pop(_METADATA, {}))
-    first = LENGTH_BYTES + header_bytes
-    places = {name: _place_of(name, entry, first) for name, entry in header.items()}
+        header = file.read(header_length(file.read(LENGTH_BYTES), num_bytes=num_bytes))
+    places, metadata = read_header(header, num_bytes=num_bytes)
     refuse_absurd_tensors(str(path), {name: place.shape for name, place in places.items()})
-    _refuse_gaps(places, first=first, end=num_bytes)
     return SafetensorsFile(path=path, places=places, metadata=metadata)
 
 
@@ -100,6 +97,18 @@ def header_length(first_bytes: bytes, *, num_bytes: int) -> int:
     if not 0 < declared <= most:
         raise ValueError(f"its header declares {declared:,} bytes; allowed in a file of {num_bytes:,}: 1 to {most:,}")
     return declared
+
+
+def read_header(header: bytes, *, num_bytes: int) -> tuple[Mapping[str, TensorPlace], Mapping[str, str]]:
+    """Where each tensor is in a file of `num_bytes`, and the metadata, from the bytes of its header. ValueError if they
+    do not describe such a file."""
+    values = parse_json(header)
+    if not isinstance(values, dict):
+        raise ValueError(f"its header is {shown_value(values)}; allowed: an object")
+    metadata, first = _metadata_of(values.pop(_METADATA, {})), LENGTH_BYTES + len(header)
+    places = {name: _place_of(name, entry, first) for name, entry in values.items()}
+    _refuse_gaps(places, first=first, end=num_bytes)
+    return places, metadata
 
 
 def _metadata_of(value: Any) -> Mapping[str, str]:

@@ -6,36 +6,18 @@ were hashed.
 """
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 
+from pipeline.models.safetensors_header import LENGTH_BYTES, TensorPlace, header_length, read_header
 from pipeline.models.safetensors_stream import FLOAT_BYTES
 from pipeline.training.manifest import FileRecord, FragmentLocation, Manifest
-from shards.config_values import Range, shown_value
+from shards.config_values import shown_value
 from shards.errors import StorageError
 from shards.store import MissingObjectError, Store
-from shards.typed_json import parse_json, record_from
 
 _READ_BYTES = 64 << 20  # of a file being verified, in one request
 _MOST_HELD_BYTES = 1 << 30  # enough for a share of many ranks' files; few ranks' large files are read twice
-_MOST_HEADER_BYTES = 100_000_000  # as the safetensors library allows
-_LENGTH_BYTES = 8  # the first bytes of a safetensors file: the length of its header
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Tensor:
-    """What the header of a safetensors file says of a tensor; offsets count from the end of the header."""
-
-    dtype: str
-    shape: tuple[Annotated[int, Range(0)], ...]
-    data_offsets: tuple[Annotated[int, Range(0)], Annotated[int, Range(0)]]
-
-    def __str__(self) -> str:
-        begin, end = self.data_offsets
-        return f"{shown_value(self.dtype)} {list(self.shape)} at {begin}..{end}"
 
 
 class RankFiles:
@@ -129,42 +111,26 @@ class RankFiles:
     def _refuse_other_tensors(self, name: str, record: FileRecord) -> None:
         """ValueError unless the file's own header has the fragments of the manifest, and nothing else."""
         path, expected = self._path(name), self._expected[name]
-        length = int.from_bytes(self.read(name, 0, _LENGTH_BYTES), "little")
-        begin = _LENGTH_BYTES + length
-        most = min(record.num_bytes - _LENGTH_BYTES, _MOST_HEADER_BYTES)
-        if length > most:
-            raise ValueError(f"{path} has a header of {length:,} bytes; allowed: 2 to {most:,}")
         try:
-            found = _tensors_of(self.read(name, _LENGTH_BYTES, begin))
+            length = header_length(bytes(self.read(name, 0, LENGTH_BYTES)), num_bytes=record.num_bytes)
+            header = bytes(self.read(name, LENGTH_BYTES, LENGTH_BYTES + length))
+            found, _ = read_header(header, num_bytes=record.num_bytes)
         except ValueError as error:
-            raise ValueError(f"{path}: its header cannot be read: {error}") from error
+            raise ValueError(f"{path}: {error}") from error
         if others := sorted(found.keys() ^ expected.keys()):
             where = "its header" if others[0] in found else "the manifest"
             raise ValueError(f"{path}: only {where} has {shown_value(others[0])}")
         for key, location in expected.items():
-            first = location.offset - begin
-            wanted = _Tensor(
-                dtype="F32",
-                shape=(location.length,),
-                data_offsets=(first, first + location.length * FLOAT_BYTES),
-            )
+            end = location.offset + location.length * FLOAT_BYTES
+            wanted = TensorPlace(dtype=torch.float32, shape=(location.length,), first=location.offset, end=end)
             if found[key] != wanted:
                 raise ValueError(f"{path}: {shown_value(key)} is {found[key]}; in the manifest: {wanted}")
-        _refuse_gaps(path, (each.data_offsets for each in found.values()), num_bytes=record.num_bytes - begin)
 
     def _path(self, name: str) -> str:
         return f"{self._manifest.id.folder}/{name}"
 
     def _changed(self, name: str) -> str:
         return f"{self._path(name)} does not have the bytes its manifest promises"
-
-
-def _tensors_of(header: bytearray) -> dict[str, _Tensor]:
-    """The tensors that a header describes. ValueError if it is none."""
-    values = parse_json(bytes(header))
-    if not isinstance(values, dict):
-        raise ValueError(f"it is {shown_value(values)}; allowed: an object")
-    return {key: record_from(_Tensor, value, where=f"{shown_value(key)}.") for key, value in values.items()}
 
 
 def _by_file(manifest: Manifest) -> dict[str, dict[str, FragmentLocation]]:
@@ -177,14 +143,3 @@ def _by_file(manifest: Manifest) -> dict[str, dict[str, FragmentLocation]]:
                 if found[location.file].setdefault(key, location) is not location:
                     raise ValueError(f"{location.file} holds two fragments of {shown_value(key)}")
     return found
-
-
-def _refuse_gaps(path: str, places: Iterable[tuple[int, int]], *, num_bytes: int) -> None:
-    """ValueError unless these places are all of the file's bytes after its header, each once."""
-    end = 0
-    for first, last in sorted(places):
-        if first != end:
-            raise ValueError(f"{path}: byte {min(first, end)} after its header is in two tensors or in none")
-        end = last
-    if end != num_bytes:
-        raise ValueError(f"{path} has {num_bytes} bytes after its header, its tensors have {end}")
