@@ -42,10 +42,14 @@ def parse_header(block: bytes) -> Header | None:
     name = _until_nul(block[:100])
     if kind == b"\0" and name.endswith(b"/"):
         kind = b"5"  # V7's way to mark a folder
-    if block[345] and block[257:262] == b"ustar" and block[257:265] != _GNU_MAGIC:
-        name = _until_nul(block[345:500]) + b"/" + name
+    refusal = ""
+    if block[345] and block[257:265] != _GNU_MAGIC:
+        if block[257:262] == b"ustar":
+            name = _until_nul(block[345:500]) + b"/" + name
+        else:
+            refusal = "its header has no format that has a prefix of the name, but a prefix, which some readers use"
     more = kind == b"S" and block[_MORE_BLOCKS] != 0
-    return Header(name=decoded(name), size=size, kind=kind, more_header_blocks=more)
+    return Header(name=decoded(name), size=size, kind=kind, more_header_blocks=more, refusal=refusal)
 
 
 def begins_again(block: bytes) -> Header | None:

@@ -48,6 +48,17 @@ def test_a_name_with_a_prefix() -> None:
     assert (header.name, header.size, header.kind) == (name, 7, b"0")
 
 
+def test_a_prefix_in_a_header_without_one_is_refused() -> None:
+    """tarfile uses it in headers of any format, other readers in those of ustar alone."""
+    changed = bytearray(block("name"))
+    changed[257:265] = bytes(8)
+    changed[345:350] = b"other"
+    changed[148:156] = b"%06o\0 " % (sum(changed[:148]) + 8 * 32 + sum(changed[156:]))
+    header = parse_header(bytes(changed))
+    assert header is not None
+    assert "no format that has a prefix" in header.refusal
+
+
 def test_gnu_headers_have_no_prefix() -> None:
     """GNU tar stores times where ustar has the prefix."""
     changed = bytearray(block("name", tar_format=tarfile.GNU_FORMAT))
