@@ -3,6 +3,7 @@
 POSIX.1-2017 "pax Interchange Format" and "ustar", the GNU tar manual's "Basic Tar Format", and Unix V7 before both.
 """
 
+import re
 import zlib
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ _USED = (b"path", b"size")
 _MOST_DIGITS = 19  # of a number of 64 bits
 _ADLER_BASE = 65521
 _GNU_MAGIC = b"ustar  \0"  # has no prefix field: times are in its place
+_NUMBERS = ((100, 108), (108, 116), (116, 124), (136, 148), (329, 337), (337, 345))  # mode, owner, group, time, device
+_OTHER_NUMBERS = "a number in its header is not octal, at which other readers stop"
+_PLAIN = re.compile(rb" *[0-7]* *(?:\0|$)")
 _MORE_BLOCKS = 482  # byte of a GNU sparse file's header: more blocks follow before its data
 
 
@@ -42,7 +46,7 @@ def parse_header(block: bytes) -> Header | None:
     name = _until_nul(block[:100])
     if kind == b"\0" and name.endswith(b"/"):
         kind = b"5"  # V7's way to mark a folder
-    refusal = ""
+    refusal = _OTHER_NUMBERS if not all(map(_is_plain, (block[begin:end] for begin, end in _NUMBERS))) else ""
     if block[345] and block[257:265] != _GNU_MAGIC:
         if block[257:262] == b"ustar":
             name = _until_nul(block[345:500]) + b"/" + name
@@ -100,6 +104,11 @@ def parse_pax(data: bytes) -> dict[str, str]:
 def decoded(name: bytes) -> str:
     """Bytes that are not UTF-8 become surrogate escapes, as Python does with file names."""
     return name.decode("utf-8", "surrogateescape")
+
+
+def _is_plain(field: bytes) -> bool:
+    """Whether every reader takes a field for a number, or for none."""
+    return _PLAIN.match(field) is not None or field[0] in (0x80, 0xFF)
 
 
 def _until_nul(field: bytes) -> bytes:

@@ -161,7 +161,7 @@ class _Headers:
             header.size = int(records.get("size") or header.size)
         if any(key.startswith("GNU.sparse.") for key in records):
             header.kind = b"S"
-        header.refusal = records.get(_REFUSAL, "")
+        header.refusal = records.get(_REFUSAL, header.refusal)
         if len(header.name) > MOST_NAME_BYTES:
             header.refusal = f"its name has {len(header.name)} characters, allowed: {MOST_NAME_BYTES}"
             header.name = header.name[:100]
@@ -174,6 +174,8 @@ class _Headers:
         if header.size > MAX_EXTENSION_BYTES:
             self._for_next[_REFUSAL] = f"its extended header has {header.size} bytes, allowed: {MAX_EXTENSION_BYTES}"
             return
+        if header.refusal:
+            self._for_next[_REFUSAL] = header.refusal
         data = self._pieces.take(header.size)
         if header.kind == b"L":
             self._for_next.setdefault("path", parse_long_name(data))

@@ -59,6 +59,19 @@ def test_a_prefix_in_a_header_without_one_is_refused() -> None:
     assert "no format that has a prefix" in header.refusal
 
 
+@pytest.mark.parametrize("begin", [100, 108, 116, 136, 329, 337])
+def test_numbers_at_which_other_readers_stop_are_refused(begin: int) -> None:
+    """tarfile takes such a header for the end of the archive."""
+    changed = bytearray(block("name"))
+    changed[begin : begin + 8] = b"99999999"
+    changed[148:156] = b"%06o\0 " % (sum(changed[:148]) + 8 * 32 + sum(changed[156:]))
+    with pytest.raises(tarfile.InvalidHeaderError):  # type: ignore[attr-defined]
+        tarfile.TarInfo.frombuf(bytes(changed), "utf-8", "surrogateescape")
+    header = parse_header(bytes(changed))
+    assert header is not None
+    assert "not octal" in header.refusal
+
+
 def test_gnu_headers_have_no_prefix() -> None:
     """GNU tar stores times where ustar has the prefix."""
     changed = bytearray(block("name", tar_format=tarfile.GNU_FORMAT))
