@@ -130,7 +130,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no files": (lambda path: resealed(path, lambda m: m.update(files={})), "is not among the checkpoint's files"),
     "an offset": (
         lambda path: resealed(path, lambda m: first_place(m).update(offset=first_place(m)["offset"] + 4)),
-        "'master:blocks.0.mlp.dense1.weight' is 'F32'",
+        "'master:blocks.0.mlp.dense1.weight' is [1184] of torch.float32 at bytes",
     ),
     "zeros": (
         lambda path: rank_file(path).write_bytes(bytes(20_000) + rank_file(path).read_bytes()[20_000:]),
