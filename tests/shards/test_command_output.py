@@ -1,19 +1,22 @@
 """Whatever a command or one of its workers says is escaped, and no line of it can pass for another message."""
 
 import logging
+import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 
 import pytest
 
 from shards.command_output import command_output
 from shards.terminal import Escaped
 from tests.rigs.hostile import HOSTILE, assert_harmless
-from tests.rigs.processes import program
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 WORKERS = """
 from shards.parallel import run_tasks
@@ -84,10 +87,11 @@ def test_no_message_has_a_line_that_passes_for_another() -> None:
 
 
 def test_the_output_of_workers_is_escaped() -> None:
-    ended = program(WORKERS)
-    assert_harmless(ended.output)
-    assert_harmless(ended.errors)
-    assert (ended.output.count("owned"), ended.errors.count("owned")) == (3, 6), ended
+    ended = subprocess.run([sys.executable, "-c", WORKERS], capture_output=True, check=True, cwd=CHECKOUT)
+    output, errors = ended.stdout.decode(), ended.stderr.decode()
+    assert_harmless(output)
+    assert_harmless(errors)
+    assert (output.count("owned"), errors.count("owned")) == (3, 6), (output, errors)
 
 
 def test_a_program_keeps_its_own_handlers() -> None:
