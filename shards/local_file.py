@@ -17,8 +17,8 @@ def read_local_file(path: str | Path, *, most_bytes: int) -> bytes:
     name = os.fspath(path)
     try:
         descriptor = open_regular(name, os.O_RDONLY | os.O_CLOEXEC)
-    except ValueError as error:  # a zero byte in the name
-        raise InvalidDataError(f"cannot read {name!r}: {error}") from None
+    except ValueError:
+        raise InvalidDataError(f"cannot read {name!r}: its name has a null byte") from None
     try:
         return read_whole(descriptor, name=name, most_bytes=most_bytes)
     finally:
@@ -42,5 +42,5 @@ def open_local_file(path: str | Path) -> BufferedReader:
     name = os.fspath(path)
     try:
         return open(name, "rb", opener=open_regular)
-    except ValueError as error:  # a zero byte in the name
-        raise InvalidDataError(f"cannot read {name!r}: {error}") from None
+    except ValueError:
+        raise InvalidDataError(f"cannot read {name!r}: its name has a null byte") from None
