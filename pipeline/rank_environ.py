@@ -14,7 +14,7 @@ from shards.errors import UserError
 LOOPBACK = "127.0.0.1"
 MOST_RANKS = 1 << 20
 _MOST_THREADS = 1 << 12
-_TODO = "torchrun, srun and --processes set it: start with one of them, or unset it"
+_ADVICE = "torchrun, srun and --processes set it: start with one of them, or unset it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +118,14 @@ def _tasks_on_this_node(environ: Mapping[str, str], num_ranks: int) -> int:
         if not found or not 1 <= int(found[1]) <= num_ranks or not 1 <= repeats <= num_ranks - len(counts):
             raise UserError(
                 f"the environment variable {name} is {shown_value(text)}; allowed: numbers of tasks such as 4(x2),3, "
-                f"of {num_ranks} tasks in all; {_TODO}"
+                f"of {num_ranks} tasks in all; {_ADVICE}"
             )
         counts += [int(found[1])] * repeats
     node = _number(environ, "SLURM_NODEID", 0, least=0, most=MOST_RANKS)
     return counts[node] if node < len(counts) else 0
 
 
-def _number(environ: Mapping[str, str], name: str, default: int, *, least: int, most: int, todo: str = _TODO) -> int:
+def _number(environ: Mapping[str, str], name: str, default: int, *, least: int, most: int, todo: str = _ADVICE) -> int:
     text = environ.get(name, "")
     if not text:
         return default

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pipeline.alone import join_alone
 from pipeline.bf16 import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
 from pipeline.config_values import Device
-from pipeline.rank_environ import LOOPBACK, place_from, refuse_for_deepspeed, threads_from
+from pipeline.rank_environ import LOOPBACK, Place, place_from, refuse_for_deepspeed, threads_from
 from pipeline.rendezvous import interface_towards, reach_store, serve_store
 from shards.errors import TransientError, UserError
 
@@ -24,15 +24,9 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class World(Place):
     """The processes of one run and this one's place among them."""
 
-    rank: int
-    num_ranks: int
-    local_rank: int
-    num_local_ranks: int
-    master_address: str
-    master_port: int
     device: torch.device
     num_threads: int
 
@@ -63,12 +57,7 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
     refuse_for_deepspeed(environ)
     place = place_from(environ)
     return World(
-        rank=place.rank,
-        num_ranks=place.num_ranks,
-        local_rank=place.local_rank,
-        num_local_ranks=place.num_local_ranks,
-        master_address=place.master_address,
-        master_port=place.master_port,
+        **vars(place),
         device=_device(device, place.local_rank),
         num_threads=threads_from(environ, num_local_ranks=place.num_local_ranks)
         or max(1, num_cpus // place.num_local_ranks),
