@@ -68,6 +68,8 @@ lint: .venv/.all ## Check style, types and shell scripts
 
 soak: .venv/.all ## Kill, stop and resume runs many times; each must end like the unbroken run
 	$(VENV)/bin/python -m tests.soak.kills
+	$(VENV)/bin/python -m tests.soak.kill_matrix
+	$(VENV)/bin/python -m tests.soak.writer_kills
 	$(VENV)/bin/python -m tests.soak.stops
 	$(VENV)/bin/python -m tests.soak.packing
 	$(VENV)/bin/python -m tests.soak.loader
@@ -84,11 +86,17 @@ bench-env: ## Make .venv-bench with the tools that benchmarks/ compares with
 	.venv-bench/bin/python -m pip --disable-pip-version-check install $(TORCH)
 	.venv-bench/bin/python -m pip --disable-pip-version-check install $(TORCH) --editable '.[bench]'
 
-bench: .venv/.all ## Compare steps, loader, order and S3 with other tools, an hour: make bench IMAGES=DIR [WORK=DIR]
+bench: .venv/.all ## Compare steps, checkpoints, loader and S3 with other tools, 100 minutes: make bench IMAGES=DIR [WORK=DIR]
 	@test -n "$(IMAGES)" || { echo "make bench: which photographs? IMAGES=folder of CLASS_anything.JPEG files (say, 500 of ImageNet)"; exit 1; }
 	@test -x .venv-bench/bin/python || { echo "make bench: the peers are missing (run: make bench-env)"; exit 1; }
 	$(VENV)/bin/python -m benchmarks.startup --out benchmarks/results/startup.json
 	$(VENV)/bin/python -m benchmarks.step --out benchmarks/results/step.json
+	$(VENV)/bin/python -m benchmarks.loop --rounds 5 --steps 2 --only s16 --out benchmarks/results/loop.json
+	$(VENV)/bin/python -m benchmarks.loop --rounds 5 --steps 1 --only s16 --batch 32 --out benchmarks/results/loop_batch32.json
+	$(VENV)/bin/python -m benchmarks.loop --rounds 5 --steps 2 --only ti4 --out benchmarks/results/loop_ti4.json
+	$(VENV)/bin/python -m benchmarks.checkpoint --out benchmarks/results/checkpoint.json
+	$(VENV)/bin/python -m benchmarks.checkpoint --rounds 3 --pairs 8 --model vit_b16 --out benchmarks/results/checkpoint_b16.json
+	$(VENV)/bin/python -m benchmarks.checkpoint --rounds 3 --pairs 8 --model vit_b16 --ranks 1 --out benchmarks/results/checkpoint_free_core.json
 	$(VENV)/bin/python -m benchmarks.kernels --out benchmarks/results/kernels.json
 	$(VENV)/bin/python -m benchmarks.order --out benchmarks/results/order.json
 	$(VENV)/bin/python -m benchmarks.loader --images "$(IMAGES)" --work "$(WORK)" --out benchmarks/results/loader.json

@@ -29,7 +29,7 @@ from jobs.processes import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
 from jobs.run_flags import RunOptions, take_run_flags
 from jobs.screen import put
-from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, Stage, recipes_of
+from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, WITH_SMOKE, Stage, recipes_of
 from jobs.streams import prepare_streams, use_utf8
 from jobs.threads import wait_quietly
 from jobs.warmup import with_warmup
@@ -106,7 +106,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         return _help(stage, words[0], default, everything="--help-all" in requested)
     job = _job(stage, default, words, extends="extend" in options.switches)
     if starts_ranks:
-        again = [stage, *words, *(f"--{switch}" for switch in options.switches)]
+        again = [stage, *words, *options.words()]
         return run_ranks(again, num_ranks=options.processes, environ=os.environ, run_dir=job.run_dir)
     return _start(stage, words[0], job, options, interrupts)
 
@@ -136,12 +136,21 @@ def _start(stage: str, word: str, job: Any, options: RunOptions, interrupts: Int
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # loaded once, not by every worker
     module = importlib.import_module(name)
     interrupts.works()
-    if stage == "demo":  # it starts its stages as processes, in this environment
+    if stage in ("demo", "verify-resume"):  # they start stages as processes, in this environment
         return int(module.run(job, environ=dict(os.environ)))
-    code = int(module.run(job, **dict.fromkeys(options.switches, True)))
+    code = int(module.run(job, **options.arguments(), **_origin(stage, word)))
     if code == exit_codes.CONTINUE and "TORCHELASTIC_ERROR_FILE" in os.environ:
         tell_torchrun(Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
     return code
+
+
+def _origin(stage: str, word: str) -> dict[str, Any]:
+    """Where the job is from, for the stages that put it on record."""
+    if stage not in WITH_SMOKE:
+        return {}
+    from jobs.origin import origin_of  # noqa: PLC0415 - which help can do without
+
+    return {"origin": origin_of(stage, word)}
 
 
 def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jobs import exit_codes
+from jobs.interrupts import AnsweredInExchanges
 from jobs.model_jobs import EvaluateJob
 from jobs.record import write_record
 from jobs.screen import put
@@ -34,9 +35,11 @@ def run(job: EvaluateJob) -> int:
         write_record(
             Path(job.run_dir), stage="evaluate", job=job
         )  # first, so that a folder that cannot be written to is refused now
-    with joined(world):
+    with AnsweredInExchanges(), joined(world):
         model = filled_model(weights).to(world.device)
-        scores = evaluate(model, dataset, job.data, labels=labels, loss=job.loss, world=world)
+        scores = evaluate(
+            model, dataset, job.data, labels=labels, loss=job.loss, world=world, label_weights=job.label_weights
+        )
     if not math.isfinite(scores.loss):
         raise InvalidDataError(
             f"the logits of {job.weights!r} are not finite (NaN or infinite) for images of {job.data.url!r}: the "

@@ -2,11 +2,14 @@
 
 from jobs import pretrain
 from pipeline.training.config import TrainingJob
+from pipeline.training.run import NO_STEPS
+from pipeline.training.starts import NO_ORIGIN, Origin
 from shards.errors import UserError
 
 
-def run(job: TrainingJob, *, extend: bool = False) -> int:
-    """Runs a fine-tuning job, which must name its initial weights. `extend`: as in pre-training."""
+def run(job: TrainingJob, *, extend: bool = False, profile: range = NO_STEPS, origin: Origin = NO_ORIGIN) -> int:
+    """Runs a fine-tuning job, which must name its initial weights. `extend`, `profile` and `origin`: as in
+    pre-training."""
     if not job.initial.weights:
         raise UserError("--initial.weights is missing: give the weights/ folder of a finished run (RUN/weights)")
-    return pretrain.run(job, stage="finetune", extend=extend)
+    return pretrain.run(job, stage="finetune", extend=extend, profile=profile, origin=origin)

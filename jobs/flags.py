@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from shards.config_values import without_none, without_range
 
 _PLACES = {
-    "run_dir": "DIR",
+    **dict.fromkeys(("run_dir", "run", "dir", "folder"), "DIR"),
     "url": "URL",
     "against": "URL",
     "part": "I/N",

@@ -17,7 +17,7 @@ from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_text
 
-__all__ = ["ImportJob", "refuse_misplaced", "run"]
+__all__ = ["ImportJob", "labels_in_file", "refuse_misplaced", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -81,15 +81,18 @@ def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str,
     if not job.labels_file:
         is_known = len(weights.labels) == config.num_classes and not job.new_head
         return weights.labels if is_known else tuple(str(number) for number in range(config.num_classes))
+    return labels_in_file(job.labels_file, num_classes=config.num_classes)
+
+
+def labels_in_file(path: str, *, num_classes: int) -> tuple[str, ...]:
+    """The names of a head's classes, one per line of a file. UserError unless there are as many, each once."""
     try:
-        labels = tuple(read_local_text(job.labels_file, most_bytes=MOST_DESCRIPTION_BYTES).splitlines())
+        labels = tuple(read_local_text(path, most_bytes=MOST_DESCRIPTION_BYTES).splitlines())
     except (OSError, InvalidDataError) as error:
+        raise UserError(f"--labels-file {path!r} cannot be read ({error}); give one name per line") from error
+    if len(labels) != num_classes or len(set(labels)) != len(labels):
         raise UserError(
-            f"--labels-file {job.labels_file!r} cannot be read ({error}); give one name per line"
-        ) from error
-    if len(labels) != config.num_classes or len(set(labels)) != len(labels):
-        raise UserError(
-            f"--labels-file {job.labels_file!r} has {len(labels)} names, {len(set(labels))} different ones; "
-            f"the head has {config.num_classes} classes: give as many, each once"
+            f"--labels-file {path!r} has {len(labels)} names, {len(set(labels))} different ones; "
+            f"the head has {num_classes} classes: give as many, each once"
         )
     return labels

@@ -1,4 +1,5 @@
-"""What Ctrl-C and TERM do to a command. A training run handles signals itself (training/signals.py).
+"""What Ctrl-C, TERM, and Slurm's USR1 and USR2 do to a command. A training run handles signals itself
+(training/signals.py).
 
 While a command loads, the first signal ends it at once. While it works, the first signal is raised as
 KeyboardInterrupt, so that half-written files are cleaned up; a second signal, or 10 s, end it at once.
@@ -13,8 +14,9 @@ from typing import Any, Self
 
 from pipeline.training.signals import install
 from pipeline.training.stopping import DEADLINE_SECONDS, end_now, say
+from pipeline.training.wakeup import SignalWatcher
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 SHELL_ADDS = 128  # to a signal's number, as the exit code of a process that it ended
 
 
@@ -27,7 +29,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def exit_code_of(interrupt: KeyboardInterrupt) -> int:
-    """130 after Ctrl-C, 143 after TERM, as in shells."""
+    """130 after Ctrl-C, 143 after TERM, 138 after USR1 and 140 after USR2, as in shells."""
     return SHELL_ADDS + getattr(interrupt, "number", signal.SIGINT)
 
 
@@ -73,3 +75,38 @@ class Interrupts:
             with suppress(OSError):
                 os.write(2, b"\r  \r")  # over the ^C that the terminal has echoed
         raise self.interrupt
+
+
+class AnsweredInExchanges:
+    """Context manager for ranks that wait for each other: in an exchange, Python runs no handler. Inside, a signal ends
+    the command 10 s later, and the second one at once, even if the exchange never ends.
+
+    Outside the main thread it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._watcher: SignalWatcher | None = None
+        self._first = 0
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._watcher = SignalWatcher(self._notice, name="interrupts")
+            self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watcher:
+            self._watcher.stop()
+
+    def _notice(self, numbers: bytes) -> float | None:
+        if not numbers:
+            say("interrupted; run the same command to start again")
+            end_now(SHELL_ADDS + self._first)
+        for number in numbers:
+            if number in _SIGNALS:
+                if self._first:
+                    end_now(SHELL_ADDS + number)
+                self._first = number
+        return DEADLINE_SECONDS if self._first else None

@@ -7,9 +7,10 @@ old behaviour; recipes and flags turn the new one on.
 
 from collections.abc import Mapping
 
+_PICTURES = ("norms_every_steps", "similarity_every_steps")  # they change what is shown, not what is trained
 LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
-    "TrainingJob": ("label_smoothing", "ema_decay", "threads"),
-    "DataConfig": ("mix", "randaugment", "mixup", "reading", "allow_other_decoder"),
+    "TrainingJob": ("label_smoothing", "ema_decay", "threads", "hang", "guard", "loggers", *_PICTURES),
+    "DataConfig": ("mix", "randaugment", "mixup", "reading", "allow_other_decoder", "label_weights"),
     "AugmentConfig": ("antialias", "scaled_decode"),
     "EvaluationTransform": ("antialias",),
     "ModelConfig": (
@@ -21,12 +22,21 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         "layer_norm_epsilon",
         "gelu",
         "resnet_epsilons",
+        "stochastic_depth",
     ),
-    "OptimizerConfig": ("decay_scale", "head_decay"),
-    "EngineConfig": ("compile", "activation_checkpointing"),
+    "OptimizerConfig": ("decay_scale", "head_decay", "layer_decay", "freeze_backbone"),
+    "ScheduleConfig": ("cooldown_steps", "timescale", "stair_steps", "stair_factor"),
+    "CheckpointConfig": (
+        *("asynchronous", "when_busy", "max_failed"),
+        *("every_seconds", "auto_interval", "failures_per_node_day", "keep_best"),
+    ),
+    "EngineConfig": (
+        *("compile", "activation_checkpointing", "reduce_precision", "check_gradients", "allow_deepspeed"),
+        "deterministic",
+    ),
     "PackJob": ("labels_file", "limits", "dedup", "resize", "description", "licence", "run_dir"),
     "IndexJob": ("description", "licence"),
-    "EvaluateJob": ("threads", "json"),
+    "EvaluateJob": ("threads", "json", "label_weights"),
     "FlatSource": ("labels_csv", "file_column", "label_column", "separator"),
     "VerifyJob": ("workers", "run_dir"),
 }

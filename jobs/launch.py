@@ -76,8 +76,11 @@ class Ranks:
         return bool(self.failed)
 
 
-def start_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], log_dir: Path) -> Ranks:
-    """`patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, the others write to log_dir/rank-N.log.
+def start_ranks(
+    words: list[str], *, num_ranks: int, environ: Mapping[str, str], log_dir: Path, is_quiet: bool = False
+) -> Ranks:
+    """`patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, unless `is_quiet`; the others write to
+    log_dir/rank-N.log.
 
     Each rank has its own session, so Ctrl-C does not reach it: the caller passes signals on. If the caller is killed,
     the ranks get a TERM, save and end.
@@ -89,7 +92,8 @@ def start_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str],
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(num_ranks):
-            one = _start(words, rank=rank, environ=shared, log_dir=log_dir, preexec=end_with_this)
+            log_file = log_of(log_dir, rank) if rank or is_quiet else None
+            one = _start(words, rank=rank, environ=shared, log_file=log_file, preexec=end_with_this)
             processes.append(one)
     except BaseException:  # an interrupt, or no more processes
         Ranks(processes=tuple(processes)).kill()
@@ -98,12 +102,12 @@ def start_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str],
 
 
 def _start(
-    words: list[str], *, rank: int, environ: Mapping[str, str], log_dir: Path, preexec: Callable[[], None]
+    words: list[str], *, rank: int, environ: Mapping[str, str], log_file: Path | None, preexec: Callable[[], None]
 ) -> subprocess.Popen[bytes]:
     """One rank, in a session of its own."""
     own = {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     command = [sys.executable, "-P", "-m", "jobs.cli", *words]  # -P: the current folder may have a jobs/, too
-    with _later_signals(), log_of(log_dir, rank).open("ab") if rank else nullcontext() as log:
+    with _later_signals(), log_file.open("ab") if log_file else nullcontext() as log:
         return subprocess.Popen(
             command,
             env=own,
@@ -125,7 +129,7 @@ def _later_signals() -> Iterator[None]:
 
 
 def log_of(log_dir: Path, rank: int) -> Path:
-    """The log of a rank above 0."""
+    """The log of a rank that has not the terminal."""
     return log_dir / f"rank-{rank}.log"
 
 

@@ -3,17 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-from jobs.resolve import PLAN, default_job, is_file, stages_of
+from jobs.resolve import OF_TRAINING, PLAN, default_job, is_file, stages_of
 from jobs.stages import PATH, RECIPE, STAGES, URL
 from shards.errors import UserError
 
-SHOWN = tuple(name for name, stage in STAGES.items() if stage.second in (RECIPE, URL, PATH) and name != PLAN)
+SHOWN = tuple(name for name, stage in STAGES.items() if stage.second in (RECIPE, URL, PATH) and name not in OF_TRAINING)
 
 
 def split_stage(words: list[str]) -> tuple[str, list[str]]:
     """The stage in the first word (empty: none), and the words after it."""
-    if words and words[0] == PLAN:
-        raise UserError("a plan has no job of its own; leave out the word plan")
+    if words and words[0] in OF_TRAINING:
+        what = "a plan" if words[0] == PLAN else words[0]
+        raise UserError(f"{what} has no job of its own; leave out the word {words[0]}")
     return (words[0], words[1:]) if words and words[0] in SHOWN else ("", words)
 
 

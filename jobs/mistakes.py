@@ -101,6 +101,8 @@ _STAGES = {
     "check": "verify",
     "validate": "verify",
     "convert": "export",
+    "extract": "weights",
+    "consolidate": "weights",
     "load": "import",
     "save": "export",
     "cost": "plan",
@@ -108,6 +110,11 @@ _STAGES = {
     "create": "pack",
     "prepare": "pack",
     "config": "show",
+    "list": "ls",
+    "runs": "ls",
+    "status": "ls",
+    "env": "doctor",
+    "info": "doctor",
 }
 
 

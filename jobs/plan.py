@@ -1,27 +1,48 @@
 """`patchline plan`: what a training recipe costs, before anything is packed, booked or started."""
 
+import json
+import re
+from dataclasses import asdict
+
 from rich.table import Table
 
 from jobs import exit_codes
 from jobs.model_jobs import PlanJob
-from jobs.screen import show_table
+from jobs.screen import put, show_table
 from pipeline.training.cost import Cost, cost_of
+from pipeline.training.forecast import COPY_BYTES_PER_SECOND, Forecast, forecast
+from shards.errors import UserError
+from shards.quantities import duration, plural, size
 from shards.terminal import printable_name
 
-__all__ = ["PlanJob", "operations", "rows_of", "run"]
+__all__ = ["PlanJob", "forecast_rows", "operations", "rows_of", "run"]
 
 _LEAST_SHOWN = 0.001
+_LEAST_GIGABYTES, _LEAST_DAYS = 10**7, 0.1
+_SECONDS_A_DAY = 86_400
+_OF_TRAINING = re.compile(r"--(?=global-batch|micro-batch|data\.|engine\.)")
 Rows = list[tuple[str, str]]
 
 
 def run(job: PlanJob) -> int:
-    """Prints the table."""
+    """Prints the table, or one JSON object."""
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
+    found = None
+    if job.gpu:
+        try:
+            found = forecast(
+                job.training, cost, gpu=job.gpu, num_gpus=job.num_gpus, mfu=job.mfu, num_classes=job.num_classes
+            )
+        except UserError as error:
+            raise UserError(_in_plan(str(error))) from None
+    if job.json:
+        put(json.dumps({"cost": asdict(cost), "forecast": asdict(found) if found else None}, allow_nan=False) + "\n")
+        return exit_codes.DONE
     title = printable_name(f"patchline plan {job.recipe}".rstrip())
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in rows_of(job, cost):
+    for name, value in [*rows_of(job, cost), *(forecast_rows(found) if found else [])]:
         table.add_row(name, printable_name(value))
     show_table(table)
     return exit_codes.DONE
@@ -34,19 +55,72 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
     classes = model.num_classes or job.num_classes
     labels = f"{classes:,} classes" if classes else "classes not known (--num-classes)"
     head = f"{cost.num_head_parameters:,} of them in the head" if classes else "without the head"
+    passes = (
+        "one forward pass, and the head's gradients" if training.optimizer.freeze_backbone else "three forward passes"
+    )
     epochs = f"{cost.num_epochs:,.2f}" if cost.num_epochs is not None else "not known (--num-images)"
     return [
         ("model", f"{model.name} at {model.image_size} px"),
         ("dataset", f"{job.dataset or 'yours'}: {images}, {labels}"),
         ("parameters", f"{cost.num_parameters:,} ({head})"),
         ("forward, per image", _flops_of_forward(cost.forward_flops)),
-        ("training, per image", f"{_flops_of_training(cost.train_flops)} (three forward passes)"),
+        ("training, per image", f"{_flops_of_training(cost.train_flops)} ({passes})"),
         ("steps", f"{cost.num_steps:,} of {training.global_batch:,} images"),
         ("epochs", epochs),
         ("images seen", f"{cost.num_images_seen:,}"),
         ("the whole run", operations(cost.total_exaflops)),
         (f"for {job.days:g} days", _required_rate(cost)),
     ]
+
+
+def forecast_rows(found: Forecast) -> Rows:
+    """More rows, for a plan on GPUs."""
+    plan, memory, budget = found.fit.plan, found.fit.memory, found.budget
+    parts = {
+        "weights": memory.weights,
+        "gradients and buffers": memory.gradients,
+        "fp32 masters": memory.masters,
+        "optimiser's moments": memory.moments,
+        "EMA": memory.average,
+        "images": memory.images,
+        "activations": memory.activations,
+        "reserve": budget.reserve_bytes,
+        "free": budget.bytes - memory.peak,
+    }
+    doubt = f"; {_in_plan(found.fit.reason)}" if found.fit.is_warning else ""
+    rate = f"{found.images_per_second:,.0f} images/s at {found.mfu:.0%} of nominal operations (--mfu)"
+    stall = f"{found.stall_seconds:,.3f} s" if found.stall_seconds >= _LEAST_SHOWN else "less than 1 ms"
+    return [
+        (f"on {plan.num_ranks:,} x {found.gpu}", f"{budget.total_bytes / 1e9:,.1f} GB of memory on each"),
+        *((f"  {name}", _gigabytes(num_bytes)) for name, num_bytes in parts.items() if num_bytes),
+        (
+            "micro-batch",
+            f"{plan.micro_batch:,} x {plural(plan.accumulation, 'pass')} x {plural(plan.num_ranks, 'rank')}{doubt}",
+        ),
+        ("predicted rate", rate),
+        ("predicted time", f"{_days(found.days)}, without evaluation, checkpoints and restarts"),
+        ("checkpoint", f"{size(found.checkpoint_bytes)}, {_gigabytes(memory.state)} per rank"),
+        (
+            "  stall",
+            f"{stall} for the copy of a rank's state at {COPY_BYTES_PER_SECOND / 1e9:.0f} GB/s",
+        ),
+    ]
+
+
+def _gigabytes(num_bytes: int) -> str:
+    """In GB, or in a smaller unit if two decimals of a GB would say little."""
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= _LEAST_GIGABYTES else size(num_bytes)
+
+
+def _days(days: float) -> str:
+    if days >= _LEAST_DAYS:
+        return f"{days:,.2f} days"
+    return duration(days * _SECONDS_A_DAY) if days * _SECONDS_A_DAY >= 1 else "less than 1 s"
+
+
+def _in_plan(text: str) -> str:
+    """With the names that the flags of the training job have here."""
+    return _OF_TRAINING.sub("--training.", text)
 
 
 def operations(exaflops: float) -> str:

@@ -5,7 +5,9 @@ from pathlib import Path
 from jobs import exit_codes
 from jobs.record import write_record
 from pipeline.training.config import TrainingJob
-from pipeline.training.run import Ending, train
+from pipeline.training.run import NO_STEPS, Ending, RunRecord, train
+from pipeline.training.starts import NO_ORIGIN, Origin
+from pipeline.training.step_trace import refuse_later_steps
 from pipeline.world import current_world
 from shards.errors import StorageError, UnreachableError
 
@@ -17,12 +19,26 @@ _CODES = {
 }
 
 
-def run(job: TrainingJob, *, stage: str = "pretrain", extend: bool = False) -> int:
+def run(
+    job: TrainingJob,
+    *,
+    stage: str = "pretrain",
+    extend: bool = False,
+    profile: range = NO_STEPS,
+    origin: Origin = NO_ORIGIN,
+) -> int:
     """Runs one training stage; the exit code says whether it is done or to be continued. `extend`: the job may have
-    more steps than the run that it continues."""
+    more steps than the run that it continues. `profile`: the steps to trace. `origin`: where the job is from."""
+    refuse_later_steps(profile, num_steps=job.steps)
     world, run_dir = current_world(job.device, threads=job.threads), Path(job.run_dir)
     try:
-        ending = train(job, world, write_record=lambda job: write_record(run_dir, stage=stage, job=job), extend=extend)
+        ending = train(
+            job,
+            world,
+            record=RunRecord(write=lambda job: write_record(run_dir, stage=stage, job=job), origin=origin),
+            extend=extend,
+            profile=profile,
+        )
     except UnreachableError as error:
         if not (run_dir / "job.yaml").exists():
             raise

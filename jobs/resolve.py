@@ -9,17 +9,20 @@ from jobs.mistakes import unknown_recipe
 from jobs.own_recipes import is_own, own_job
 from jobs.recipes.smoke import SUFFIX, smoke
 from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE, job_class, recipes_of
+from jobs.warmup import shortened
 from shards.errors import UserError
 
-PLAN = "plan"  # takes the second words of the training stages, and has no files of its own
+PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take the words of training; have no files of their own
 _TRAINING = WITH_SMOKE
-WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.second == RECIPE and name != PLAN)
+_TRIAL_STEPS = 20  # of verify-resume, without --steps
+WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.second == RECIPE and name not in OF_TRAINING)
 
 
 def default_job(stage: str, word: str) -> Any:
     """The job that a stage's second word stands for. UserError if it stands for no job of this stage."""
-    if stage == PLAN:
-        return _plan_job(word)
+    if stage in OF_TRAINING:
+        job = _job_of_training(stage, word)
+        return job if stage == PLAN else shortened(job, steps=_TRIAL_STEPS)
     if stage in WITH_RECIPES:
         record = Path(word) / "job.yaml"  # RUN stands for RUN/job.yaml, unless a recipe has this name
         is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()
@@ -52,23 +55,29 @@ def stages_of(word: str) -> tuple[str, ...]:
     return tuple(stage for stage, kind in kinds.items() if isinstance(job, kind))
 
 
-def _plan_job(word: str) -> Any:
-    recipes = recipes_of(PLAN)
+def _job_of_training(of: str, word: str) -> Any:
+    """The job of a plan or a trial, of any training job."""
+    recipes = recipes_of(of)
     if word in recipes:
         return recipes[word]()
     stages = stages_of(word)
     training = [stage for stage in _TRAINING if stage in stages]
     if training:
         job = file_job(training[0], Path(word)) if is_file(word) else recipe_job(training[0], word)
+        if of == VERIFY_RESUME:
+            from jobs.recipes.verify_resume import of_training as trial_of  # noqa: PLC0415 - loads every recipe
+
+            return trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
         from jobs.recipes.plan import of_training  # noqa: PLC0415 - loads every recipe's module
 
         return of_training(word, job)
     if stages:
         what = "record" if is_file(word) else "recipe"
-        raise UserError(f"{word} is a {what} of the stage {stages[0]!r}; a plan is of {' or '.join(_TRAINING)}")
+        wanted = "a plan is" if of == PLAN else "verify-resume takes those"
+        raise UserError(f"{word} is a {what} of the stage {stages[0]!r}; {wanted} of {' or '.join(_TRAINING)}")
     if is_file(word):
         raise UserError(f"{word} names neither a stage nor a recipe; add `recipe: NAME`, or `stage: {_TRAINING[0]}`")
-    raise unknown_recipe(word, PLAN, list(recipes_of(PLAN)))
+    raise unknown_recipe(word, of, list(recipes))
 
 
 def is_file(word: str) -> bool:

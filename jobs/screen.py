@@ -2,6 +2,7 @@
 
 import select
 import sys
+import textwrap
 from typing import TYPE_CHECKING, TextIO
 
 from shards.terminal import printable_name, unescaped
@@ -10,12 +11,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH = 80
+_INDENT = "    "
 
 
 def fitted(text: str, width: int = WIDTH) -> str:
     """The text in at most `width` columns, control characters escaped; the middle of a long text is left out."""
     from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - not needed for help
 
+    if len(text) > 16 * width:  # of a text of megabytes only the ends are looked at
+        text = f"{text[: 8 * width]}…{text[-8 * width :]}"
     shown = printable_name(text)
     if cell_len(shown) <= width:
         return shown
@@ -25,6 +29,20 @@ def fitted(text: str, width: int = WIDTH) -> str:
     while cell_len(tail) > last:
         tail = tail[1:]
     return f"{set_cell_size(shown, first).rstrip()}…{tail}"
+
+
+def wrapped(text: str, width: int = WIDTH, *, most_lines: int = 4) -> list[str]:
+    """The text in as many lines as it needs, but not more than a few, control characters escaped; those below the first
+    are indented. What is left out is at its end."""
+    shown = printable_name(text[: most_lines * width])
+    if fitted(shown, width) == shown and shown == printable_name(text):
+        return [shown]
+    inner = width - len(_INDENT)
+    parts = textwrap.wrap(shown, inner, break_on_hyphens=False) or [""]
+    kept = parts[:most_lines]
+    if len(parts) > most_lines or len(text) > most_lines * width:
+        kept[-1] = f"{kept[-1][: inner - 1]}…"
+    return [f"{_INDENT * (at > 0)}{fitted(part, inner)}" for at, part in enumerate(kept)]
 
 
 def put(text: str) -> None:

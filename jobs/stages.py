@@ -11,7 +11,7 @@ from typing import Any
 
 RECIPE, URL, PATH = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml"
 WEIGHTS = "WEIGHTS IMAGE..."  # the second word, and the words after it without a flag
-JOB = "RECIPE|FILE|RUN"
+JOB, RUN = "RECIPE|FILE|RUN", "RUN"
 WITH_SMOKE = ("pretrain", "finetune")
 
 
@@ -154,12 +154,14 @@ STAGES = {
         examples=("predict runs/digits/weights a.png b.jpg --top 3", "predict runs/digits photos/*.jpg --json"),
     ),
     "plan": Stage(
-        summary="show what a recipe costs: parameters, operations, images/s",
+        summary="show what a recipe costs: parameters, operations, memory, days",
         second=RECIPE,
         module="jobs.plan",
         job=("jobs.model_jobs", "PlanJob"),
         recipes="jobs.recipes.plan",
         usual=(
+            "--gpu",
+            "--num-gpus",
             "--days",
             "--num-images",
             "--num-classes",
@@ -168,7 +170,64 @@ STAGES = {
             "--training.model.name",
             "--training.model.image-size",
         ),
-        examples=("plan vit_h14_jft --days 30", "plan runs/digits/job.yaml"),
+        examples=("plan vit_h14_jft --gpu h100 --num-gpus 64", "plan runs/digits/job.yaml --days 30"),
+    ),
+    "verify-resume": Stage(
+        summary="kill a short run of a recipe, continue it, and compare every bit",
+        second=RECIPE,
+        module="jobs.verify_resume",
+        job=("jobs.model_jobs", "VerifyResumeJob"),
+        recipes="jobs.recipes.verify_resume",
+        loads_torch=True,
+        required=("--data.url",),
+        usual=(
+            "--steps",
+            "--kills",
+            "--ranks",
+            "--stages",
+            "--compare",
+            "--tolerance",
+            "--run-dir",
+            "--keep",
+            "--json",
+            "--initial.weights",
+            "--global-batch",
+            "--checkpoint.every-steps",
+            "--engine.deterministic",
+            "--device",
+        ),
+        examples=(
+            "verify-resume vit_b16_i1k --data.url data/imagenet --run-dir /shared --ranks 8",
+            "verify-resume digits_smoke --data.url data/digits --ranks 1 2 --stages 1 2 3",
+        ),
+    ),
+    "ls": Stage(
+        summary="list the runs in a folder: state, step, loss, accuracy, speed",
+        second="DIR",
+        module="jobs.ls",
+        job=("jobs.model_jobs", "LsJob"),
+        required=("--dir",),
+        examples=("ls runs", "ls runs --sort accuracy", "ls /shared/runs --json"),
+    ),
+    "report": Stage(
+        summary="show what a run did: curves, time, restarts; write report.html",
+        second=RUN,
+        module="jobs.report",
+        job=("jobs.model_jobs", "ReportJob"),
+        required=("--run",),
+        examples=("report runs/digits", "report runs/digits --out digits.html"),
+    ),
+    "weights": Stage(
+        summary="take the weights out of any checkpoint of a run",
+        second=RUN,
+        module="jobs.weights",
+        job=("jobs.model_jobs", "WeightsJob"),
+        required=("--run", "--out"),
+        examples=(
+            "weights runs/digits --out weights/digits-newest",
+            "weights runs/digits --step 275 --raw --out weights/digits-275",
+            "weights runs/digits --best --out weights/digits-best",
+        ),
     ),
     "import": Stage(
         summary="import weights from .npz, timm or Hugging Face",
@@ -185,6 +244,13 @@ STAGES = {
         job=("jobs.model_jobs", "ExportJob"),
         required=("--path", "--out"),
         examples=("export runs/digits/weights --out digits_hf --format hugging_face",),
+    ),
+    "doctor": Stage(
+        summary="check this machine: GPU, decoder, disk, memory, versions, S3",
+        second="",
+        module="jobs.doctor",
+        job=("jobs.model_jobs", "DoctorJob"),
+        examples=("doctor", "doctor --folder /shared/runs --s3-url s3://bucket/prefix", "doctor --json"),
     ),
     "demo": Stage(
         summary="run the whole pipeline on real images in five minutes",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.training.config import TrainingJob
 from shards.config_values import whole_number
@@ -12,6 +12,7 @@ from shards.errors import UserError
 if TYPE_CHECKING:
     from jobs.yaml_tree import Tree
 
+Job = TypeVar("Job", bound=TrainingJob)
 _STEPS, _WARMUP, _RUN_DIR = "--{}steps", "--{}schedule.warmup-steps", "--run-dir"
 
 
@@ -52,6 +53,15 @@ def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, 
     note = f"warm-up scaled from {own} to {_steps(warmup)}: the run has {steps} of the recipe's {recipe.steps} steps"
     may_stay = own < steps or recipe.schedule.decay == "constant"
     return _warmed_up(recipe, warmup), f"{note} ({keep} keeps it)" if may_stay else note
+
+
+def shortened(job: Job, *, steps: int) -> Job:
+    """The job with at most these steps, and a warm-up and a cooldown in proportion."""
+    if job.steps <= steps:
+        return job
+    fitted, _ = scaled(job, steps=steps, keep="")
+    cooldown = min(steps - fitted.schedule.warmup_steps, round(job.schedule.cooldown_steps * steps / job.steps))
+    return replace(job, schedule=replace(fitted.schedule, cooldown_steps=cooldown), steps=steps)
 
 
 def _steps(number: int) -> str:

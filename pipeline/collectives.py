@@ -1,6 +1,7 @@
 """Small exchanges between ranks: JSON in uint8 tensors (object collectives would unpickle) and tiny reductions."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -43,6 +44,19 @@ def sums(values: list[float], *, device: torch.device) -> list[float]:
     total = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return [float(x) for x in total.tolist()]
+
+
+def second_group() -> dist.ProcessGroup:
+    """Another group of all ranks, with the timeout of the first: torch would give it 10 minutes on GPUs. Collective."""
+    first = dist.distributed_c10d._get_default_group()
+    (timeout,) = timeouts(first)
+    group: dist.ProcessGroup = dist.new_group(timeout=timeout)
+    return group
+
+
+def timeouts(group: dist.ProcessGroup) -> set[timedelta]:
+    """After how long an exchange in a group fails, on each kind of device."""
+    return {group._get_backend(device).options._timeout for device in group._device_types}
 
 
 def _encode(value: object, device: torch.device) -> torch.Tensor:

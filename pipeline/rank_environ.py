@@ -28,6 +28,11 @@ class Place:
     master_address: str
     master_port: int
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the run, if each but the last has as many ranks as this one."""
+        return -(-self.num_ranks // self.num_local_ranks)
+
 
 def place_from(environ: Mapping[str, str]) -> Place:
     """The place that an environment describes. UserError if a value is missing or wrong.

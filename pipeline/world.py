@@ -2,6 +2,8 @@
 environment; pipeline/rank_environ.py says what it means."""
 
 import os
+import re
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,25 +12,32 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # its stub does not export it
 
 from pipeline.alone import join_alone
 from pipeline.bf16 import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
 from pipeline.config_values import Device
+from pipeline.determinism import use_deterministic_kernels
+from pipeline.device_agreement import Claim, agree_on_device
+from pipeline.devices import choose_device, gpus_from
 from pipeline.rank_environ import LOOPBACK, Place, place_from, refuse_for_deepspeed, threads_from
 from pipeline.rendezvous import interface_towards, reach_store, serve_store
 from shards.errors import TransientError, UserError
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # of ranks without a heartbeat; training has its own
 _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+_GLOO_PLACE = re.compile(r"^\[\S*gloo\S*:\d+\] ")  # file and line of its source
 _CPUINFO = Path("/proc/cpuinfo")
+_GPU_FILES = Path("/dev"), "nvidia[0-9]*"
 
 
 @dataclass(frozen=True, kw_only=True)
 class World(Place):
-    """The processes of one run and this one's place among them."""
+    """The processes of one run and this one's place among them. `device_reason`: why it has this device."""
 
     device: torch.device
     num_threads: int
+    device_reason: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_ranks:
@@ -43,9 +52,12 @@ class World(Place):
 def current_world(device: Device = "auto", *, threads: int = 0) -> World:
     """This process's world, from the environment of torchrun or srun; alone if neither started it.
 
-    `threads`: of each rank; 0: as `world_from` says.
+    `threads`: of each rank; 0: as `world_from` says. From here on, CUDA is used on this rank's GPU only: whatever is
+    asked of it before would take memory on the first GPU.
     """
     world = world_from(os.environ, device=device, num_cpus=len(os.sched_getaffinity(0)))
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
     return replace(world, num_threads=threads or world.num_threads)
 
 
@@ -56,9 +68,21 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
     """
     refuse_for_deepspeed(environ)
     place = place_from(environ)
+    folder, pattern = _GPU_FILES
+    choice = choose_device(
+        device,
+        place.local_rank,
+        gpus_from(
+            environ,
+            sorted(str(path) for path in folder.glob(pattern)),
+            num_visible=torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0,
+            build=torch.version.cuda or "",
+        ),
+    )
     return World(
         **vars(place),
-        device=_device(device, place.local_rank),
+        device=choice.device,
+        device_reason=choice.reason,
         num_threads=threads_from(environ, num_local_ranks=place.num_local_ranks)
         or max(1, num_cpus // place.num_local_ranks),
     )
@@ -71,21 +95,37 @@ def bf16_of(device: torch.device) -> Bf16:
     return bf16_of_cpu(flags_of(_CPUINFO.read_text() if _CPUINFO.exists() else ""), os.environ)
 
 
-def enter(world: World) -> None:
-    """Joins the process group and sets the number of threads, which torchrun and srun would set differently."""
+def set_defaults(values: Mapping[str, str]) -> None:
+    """Sets what a library is about to read from the environment, unless the user has set it."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
+def fix_kernels(world: World) -> None:
+    """From now on, this process takes only kernels of its GPU that compute the same bits again; CPUs always do."""
+    if world.device.type == "cuda":
+        use_deterministic_kernels(os.environ)
+
+
+def enter(world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT) -> None:
+    """Joins the process group and sets the number of threads, which torchrun and srun would set differently.
+
+    `timeout`: after which an exchange between ranks fails. UserError if the ranks do not fit together.
+    """
     torch.set_num_threads(world.num_threads)
     if world.device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed would pick a GPU it sees, whatever the model's device is
     else:
         torch.cuda.set_device(world.device)
-    os.environ["LOCAL_RANK"] = str(world.local_rank)  # DeepSpeed insists on it
+    # DeepSpeed insists on it, and takes it for the number of the GPU.
+    os.environ["LOCAL_RANK"] = str(world.local_rank if world.device.index is None else world.device.index)
     if world.num_ranks == 1:
         join_alone()
     else:
-        _meet(world)
+        _meet(world, timeout)
 
 
-def _meet(world: World) -> None:
+def _meet(world: World, timeout: timedelta) -> None:
     """Joins the other ranks. Only the addresses that they share are listened on (pipeline/rendezvous.py)."""
     address, port = world.master_address, world.master_port
     os.environ.setdefault(_GLOO_INTERFACE, interface_towards(address))  # read for every group, DeepSpeed's too
@@ -93,16 +133,27 @@ def _meet(world: World) -> None:
         os.environ.setdefault(_NCCL_INTERFACE, "lo")
     # Under torchrun its agent serves the store: rank 0 is a client, too.
     serves = world.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    open_store = serve_store if serves else reach_store
+    store = PrefixStore(  # torchrun's store outlives the ranks that it restarts
+        f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        open_store(address, port, num_ranks=world.num_ranks, timeout=timeout),
+    )
+    agree_on_device(store, _claim(world), num_ranks=world.num_ranks)
     # Rank and size are arguments: in the environment, processes started from here would take them for their own.
     dist.init_process_group(
         "nccl" if world.device.type == "cuda" else "gloo",
-        store=(serve_store if serves else reach_store)(
-            address, port, num_ranks=world.num_ranks, timeout=COLLECTIVE_TIMEOUT
-        ),
+        store=store,
         rank=world.rank,
         world_size=world.num_ranks,
-        timeout=COLLECTIVE_TIMEOUT,
+        timeout=timeout,
         device_id=world.device if world.device.type == "cuda" else None,
+    )
+
+
+def _claim(world: World) -> Claim:
+    gpu = str(torch.cuda.get_device_properties(world.device).uuid) if world.device.type == "cuda" else ""
+    return Claim(
+        rank=world.rank, host=socket.gethostname(), kind=world.device.type, reason=world.device_reason, gpu=gpu
     )
 
 
@@ -113,23 +164,36 @@ def leave() -> None:
 
 
 @contextmanager
-def joined(world: World) -> Iterator[None]:
-    """A member of the process group inside. TransientError if an exchange with the other ranks fails."""
+def joined(world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT) -> Iterator[None]:
+    """A member of the process group inside. TransientError if an exchange with the other ranks fails.
+
+    After an error, several ranks do not leave it: NCCL's teardown may wait for the others for ever, while they wait for
+    this rank. The process ends, and with it the group.
+    """
     unset = [name for name in (_GLOO_INTERFACE, _NCCL_INTERFACE) if name not in os.environ]
+    is_whole = world.num_ranks == 1
     try:
-        enter(world)
+        enter(world, timeout=timeout)
         yield
+        is_whole = True
     except RuntimeError as error:
         if not _is_of_exchange(error):
             raise
-        fault = str(error).partition("\n")[0]
         raise TransientError(
-            f"the exchange with the other ranks failed ({fault}); if one of them has ended, its own message says why"
+            f"the exchange with the other ranks failed ({_fault_of(error)}); if one of them has ended, its own "
+            "message says why"
         ) from error
     finally:
-        leave()
+        if is_whole:
+            leave()
         for name in unset:  # a job submitted from here may run on other hosts
             os.environ.pop(name, None)
+
+
+def _fault_of(error: RuntimeError) -> str:
+    """Its first line, of gloo's without the place in its source and its advice."""
+    line = str(error).partition("\n")[0].partition(" This is typically caused by")[0]
+    return _GLOO_PLACE.sub("", line).rstrip(".")
 
 
 def _is_of_exchange(error: RuntimeError) -> bool:
@@ -139,16 +203,3 @@ def _is_of_exchange(error: RuntimeError) -> bool:
         trace = trace.tb_next
     module = trace.tb_frame.f_globals.get("__name__") if trace else ""
     return isinstance(error, dist.DistError) or module == dist.distributed_c10d.__name__
-
-
-def _device(device: Device, local_rank: int) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        num_gpus = torch.cuda.device_count()
-        if local_rank >= num_gpus:
-            raise UserError(
-                f"local rank {local_rank} has no GPU: this node has {num_gpus}; start one rank per GPU, or --device cpu"
-            )
-        return torch.device("cuda", local_rank)
-    return torch.device("cpu")

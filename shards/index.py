@@ -57,6 +57,7 @@ QUARANTINE_SCHEMA = pa.schema(
         ("distance", pa.int32()),  # from that image, in bits of the perceptual hash
     ]
 )
+NO_WEIGHT = -1.0
 _COMMIT_KEY = b"patchline"
 _MOST_PIXELS = 1 << 31  # of a side; images with too many pixels in all are refused when they are decoded
 _INT32, _BYTES = Range(0, (1 << 31) - 1), Range(0, MOST_TAR_BYTES)
@@ -139,7 +140,8 @@ class IndexRow:
 class SampleRows:
     """The columns of a shard's index that reading samples needs, as arrays, one element per sample.
 
-    The labels of row r are label_values[label_ends[r] : label_ends[r + 1]].
+    The labels of row r are label_values[label_ends[r] : label_ends[r + 1]]. `weight_values` has their weights in the
+    same places, NO_WEIGHT for a label without one; it is empty if no row has weights.
     """
 
     offset: NDArray[np.int64]
@@ -150,6 +152,7 @@ class SampleRows:
     crc32: NDArray[np.uint32]
     label_ends: NDArray[np.int64]
     label_values: NDArray[np.int32]
+    weight_values: NDArray[np.float32]
 
     @property
     def num_bytes(self) -> int:
@@ -160,12 +163,18 @@ class SampleRows:
         """The labels of a sample."""
         return tuple(self.label_values[self.label_ends[row] : self.label_ends[row + 1]].tolist())
 
+    def weights_of(self, row: int) -> tuple[float, ...]:
+        """The weights of a sample's labels, one per label; empty if it has none."""
+        own: list[float] = self.weight_values[self.label_ends[row] : self.label_ends[row + 1]].tolist()
+        return () if NO_WEIGHT in own[:1] else tuple(own)
+
     def slice(self, first: int, end: int) -> "SampleRows":
         """Copies of rows first..end-1, which keep nothing of the others in memory."""
         ends = self.label_ends[first : end + 1]
         values = self.label_values[ends[0] : ends[-1]].copy()
+        weights = self.weight_values[ends[0] : ends[-1]].copy()
         columns = {name: getattr(self, name)[first:end].copy() for name in _ONE_A_SAMPLE}
-        return SampleRows(**columns, label_ends=ends - ends[0], label_values=values)
+        return SampleRows(**columns, label_ends=ends - ends[0], label_values=values, weight_values=weights)
 
 
 _ONE_A_SAMPLE = ("offset", "size", "height", "width", "orientation", "crc32")
@@ -224,12 +233,38 @@ def read_rows(data: bytes) -> list[IndexRow]:
 
 def read_sample_rows(data: bytes) -> SampleRows:
     """The columns of an index file that reading samples needs. Nothing becomes a Python object, so it is fast."""
-    table = read_index(data, [*_ONE_A_SAMPLE, "labels"])
-    labels = table.column("labels").combine_chunks()
+    table = read_index(data, [*_ONE_A_SAMPLE, "labels", "weights"])
+    labels, weights = (table.column(name).combine_chunks() for name in ("labels", "weights"))
     ends = np.zeros(len(table) + 1, dtype=np.int64)
-    np.cumsum(pc.fill_null(pc.list_value_length(labels), 0).to_numpy(), out=ends[1:])
+    np.cumsum(_lengths(labels), out=ends[1:])
     columns = {name: table.column(name).to_numpy() for name in _ONE_A_SAMPLE}
-    return SampleRows(**columns, label_ends=ends, label_values=labels.flatten().to_numpy())
+    return SampleRows(
+        **columns,
+        label_ends=ends,
+        label_values=labels.flatten().to_numpy(),
+        weight_values=_weights(weights.flatten().to_numpy(), _lengths(labels), _lengths(weights)),
+    )
+
+
+def _weights(
+    values: NDArray[np.float32], num_labels: NDArray[np.int64], num_weights: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """A weight for each label, NO_WEIGHT in rows without weights; empty if all rows are. ValueError for a row with
+    another number of weights than labels."""
+    if not values.size:
+        return values
+    if (wrong := (num_weights != 0) & (num_weights != num_labels)).any():
+        row = int(wrong.argmax())
+        raise ValueError(f"row {row} has {num_weights[row]} weights; allowed: {num_labels[row]}, or none")
+    found = np.full(num_labels.sum(), NO_WEIGHT, dtype=np.float32)
+    found[np.repeat(num_weights != 0, num_labels)] = values
+    return found
+
+
+def _lengths(lists: pa.Array) -> NDArray[np.int64]:
+    """The number of items in each list; 0 for null."""
+    lengths: NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    return lengths
 
 
 def read_sources(data: bytes) -> list[str]:

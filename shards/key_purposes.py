@@ -37,6 +37,19 @@ DROPOUT = Purpose(5, ("seed", "step", "micro_step", "rank"), "the dropout masks 
 MIXUP = Purpose(6, ("seed", "step"), "the mixup weights of a batch")
 DATASETS = Purpose(7, ("seed", "dataset"), "the seed of each further dataset of a mixture")
 OPERATIONS = Purpose(8, ("seed", "epoch"), "the RandAugment operations of a sample")
+STOCHASTIC_DEPTH = Purpose(9, ("seed", "step"), "the branches that each image of a batch leaves out")
 PACKING = Purpose(0x7061636B, ("seed",), "the order in which a dataset's samples are packed")  # "pack"
 
-PURPOSES = (BLOCKS, WINDOWS, CROPS, SUBSTITUTES, ROTATIONS, DROPOUT, MIXUP, DATASETS, OPERATIONS, PACKING)
+PURPOSES = (
+    BLOCKS,
+    WINDOWS,
+    CROPS,
+    SUBSTITUTES,
+    ROTATIONS,
+    DROPOUT,
+    MIXUP,
+    DATASETS,
+    OPERATIONS,
+    STOCHASTIC_DEPTH,
+    PACKING,
+)

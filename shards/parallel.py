@@ -21,6 +21,10 @@ from shards.command_output import command_output
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+_WARNINGS = (
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)  # Slurm sends them to all processes of a step; only the parent acts on them
 
 
 def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, workers: int) -> Iterator[Result]:
@@ -60,6 +64,8 @@ def _start_quietly() -> None:
 def _begin(environment: dict[str, str]) -> None:
     """Ends the worker when its parent ends: after a kill it would wait for tasks for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # if another part of this program has started the server
+    for number in _WARNINGS:
+        signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
     parent = multiprocessing.parent_process()
@@ -106,7 +112,7 @@ def _uninterrupted() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, *_WARNINGS)}
     for number, handler in before.items():
         if callable(handler):
             signal.signal(number, lambda number, _frame: came.append(number))

@@ -34,7 +34,7 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
-def short_count(number: int) -> str:
+def short_count(number: float) -> str:
     """A large number in three digits: `812`, `807 k`, `86.6 M`, `1.2 B`."""
     for unit, name in _COUNTS:
         if number >= unit:
@@ -43,6 +43,6 @@ def short_count(number: int) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """A number and what it counts: `1 image`, `2,000 images`, `2 processes`, `2 classes`."""
-    ending = "es" if noun.endswith("s") else "s"
+    """A number and what it counts: `1 image`, `2,000 images`, `2 processes`, `2 batches`."""
+    ending = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{number:,} {noun}{'' if number == 1 else ending}"

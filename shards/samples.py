@@ -33,6 +33,7 @@ class RawSample:
     labels: tuple[int, ...]
     source: str
     crc32: int
+    weights: tuple[float, ...] = ()  # one per label, or none
 
 
 def locate_row(dataset: Dataset, sample_id: int) -> tuple[int, int]:
@@ -53,6 +54,7 @@ def sample_of(rows: SampleRows, row: int, *, sample_id: int, data: memoryview | 
         labels=rows.labels_of(row),
         source="",
         crc32=int(rows.crc32[row]),
+        weights=rows.weights_of(row),
     )
 
 

@@ -90,6 +90,12 @@ class LoadedSlice:
     fetched: Fetched | None
     num_left: int
 
+    def drop(self) -> None:
+        """Drops its bytes, or stops reading them."""
+        if self.fetched:
+            self.fetched.read.cancel()
+        self.fetched = None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
@@ -99,6 +105,11 @@ class Contents:
     slice_of: NDArray[np.int64]
     row: NDArray[np.int64]
     slices: tuple[LoadedSlice, ...]
+
+    def drop(self) -> None:
+        """Drops the bytes of all slices, including those that are still being read."""
+        for one in self.slices:
+            one.drop()
 
 
 @dataclass(kw_only=True)
@@ -114,6 +125,7 @@ class Window:
 
     def load(self, dataset: Dataset, order: SampleOrder, tars: StreamStore) -> None:
         """Reads the rows of the index, requests the blocks that are still needed, and sets `contents`."""
+        found: Contents | None = None
         try:
             found = self._plan(dataset, order)
             for one in found.slices:
@@ -121,6 +133,8 @@ class Window:
                     first, last = int(one.rows.offset[0]), int(one.rows.offset[-1] + one.rows.size[-1])
                     one.fetched = self.held.fetch(tars, one.path, first, last)
         except Exception as error:
+            if found:
+                found.drop()  # the error is kept, and its traceback keeps this frame
             with suppress(InvalidStateError):  # see `over`
                 self.contents.set_exception(error)
         else:
@@ -140,10 +154,7 @@ class Window:
         """Drops its bytes, including those that are still being read."""
         self.dropped = True
         if self.contents.done() and not self.contents.exception():
-            for one in self.contents.result().slices:
-                if one.fetched:
-                    one.fetched.read.cancel()
-                one.fetched = None
+            self.contents.result().drop()
 
     def hand_over(self, places: list[int]) -> None:
         """Records that these samples were handed over; blocks with none left are dropped."""
@@ -154,9 +165,8 @@ class Window:
         for place in self._handed_over:
             one = found.slices[found.slice_of[place]]
             one.num_left -= place >= self.first
-            if one.num_left == 0 and one.fetched:
-                one.fetched.read.cancel()
-                one.fetched = None
+            if one.num_left == 0:
+                one.drop()
         self._handed_over = []
 
     def arrived(self, place: int) -> bool:

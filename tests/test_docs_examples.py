@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -26,9 +27,12 @@ class Example:
     text: str
 
 
-def examples(document: str, *languages: str) -> list[Example]:
-    """The page's blocks in these languages, in order."""
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", (CHECKOUT / "docs" / document).read_text(), re.MULTILINE | re.DOTALL)
+def examples(document: str, *languages: str, section: str = "") -> list[Example]:
+    """The page's blocks in these languages, in order; of one section, if it is named."""
+    text = (CHECKOUT / "docs" / document).read_text()
+    if section:
+        text = re.split(r"^## ", text.partition(f"\n## {section}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     found = [Example(language=language, text=text) for language, text in blocks if language in languages]
     missing = set(languages) - {example.language for example in found}
     assert not missing, f"docs/{document} has no block of {', '.join(missing)}"
@@ -66,6 +70,18 @@ def test_examples_of_models(finished_runs: FinishedRuns, tmp_path: Path) -> None
         interpreter = ["bash", "-e"] if example.language == "bash" else [sys.executable]
         done = run([*interpreter, program.name], tmp_path)
         assert (done.returncode, done.stdout) == (0, ""), f"{example.text}\n{done.stderr}"
+
+
+def test_examples_of_watching(finished_runs: FinishedRuns, tmp_path: Path) -> None:
+    """The report's commands, beside a copy of a finished run called `runs/digits`. Each prints what its page begins
+    with."""
+    shutil.copytree(finished_runs.get(1), tmp_path / "runs" / "digits")
+    (example,) = examples("watching.md", "bash", section="The report of a run")
+    done = run(["bash", "-e", "-c", example.text], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("digits: pretrain of digits_smoke +") == 2
+    assert (tmp_path / "runs" / "digits" / "report.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "digits.html").exists()
 
 
 @pytest.mark.parametrize("page", sorted((CHECKOUT / "docs").glob("*.md")), ids=lambda page: page.name)

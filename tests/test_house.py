@@ -54,23 +54,26 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "pipeline": (
         (
-            *("config_values", "evaluation_transform", "bf16", "free_port"),
-            *("rank_environ", "rendezvous", "alone", "world", "collectives"),
+            *("config_values", "evaluation_transform", "bf16", "determinism", "free_port"),
+            *("rank_environ", "rendezvous", "alone", "world", "collectives", "devices", "device_agreement"),
         ),
         ("data", "models"),
         ("evaluation",),
+        ("checkpoints",),
         ("training",),
     ),
     "jobs": (
         ("exit_codes", "stages", "dataset_jobs", "model_jobs"),
         ("recipes",),
-        ("yaml_tree", "fields", "field_names", "later_fields", "warmup", "record"),
-        ("flags", "run_flags", "mistakes", "own_recipes", "resolve", "lookup"),
+        ("yaml_tree", "fields", "field_names", "later_fields", "warmup", "record", "record_leaves"),
+        ("flags", "run_flags", "mistakes", "own_recipes", "resolve", "lookup", "origin", "nearest_recipe"),
         (  # the stages, and what several of them share
-            *("pack", "index", "verify", "card", "pretrain", "finetune", "import_weights", "export_weights"),
-            *("evaluate", "predict", "plan", "show", "diff", "demo", "launch", "placing", "screen"),
+            *("pack", "index", "verify", "card", "pretrain", "finetune", "import_weights", "export_weights", "weights"),
+            *("evaluate", "predict", "plan", "show", "diff", "demo", "launch", "placing", "screen", "interrupts"),
+            *("ls", "run_table", "doctor", "verify_resume", "killed_runs", "trial_verdict", "trial_report"),
+            *("report", "report_facts", "report_page", "report_plots", "report_curves"),
         ),
-        ("cli", "endings", "help", "completion", "interrupts", "processes", "streams", "threads"),
+        ("cli", "endings", "help", "completion", "processes", "streams", "threads"),
     ),
 }
 SUB_ROOMS = {room: {path.parent.name for path in (CHECKOUT / room).glob("*/__init__.py")} for room in ROOMS}
@@ -95,6 +98,8 @@ DOORS = {
     "deepspeed": ("pipeline/training/engine.py", "pipeline/training/zero_state.py"),
     "tensorboard": ("pipeline/training/metrics.py",),
     "torch.utils.tensorboard": ("pipeline/training/metrics.py",),
+    "mlflow": ("pipeline/training/mlflow_logger.py",),
+    "wandb": ("pipeline/training/wandb_logger.py", "pipeline/training/wandb_files.py"),
     "tyro": ("jobs/cli.py",),
     "torch": ("pipeline/",),
     "simplejpeg": ("pipeline/data/",),
@@ -107,6 +112,29 @@ BANNED_NAMES = {"utils.py", "common.py", "helpers.py", "core.py", "base.py", "mi
 BANNED_CALLS = {"extractall", "eval", "exec", "system", "popen"} | {
     *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")  # they unpickle
 }
+# What describes a checkpoint, for a process that has no time to import torch.
+WITHOUT_TORCH = (
+    "pipeline.models.safetensors_head",
+    *(
+        f"pipeline.checkpoints.{name}"
+        for name in (
+            *(
+                "assemble",
+                "attempt_record",
+                "attempts",
+                "best",
+                "config",
+                "fence",
+                "interval",
+                "json_lines",
+                "manifest",
+            ),
+            *("direct_file", "part_digests", "saved_job", "seal", "slots"),
+            *("writer_process", "writer_messages", "writer", "save_work", "rank_report", "commit", "retention"),
+            *("overtaken", "many_requests", "host_memory", "save_phase"),
+        )
+    ),
+)
 # Names of a module that change while a process runs: only what a fork or the end of the process must reach.
 MODULE_STATE = {("shards/storage/fork_lock.py", "_LOCKS"), ("shards/pool.py", "_POOLS")}
 MUTABLE = re.compile(
@@ -116,16 +144,25 @@ MOST_LINES = 300
 MOST_FUNCTION_LINES = 40  # decorators and docstring included
 LONG_FUNCTIONS: set[tuple[str, str]] = set()  # exceptions, each with its reason
 
-# Source -> its tests, if they are not in the same place: a table of recipes, or a configuration with its reader.
+# Source -> its tests, if they are not in the same place: a table of recipes, or a configuration or a few names with
+# their reader.
 TESTED_ELSEWHERE = {
     **{
         f"jobs/recipes/{name}.py": "jobs/recipes/test_frozen.py"
         for name in ("pretrain", "finetune", "evaluate", "plan")
     },
+    "jobs/recipes/verify_resume.py": "jobs/test_verify_resume.py",
     "pipeline/config_values.py": "jobs/test_every_config.py",
+    **{f"jobs/report_{name}.py": "jobs/test_report.py" for name in ("facts", "page", "curves")},
     "shards/images/config.py": "shards/images/test_resize.py",
     "shards/packing/config.py": "shards/packing/test_spec.py",
     "pipeline/evaluation/config.py": "pipeline/evaluation/test_scores.py",
+    "pipeline/checkpoints/attempt_record.py": "pipeline/checkpoints/test_manifest.py",
+    "pipeline/checkpoints/config.py": "pipeline/checkpoints/test_checkpoint.py",
+    "pipeline/checkpoints/fragment.py": "pipeline/checkpoints/test_fragments.py",
+    "pipeline/checkpoints/gone.py": "pipeline/checkpoints/test_overtaken.py",
+    "pipeline/checkpoints/save_work.py": "pipeline/checkpoints/test_inline_writer.py",
+    "pipeline/checkpoints/slots.py": "pipeline/checkpoints/test_manifest.py",
 }
 
 
@@ -311,8 +348,15 @@ def test_importing_is_silent() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_shards_work_without_torch() -> None:
-    modules = [module for module in MODULES if place(module)[0] == "shards"]
+@pytest.mark.parametrize(
+    "modules",
+    [
+        pytest.param([module for module in MODULES if place(module)[0] == "shards"], id="shards"),
+        pytest.param([*WITHOUT_TORCH], id="what describes a checkpoint"),
+    ],
+)
+def test_these_work_without_torch(modules: list[str]) -> None:
+    assert set(modules) <= MODULES.keys()
     program = (
         f"import importlib, sys\n[importlib.import_module(n) for n in {modules!r}]\nassert 'torch' not in sys.modules"
     )

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jobs.recipes import paper_finetune, pretrain
+from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig
-from pipeline.training.config import CheckpointConfig, OptimizerConfig, TrainingJob
+from pipeline.training.config import OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 
 _SGD = OptimizerConfig(name="sgd", momentum=0.9, weight_decay=0.0)

@@ -14,11 +14,12 @@ Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url 
 from collections.abc import Callable
 from dataclasses import replace
 
+from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig, DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.config import ModelConfig
-from pipeline.training.config import CheckpointConfig, EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 
 _POLYAK = 0.9999

@@ -21,6 +21,7 @@ from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.config import ModelConfig
 from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig, steps_of
+from pipeline.training.spikes import GuardConfig
 
 _BATCH = 4096
 
@@ -149,6 +150,7 @@ def _i21k(name: str, *, epochs: int) -> TrainingJob:
         engine=EngineConfig(zero_stage=1, precision="bf16"),
         evaluation=EvaluationConfig(transform=EvaluationTransform(mode="central_crop")),
         log_every_steps=50,
+        guard=GuardConfig(on_spike="warn"),
     )
 
 

@@ -21,6 +21,7 @@ from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.config import BIT_RESNETS, ModelConfig
 from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig, steps_of
+from pipeline.training.spikes import GuardConfig
 
 _BATCH = 4096
 
@@ -200,6 +201,7 @@ def _jft(name: str, *, epochs: int, learning_rate: float) -> TrainingJob:
         engine=EngineConfig(zero_stage=1, precision="bf16"),
         evaluation=EvaluationConfig(transform=EvaluationTransform(mode="central_crop")),
         log_every_steps=50,
+        guard=GuardConfig(on_spike="warn"),
     )
 
 

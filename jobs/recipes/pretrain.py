@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jobs.recipes import paper_imagenet, paper_jft
+from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig, DataConfig
 from pipeline.models.config import ModelConfig
-from pipeline.training.config import CheckpointConfig, EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 
 # Position embeddings start larger than the paper's 0.02: a few hundred steps are too few to grow them from there.

@@ -4,12 +4,14 @@ One thread plans: it takes the samples of a step from the reader and hands them 
 directly into the batch's buffer. No worker process, no shared memory, no lock file: a killed run leaves nothing.
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +20,10 @@ from numpy.typing import NDArray
 from pipeline.data.augment import draws_of
 from pipeline.data.config import DataConfig, Share
 from pipeline.data.decode import DecodeError, Pixels
+from pipeline.data.label_matrices import Labels, label_matrix, weight_matrix
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.randaugment import randaugment
+from pipeline.data.skipped import Skipped, data_step_of
 from pipeline.data.training_data import TrainingData
 from pipeline.data.transform import train_view
 from shards.dataset import Dataset
@@ -30,6 +34,8 @@ from shards.order import SampleOrder
 from shards.read import RawSample, SampleReader, read_sample, refetched, verified
 from shards.stream_reader import TRAFFIC_NAMES, StreamReader
 
+log = logging.getLogger(__name__)
+NUM_VALID_REQUESTS = 2  # a batch's buffer is refilled on the second request after its own
 _MAX_SUBSTITUTES = 20
 _CHUNKS_A_THREAD = 4  # per batch: few enough to be cheap, many enough to balance the threads
 COUNT_NAMES = (*TRAFFIC_NAMES, "samples", "replaced", "held_bytes")
@@ -40,7 +46,8 @@ class Batch:
     """A rank's step: images uint8[n, size, size, 3], labels int64[n, most labels] padded with -1, ids int64[n].
 
     `images` is a buffer that is reused: it is valid until two more batches have been requested. `datasets` int64[n]:
-    each sample's dataset in a mix.
+    each sample's dataset in a mix. `weights` float32[n, most labels]: those of the labels, NO_WEIGHT in the rows of
+    samples without weights; None if they are not to be used.
     """
 
     step: int
@@ -48,6 +55,7 @@ class Batch:
     labels: torch.Tensor
     sample_ids: NDArray[np.int64]
     datasets: NDArray[np.int64]
+    weights: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +86,24 @@ class _Coming:
     images: torch.Tensor
     sample_ids: NDArray[np.int64]
     datasets: NDArray[np.int64]
-    pieces: list[Future[list[NDArray[np.int64]]]]
+    pieces: list[Future[list[Labels]]]
+    has_weights: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all samples are decoded, and none has failed."""
+        return all(map(_has_succeeded, self.pieces))
 
     def wait(self) -> Batch:
         """The batch once it is complete; raises what a decoding thread raised."""
-        labels = label_matrix([found for piece in self.pieces for found in piece.result()])
+        found = [labels for piece in self.pieces for labels in piece.result()]
         return Batch(
-            step=self.step, images=self.images, labels=labels, sample_ids=self.sample_ids, datasets=self.datasets
+            step=self.step,
+            images=self.images,
+            labels=label_matrix(found),
+            sample_ids=self.sample_ids,
+            datasets=self.datasets,
+            weights=weight_matrix(found) if self.has_weights else None,
         )
 
 
@@ -122,19 +141,27 @@ class TrainBatches:
         shape = (share.global_batch // share.num_ranks, image_size, image_size, 3)
         # When a batch is requested, the caller still has the one before, and `steps_ahead` are being made.
         self._buffers = [
-            torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory) for _ in range(config.steps_ahead + 2)
+            torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
+            for _ in range(config.steps_ahead + NUM_VALID_REQUESTS)
         ]
+        self._has_warned = False
+        self._waiting: deque[Future[_Coming]] = deque()
         self._num_threads = max(1, config.num_threads)
         self._decoders = self._reader.pool(self._num_threads, name="decode")
         self._planner = self._reader.pool(1, name="plan")  # one: steps are read in rising order
 
-    def __call__(self, start_step: int) -> Iterator[Batch]:
-        """Batches of steps start_step, start_step + 1, ..."""
-        waiting: deque[Future[_Coming]] = deque()
+    def __call__(self, start_step: int, *, skipped: Skipped = ()) -> Iterator[Batch]:
+        """Batches of steps start_step, start_step + 1, ..., without the skipped data steps."""
+        waiting = self._waiting = deque()
         for step in count(start_step):
-            waiting.append(self._planner.submit(partial(self._plan, step)))
+            waiting.append(self._planner.submit(partial(self._plan, step, data_step_of(step, skipped))))
             if len(waiting) > self.config.steps_ahead:
                 yield waiting.popleft().result().wait()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request for the next batch would neither wait nor fail."""
+        return bool(self._waiting) and _has_succeeded(self._waiting[0]) and self._waiting[0].result().is_complete
 
     def counts(self) -> dict[str, float]:
         """By name of COUNT_NAMES: requests, bytes, retries and replaced samples so far, and the bytes held now."""
@@ -148,11 +175,11 @@ class TrainBatches:
         """Stops reads and threads within about a second. The thread of a stalled read ends when the read times out."""
         self._reader.close()
 
-    def _plan(self, step: int) -> _Coming:
-        """Takes the samples of a step from the readers and hands them to the decoding threads."""
+    def _plan(self, step: int, data_step: int) -> _Coming:
+        """Takes the samples of a data step from the readers and hands them to the decoding threads."""
         share = self.share
         order = self._sources[0].reader.order
-        positions = order.positions(step, share.global_batch, share.rank, share.num_ranks)
+        positions = order.positions(data_step, share.global_batch, share.rank, share.num_ranks)
         datasets, own = self._mixture.split(positions)
         planned: list[_Planned | None] = [None] * positions.size
         for number, source in enumerate(self._sources):
@@ -161,6 +188,7 @@ class TrainBatches:
                 for entry, item in zip(entries.tolist(), self._planned(source, own[entries]), strict=True):
                     planned[entry] = item
         items = [item for item in planned if item is not None]
+        self._say_unused_weights(items)
         images = self._buffers[step % len(self._buffers)]
         views = images.numpy()
         size = -(-len(items) // (_CHUNKS_A_THREAD * self._num_threads))
@@ -169,7 +197,23 @@ class TrainBatches:
             for first in range(0, len(items), size)
         ]
         ids = np.array([item.sample.sample_id for item in items], dtype=np.int64)
-        return _Coming(step=step, images=images, sample_ids=ids, datasets=datasets, pieces=pieces)
+        return _Coming(
+            step=step,
+            images=images,
+            sample_ids=ids,
+            datasets=datasets,
+            pieces=pieces,
+            has_weights=self.config.label_weights,
+        )
+
+    def _say_unused_weights(self, items: list[_Planned]) -> None:
+        """One warning if labels have weights that are not used."""
+        is_first = self.share.rank == 0 and not (self.config.label_weights or self._has_warned)
+        found = next((item for item in items if item.sample.weights), None) if is_first else None
+        if found:
+            self._has_warned = True
+            where = found.source.dataset.url
+            log.warning("labels of %s have weights, which are not used: --data.label-weights uses them", where)
 
     def _planned(self, source: _Source, positions: NDArray[np.int64]) -> list[_Planned]:
         raw = source.reader.read(positions)
@@ -189,7 +233,7 @@ class TrainBatches:
             draws[epochs == epoch] = uniforms(ids[epochs == epoch], draws.shape[1], key=key)
         return draws
 
-    def _fill_all(self, items: list[_Planned], views: NDArray[np.uint8]) -> list[NDArray[np.int64]]:
+    def _fill_all(self, items: list[_Planned], views: NDArray[np.uint8]) -> list[Labels]:
         self.quarantine.count(len(items))
         labels = []
         for item, view in zip(items, views, strict=True):
@@ -201,8 +245,8 @@ class TrainBatches:
         if self._reader.is_closed:
             raise CancelledError("the batches are closed")
 
-    def _fill(self, item: _Planned, view: Pixels) -> NDArray[np.int64]:
-        """Writes the pixels of the sample or of its substitute, a function of the sample's id; returns the labels."""
+    def _fill(self, item: _Planned, view: Pixels) -> Labels:
+        """Writes the pixels of the sample or of its substitute, a function of the sample's id; returns its labels."""
         source, sample = item.source, item.sample
         url, original = source.dataset.url, item.sample.sample_id
         for number in range(_MAX_SUBSTITUTES + 1):
@@ -210,7 +254,7 @@ class TrainBatches:
             if not sample.fault:
                 if self.config.randaugment.num_ops:
                     view[...] = randaugment(view, item.operation_draws, config=self.config.randaugment)
-                return source.labels[list(sample.labels)]
+                return source.labels[list(sample.labels)], sample.weights
             if number == _MAX_SUBSTITUTES:
                 break
             self._check_open()
@@ -236,10 +280,5 @@ class TrainBatches:
         return sample
 
 
-def label_matrix(labels: list[NDArray[np.int64]]) -> torch.Tensor:
-    """int64[n, most labels of one sample, at least 1], padded with -1."""
-    most = max([1, *(own.size for own in labels)])
-    matrix = np.full((len(labels), most), -1, dtype=np.int64)
-    for entry, own in enumerate(labels):
-        matrix[entry, : own.size] = own
-    return torch.from_numpy(matrix)
+def _has_succeeded(task: Future[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

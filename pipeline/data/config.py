@@ -96,6 +96,9 @@ class DataConfig:
     """Random changes of colour and geometry."""
     mixup: MixupConfig = MixupConfig()
     """Images and their targets mixed in pairs."""
+    label_weights: bool = False
+    """Use the weights that labels were packed with as targets, in training and on the held-out dataset: with sigmoid as
+    they are, with softmax as shares of 1 (docs/schedules.md)."""
     reading: ReadConfig = ReadConfig()
     """Requests to the store."""
     num_threads: Annotated[int, Range(0, zero="the rank's share of the cores")] = 0

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.batches import Batch, label_matrix
+from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.decode import DecodeError, Pixels
+from pipeline.data.label_matrices import label_matrix, weight_matrix
 from pipeline.data.transform import evaluation_view
 from pipeline.evaluation_transform import EvaluationTransform
 from shards.dataset import Dataset
@@ -46,12 +47,20 @@ def evaluation_batches(
     transform: EvaluationTransform,
     share: Share,
     threads: int,
+    label_weights: bool = False,
 ) -> Generator[tuple[Batch, torch.Tensor], None, None]:
-    """Every sample once over all ranks, in equally many batches per rank: (batch, bool[n] mask of real samples)."""
+    """Every sample once over all ranks, in equally many batches per rank: (batch, bool[n] mask of real samples).
+    `label_weights`: batches have the weights of their labels."""
     num_batches = -(-dataset.num_samples // (batch_size * share.num_ranks))
     reader = StreamReader(ReadConfig())
     ahead, decoders = reader.pool(_AHEAD, name="evaluate"), reader.pool(max(1, threads), name="decode")
-    maker = _Maker(dataset=reader.dataset(dataset), batch_size=batch_size, image_size=image_size, transform=transform)
+    maker = _Maker(
+        dataset=reader.dataset(dataset),
+        batch_size=batch_size,
+        image_size=image_size,
+        transform=transform,
+        label_weights=label_weights,
+    )
     coming: deque[Future[tuple[Batch, torch.Tensor]]] = deque()
     try:
         for step in range(num_batches):
@@ -70,6 +79,7 @@ class _Maker:
     batch_size: int
     image_size: int
     transform: EvaluationTransform
+    label_weights: bool
 
     def make(self, step: int, share: Share, decoders: Pool) -> tuple[Batch, torch.Tensor]:
         """This rank's batch number `step`, with its mask."""
@@ -82,14 +92,15 @@ class _Maker:
         ]
         for view in views:
             view.result()
-        labels = [np.array(sample.labels, dtype=np.int64) for sample in samples]
-        none = [np.array([], dtype=np.int64)] * (self.batch_size - len(samples))
+        labels = [(np.array(sample.labels, dtype=np.int64), sample.weights) for sample in samples]
+        labels += [(np.array([], dtype=np.int64), ())] * (self.batch_size - len(samples))
         batch = Batch(
             step=step,
             images=torch.from_numpy(images),
-            labels=label_matrix(labels + none),
+            labels=label_matrix(labels),
             sample_ids=ids,
             datasets=np.zeros_like(ids),
+            weights=weight_matrix(labels) if self.label_weights else None,
         )
         return batch, torch.arange(self.batch_size) < len(samples)
 

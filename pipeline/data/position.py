@@ -2,26 +2,29 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from pipeline.data.skipped import Skipped, data_step_of, refuse_disorder
 from shards.differences import Difference, differences
 
 Setting = bool | int | float | str
 _OUTSIDE_DATA = ("seed", "global_batch", "image_size")  # fields of a job, not of its `data`
-_NEXT_STEP = "next_step"
+_WHERE = ("next_step", "data_step", "skipped")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPosition:
     """Two positions with equal values are followed by equal batches.
 
-    `next_step` is the step of the next batch. `augment`, `randaugment` and `mixup` are settings with the version of
+    `next_step` is the step of the next batch, and `data_step` the one whose samples it has: they differ once data steps
+    were `skipped` (some of these may lie ahead). `augment`, `randaugment` and `mixup` are settings with the version of
     the code that applies them; what is switched off is None. `decoder` has the versions of the decoding libraries.
-    `dataset` is the dataset's fingerprint, or those of a mix, whose quotas are in `mix`.
+    `dataset` is the dataset's fingerprint, or those of a mix, whose quotas are in `mix`. Older versions stored neither
+    `data_step` nor `skipped`; None is filled in.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -38,12 +41,28 @@ class StreamPosition:
     randaugment: dict[str, Setting] | None = None
     mixup: dict[str, Setting] | None = None
     mix: dict[str, int | tuple[int, ...]] | None = None
+    label_weights: bool | None = None
     image_size: int
+    data_step: Annotated[int, Field(ge=0)] | None = None
+    skipped: Skipped = ()
+
+    def __post_init__(self) -> None:
+        refuse_disorder(self.skipped)
+        expected = data_step_of(self.next_step, self.skipped)
+        if self.data_step not in (None, expected):
+            raise ValueError(f"data_step is {self.data_step}; allowed: {expected}, as follows from what was skipped")
+        object.__setattr__(self, "data_step", expected)
+
+    def at(self, step: int, *, skipped: Skipped | None = None) -> "StreamPosition":
+        """The position of the same stream at `step`; `skipped`: as here, or these."""
+        return replace(self, next_step=step, data_step=None, skipped=self.skipped if skipped is None else skipped)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that JSON and torch.save store; what is None is left out."""
+        """Plain values that JSON and torch.save store; what is None is left out, and what says that nothing was
+        skipped."""
         values: dict[str, Any] = _POSITION.dump_python(self, mode="json")
-        return {name: value for name, value in values.items() if value is not None}
+        without = () if self.skipped else ("data_step", "skipped")
+        return {name: value for name, value in values.items() if value is not None and name not in without}
 
     def differences(self, now: "StreamPosition", *, allow_other_decoder: bool) -> list[Difference]:
         """What `now` has instead, except for the step: two streams with no difference give the same batches."""
@@ -83,7 +102,7 @@ def is_of_decoder(change: Difference) -> bool:
 
 
 def _by_field(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by the names of a job's fields, without the step."""
+    """The values by the names of a job's fields, without where it stands."""
     outside = {name: value for name, value in values.items() if name in _OUTSIDE_DATA}
-    inside = {name: value for name, value in values.items() if name not in (*_OUTSIDE_DATA, _NEXT_STEP)}
+    inside = {name: value for name, value in values.items() if name not in (*_OUTSIDE_DATA, *_WHERE)}
     return outside | {"data": inside}

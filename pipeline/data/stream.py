@@ -13,6 +13,7 @@ from pipeline.data.batches import Batch, TrainBatches
 from pipeline.data.config import DataConfig, Share
 from pipeline.data.position import StreamPosition, differences_of, position_from_json
 from pipeline.data.quarantine import Quarantine
+from pipeline.data.skipped import Skipped
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
 from shards.differences import as_lines
 from shards.errors import UserError
@@ -66,7 +67,7 @@ class BatchStream:
 
     def __init__(self, source: TrainBatches, position: StreamPosition) -> None:
         self._source, self._position = source, position
-        self._batches = source(position.next_step)
+        self._batches = source(position.next_step, skipped=position.skipped)
 
     @property
     def typed_position(self) -> StreamPosition:
@@ -77,6 +78,11 @@ class BatchStream:
     def position(self) -> dict[str, Any]:
         """The same as plain values, which JSON and torch.save store and `train_batches` takes."""
         return self._position.to_json()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request for the next batch would neither wait nor fail."""
+        return self._source.is_ready
 
     def counts(self) -> dict[str, float]:
         """What this stream has read, retried and replaced so far, by name of pipeline.data.batches.COUNT_NAMES."""
@@ -92,7 +98,7 @@ class BatchStream:
                 f"this stream of batches ended before step {self._position.next_step}: its `with` block was left, or "
                 "reading failed; open another with train_batches(..., position=batches.position)"
             )
-        self._position = replace(self._position, next_step=batch.step + 1)
+        self._position = self._position.at(batch.step + 1)
         return batch
 
     def end(self) -> None:
@@ -102,9 +108,10 @@ class BatchStream:
 
 @contextmanager
 def open_stream(
-    planned: PlannedStream, *, next_step: int, quarantine: Path, pin_memory: bool = False
+    planned: PlannedStream, *, next_step: int, quarantine: Path, skipped: Skipped = (), pin_memory: bool = False
 ) -> Iterator[BatchStream]:
-    """The batches of a planned stream from `next_step` on; closed with the `with` block."""
+    """The batches of a planned stream from `next_step` on, without the skipped data steps; closed with the `with`
+    block."""
     config, start = planned.config, planned.start
     batches = TrainBatches(
         planned.data,
@@ -116,7 +123,7 @@ def open_stream(
         quarantine=Quarantine(quarantine, max_share=config.max_quarantined),
         pin_memory=pin_memory,
     )
-    stream = BatchStream(batches, replace(start, next_step=next_step))
+    stream = BatchStream(batches, start.at(next_step, skipped=skipped))
     try:
         yield stream
     finally:
@@ -153,10 +160,12 @@ def train_batches(
     config = _resolved(config, url=url, global_batch=global_batch)
     share = Share(global_batch=global_batch, rank=rank, num_ranks=num_ranks)
     planned = plan_stream(config, seed=seed, image_size=image_size, share=share)
-    next_step = 0
+    at = planned.start
     if position is not None:
-        next_step = _next_step(position, planned.start, allow_other_decoder=config.allow_other_decoder)
-    with open_stream(planned, next_step=next_step, quarantine=Path(quarantine), pin_memory=pin_memory) as stream:
+        at = _continued(position, planned.start, allow_other_decoder=config.allow_other_decoder)
+    with open_stream(
+        planned, next_step=at.next_step, quarantine=Path(quarantine), skipped=at.skipped, pin_memory=pin_memory
+    ) as stream:
         yield stream
 
 
@@ -190,8 +199,8 @@ def _resolved(config: DataConfig | None, *, url: str, global_batch: int) -> Data
     return replace(config, url=url or config.url, num_threads=config.num_threads or len(os.sched_getaffinity(0)))
 
 
-def _next_step(position: Mapping[str, Any], start: StreamPosition, *, allow_other_decoder: bool) -> int:
-    """The step where a stored position continues. UserError if it is none, or belongs to other data or settings."""
+def _continued(position: Mapping[str, Any], start: StreamPosition, *, allow_other_decoder: bool) -> StreamPosition:
+    """A stored position that continues. UserError if it is none, or belongs to other data or settings."""
     advice = "give a stream's whole `position`, or None to begin"
     step = position.get(_NEXT_STEP)
     if type(step) is not int or step < 0:
@@ -204,6 +213,6 @@ def _next_step(position: Mapping[str, Any], start: StreamPosition, *, allow_othe
             f"give train_batches and its config what they were{decoder}, or position=None to begin again"
         )
     try:
-        return position_from_json(position).next_step
+        return position_from_json(position)
     except ValueError as error:  # equal, but of another type: True for 1
         raise UserError(f"the position is not one that a stream returned ({error}); {advice}") from error

@@ -108,6 +108,7 @@ def position_of(
         randaugment=asdict(ops) | {"version": RANDAUGMENT_VERSION} if ops.num_ops else None,
         mixup=asdict(mixup) | {"version": MIXUP_VERSION} if mixup.alpha else None,
         mix={"version": MIXING_VERSION, "quotas": data.quotas} if is_mix else None,
+        label_weights=config.label_weights or None,
         image_size=image_size,
     )
 

@@ -15,7 +15,7 @@ from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches, label_map
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.models.loss import classification_loss
+from pipeline.models.loss import classification_loss, weighted_targets
 from pipeline.world import World
 from shards.dataset import Dataset
 from shards.progress import Progress
@@ -43,11 +43,13 @@ def evaluate(
     labels: tuple[str, ...],
     loss: LossName,
     world: World,
+    label_weights: bool = False,
     before_batch: Callable[[], None] = lambda: None,
 ) -> Scores:
     """Scores of a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Collective over all ranks.
 
     Labels are matched by name, so a dataset may lack some of the model's classes; UserError if it has others.
+    `label_weights`: the loss is of targets by the labels' weights, and a label of weight 0 does not count as one.
     `before_batch` is called before each batch, equally often on every rank, and may raise.
     """
     image_size = model_image_size(model)
@@ -60,6 +62,7 @@ def evaluate(
         transform=config.transform,
         share=share,
         threads=world.num_threads,
+        label_weights=label_weights,
     )
     total = dataset.num_samples if world.is_first else 0
     with closing(batches), Progress("evaluate", total, unit="images", says_end=False) as progress:
@@ -84,7 +87,10 @@ def _renumbered(
     """The batches with the model's label numbers; padding stays -1."""
     for batch, mask_B in batches:
         before_batch()
-        labels_BL = torch.where(batch.labels < 0, -1, numbers[batch.labels.clamp(min=0)])
+        is_label_BL = batch.labels >= 0
+        if batch.weights is not None:
+            is_label_BL &= batch.weights != 0
+        labels_BL = torch.where(is_label_BL, numbers[batch.labels.clamp(min=0)], -1)
         yield replace(batch, labels=labels_BL), mask_B
 
 
@@ -106,7 +112,10 @@ def _count(
             if count:
                 num += count
                 right += float((logits_BK.argmax(dim=1, keepdim=True) == labels_BL).any(dim=1).sum())
-                summed += count * float(classification_loss(logits_BK, labels_BL, name=loss))
+                targets = labels_BL
+                if batch.weights is not None:
+                    targets = weighted_targets(labels_BL, batch.weights[mask_B], logits_BK.shape[1], name=loss)
+                summed += count * float(classification_loss(logits_BK, targets, name=loss))
                 if not logits_BK.isfinite().all():  # of which -inf could leave the loss finite
                     summed = math.nan
             if world.is_first:

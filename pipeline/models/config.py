@@ -122,6 +122,9 @@ class ModelConfig:
     D.4)."""
     dropout: Annotated[float, Range(0, below=1)] = 0.0
     """Dropout rate, from 0 to below 1."""
+    stochastic_depth: Annotated[float, Range(0, below=1, zero="off")] = 0.0
+    """Rate at which images leave out the branches of the last block in training; it rises from 0 at the first block in
+    a straight line (timm's drop_path_rate)."""
     head_bias: float = 0.0
     """Constant added to every logit in fp32, outside the trained bias (-10 for multi-label pre-training, where bf16
     steps are too wide)."""

@@ -65,6 +65,17 @@ def forward_flops(
     return 2 * (num_multiplies + head * size.width * config.num_classes)
 
 
+def training_flops(config: ModelConfig, *, head: bool = True, is_frozen: bool = False) -> int:
+    """Operations of one image's forward and backward passes. `is_frozen`: only the head and the hidden layer before it
+    have gradients, and the lower one of the two passes none on."""
+    forward = forward_flops(config, head=head)
+    if not is_frozen:
+        return FORWARD_AND_BACKWARD * forward
+    width = config.resnet.width if config.is_bit and config.resnet else config.size.width
+    linear, hidden = 2 * head * width * config.num_classes, 2 * config.representation * width**2
+    return forward + hidden + linear + (linear if hidden else 0)
+
+
 def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
     """Parameters by formula; without the head also without the hidden layer before it."""
     resnet = config.resnet

@@ -1,5 +1,5 @@
 """Losses in fp32, over integer label lists padded with -1, int64[B, most labels of one image], or over dense targets,
-float32[B, K] between 0 and 1, as mixup makes them."""
+float32[B, K] between 0 and 1, as mixup and weights of labels make them."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -34,6 +34,36 @@ def targets_of(labels_BL: torch.Tensor, num_classes: int, *, name: LossName) -> 
     """float32[B, K], whose loss is that of the labels. `softmax`: 1 at the first label; `sigmoid`: 1 at each. An image
     without a label has a row of zeros, from which softmax learns nothing."""
     return multi_hot(labels_BL[:, :1] if name == "softmax" else labels_BL, num_classes)
+
+
+def weighted_targets(
+    labels_BL: torch.Tensor, weights_BL: torch.Tensor, num_classes: int, *, name: LossName
+) -> torch.Tensor:
+    """float32[B, K] of labels with weights of 0 or more, float32[B, L]; rows below 0 have none, and the targets of
+    `targets_of`.
+
+    `sigmoid`: a label's target is its weight; weights that reach beyond 1 are divided by the largest of their image.
+    `softmax`: its share of the image's weights. Weights of 0 alone are as no label. Of a label that an image has twice,
+    the larger weight counts.
+    """
+    is_label_BL = labels_BL >= 0
+    plain_BL = is_label_BL.float()
+    if name == "softmax":
+        plain_BL[:, 1:] = 0.0
+    given_BL = torch.where(is_label_BL, weights_BL, 0.0)
+    most_B1 = given_BL.amax(dim=1, keepdim=True)
+    if name == "softmax":  # divided twice, since a sum of large weights may not be finite
+        given_BL = given_BL / torch.where(most_B1 > 0, most_B1, 1.0)
+    else:
+        given_BL = given_BL / most_B1.clamp(min=1.0)
+    shares_BL = torch.where(weights_BL[:, :1] < 0, plain_BL, given_BL)
+    targets_BK = torch.zeros(labels_BL.shape[0], num_classes + 1, device=labels_BL.device)
+    columns_BL = torch.where(is_label_BL, labels_BL, num_classes)
+    targets_BK = targets_BK.scatter_reduce_(1, columns_BL, shares_BL, "amax")[:, :num_classes]
+    if name == "softmax":
+        sums_B1 = targets_BK.sum(dim=1, keepdim=True)
+        targets_BK = targets_BK / torch.where(sums_B1 > 0, sums_B1, 1.0)
+    return targets_BK
 
 
 def multi_hot(labels_BL: torch.Tensor, num_classes: int) -> torch.Tensor:

@@ -84,7 +84,7 @@ def stages_of(size: ResNetSize, unit: Callable[[UnitSize, Epsilons], nn.Module],
 def through_stages(stages: nn.ModuleList, x_BCHW: torch.Tensor, *, recompute: bool) -> torch.Tensor:
     """Applies one unit after the other; `recompute`: only the input of each unit is kept, the rest is recomputed in the
     backward pass."""
-    is_recomputed = recompute and torch.is_grad_enabled()
+    is_recomputed = recompute and x_BCHW.requires_grad  # not in evaluations, nor if the ResNet is frozen
     for units in stages:
         for unit in units.children():
             x_BCHW = checkpoint(unit, x_BCHW, use_reentrant=False) if is_recomputed else unit(x_BCHW)

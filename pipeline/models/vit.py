@@ -22,7 +22,8 @@ from pipeline.models.pos_embed import Grid, resample_axis_embeddings, resample_p
 class ViT(nn.Module):
     """uint8[B, H, W, 3] images -> float32[B, K] logits, by a plain Vision Transformer or a hybrid.
 
-    `checkpoint_blocks`: keep only the input of each block and recompute the block in the backward pass.
+    `checkpoint_blocks`: keep only the input of each block and recompute the block in the backward pass. In training
+    with stochastic depth, `branches_LB2` has the factors of each block's two branches for each image.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -35,18 +36,19 @@ class ViT(nn.Module):
         self.representation = nn.Linear(size.width, size.width) if config.representation else None
         self.head = Head(size.width, config.num_classes, constant=config.head_bias)
 
-    def forward(self, images_BHW3: torch.Tensor) -> torch.Tensor:
+    def forward(self, images_BHW3: torch.Tensor, branches_LB2: torch.Tensor | None = None) -> torch.Tensor:
         """float32[B, K] logits."""
-        features_BD = self.features(images_BHW3)
+        features_BD = self.features(images_BHW3, branches_LB2)
         logits_BK: torch.Tensor = self.head(features_BD)
         return logits_BK
 
-    def features(self, images_BHW3: torch.Tensor) -> torch.Tensor:
+    def features(self, images_BHW3: torch.Tensor, branches_LB2: torch.Tensor | None = None) -> torch.Tensor:
         """The image representation y of equation 4 (after the hidden tanh layer, if there is one): [B, D]."""
         z_BND = self.embed(images_BHW3)
-        is_recomputed = self.checkpoint_blocks and torch.is_grad_enabled()
-        for block in self.blocks:
-            z_BND = checkpoint(block, z_BND, use_reentrant=False) if is_recomputed else block(z_BND)
+        is_recomputed = self.checkpoint_blocks and z_BND.requires_grad  # not in evaluations, nor if it is frozen
+        for number, block in enumerate(self.blocks):
+            inputs = (z_BND,) if branches_LB2 is None else (z_BND, branches_LB2[number])
+            z_BND = checkpoint(block, *inputs, use_reentrant=False) if is_recomputed else block(*inputs)
         if self.config.pooling == "token":
             y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
         else:
@@ -118,7 +120,8 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Equations 2 and 3: pre-norm attention and MLP, each with its residual."""
+    """Equations 2 and 3: pre-norm attention and MLP, each with its residual, and for stochastic depth with a factor for
+    each image."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -129,9 +132,15 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, z_BND: torch.Tensor) -> torch.Tensor:
-        z_BND = z_BND + self.dropout(self.attention(self.norm1(z_BND)))  # equation 2
-        result: torch.Tensor = z_BND + self.mlp(self.norm2(z_BND))  # equation 3
+    def forward(self, z_BND: torch.Tensor, branches_B2: torch.Tensor | None = None) -> torch.Tensor:
+        result: torch.Tensor
+        if branches_B2 is None:
+            z_BND = z_BND + self.dropout(self.attention(self.norm1(z_BND)))  # equation 2
+            result = z_BND + self.mlp(self.norm2(z_BND))  # equation 3
+        else:
+            factors_2B11 = branches_B2.to(z_BND.dtype).T[:, :, None, None]
+            z_BND = z_BND + factors_2B11[0] * self.dropout(self.attention(self.norm1(z_BND)))
+            result = z_BND + factors_2B11[1] * self.mlp(self.norm2(z_BND))
         return result
 
 

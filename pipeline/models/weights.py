@@ -132,7 +132,7 @@ def _folder_in(path: str) -> Path:
     if (run / "checkpoints").is_dir() and not (run / "DONE").is_file():
         raise UserError(
             f"no weights at {path!r}: the run in {str(run)!r} is not finished, and weights are written at its end; "
-            "run its command again to continue it"
+            "run its command again to continue it, or take those of a checkpoint with patchline weights"
         )
     if given.is_file():
         raise UserError(

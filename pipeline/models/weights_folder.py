@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from pipeline.models.safetensors_stream import head_of, parts_of
+from pipeline.models.safetensors_head import head_of
+from pipeline.models.safetensors_stream import parts_of
 from pipeline.models.tensor_checks import Shapes, refuse_not_finite
 from shards.errors import UserError
 

@@ -1,1 +1,1 @@
-"""Training: engine, loop, schedule, optimiser, checkpoints, signals, metrics, ledger."""
+"""Training: engine, loop, schedule, optimiser, signals, metrics, ledger."""

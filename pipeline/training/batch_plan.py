@@ -21,8 +21,8 @@ class BatchPlan:
 
 
 def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: int, pairs: bool = False) -> BatchPlan:
-    """The plan for these sizes; `micro_batch` 0 takes a rank's whole share. `pairs`: neighbours in the batch must stay
-    together, since mixup mixes them. UserError if they do not divide."""
+    """The plan for these sizes; `micro_batch` 0 takes a rank's whole share, which fitting.py cuts
+    up. `pairs`: neighbours in the batch must stay together, since mixup mixes them. UserError if they do not divide."""
     if global_batch < 1 or global_batch % lanes:
         raise UserError(
             f"--global-batch is {global_batch}, not a multiple of --data.lanes = {lanes}; "
@@ -39,7 +39,8 @@ def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: in
     if micro < 1 or share % micro:
         raise UserError(
             f"--micro-batch is {micro_batch}, which does not divide a rank's share of {share} images "
-            f"(global batch {global_batch} / {num_ranks} ranks); take a divisor of {share}, or 0 for all of it"
+            f"(global batch {global_batch} / {num_ranks} ranks); take a divisor of {share}, or 0 for the "
+            "largest that fits"
         )
     if pairs and share % 2:
         raise UserError(
@@ -49,6 +50,7 @@ def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: in
     if pairs and micro % 2:
         raise UserError(
             f"--micro-batch is {micro_batch}, which splits the pairs that mixup mixes; "
-            f"take an even divisor of a rank's share of {share} images, 0 for all of it, or --data.mixup.alpha 0"
+            f"take an even divisor of a rank's share of {share} images, 0 for the largest that fits, or "
+            "--data.mixup.alpha 0"
         )
     return BatchPlan(global_batch=global_batch, micro_batch=micro, accumulation=share // micro, num_ranks=num_ranks)

@@ -3,13 +3,21 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
+from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.config_values import Device, LossName
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
-from pipeline.training.schedule import ScheduleConfig
+from pipeline.training.loggers import LoggersConfig
+from pipeline.training.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
+from pipeline.training.spikes import GuardConfig
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
+
+_MOST_HANG_SECONDS = 7 * 86400
+# Elements of a bucket on a CPU. The C library keeps freed blocks of up to 32 MiB; larger ones go back to the kernel,
+# which clears their pages again at each step.
+MOST_ON_CPU = 7_500_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +43,12 @@ class OptimizerConfig:
     big_vision)."""
     head_decay: Annotated[float, Range(0)] = 1.0
     """Factor for the weight decay of the head's matrix (100 in ViT-G)."""
+    layer_decay: Annotated[float, Range(above=0, most=1)] = 1.0
+    """Factor for the learning rate from each layer to the one below it, 1 for none: the head has the whole rate, the
+    last block this share of it, and so on down to the embedding (0.65 to 0.75 is usual in fine-tuning)."""
+    freeze_backbone: bool = False
+    """Train the head alone (with the hidden layer before it, if there is one) on the weights that the run starts
+    from."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="optimizer.")
@@ -59,7 +73,7 @@ def scaled_by_rate(config: OptimizerConfig, *, peak_rate: float) -> OptimizerCon
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """ZeRO, precision and compilation.
+    """ZeRO, precision, compilation, and the checks of what DeepSpeed does.
 
     "auto" precision is decided when a run first starts, and kept when it resumes on any machine: bf16 takes 8 times as
     long on a CPU with AVX2 alone. Master weights are always fp32.
@@ -70,19 +84,28 @@ class EngineConfig:
     zero_stage: Literal[1, 2, 3] = 1
     """What ZeRO shards across ranks: with 1 the optimiser's state, with 2 also gradients, with 3 also weights."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Precision of weights and activations in forward and backward passes; auto: bf16 where every rank's device
-    computes it natively (GPUs of compute capability 8.0 and more, CPUs with AVX512-BF16, AMX or Arm BF16), else
-    fp32."""
+    """Precision of weights and activations in forward and backward passes; auto: bf16 where the device computes it
+    natively (GPUs of compute capability 8.0 and more, CPUs with AVX512-BF16, AMX or Arm BF16), else fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile of the model's blocks: auto compiles on GPUs with ZeRO-1 and 2 if it works, on requires it."""
     activation_checkpointing: bool = False
     """Keep only the input of each block, and compute the block again in the backward pass: less memory, one more
     forward pass, the same bits."""
+    deterministic: bool = False
+    """On GPUs, use only kernels that compute the same bits again, which are slower; CPUs always do."""
     reduce_bucket: Annotated[int, Range(1)] = 50_000_000
     """Gradient elements that ZeRO reduces at once (with DeepSpeed's default of 5e8, ViT-H/14 would have a single bucket
-    and no overlap)."""
+    and no overlap); on a CPU at most MOST_ON_CPU."""
     allgather_bucket: Annotated[int, Range(1)] = 200_000_000
-    """Weight elements that ZeRO gathers at once."""
+    """Weight elements that ZeRO gathers at once; on a CPU at most MOST_ON_CPU."""
+    reduce_precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision in which ranks add up their gradients if precision is bf16; auto: fp32, whose error does not grow with
+    the number of ranks; bf16 sends half the bytes."""
+    check_gradients: Literal["auto", "on", "off"] = "auto"
+    """Compare the gradients of a small copy of the model with those of plain PyTorch before the first step; auto: on
+    GPUs with several ranks or accumulation, and with a DeepSpeed that is allowed by name."""
+    allow_deepspeed: str = ""
+    """Version of DeepSpeed to accept although it is not tested, such as 0.19.9; it must be the installed one."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="engine.")
@@ -96,24 +119,17 @@ class EngineConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """When checkpoints are saved, where, and which are kept.
+def reduced_in(config: EngineConfig) -> Literal["bf16", "fp32"]:
+    """The precision in which ranks add up their gradients, once that of the passes is decided."""
+    return "bf16" if config.precision == config.reduce_precision == "bf16" else "fp32"
 
-    On its way to S3, a rank's share is in a temporary file in TMPDIR.
-    """
 
-    every_steps: Annotated[int, Range(1)] = 1000
-    """Steps between two checkpoints; there is always one at the end."""
-    keep_newest: Annotated[int, Range(1)] = 2
-    """Number of newest checkpoints that are kept."""
-    keep_every: Annotated[int, Range(0, zero="none")] = 0
-    """Steps between checkpoints that are kept forever; 0: none."""
-    url: str = ""
-    """Folder or s3://bucket/prefix for checkpoints; empty: RUN/checkpoints."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="checkpoint.")
+def with_buckets_of(config: EngineConfig, *, on_cpu: bool) -> EngineConfig:
+    """With the buckets that the engine uses there."""
+    if not on_cpu:
+        return config
+    reduce, gather = min(config.reduce_bucket, MOST_ON_CPU), min(config.allgather_bucket, MOST_ON_CPU)
+    return replace(config, reduce_bucket=reduce, allgather_bucket=gather)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +145,25 @@ class InitialConfig:
         refuse_wrong_values(self, where="initial.")
 
 
-_MOST_STEPS, _MOST_BATCH = 10**9, 1 << 24  # a step times a batch is a position in the sample order, which has 64 bits
+@dataclass(frozen=True, kw_only=True)
+class HangConfig:
+    """When a rank counts as hung. All ranks then write their stacks to RUN/stacks and end with exit code 74.
+
+    Time in which a rank's processes are suspended does not count.
+    """
+
+    step_seconds: Annotated[float, Range(0, _MOST_HANG_SECONDS, zero="never")] = 600.0
+    """Most seconds that a rank may wait for the data of a step, compute it, or evaluate a batch, or 3 times the longest
+    so far if that is more; 0: never look."""
+    other_seconds: Annotated[float, Range(0, _MOST_HANG_SECONDS)] = 3600.0
+    """Most seconds for starting, for the first step and the first batch of an evaluation, which may compile, and for
+    saving and finishing; at least the seconds of a step."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="hang.")
+
+
+_MOST_BATCH = 1 << 24  # a step times a batch is a position in the sample order, which has 64 bits
 MOST_THREADS = 1024
 
 
@@ -145,12 +179,13 @@ class TrainingJob:
     """Model to train."""
     initial: InitialConfig = InitialConfig()
     """Weights to start from."""
-    steps: Annotated[int, Range(1, _MOST_STEPS)] = 1000
+    steps: Annotated[int, Range(1, MOST_STEPS)] = 1000
     """Training steps of the whole run."""
     global_batch: Annotated[int, Range(1, _MOST_BATCH)] = 4096
     """Images per step, over all ranks; a multiple of --data.lanes."""
-    micro_batch: Annotated[int, Range(0, _MOST_BATCH, zero="the whole share")] = 0
-    """Images per forward and backward pass of a rank; 0: its whole share of the global batch."""
+    micro_batch: Annotated[int, Range(0, _MOST_BATCH, zero="the largest that fits")] = 0
+    """Images per forward and backward pass of a rank; 0: the most that fit its memory, up to its whole share of the
+    global batch."""
     loss: LossName = "softmax"
     """softmax: one label per image; sigmoid: any number of labels."""
     label_smoothing: Annotated[float, Range(0, below=1, zero="off")] = 0.0
@@ -170,6 +205,8 @@ class TrainingJob:
     """When checkpoints are saved, where, and which are kept."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation during training and at its end."""
+    hang: HangConfig = HangConfig()
+    """When a rank counts as hung."""
     seed: int = 0
     """Seed for everything random in the run."""
     device: Device = "auto"
@@ -177,18 +214,22 @@ class TrainingJob:
     threads: Annotated[int, Range(0, MOST_THREADS, zero="the rank's share of the cores")] = 0
     """Threads of each rank, for computing and decoding; 0: OMP_NUM_THREADS if it is set, else the rank's share of
     the cores."""
-    log_every_steps: Annotated[int, Range(1, _MOST_STEPS)] = 1
+    log_every_steps: Annotated[int, Range(1, MOST_STEPS)] = 1
     """Steps between two lines of metrics.jsonl and TensorBoard."""
+    norms_every_steps: Annotated[int, Range(0, MOST_STEPS, zero="never")] = 100
+    """Steps between two lines that also have the norms of gradients and parameters, by group of layers."""
+    similarity_every_steps: Annotated[int, Range(0, MOST_STEPS, zero="never")] = 1000
+    """Steps between two pictures of how similar the position embeddings are; the last step has one, too."""
     max_skipped_updates: Annotated[int, Range(0)] = 10
     """Updates in a row that may be skipped because their gradient is not finite, before the run stops."""
+    guard: GuardConfig = GuardConfig()
+    """What to do about loss spikes, and about losses and gradients that are not finite."""
+    loggers: LoggersConfig = LoggersConfig()
+    """Services that get the curves, too: MLflow, Weights & Biases."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
-        if self.schedule.warmup_steps >= self.steps and self.schedule.decay != "constant":
-            raise UserError(
-                f"schedule.warmup_steps is {self.schedule.warmup_steps}, not below the {self.steps} steps of the run; "
-                "lower --schedule.warmup-steps or raise --steps"
-            )
+        refuse_long_schedule(self.schedule, num_steps=self.steps)
         if self.label_smoothing and self.loss != "softmax":
             raise UserError(
                 f"label_smoothing is {self.label_smoothing} with loss {self.loss!r}; it is part of the softmax loss: "

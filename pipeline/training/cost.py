@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops, num_parameters
+from pipeline.models.flops import forward_flops, num_parameters, training_flops
 from pipeline.training.config import TrainingJob
 from shards.errors import UserError
 
@@ -11,7 +11,8 @@ _SECONDS_A_DAY = 86_400
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A multiply-add counts as 2 operations, a training step as three forward passes. `num_epochs` is None if the
+    """A multiply-add counts as 2 operations, a training step as three forward passes, or as one and the head's
+    gradients if the backbone is frozen. `num_epochs` is None if the
     number of images is not known; `num_head_parameters` is 0 if the number of classes is not."""
 
     num_parameters: int
@@ -41,17 +42,18 @@ def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float)
     body = num_parameters(model, head=False)
     total = num_parameters(model, head=classes > 0)
     forward = forward_flops(model, head=classes > 0)
+    training = training_flops(model, head=classes > 0, is_frozen=job.optimizer.freeze_backbone)
     seen = job.steps * job.global_batch
     images_per_second = seen / (days * _SECONDS_A_DAY)
     return Cost(
         num_parameters=total,
         num_head_parameters=total - body,
         forward_flops=forward,
-        train_flops=FORWARD_AND_BACKWARD * forward,
+        train_flops=training,
         num_steps=job.steps,
         num_images_seen=seen,
         num_epochs=seen / num_images if num_images else None,
-        total_exaflops=FORWARD_AND_BACKWARD * forward * seen / 1e18,
+        total_exaflops=training * seen / 1e18,
         images_per_second=images_per_second,
-        teraflops_per_second=FORWARD_AND_BACKWARD * forward * images_per_second / 1e12,
+        teraflops_per_second=training * images_per_second / 1e12,
     )

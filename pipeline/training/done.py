@@ -8,16 +8,14 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from pipeline.checkpoints.json_lines import write_whole
+from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.rank_files import RankFiles
+from pipeline.checkpoints.saved_job import STEPS, SavedJob, position_of_format_1, saved_job_of_format_1
+from pipeline.checkpoints.seal import sealed, unsealed
 from pipeline.data.position import StreamPosition
-from pipeline.models.usage import Usage
-from pipeline.models.weights import save_weights
 from pipeline.training.config import TrainingJob
-from pipeline.training.json_lines import write_whole
-from pipeline.training.manifest import Manifest
-from pipeline.training.rank_files import RankFiles
-from pipeline.training.saved_job import STEPS, SavedJob, position_of_format_1, saved_job_of_format_1
-from pipeline.training.seal import sealed, unsealed
-from pipeline.training.zero_state import AVERAGE, MASTER
+from pipeline.training.taken_weights import save_checkpoint_weights
 from shards.errors import InvalidDataError
 from shards.local_file import open_local_file, read_local_text
 from shards.store import Store
@@ -81,14 +79,7 @@ def _from_format_1(saved: dict[str, Any]) -> dict[str, Any]:
 def finish(run_dir: Path, job: TrainingJob, manifest: Manifest, *, store: Store, labels: tuple[str, ...]) -> None:
     """Weights from the final checkpoint (any ZeRO stage), averaged ones if the job averages, then the DONE marker."""
     folder = run_dir / "weights"
-    files, slot = RankFiles(store, manifest), AVERAGE if job.ema_decay else MASTER
-    save_weights(
-        folder,
-        config=job.model,
-        labels=labels,
-        tensor=lambda name: files.tensor(name, slot=slot),
-        usage=Usage(loss=job.loss, transform=job.evaluation.transform),
-    )
+    save_checkpoint_weights(folder, job, manifest, files=RankFiles(store, manifest), labels=labels)
     done = Done(
         step=manifest.id.step,
         checkpoint=manifest.id.folder,

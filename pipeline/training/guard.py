@@ -1,12 +1,33 @@
-"""Ends a run whose loss or gradient stays non-finite."""
+"""Notices loss spikes, and losses and gradients that are not finite, and ends a run that does not recover.
+
+Every decision follows from values that all ranks share, and from the losses that the checkpoints carry: all ranks
+decide alike, and a resumed run as the unbroken one.
+"""
 
 import logging
 import math
+from collections import deque
+from collections.abc import Callable
 
+from pipeline.checkpoints.manifest import Manifest
+from pipeline.data.position import StreamPosition
+from pipeline.data.skipped import data_step_of
 from pipeline.training.config import TrainingJob
+from pipeline.training.findings import Finding, add_finding
+from pipeline.training.spikes import Verdict, judge, with_loss
+from pipeline.training.train_step import StepResult
 from shards.errors import WillNotSucceedError
 
 log = logging.getLogger(__name__)
+LastSaved = Callable[[], int | None]  # the step of the newest checkpoint, once no save is under way; collective
+
+
+class RewindNeededError(Exception):
+    """The run is to continue from an earlier checkpoint, without the data around the finding."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.words())
+        self.finding = finding
 
 
 class NonFiniteGuard:
@@ -17,8 +38,8 @@ class NonFiniteGuard:
         self.num_updates, self.most_skipped, self.says = num_updates, job.max_skipped_updates, says
         self.skipped_in_a_row = 0
 
-    def count(self, step: int, *, loss: float, was_skipped: bool, saved_step: int | None) -> None:
-        """One more update; WillNotSucceedError after too many bad ones. `saved_step`: of the newest checkpoint."""
+    def count(self, step: int, *, loss: float, was_skipped: bool, last_saved: LastSaved) -> None:
+        """One more update; WillNotSucceedError after too many bad ones. `last_saved`: see LastSaved."""
         self.num_updates += not was_skipped
         if not was_skipped and math.isfinite(loss):
             self.skipped_in_a_row = 0
@@ -28,20 +49,108 @@ class NonFiniteGuard:
             what = "skipped, its gradient is not finite" if was_skipped else "made from a loss that is not finite"
             log.warning("step %d: the update was %s (loss %s)", step, what, loss)
         if self.skipped_in_a_row > self.most_skipped:
-            self.refuse(step, saved_step=saved_step)
+            self.refuse(step, last_saved=last_saved)
 
     @property
     def is_sound(self) -> bool:
         """False after a bad update: a model that may be lost must not replace a good checkpoint."""
         return self.skipped_in_a_row == 0
 
-    def refuse(self, step: int, *, saved_step: int | None) -> None:
+    def refuse(self, step: int, *, last_saved: LastSaved) -> None:
         """Raises WillNotSucceedError unless the latest update was a good one."""
         if self.is_sound:
             return
-        is_saved = saved_step is not None
-        last_good = f"the last good checkpoint is of step {saved_step}" if is_saved else "no checkpoint is there"
         raise WillNotSucceedError(
             f"{self.skipped_in_a_row} updates in a row, up to step {step}, had a non-finite gradient or loss; "
-            f"{last_good}; lower --schedule.learning-rate or set --clip-norm, and run the command again"
+            f"{_last_good(last_saved())}; lower --schedule.learning-rate or set --clip-norm, and run the command again"
+        )
+
+
+def _last_good(saved_step: int | None) -> str:
+    return "no checkpoint is there" if saved_step is None else f"the last good checkpoint is of step {saved_step}"
+
+
+class Guard:
+    """Judges every step of a run that stands at `position`, after the checkpoint `found`, if any. `losses`: the latest.
+    `says`: whether this rank logs findings and writes them to RUN/guard.jsonl."""
+
+    def __init__(self, job: TrainingJob, *, found: Manifest | None, position: StreamPosition, says: bool) -> None:
+        self.job, self.config, self.position, self.says = job, job.guard, position, says
+        self.losses = found.losses if found else ()
+        self.updates = NonFiniteGuard(job, num_updates=found.num_updates if found else 0, says=says)
+        self._judged: deque[Verdict] = deque()  # before their updates
+        self._num_discarded = 0  # in a row
+        self._z = math.nan
+
+    @property
+    def discard(self) -> Callable[[float], bool] | None:
+        """Called with the loss of each step before its update: whether none is to be made. None: not to be called."""
+        return self._judge_first if self.config.on_spike == "skip" else None
+
+    def _judge_first(self, loss: float) -> bool:
+        self._judged.append(self._judge(loss))
+        return self._judged[-1].is_spike
+
+    def count(self, result: StepResult, *, last_saved: LastSaved) -> None:
+        """The outcome of a step. RewindNeededError if the run is to go back, WillNotSucceedError after too many bad
+        ones. `last_saved`: see LastSaved."""
+        is_judged = self.discard is not None
+        verdict = self._judged.popleft() if is_judged else self._judge(result.loss)
+        is_dropped = is_judged and verdict.is_spike
+        is_finite = is_dropped or (math.isfinite(result.loss) and not result.was_skipped)
+        self._z = verdict.z
+        self._num_discarded = self._num_discarded + 1 if is_dropped else 0
+        if verdict.is_spike or not is_finite:
+            self._act(self._finding(result, verdict), is_dropped=is_dropped)
+        if not is_dropped:
+            was_skipped = result.was_skipped
+            self.updates.count(result.step, loss=result.loss, was_skipped=was_skipped, last_saved=last_saved)
+        elif self._num_discarded > self.job.max_skipped_updates:
+            raise WillNotSucceedError(
+                f"{self._finding(result, verdict).words()}, and so are the {self._num_discarded - 1} steps before it: "
+                f"none of them made an update, and --max-skipped-updates is {self.job.max_skipped_updates}; "
+                f"{_last_good(last_saved())}. "
+                f"{self.job.run_dir}/guard.jsonl lists them; lower --schedule.learning-rate, or raise --guard.spike-z"
+            )
+
+    def values(self) -> dict[str, float]:
+        """What metrics.jsonl says beside a step."""
+        skipped = self.position.skipped
+        if self.config.on_spike == "off" and not skipped:
+            return {}
+        num_steps = sum(one.end - one.first for one in skipped)
+        values = {"guard/rewinds": float(len(skipped)), "guard/skipped_steps": float(num_steps)}
+        return values if math.isnan(self._z) else values | {"guard/z": self._z}
+
+    def _judge(self, loss: float) -> Verdict:
+        verdict = judge(loss, self.losses, config=self.config)
+        self.losses = with_loss(self.losses, loss, config=self.config)
+        return verdict
+
+    def _act(self, finding: Finding, *, is_dropped: bool) -> None:
+        reaction = self.config.on_spike if finding.kind == "spike" else self.config.on_non_finite
+        if reaction == "rewind":
+            raise RewindNeededError(finding)
+        if not self.says:
+            return
+        if finding.kind == "spike":
+            log.warning("%s%s", finding.words(), "; no update was made from it" if is_dropped else "")
+        action = "no update" if is_dropped or finding.was_skipped else "none"
+        add_finding(self.job.run_dir, finding, action=action)
+
+    def _finding(self, result: StepResult, verdict: Verdict) -> Finding:
+        data_step = data_step_of(result.step - 1, self.position.skipped)
+        return Finding(
+            kind="spike" if verdict.is_spike else "non_finite",
+            step=result.step,
+            data_step=data_step,
+            first_position=data_step * self.job.global_batch,
+            end_position=(data_step + 1) * self.job.global_batch,
+            loss=result.loss,
+            median=verdict.median,
+            mad=verdict.mad,
+            z=verdict.z,
+            grad_norm=result.grad_norm,
+            learning_rate=result.rate,
+            was_skipped=result.was_skipped,
         )

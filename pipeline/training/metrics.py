@@ -14,7 +14,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from pipeline.training.json_lines import Line, Lines, is_step, naming, read_lines, write_whole
+from pipeline.checkpoints.json_lines import Line, Lines, is_step, naming, read_lines, write_whole
+from pipeline.training.loggers import Curves
 from shards.errors import InvalidDataError
 
 log = logging.getLogger(__name__)
@@ -26,19 +27,27 @@ _FLUSH_SECONDS = 10  # what a killed process may lose
 
 
 class Metrics:
-    """A run's curves. Opened at `step`, it removes what an earlier start wrote for later steps."""
+    """A run's curves. Opened at `step`, it removes what an earlier start wrote for later steps. `follower`: gets all of
+    it, too, once it is written here."""
 
     def __init__(self, run_dir: Path, *, step: int) -> None:
         self._path = run_dir / METRICS_FILE
+        self.follower: Curves | None = None
         cut_after(self._path, step=step)
         self._first_step = step + 1
         self._file = self._path.open("a", buffering=1)
         folder = run_dir / "tensorboard"
         if folder.exists() and not folder.is_dir():
             raise InvalidDataError(f"{folder} is not a folder; move it away, a run writes its curves there")
-        self._board = SummaryWriter(str(folder), purge_step=self._first_step, flush_secs=_FLUSH_SECONDS)
         self._hook_before = threading.excepthook
-        threading.excepthook = self._thread_failed
+        threading.excepthook = self._thread_failed  # first: the thread writes at once
+        try:
+            with naming(run_dir):
+                self._board = SummaryWriter(str(folder), purge_step=self._first_step, flush_secs=_FLUSH_SECONDS)
+        except BaseException:
+            self._file.close()
+            threading.excepthook = self._hook_before
+            raise
         self._events = self._board._get_file_writer()  # type: ignore[no-untyped-call]
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -47,6 +56,8 @@ class Metrics:
         with naming(self._path.parent):
             self._file.write(json.dumps({"step": step, **values}) + "\n")
             self._events.add_summary(Summary(value=points), step)  # one event for all of them
+        if self.follower:
+            self.follower.write(step, values)
 
     def show_job(self, text: str, settings: Mapping[str, str | int | float]) -> None:
         """The job's YAML, and its settings as hyperparameters beside the last values of the curves.
@@ -54,30 +65,40 @@ class Metrics:
         Written into the run's own folder (SummaryWriter.add_hparams would make another run), at the first step of this
         process, so that a later start from an earlier step removes it.
         """
-        self._board.add_text("job", f"```yaml\n{text.strip()}\n```", self._first_step)
         shown = ("train/loss", "eval/accuracy", "eval/loss")
         experiment, session, _ = hparams(dict(settings), dict.fromkeys(shown))  # type: ignore[no-untyped-call]
-        for summary in (experiment, session):
-            self._events.add_summary(summary, self._first_step)
+        with naming(self._path.parent):
+            self._board.add_text("job", f"```yaml\n{text.strip()}\n```", self._first_step)
+            for summary in (experiment, session):
+                self._events.add_summary(summary, self._first_step)
+        if self.follower:
+            self.follower.show_job(text, settings)
 
     def show_images(self, step: int, images_NHW3: torch.Tensor, names: Sequence[str]) -> None:
         """Images of 0 to 255 in a grid of four columns, and their classes in a table of the same shape."""
         self._board.add_image("data/images", grid(images_NHW3).numpy(), step, dataformats="HWC")
         rows = [names[first : first + _COLUMNS] for first in range(0, len(names), _COLUMNS)]
-        table = ["|" + "|".join(name.replace("|", "\\|") for name in row) + "|" for row in rows]
+        table = ["|" + "|".join(" ".join(name.split()).replace("|", "\\|") for name in row) + "|" for row in rows]
         table.insert(1, "|" + "---|" * _COLUMNS)
         self._board.add_text("data/classes", "\n".join(table), step)
 
+    def show_picture(self, tag: str, step: int, picture_HW3: torch.Tensor) -> None:
+        """A picture, uint8[height, width, 3] on the host."""
+        self._board.add_image(tag, picture_HW3.numpy(), step, dataformats="HWC")
+
     def amend(self, step: int, values: dict[str, float]) -> None:
-        """Adds values to the last line."""
-        lines = _lines(self._path).objects
-        before = lines[-1] if lines and lines[-1]["step"] == step else {"step": step}
+        """Adds values to the last line; killed meanwhile, the file has it with them or without them."""
+        lines = _lines(self._path)
+        is_there = bool(lines.objects) and lines.objects[-1]["step"] == step
+        before = lines.objects[-1] if is_there else {"step": step}
+        texts = [*lines.texts[: len(lines.texts) - is_there], json.dumps(before | values).encode()]
         self._file.close()
-        cut_after(self._path, step=step - 1)
+        write_whole(self._path, b"".join(text + b"\n" for text in texts))
         self._file = self._path.open("a", buffering=1)
-        self._file.write(json.dumps(before | values) + "\n")
         for name, value in values.items():
             self._board.add_scalar(tag_of(name), value, step)
+        if self.follower:
+            self.follower.amend(step, values)
 
     def close(self) -> None:
         """Flushes and closes both."""

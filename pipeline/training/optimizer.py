@@ -11,28 +11,44 @@ from collections.abc import Iterable
 import torch
 
 from pipeline.training.config import OptimizerConfig
+from pipeline.training.layers import rate_factors
 
 _HEAD = "head.weight"
+RATE_FACTOR = "rate_factor"  # of a group, by which the learning rate is multiplied
 
 
 def build_optimizer(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]], config: OptimizerConfig
 ) -> torch.optim.Optimizer:
-    """The optimiser with one group for each weight decay; the learning rate, 0 here, is set at each step.
+    """The optimiser with one group for each weight decay and RATE_FACTOR of the learning rate, which is set at each
+    step and 0 here. Parameters that need no gradient are left out.
 
     A decay that follows the schedule must go through `scaled_by_rate` first; ValueError otherwise.
     """
     if config.decay_scale != "rate":
         raise ValueError("the decay is not yet a multiple of the learning rate: call scaled_by_rate first")
-    by_decay: dict[float, list[torch.nn.Parameter]] = {}
-    for name, parameter in named_parameters:
-        by_decay.setdefault(decay_of(name, config), []).append(parameter)
+    parameters = dict(named_parameters)
+    factors = rate_factors(parameters, config)
+    members: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        if parameter.requires_grad:
+            members.setdefault((decay_of(name, config), factors[name]), []).append(parameter)
     # Strongest first; the order is part of how DeepSpeed lays parameters out, not of what is computed.
-    groups = [{"params": by_decay[decay], "weight_decay": decay} for decay in sorted(by_decay, reverse=True)]
+    groups = [
+        {"params": members[decay, factor], "weight_decay": decay, RATE_FACTOR: factor}
+        for decay, factor in sorted(members, reverse=True)
+    ]
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, fused=True)
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
+
+
+def moments_of(config: OptimizerConfig) -> tuple[str, ...]:
+    """PyTorch's names of what the optimiser keeps of each parameter, from its first step on."""
+    if config.name == "sgd":
+        return ("momentum_buffer",) if config.momentum else ()
+    return ("exp_avg", "exp_avg_sq")
 
 
 def decay_of(name: str, config: OptimizerConfig) -> float:
@@ -48,6 +64,7 @@ def is_decayed(name: str, config: OptimizerConfig) -> bool:
     return config.decay == "all" or is_kernel
 
 
-def update_average(average: torch.Tensor, weights: torch.Tensor, *, decay: float) -> None:
-    """Polyak averaging, in place: average = decay x average + (1 - decay) x weights (section 4.1: 0.9999)."""
-    average.lerp_(weights, 1.0 - decay)
+def update_averages(averages: list[torch.Tensor], weights: list[torch.Tensor], *, decay: float) -> None:
+    """Polyak averaging, in place: average = decay x average + (1 - decay) x weights (section 4.1: 0.9999). One kernel
+    for all tensors on a GPU, with the bits of a `lerp_` for each."""
+    torch._foreach_lerp_(averages, weights, 1.0 - decay)

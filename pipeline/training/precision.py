@@ -19,7 +19,7 @@ class Choice:
 
 def choose_precision(wanted: Literal["auto", "bf16", "fp32"], *, recorded: str, bf16: Bf16) -> Choice:
     """`wanted`: what the job says. `recorded`: the precision in the checkpoint that the run continues from, empty
-    if it starts. `bf16`: what all ranks' devices can do."""
+    if it starts. `bf16`: what every rank's device can do."""
     if wanted != "auto":
         return _as_demanded(wanted, recorded=recorded, bf16=bf16)
     if recorded in ("bf16", "fp32"):
@@ -43,12 +43,3 @@ def _as_recorded(recorded: Precision, *, bf16: Bf16) -> Choice:
         return Choice(precision=recorded, message=message)
     is_slow = recorded == "bf16"
     return Choice(precision=recorded, message=f"{message}, though {bf16.reason}", is_warning=is_slow)
-
-
-def least_of(devices: list[Bf16]) -> Bf16:
-    """What the devices of all ranks, in rank order, can do: that of the first that lacks bf16, else that of rank 0."""
-    for rank, bf16 in enumerate(devices):
-        if not bf16.is_native:
-            where = f"rank {rank}: " if rank else ""
-            return Bf16(is_native=False, reason=where + bf16.reason)
-    return devices[0]

@@ -3,12 +3,15 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipeline.checkpoints.attempts import list_committed
 from pipeline.data.config import Share
 from pipeline.data.stream import PlannedStream, plan_stream
-from pipeline.training.attempts import list_committed
 from pipeline.training.batch_plan import BatchPlan, plan_batch
 from pipeline.training.classes import with_classes
 from pipeline.training.config import TrainingJob
+from pipeline.training.deepspeed_version import deepspeed_version, refuse_untested_deepspeed
+from pipeline.training.device_memory import Budget, budget_of
+from pipeline.training.logger_choice import refuse_unusable_loggers
 from pipeline.training.start import starting_weights, will_compile
 from pipeline.world import World
 from shards.dataset import Dataset, open_dataset
@@ -20,8 +23,9 @@ from shards.store import Store, open_store
 class Prepared:
     """A job whose every value is known to fit: number of classes filled in, datasets open, batch and stream planned.
 
-    `is_compiled`: whether the model's blocks are compiled. `extend`: whether the job may have more steps than the
-    run that it continues.
+    `plan`: of the whole share in one pass, if the job names no micro-batch: the ranks agree on one later, within the
+    `budget`. `is_compiled`: whether the model's blocks are compiled. `extend`: whether the job may have more steps than
+    the run that it continues.
     """
 
     job: TrainingJob
@@ -29,6 +33,7 @@ class Prepared:
     run_dir: Path
     store: Store
     plan: BatchPlan
+    budget: Budget
     stream: PlannedStream
     held_out: Dataset | None
     is_compiled: bool
@@ -38,6 +43,7 @@ class Prepared:
 def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared:
     """The job, checked. Raises UserError."""
     _refuse_missing(job)
+    refuse_untested_deepspeed(job.engine, deepspeed_version())
     plan = plan_batch(
         job.global_batch,
         micro_batch=job.micro_batch,
@@ -57,6 +63,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     stop = Path(job.run_dir) / "STOP"
     if stop.exists():
         raise UserError(f"{stop} exists and keeps the run stopped; delete it to continue")
+    refuse_unusable_loggers(job.loggers, Path(job.run_dir), opens=world.is_first)
     store = open_store(job.checkpoint.url or str(Path(job.run_dir) / "checkpoints"))
     if job.initial.weights and not list_committed(store):
         starting_weights(job)
@@ -66,6 +73,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         run_dir=Path(job.run_dir),
         store=store,
         plan=plan,
+        budget=budget_of(world, read_ahead_bytes=stream.most_read_ahead_bytes + _batches_bytes(job, world)),
         stream=stream,
         held_out=held_out,
         is_compiled=will_compile(job.engine, world.device),
@@ -73,7 +81,18 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     )
 
 
+def _batches_bytes(job: TrainingJob, world: World) -> int:
+    """Pixels of all batches that the ranks of this host hold or prepare."""
+    num_images = (job.data.steps_ahead + 2) * job.global_batch // world.num_ranks * world.num_local_ranks
+    return 3 * job.model.image_size**2 * num_images
+
+
 def _refuse_missing(job: TrainingJob) -> None:
+    if job.optimizer.freeze_backbone and not job.initial.weights:
+        raise UserError(
+            "optimizer.freeze_backbone is on, but the run starts from scratch: its backbone would stay random; give "
+            "--initial.weights RUN/weights, or --optimizer.no-freeze-backbone"
+        )
     if not job.run_dir:
         raise UserError("--run-dir is missing: give the run directory as --run-dir")
     if not (job.data.url or job.data.mix):

@@ -2,49 +2,67 @@
 
 1. read the job                     done before: jobs/resolve.py, and the rank's place in pipeline/world.py
 2. check it against its data        prepare.py
-3. join the other ranks             signals are watched from here on
-4. find the checkpoint              checkpoint.py; a job that is not the same run is refused
-5. build                            the engine, filled (start.py), the stream of batches, the reporter
-6. loop                             loop.py
+3. join the other ranks             signals are watched from here on; ranks that differ are refused
+                                    (rank_agreement.py)
+4. find the checkpoint              pipeline/checkpoints/checkpoint.py; a job that is not the same run is refused
+5. build                            build.py: the micro-batch that fits (agreed_plan.py), the check of gradients, the
+                                    engine, filled (start.py), the stream of batches, the reporter, the saves
+6. loop                             loop.py; if the guard wants to go back, rewind.py, then 5 again with the same engine
 7. finish                           done.py: weights, then the DONE marker
 """
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 import torch.distributed as dist
 
 from pipeline.bf16 import Bf16
+from pipeline.checkpoints.checkpoint import Checkpoints
+from pipeline.checkpoints.gone import gone_message
+from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.writer import Writer
 from pipeline.collectives import broadcast_json
-from pipeline.data.stream import open_stream
-from pipeline.training.checkpoint import Checkpoints, gone_message
+from pipeline.determinism import refuse_missing_kernel
+from pipeline.training.build import Parts, build_loop
 from pipeline.training.config import TrainingJob
 from pipeline.training.done import Done, done_from_json, done_to_json, finish, read_done
-from pipeline.training.engine import Engine
-from pipeline.training.guard import NonFiniteGuard
-from pipeline.training.held_out import HeldOut
-from pipeline.training.ledger import Ledger
+from pipeline.training.guard import RewindNeededError
+from pipeline.training.heartbeat import Heartbeat, collective_timeout
+from pipeline.training.ledger import Ledger, last_line, last_saved
 from pipeline.training.loop import Loop, LoopEnd
-from pipeline.training.manifest import Manifest
 from pipeline.training.prepare import Prepared, prepare
-from pipeline.training.reporter import open_reporter
+from pipeline.training.rank_agreement import refuse_other_runs
+from pipeline.training.rewind import rewind
 from pipeline.training.same_run import extension, refuse_changes
-from pipeline.training.saving import Saving, describe
+from pipeline.training.save_clock import SaveClock
 from pipeline.training.signals import Signals
-from pipeline.training.start import all_will_compile, bf16_of_all, start_engine, with_precision
+from pipeline.training.start import with_precision
+from pipeline.training.starts import Left, Origin, add_start, left_behind
+from pipeline.training.step_times import StepTimes, marks_of
+from pipeline.training.step_trace import StepTrace, say_untraced
 from pipeline.training.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Stopping
-from pipeline.training.summary import Opening, closing_words, num_parameters
-from pipeline.training.train_step import Gradients, TrainStep
+from pipeline.training.summary import closing_words
+from pipeline.training.trial import refuse_lack_of_memory
 from pipeline.training.watch import Watch
-from pipeline.world import World, joined
+from pipeline.world import World, bf16_of, fix_kernels, joined
 from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
 
 log = logging.getLogger(__name__)
 WriteRecord = Callable[[TrainingJob], None]
+NO_STEPS = range(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What the room above puts on record: `write` writes RUN/job.yaml, whose format is its own; it is called on rank 0
+    with the job as it is run. `origin`: where the job is from."""
+
+    write: WriteRecord
+    origin: Origin
 
 
 class Ending(Enum):
@@ -60,25 +78,36 @@ class Ending(Enum):
 _ENDINGS = {CONTINUE: Ending.STOPPED, INTERRUPTED: Ending.INTERRUPTED, NOTHING_SAVED: Ending.UNSAVED}
 
 
-def train(job: TrainingJob, world: World, *, write_record: WriteRecord, extend: bool = False) -> Ending:
+def train(
+    job: TrainingJob, world: World, *, record: RunRecord, extend: bool = False, profile: range = NO_STEPS
+) -> Ending:
     """Runs a job, from its newest checkpoint if it has one, to its end or until it is asked to stop.
 
-    `write_record` writes RUN/job.yaml, whose format belongs to the room above: called on rank 0 with the job as it is
-    run. `extend`: the job may have more steps than the run that it continues. Raises UserError.
+    `record`: what stands on record of it. `extend`: the job may have more steps than the run that it continues.
+    `profile`: the steps that rank 0 traces. Raises UserError.
     """
+    if job.engine.deterministic:
+        fix_kernels(world)
     # 2. Check the job against its data.
     prepared = prepare(job, world, extend=extend)
     # 3. Join the other ranks.
     with (
         Stopping(rank=world.rank, num_ranks=world.num_ranks) as stopping,
         Signals(prepared.run_dir, watch_markers=world.is_first) as signals,
-        joined(world),
+        Heartbeat(prepared.run_dir, job.hang, stopping.pulse, world=world),
+        _writer(prepared) as writer,
+        ExitStack() as stack,
     ):
-        if _is_done(prepared):
-            return Ending.DONE
         try:
-            ending = _start_to_end(prepared, signals, stopping, write_record=write_record)
-            dist.barrier()
+            with joined(world, timeout=collective_timeout(job.hang)):
+                refuse_other_runs(prepared)
+                if _is_done(prepared):
+                    say_untraced(profile, world)
+                    return Ending.DONE
+                watch = _watch(prepared, signals, stopping, stack, profile=profile)
+                ending = _start_to_end(prepared, writer, watch, record)
+                stopping.pulse.is_done = ending is Ending.DONE
+                dist.barrier()
         except (UserError, WillNotSucceedError):
             raise
         except Exception as error:  # after a request to stop an error is no surprise: a peer may have ended first
@@ -90,28 +119,69 @@ def train(job: TrainingJob, world: World, *, write_record: WriteRecord, extend: 
         return ending
 
 
-def _start_to_end(prepared: Prepared, signals: Signals, stopping: Stopping, *, write_record: WriteRecord) -> Ending:
+@contextmanager
+def _writer(prepared: Prepared) -> Iterator[Writer | None]:
+    """The process that writes this rank's checkpoints, while the run lasts; None if the job wants none."""
+    if prepared.job.checkpoint.asynchronous == "off":
+        yield None
+        return
+    with closing(Writer()) as writer:
+        yield writer
+
+
+def _watch(prepared: Prepared, signals: Signals, stopping: Stopping, stack: ExitStack, *, profile: range) -> Watch:
+    """What the run looks at and writes to while it trains; `stack` closes what needs it."""
+    world, run_dir = prepared.world, prepared.run_dir
+    clock = SaveClock(prepared.job.checkpoint, num_nodes=world.num_nodes, decides=world.is_first)
+    times, trace = StepTimes(marks_of(world.device)), None
+    if profile and world.is_first:
+        trace = stack.enter_context(closing(StepTrace(run_dir, profile, times, device=world.device)))
+    ledger = Ledger(run_dir, says=world.is_first)
+    return Watch(signals=signals, stopping=stopping, ledger=ledger, clock=clock, times=times, trace=trace)
+
+
+def _start_to_end(prepared: Prepared, writer: Writer | None, watch: Watch, record: RunRecord) -> Ending:
     """Steps 4 to 7."""
     world = prepared.world
-    prepared = replace(prepared, is_compiled=all_will_compile(prepared.is_compiled, world))
-    watch = Watch(signals=signals, stopping=stopping, ledger=Ledger(prepared.run_dir, says=world.is_first))
-    bf16 = bf16_of_all(world)
-    with _in_its_folder(prepared.run_dir), ExitStack() as stack:
+    bf16 = bf16_of(world.device)
+    with _in_its_folder(prepared.run_dir):
         with watch.ledger.time("startup"):
             # 4. Find the checkpoint.
-            checkpoints = Checkpoints(prepared.store, world, run_dir=prepared.run_dir)
-            prepared, found = _find_checkpoint(prepared, checkpoints, bf16=bf16, write_record=write_record)
-            # 5. Build.
-            loop = _build(prepared, checkpoints, found, watch, stack)
-        with _retried(loop):
-            # 6. Loop.
-            end = loop.run()
-            # 7. Finish.
-            if end is LoopEnd.ALL_STEPS:
-                checkpoints.refuse_if_overtaken()
-                if world.is_first and loop.saving.saved:
-                    _finish(prepared, loop.saving.saved, watch.ledger)
-        return _ending(end, prepared, stopping, step=loop.step)
+            checkpoints = _checkpoints(prepared)
+            left = left_behind(prepared.run_dir) if world.is_first else None
+            prepared, found = _find_checkpoint(prepared, checkpoints, bf16=bf16, write_record=record.write)
+            if found and world.is_first:
+                watch.ledger.complete(found.id, found.record.get("seconds"))
+        if left:
+            _put_on_record(prepared, checkpoints, found, watch.ledger, left=left, origin=record.origin)
+        parts, loop = Parts(prepared=prepared, checkpoints=checkpoints, watch=watch, writer=writer), None
+        while True:
+            watch.stopping.pulse.attempt = checkpoints.attempt.token
+            with ExitStack() as stack:
+                # 5. Build.
+                with watch.ledger.time("startup"):
+                    loop = build_loop(parts, found, stack, before=loop)
+                try:
+                    return _to_its_end(loop, parts)
+                except RewindNeededError as needed:
+                    finding = needed.finding
+            with _retried(loop):
+                found = rewind(loop, checkpoints, finding)
+
+
+def _to_its_end(loop: Loop, parts: Parts) -> Ending:
+    """Steps 6 and 7. RewindNeededError if the run is to continue from an earlier checkpoint."""
+    prepared = parts.prepared
+    with _retried(loop):
+        # 6. Loop.
+        end = loop.run()
+        loop.saving.settle()
+        # 7. Finish.
+        if end is LoopEnd.ALL_STEPS:
+            parts.checkpoints.refuse_if_overtaken()
+            if prepared.world.is_first and loop.saving.saved:
+                _finish(prepared, loop.saving.manifest(), loop.watch.ledger)
+    return _ending(end, prepared, parts.watch.stopping, step=loop.step)
 
 
 def _is_done(prepared: Prepared) -> bool:
@@ -127,6 +197,29 @@ def _is_done(prepared: Prepared) -> bool:
     if is_done and world.is_first:
         log.info("%s is already done: %d steps", run_dir, prepared.job.steps)
     return is_done
+
+
+def _checkpoints(prepared: Prepared) -> Checkpoints:
+    """The run's checkpoints, which ask its ledger what was saved last."""
+    run_dir = prepared.run_dir
+    saved, records = (lambda: last_saved(run_dir)), (lambda: bool(last_line(run_dir)))
+    return Checkpoints(prepared.store, prepared.world, run_dir=run_dir, recorded=saved, has_records=records)
+
+
+def _put_on_record(
+    prepared: Prepared, checkpoints: Checkpoints, found: Manifest | None, ledger: Ledger, *, left: Left, origin: Origin
+) -> None:
+    """This start, for reports."""
+    world, engine = prepared.world, prepared.job.engine
+    add_start(
+        prepared.run_dir,
+        attempt=checkpoints.attempt.token,
+        resumed_from=found.id.step if found else None,
+        seconds=ledger.record(),
+        topology=(world.num_ranks, engine.zero_stage, world.device.type),
+        left=left,
+        origin=origin,
+    )
 
 
 def _find_checkpoint(
@@ -149,53 +242,8 @@ def _find_checkpoint(
 
 
 def _refuse_changes(prepared: Prepared, saved: Manifest | Done, *, is_done: bool = False) -> None:
-    start, extend = prepared.stream.start, prepared.extend
-    refuse_changes(saved.job, saved.position, job=prepared.job, start=start, is_done=is_done, extend=extend)
-
-
-def _build(
-    prepared: Prepared, checkpoints: Checkpoints, found: Manifest | None, watch: Watch, stack: ExitStack
-) -> Loop:
-    """The loop with everything it uses: the engine, rank 0's reporter, the stream of batches. `stack` closes what needs
-    it. Collective."""
-    job, world, stream = prepared.job, prepared.world, prepared.stream
-    engine = start_engine(job, prepared.plan, checkpoints, found, is_compiled=prepared.is_compiled)
-    step, reporter = found.position.next_step if found else 0, None
-    if world.is_first:
-        _say_opening(prepared, engine, resumed_step=step)
-        reporter = stack.enter_context(open_reporter(job, watch.ledger, stream.data, step=step))
-    batches = stack.enter_context(
-        open_stream(
-            stream,
-            next_step=step,
-            quarantine=prepared.run_dir / "quarantine.jsonl",
-            pin_memory=world.device.type == "cuda",
-        )
-    )
-    labels, record = stream.data.label_names, describe(job, world, is_compiled=prepared.is_compiled)
-    return Loop(
-        job,
-        TrainStep(Gradients(job, prepared.plan, engine, world), batches, watch),
-        guard=NonFiniteGuard(job, num_updates=found.num_updates if found else 0, says=world.is_first),
-        held_out=HeldOut(job, engine, world, dataset=prepared.held_out, labels=labels, watch=watch),
-        saving=Saving(job, engine, checkpoints, saved=found, record=record, watch=watch, reporter=reporter),
-        reporter=reporter,
-    )
-
-
-def _say_opening(prepared: Prepared, engine: Engine, *, resumed_step: int) -> None:
-    opening = Opening(
-        job=prepared.job,
-        world=prepared.world,
-        plan=prepared.plan,
-        resumed_step=resumed_step,
-        num_parameters=num_parameters(engine.shapes.values()),
-        num_images=sum(dataset.num_samples for dataset in prepared.stream.data.datasets),
-        most_read_ahead_bytes=prepared.stream.most_read_ahead_bytes,
-    )
-    log.info("%s", opening.words())
-    if prepared.is_compiled:
-        log.info("compiling the model's blocks: the first step takes longer, and so does the first evaluation")
+    job, start, extend = prepared.job, prepared.stream.start, prepared.extend
+    refuse_changes(saved.job, saved.position, job=job, start=start, is_done=is_done, extend=extend)
 
 
 @contextmanager
@@ -221,6 +269,12 @@ def _retried(loop: Loop) -> Iterator[None]:
         if loop.step == first_step < loop.job.steps:
             raise
         raise WillNotSucceedError(f"after {loop.step} steps: {error}") from error
+    except RuntimeError as error:
+        refuse_missing_kernel(error)
+        gradients = loop.train_step.gradients
+        num_steps = loop.step - first_step
+        refuse_lack_of_memory(error, gradients.plan, rank=gradients.world.rank, num_steps=num_steps)
+        raise
     except (UserError, TransientError) as error:
         raise TransientError(f"after {loop.step} steps: {error}") from error
 
@@ -229,8 +283,7 @@ def _finish(prepared: Prepared, saved: Manifest, ledger: Ledger) -> None:
     """The weights, the DONE marker and the last words; rank 0 alone."""
     job, run_dir = prepared.job, prepared.run_dir
     finish(run_dir, job, saved, store=prepared.store, labels=prepared.stream.data.label_names)
-    words = closing_words(job, steps=saved.id.step, seconds=ledger.record(), weights=run_dir / "weights")
-    log.info("%s", words)
+    log.info("%s", closing_words(job, steps=saved.id.step, seconds=ledger.record(), weights=run_dir / "weights"))
 
 
 def _ending(end: LoopEnd, prepared: Prepared, stopping: Stopping, *, step: int) -> Ending:

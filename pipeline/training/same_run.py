@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pipeline.checkpoints.saved_job import STEPS, SavedJob
 from pipeline.data.position import StreamPosition, is_of_decoder
 from pipeline.models.config import ModelConfig
 from pipeline.training.config import TrainingJob
-from pipeline.training.saved_job import STEPS, SavedJob
 from pipeline.training.schedule import learning_rate
 from shards.differences import Difference, as_lines, differences, flattened
 from shards.errors import UserError
@@ -25,7 +25,8 @@ _WARMUP = "schedule.warmup_steps"
 _OF_POSITION = ("seed", "global_batch", "data.")
 _WHERE_AND_HOW = (
     *("run_dir", "device", "threads", "micro_batch", "log_every_steps", "max_skipped_updates"),
-    *("checkpoint.", "engine."),
+    *("norms_every_steps", "similarity_every_steps"),
+    *("checkpoint.", "engine.", "guard.", "hang.", "loggers."),
 )
 _MEASURED = ("evaluation.",)
 _PRECISION, _UNDECIDED = "engine.precision", "auto"

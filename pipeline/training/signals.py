@@ -14,6 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 log = logging.getLogger(__name__)
+_File = tuple[int, int]  # inode, and nanoseconds of its last change
 _EXIT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -46,6 +47,7 @@ class Signals:
         self._asked = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
         self._is_over, self._can_save = False, True
+        self._served: _File | None = None
 
     def __enter__(self) -> Self:
         self._before = install(_EXIT_SIGNALS, self._handle)
@@ -64,21 +66,38 @@ class Signals:
             return StopRequest.SAVE_AND_EXIT
         if self._watch_markers and self._stop.exists():
             return StopRequest.SAVE_AND_EXIT
-        is_asked = self._watch_markers and self._can_save and self._save.exists()
-        return StopRequest.SAVE if is_asked else StopRequest.NOTHING
+        asked = self._marker() if self._watch_markers and self._can_save else None
+        return StopRequest.SAVE if asked and asked != self._served else StopRequest.NOTHING
 
     def over(self) -> None:
         """Everything is committed and all ranks know: the signals are ignored from the end of the context on."""
         self._is_over = True
 
+    def saving(self) -> None:
+        """A save begins: it is the one that RUN/SAVE asks for, if that is there now."""
+        self._served = self._marker() if self._watch_markers else None
+
+    def not_saved(self) -> None:
+        """It failed: RUN/SAVE asks again."""
+        self._served = None
+
     def saved(self) -> None:
-        """A save was made: RUN/SAVE is fulfilled."""
-        if self._watch_markers:
+        """The save is committed: RUN/SAVE is fulfilled, unless it came later."""
+        served, self._served = self._served, None
+        if served and served == self._marker():
             try:
                 self._save.unlink(missing_ok=True)
             except OSError as error:  # a folder, or somebody else's
                 self._can_save = False
                 log.warning("%s cannot be deleted (%s); it is ignored from now on", self._save, error.strerror)
+
+    def _marker(self) -> _File | None:
+        """RUN/SAVE as it is now; None if it is not there. A request that is repeated is another one."""
+        try:
+            found = self._save.lstat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self._asked.set()

@@ -4,53 +4,74 @@
     2. the weights that the job names (--initial.weights)
     3. scratch: the initial values of the job's seed
 
-And what all ranks decide together before it does: whether they compile, and in which precision they compute.
+And what is decided before it does, by every rank in the same way (rank_agreement.py): whether blocks are compiled, and
+the precision.
 """
 
 import logging
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from pipeline.bf16 import Bf16
-from pipeline.collectives import all_agree, gather_json
+from pipeline.checkpoints.checkpoint import Checkpoints
+from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.slots import MASTER
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.initial import initial_tensor
 from pipeline.models.tensor_checks import TensorByName
 from pipeline.models.weights import fit_weights, open_weights
 from pipeline.training.batch_plan import BatchPlan
-from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import EngineConfig, TrainingJob, scaled_by_rate
 from pipeline.training.engine import Engine
-from pipeline.training.manifest import Manifest
-from pipeline.training.precision import choose_precision, least_of
-from pipeline.training.zero_state import Fragment
-from pipeline.world import World, bf16_of
+from pipeline.training.layers import freeze, is_trained
+from pipeline.training.memory import Topology, memory_of
+from pipeline.training.precision import choose_precision
+from pipeline.training.trial import engine_that_fits, one_pass
 from shards.errors import InvalidDataError, UserError
 
 log = logging.getLogger(__name__)
+_CPU = torch.device("cpu")
 
 
 def start_engine(
     job: TrainingJob, plan: BatchPlan, checkpoints: Checkpoints, manifest: Manifest | None, *, is_compiled: bool
-) -> Engine:
-    """The engine with the weights that the run starts from. `manifest`: of its checkpoint, None if it has none."""
-    weights = None if manifest else starting_weights(job)
-    engine = Engine(
-        starting_model(job, is_compiled=is_compiled),
-        config=job.engine,
-        plan=plan,
-        optimizer=scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate),
-        clip_norm=job.clip_norm,
-        ema_decay=job.ema_decay,
-    )
+) -> tuple[Engine, BatchPlan]:
+    """The engine with the weights that the run starts from, and its plan: this one, or on a GPU one with a smaller
+    micro-batch if its memory does not suffice. `manifest`: of its checkpoint, None if it has none. Collective."""
+    weights, world = None if manifest else starting_weights(job), checkpoints.world
+
+    def build(plan: BatchPlan) -> Engine:
+        return Engine(
+            starting_model(job, is_compiled=is_compiled),
+            config=job.engine,
+            plan=plan,
+            optimizer=scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate),
+            clip_norm=job.clip_norm,
+            ema_decay=job.ema_decay,
+        )
+
+    def trial(engine: Engine, plan: BatchPlan) -> None:
+        stand_in = partial(stand_in_model, job, is_compiled=is_compiled, device=world.device)
+        topology = Topology(num_ranks=world.num_ranks, is_on_gpu=True)
+        memory = memory_of(job, topology, micro_batch=plan.micro_batch)
+        held_bytes = memory.peak - memory.activations
+        one_pass(job, engine, plan, device=world.device, stand_in=stand_in, held_bytes=held_bytes)
+
+    if world.device.type == "cuda":
+        pairs = job.data.mixup.alpha > 0
+        engine, plan = engine_that_fits(plan, build=build, trial=trial, pairs=pairs, world=world)
+    else:
+        engine = build(plan)
     if manifest:
-        _fill_from_checkpoint(engine, checkpoints, manifest)
+        fill_from_checkpoint(engine, checkpoints, manifest, job=job)
     elif weights:
         _fill_from_weights(engine, weights)
-    return engine
+    return engine, plan
 
 
 def starting_weights(job: TrainingJob) -> TensorByName:
@@ -67,12 +88,26 @@ def starting_weights(job: TrainingJob) -> TensorByName:
 
 
 def starting_model(job: TrainingJob, *, is_compiled: bool) -> Model:
-    """The job's model before its weights are filled in, with its blocks compiled and recomputed as the job says."""
-    model = unfilled_model(job.model)
+    """The job's model on meta, before it has any memory, with its blocks compiled and recomputed as the job says."""
+    with torch.device("meta"):
+        model = unfilled_model(job.model)
     if is_compiled:
         compile_blocks(model)
     if job.engine.activation_checkpointing:
         checkpoint_blocks(model)
+    return model
+
+
+def stand_in_model(job: TrainingJob, *, is_compiled: bool, device: torch.device) -> Model:
+    """A whole model of the job's size and precision on a device, for a trial of its memory: all its weights are 0."""
+    model = starting_model(job, is_compiled=is_compiled)
+    if job.engine.precision == "bf16":
+        model.to(torch.bfloat16)
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    freeze(model, job.optimizer)
     return model
 
 
@@ -86,18 +121,35 @@ def _fill_from_weights(engine: Engine, tensor: TensorByName) -> None:
     engine.load(fill, moments=[], num_updates=0)
 
 
-def _fill_from_checkpoint(engine: Engine, checkpoints: Checkpoints, manifest: Manifest) -> None:
+def fill_from_checkpoint(engine: Engine, checkpoints: Checkpoints, manifest: Manifest, *, job: TrainingJob) -> None:
     """Masters and moments from the fragments that any number of ranks wrote under any ZeRO stage."""
 
     if {name: tensor.shape for name, tensor in manifest.tensors.items()} != engine.shapes:
         where = f"{checkpoints.store.url}/{manifest.id.folder}"
         raise InvalidDataError(f"{where} has other tensors than the model that it names; start in another --run-dir")
+    _refuse_other_moments(manifest, job, where=f"{checkpoints.store.url}/{manifest.id.folder}")
+
+    wanted: list[tuple[Fragment, str]] = []  # all of it at once takes fewer requests
 
     def fill(fragment: Fragment, slot: str) -> None:
-        checkpoints.load(manifest, fragment, slot)
+        wanted.append((fragment, slot))
 
-    engine.load(fill, moments=list(manifest.moments), num_updates=manifest.num_updates)
+    def filled() -> None:
+        checkpoints.load_all(manifest, wanted)
+
+    engine.load(fill, moments=list(manifest.moments), num_updates=manifest.num_updates, filled=filled)
     checkpoints.loaded()
+
+
+def _refuse_other_moments(manifest: Manifest, job: TrainingJob, *, where: str) -> None:
+    """InvalidDataError unless the checkpoint has moments of the weights that the job trains, and of no others."""
+    for name, tensor in manifest.tensors.items():
+        expected = {MASTER, *manifest.moments} if is_trained(name, job.optimizer) else {MASTER}
+        if set(tensor.slots) != expected:
+            raise InvalidDataError(
+                f"{where} has {', '.join(sorted(tensor.slots))} of {name}; allowed: {', '.join(sorted(expected))}; "
+                "start in another --run-dir"
+            )
 
 
 def will_compile(config: EngineConfig, device: torch.device) -> bool:
@@ -114,22 +166,6 @@ def will_compile(config: EngineConfig, device: torch.device) -> bool:
         raise UserError(f"{missing} (Debian: apt-get install g++ python3-dev); install them, or --engine.compile off")
     log.warning("%s; the run continues without it, more slowly (--engine.compile off hides this)", missing)
     return False
-
-
-def all_will_compile(is_compiled: bool, world: World) -> bool:
-    """True if every rank can compile: otherwise none does, so that all compute the same way. Collective."""
-    if all_agree(is_compiled, device=world.device):
-        return True
-    if is_compiled:
-        log.warning("rank %d does not compile the model's blocks either, since another rank cannot", world.rank)
-    return False
-
-
-def bf16_of_all(world: World) -> Bf16:
-    """Whether every rank's device computes bf16 natively: all compute the same way. Collective."""
-    mine = bf16_of(world.device)
-    found = gather_json({"is_native": mine.is_native, "reason": mine.reason}, device=world.device)
-    return least_of([Bf16(**one) for one in found])
 
 
 def with_precision(job: TrainingJob, manifest: Manifest | None, *, bf16: Bf16, say: bool = False) -> TrainingJob:

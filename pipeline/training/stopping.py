@@ -1,8 +1,8 @@
 """Ends the process if a stop cannot wait until the end of a step, whatever the main thread is doing.
 
 A signal (signals.py) is a stop request, and the loop acts on it at the end of the step. A thread checks that it does.
-The thread notices signals even while the main thread is in a collective or a compilation, because Python writes to
-the wakeup descriptor in the handler itself. After INT, TERM or HUP:
+The thread notices signals even while the main thread is in a collective or a compilation (wakeup.py). After INT, TERM
+or HUP:
 
     before the first step              ends at once: there is nothing to lose
     in a step                          10 s to reach its end, or the time of two steps if that is longer
@@ -14,7 +14,6 @@ USR1 and USR2 come well ahead of the end, and have no deadline.
 """
 
 import os
-import select
 import signal
 import threading
 import time
@@ -24,6 +23,8 @@ from enum import Enum
 from types import FrameType, TracebackType
 from typing import Self
 
+from pipeline.training.pulse import Phase, Pulse
+from pipeline.training.wakeup import SignalWatcher
 from shards.terminal import message_text
 
 # As in jobs/exit_codes.py, which may not be imported from here.
@@ -33,7 +34,6 @@ WAIT_SECONDS = 5.0  # then a wait for data is given up, so that there is time le
 _POLL_SECONDS = 0.1
 _DEMANDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-_LEAVE = b"\0"
 
 
 class WaitGivenUpError(Exception):
@@ -45,37 +45,33 @@ class _Phase(Enum):
 
 
 class Stopping:
-    """Context manager for a run's main thread. In others it does nothing, as Python allows no handlers there."""
+    """Context manager for a run's main thread. In others it does nothing, as Python allows no handlers there. What the
+    main thread says of its progress also goes to `pulse`, for the heartbeat."""
 
     def __init__(self, *, rank: int = 0, num_ranks: int = 1) -> None:
         self.rank, self._is_alone = rank, num_ranks == 1
         self.saved_step: int | None = None
+        self.pulse = Pulse()
         self._phase, self._doing, self._can_give_up = _Phase.STARTING, "", False
         self._reached = self._asked_at = 0.0
         self._num_steps, self._longest_seconds, self._num_interrupts = 0, 0.0, 0
-        self._thread: threading.Thread | None = None
+        self._watcher: SignalWatcher | None = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._main = threading.get_ident()
             self._stderr = os.dup(2)  # DeepSpeed points 2 elsewhere for a moment while it is imported
-            self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-            self._before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
             self._alarm_before = signal.signal(signal.SIGALRM, self._give_up)
-            self._thread = threading.Thread(target=self._watch, name="stopping", daemon=True)
-            self._thread.start()
+            self._watcher = SignalWatcher(self._notice_all, name="stopping")
+            self._watcher.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._thread:
-            signal.set_wakeup_fd(self._before)
-            os.write(self._write_end, _LEAVE)
-            self._thread.join()
+        if self._watcher:
+            self._watcher.stop()
             signal.signal(signal.SIGALRM, self._alarm_before)
-            os.close(self._read_end)
-            os.close(self._write_end)
             os.close(self._stderr)
 
     @property
@@ -94,24 +90,30 @@ class Stopping:
         """A checkpoint of this step is committed."""
         self.saved_step = step
 
-    def step_begins(self) -> None:
-        """A step begins, the first or the next: from now on a stop waits for its end."""
+    def step_begins(self, step: int = 0) -> None:
+        """A step begins, the first or the next: from now on a stop waits for its end. `step`: from 1 on."""
         now = time.monotonic()
         if self._num_steps > 1:  # the first compiles
             self._longest_seconds = max(self._longest_seconds, now - self._reached)
         self._num_steps += 1
         self._phase, self._reached = _Phase.STEP, now
+        self.pulse.step_begins(step)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A checkpoint is written inside: there is no deadline."""
+        """A checkpoint is written inside: there is no deadline. One that is written in the background has none of its
+        own: before the run ends, it is waited for inside this."""
+        is_over = self._phase is _Phase.WRITING
         self._phase = _Phase.WRITING
+        self.pulse.enters(Phase.SAVING)
         yield
-        self._phase, self._reached = _Phase.STEP, time.monotonic()
+        self._phase, self._reached = _Phase.WRITING if is_over else _Phase.STEP, time.monotonic()
+        self.pulse.enters(Phase.FINISHING if is_over else Phase.COMPUTING)
 
     def finishing(self) -> None:
         """The last step is done: there is no deadline for what is still to be written."""
         self._phase = _Phase.WRITING
+        self.pulse.enters(Phase.FINISHING)
 
     @contextmanager
     def giving_up(self, doing: str) -> Iterator[None]:
@@ -136,16 +138,12 @@ class Stopping:
             self._can_give_up = False
             raise WaitGivenUpError(self._doing)
 
-    def _watch(self) -> None:
-        while True:
-            ready, _, _ = select.select([self._read_end], [], [], _POLL_SECONDS if self.is_asked else None)
-            received = os.read(self._read_end, 1024) if ready else b""
-            if _LEAVE in received:
-                return
-            for number in received:
-                self._notice(number)
-            if self.is_asked:
-                self._check(time.monotonic())
+    def _notice_all(self, numbers: bytes) -> float | None:
+        for number in numbers:
+            self._notice(number)
+        if self.is_asked:
+            self._check(time.monotonic())
+        return _POLL_SECONDS if self.is_asked else None
 
     def _notice(self, number: int) -> None:
         if number == signal.SIGINT:
@@ -156,6 +154,7 @@ class Stopping:
             self._asked_at = time.monotonic()
         elif number not in _WARNINGS:
             return
+        self.pulse.asked_by = self.pulse.asked_by or signal.Signals(number).name
         if self.rank == 0 and self._phase is not _Phase.STARTING:
             what = "finishing and saving this step" if self._phase is _Phase.STEP else "finishing what is being written"
             more = " (Ctrl-C again ends at once)" if number == signal.SIGINT else f" ({signal.Signals(number).name})"

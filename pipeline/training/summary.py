@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.checkpoints.json_lines import Line, is_number, is_step, read_lines
 from pipeline.data.transform import crop_decoder
 from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.config import TrainingJob
-from pipeline.training.json_lines import Line, is_number, is_step, read_lines
 from pipeline.training.metrics import METRICS_FILE
 from pipeline.world import World
 from shards.command_lines import command_lines

@@ -1,5 +1,6 @@
 """How fast a run goes, from the ledger's accounts: what training takes, and what saving and evaluating add to it."""
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ _MARK_SECONDS = 0.25  # least time between two marks
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """The accounts' sums once `step` was done."""
+    """The accounts' sums once `step` was launched, and the monotonic time in seconds."""
 
     step: int
+    at: float
     compute: float
     data_wait: float
     aside: float  # checkpoints and evaluations
@@ -33,13 +35,23 @@ class Throughput:
         self._start = self._line = self._mark(step)
         self._marks = deque([self._start])
         self._last = self._start
+        self._launched: deque[Mark] = deque()
 
-    def step(self, step: int) -> None:
-        """`step` is done."""
-        self._last = self._mark(step)
+    @property
+    def at(self) -> float:
+        """Monotonic time at which the last step that was read was launched."""
+        return self._last.at
+
+    def launched(self, step: int) -> None:
+        """`step` is launched: its time ends here, whenever its outcome is read."""
+        self._launched.append(self._mark(step))
+
+    def step(self) -> None:
+        """The outcome of the oldest launched step has been read."""
+        self._last = self._launched.popleft()
         marks = self._marks
         if marks[0] is self._start:
-            marks[0] = self._last if step > self._start.step + 1 else self._start
+            marks[0] = self._last if self._last.step > self._start.step + 1 else self._start
         if self._last.training - marks[-1].training >= _MARK_SECONDS or len(marks) == 1:
             marks.append(self._last)
         while len(marks) > 2 and self._last.training - marks[1].training >= WINDOW_SECONDS:
@@ -69,7 +81,8 @@ class Throughput:
     def _mark(self, step: int) -> Mark:
         seconds = self._seconds
         aside = seconds["checkpoint"] + seconds["evaluation"]
-        return Mark(step=step, compute=seconds["compute"], data_wait=seconds["data_wait"], aside=aside)
+        compute, wait = seconds["compute"], seconds["data_wait"]
+        return Mark(step=step, at=time.monotonic(), compute=compute, data_wait=wait, aside=aside)
 
 
 def _step_seconds(first: Mark, last: Mark) -> float:

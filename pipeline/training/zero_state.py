@@ -6,29 +6,14 @@ holds. Stage 3 cuts every parameter into equal fragments; `optimizer.grad_positi
 rank holds at most one contiguous fragment of a parameter.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-MASTER = "master"
-AVERAGE = "average"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fragment:
-    """Elements `start` .. `start + length - 1` of a logical tensor, flattened, as this rank holds them.
-
-    `slots`: flat float32 views into the engine's own buffers, by name: `master`, the optimiser's moments, and
-    `average` if the weights are averaged.
-    """
-
-    name: str
-    start: int
-    length: int
-    slots: dict[str, torch.Tensor]
+from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.slots import AVERAGE, MASTER
 
 
 def local_fragments(
@@ -55,6 +40,36 @@ def local_fragments(
     return found
 
 
+def give_memory(model: torch.nn.Module, settings: Mapping[str, Any]) -> None:
+    """Memory on this rank's device for a model on meta, for arbitrary values in the model's own precision. Under stage
+    3, a rank keeps its share of each tensor, and has at no time more than one layer whole. Collective."""
+    # Not at the top: see Engine.
+    from deepspeed import zero  # noqa: PLC0415
+    from deepspeed.accelerator import get_accelerator  # noqa: PLC0415
+
+    device = torch.device(get_accelerator().current_device_name())
+    if settings["zero_optimization"]["stage"] < 3:
+        model.to_empty(device=device)
+    else:
+        dtype = next(model.parameters()).dtype
+        zero.Init(module=_OneByOne(model, device), config_dict_or_path=dict(settings), dtype=dtype)
+
+
+class _OneByOne(torch.nn.Module):
+    """A model on meta whose layers get memory as its parameters are asked for. DeepSpeed's Init of a module replaces
+    each parameter by its share before it asks for the next."""
+
+    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self._layers, self._device = tuple(model.modules()), device  # in a tuple they are none of its own
+
+    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:  # noqa: ARG002 - as nn.Module has it
+        """Layer by layer."""
+        for layer in self._layers:
+            layer.to_empty(device=self._device, recurse=False)
+            yield from layer.parameters(recurse=False)
+
+
 def inner_optimizer(zero: Any) -> torch.optim.Optimizer:
     """The torch optimiser inside DeepSpeed's ZeRO optimiser."""
     inner: torch.optim.Optimizer = zero.optimizer
@@ -70,18 +85,56 @@ def create_moments(zero: Any, *, names: Iterable[str], num_updates: int) -> None
             state["step"] = torch.tensor(float(num_updates), device=_step_device(zero, flat))
         if state:
             inner_optimizer(zero).state[flat] = state
+        else:  # those of earlier updates do not count any more
+            inner_optimizer(zero).state.pop(flat, None)
 
 
-def publish_masters(zero: Any) -> None:
-    """After the masters were overwritten: updates the model's own (low-precision) weights from them on all ranks."""
+def local_gradients(zero: Any, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[str, torch.Tensor]:
+    """Live views of what this rank has of the reduced gradients, by name, before clipping: the elements that its
+    fragments have, in any shape. Only between the last backward pass of an update and the update."""
+    flats = getattr(zero, "fp32_groups_gradient_flat_partition", None)
+    if flats is not None:  # BF16_Optimizer: laid out as the masters are
+        masters = {master: number for number, master in enumerate(flat_partitions(zero))}
+        places = ((name, _place_stage12(zero, parameter)) for name, parameter in parameters)
+        return {name: flats[masters[at[0]]][at[1] : at[1] + at[3]] for name, at in places if at}
+    is_stage_3 = hasattr(zero, "fp32_partitioned_groups_flat")
+    held = dict[int, torch.Tensor]()
+    for number, group in enumerate(zero.fp16_groups if is_stage_3 else zero.params_in_partition):
+        own = (each for each in zero.averaged_gradients[number] if not getattr(each, "_zero_padding", False))
+        held |= {id(parameter): gradient for parameter, gradient in zip(group, own, strict=False)}  # padding at the end
+    found = {}
+    for name, parameter in parameters:
+        place = _place_stage3(zero, parameter) if is_stage_3 else _place_stage12(zero, parameter)
+        if place:
+            found[name] = held[id(parameter)][: place[3]] if is_stage_3 else held[id(parameter)]
+    return found
+
+
+def spoil_gradients(zero: Any, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Makes this rank's part of the reduced gradients NaN, so that DeepSpeed drops all of them at its next step.
+    Returns the norm that they had, on the device. Padding stays as it is: stage 3 never writes to it, and would find a
+    NaN there in every later step. Collective."""
+    squares = flat_partitions(zero)[0].new_zeros((), dtype=torch.float64)
+    for gradient in gradients:
+        squares += torch.linalg.vector_norm(gradient, dtype=torch.float32).double().square()
+        gradient.fill_(torch.nan)
+    dist.all_reduce(squares)
+    return squares.sqrt()
+
+
+def publish_masters(zero: Any, *, also: Callable[[], None]) -> None:
+    """After the masters were overwritten: updates the model's own (low-precision) weights from them on all ranks.
+    `also`: does the same for weights that the optimiser does not know."""
     if not hasattr(zero, "fp32_partitioned_groups_flat"):
         zero.update_lp_params()
+        also()
         return
     if zero.persistent_parameters:
         zero.persistent_parameters[0].partition(zero.persistent_parameters)
     for group, master in enumerate(zero.fp32_partitioned_groups_flat):
         zero.fp16_partitioned_groups_flat[group].data.copy_(master.data)
         zero._unflatten_partitioned_parameters(group)
+    also()
     if zero.persistent_parameters:
         zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
@@ -119,3 +172,25 @@ def _place_stage3(zero: Any, parameter: Any) -> tuple[torch.Tensor, int, int, in
 def _step_device(zero: Any, flat: torch.Tensor) -> torch.device:
     fused = any(group.get("fused") or group.get("capturable") for group in inner_optimizer(zero).param_groups)
     return flat.device if fused else torch.device("cpu")
+
+
+def free_tensors(
+    zero: Any, parameters: Iterable[torch.nn.Parameter], *, averages: Mapping[torch.Tensor, torch.Tensor]
+) -> None:
+    """Gives back the memory of an optimiser that is not used any more, and that of its model, whoever still refers to
+    them: under stage 3, DeepSpeed's hooks keep both alive."""
+    parameters = list(parameters)
+    held = [vars(zero), inner_optimizer(zero).state, *map(vars, parameters), parameters, averages]
+    for tensor in _tensors_in(held):
+        tensor.untyped_storage().resize_(0)
+
+
+def _tensors_in(value: Any, *, depth: int = 4) -> Iterator[torch.Tensor]:
+    """Tensors in nested lists, tuples and dicts, with their gradients."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        if value.is_leaf and value.grad is not None:
+            yield value.grad
+    elif depth and isinstance(value, list | tuple | Mapping):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors_in(part, depth=depth - 1)

@@ -21,6 +21,7 @@ from shards.index import KINDS
 
 TEMPLATE = "card.html.j2"
 SCRIPT = "card.js"
+STYLE = "page.css"
 LISTED_SIZES = 16
 SMALL_PIXELS = 96  # smaller pictures are enlarged pixel by pixel
 
@@ -58,10 +59,16 @@ def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
         settings=[(name, _setting(value)) for name, value in _dotted(facts.plan.settings)],
         small_pixels=SMALL_PIXELS,
         use=use,
+        style=page_style(),
         script=Markup(script),  # noqa: S704 - a file of this package
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
     )
     return page.encode("utf-8", "backslashreplace")
+
+
+def page_style() -> Markup:
+    """The style of our pages: light and dark, wide and narrow, on paper."""
+    return Markup(_packaged(STYLE))  # noqa: S704 - a file of this package
 
 
 def _packaged(name: str) -> str:

@@ -110,6 +110,11 @@ class Store(Protocol):
         """A file to write to; the object appears, whole, when the block ends without an error."""
         ...
 
+    def upload(self, path: str, file: BinaryIO, *, progress: Callable[[], None]) -> None:
+        """Writes an object from a seekable file, without a copy of it on the way. `progress` is called meanwhile, from
+        any thread."""
+        ...
+
     def delete(self, path: str) -> None:
         """Removes the object if it is there."""
         ...

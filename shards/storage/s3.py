@@ -109,6 +109,13 @@ class S3Store:
             with self._errors(path):
                 self._client().upload_fileobj(file, self.bucket, self._key(path), Config=UPLOADS)
 
+    def upload(self, path: str, file: BinaryIO, *, progress: Callable[[], None]) -> None:
+        """One PUT, or parts read from the file as they are sent."""
+        with self._errors(path):
+            self._client().upload_fileobj(
+                file, self.bucket, self._key(path), Config=UPLOADS, Callback=lambda _num_bytes: progress()
+            )
+
     def delete(self, path: str) -> None:
         """Removes the object if it is there."""
         with self._errors(path):

@@ -13,7 +13,7 @@ from pipeline.training.ledger import Ledger
 from tests.rigs.forks import ONE_THREAD
 from tests.rigs.interrupting import started
 from tests.rigs.kills import run_and_kill, step_at_least
-from tests.rigs.training import FinishedRuns, losses, pretrain_words, resumed_steps, run
+from tests.rigs.training import AT_ONCE, FinishedRuns, losses, pretrain_words, resumed_steps, run
 
 pytestmark = pytest.mark.slow
 YEAR_SECONDS = 365 * 86400.0
@@ -45,7 +45,8 @@ def test_a_clock_that_was_wrong_and_file_times_turned_around(
     years: int, finished_runs: FinishedRuns, digits_url: str, tmp_path: Path
 ) -> None:
     """Saved with a clock that is years off; resumed now, with file times in the opposite order of the checkpoints."""
-    run_dir, words = tmp_path / "run", pretrain_words(digits_url, tmp_path / "run")
+    run_dir = tmp_path / "run"
+    words = pretrain_words(digits_url, run_dir, *AT_ONCE)
     assert run_and_kill(words, run_dir, moment=step_at_least(9), num_ranks=1, log_dir=tmp_path)
     of_last_save(run_dir, lambda now: now + years * YEAR_SECONDS)
     for path in sorted((run_dir / "checkpoints").rglob("*"), reverse=True):

@@ -11,7 +11,7 @@ from tests.rigs.datasets import file_hashes, object_hashes, packed_folders
 from tests.rigs.images import class_folders
 from tests.rigs.interrupting import started
 from tests.rigs.small_disk import in_tmpdir, small_disk
-from tests.rigs.training import losses, pretrain_words
+from tests.rigs.training import AT_ONCE, losses, pretrain_words
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_the_card_needs_no_room(tmpdir: Path, tmp_path: Path) -> None:
 
 
 def test_saving_to_s3(tmpdir: Path, tmp_path: Path, s3_bucket: str, digits_url: str) -> None:
-    """A rank's share of a checkpoint is in a temporary file until it is uploaded."""
-    words = pretrain_words(digits_url, tmp_path / "run", "--checkpoint.url", f"s3://{s3_bucket}/run")
+    """Without a copy in memory, a rank's share of a checkpoint is in a temporary file until it is uploaded."""
+    words = pretrain_words(digits_url, tmp_path / "run", "--checkpoint.url", f"s3://{s3_bucket}/run", *AT_ONCE)
     with started(tmp_path / "said", *words, environ={"TMPDIR": str(tmpdir)}, before=in_tmpdir) as command:
         code = command.end()
     assert code == exit_codes.CRASH
@@ -80,3 +80,14 @@ def test_saving_to_s3(tmpdir: Path, tmp_path: Path, s3_bucket: str, digits_url: 
     with started(tmp_path / "again", *words) as command:
         assert command.end() == exit_codes.DONE
     assert len(losses(tmp_path / "run")) == 16
+
+
+def test_saving_to_s3_in_the_background_needs_no_room(
+    tmpdir: Path, tmp_path: Path, s3_bucket: str, digits_url: str
+) -> None:
+    """The writer uploads the copy in memory."""
+    (tmpdir / "others").write_bytes(bytes(16 << 10))
+    words = pretrain_words(digits_url, tmp_path / "run", "--checkpoint.url", f"s3://{s3_bucket}/run")
+    with started(tmp_path / "said", *words, environ={"TMPDIR": str(tmpdir)}, before=in_tmpdir) as command:
+        assert command.end() == exit_codes.DONE, command.said
+    assert "not committed" not in command.said

@@ -8,10 +8,10 @@ import pytest
 from jobs import exit_codes
 from jobs.pack import PackJob
 from jobs.pack import run as pack
-from pipeline.training.attempts import list_committed
-from pipeline.training.checkpoint import Checkpoints
-from pipeline.training.config import CheckpointConfig
-from pipeline.training.manifest import ATTEMPTS, MANIFEST_NAME, Attempt, CheckpointId, attempt_to_json
+from pipeline.checkpoints.attempt_record import ATTEMPTS, Attempt, attempt_to_json
+from pipeline.checkpoints.attempts import list_committed
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
+from pipeline.checkpoints.retention import retire
 from shards.checking.verify import verify_dataset
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
@@ -19,8 +19,7 @@ from tests.rigs.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.rigs.datasets import file_hashes, object_hashes
 from tests.rigs.images import class_folders
 from tests.rigs.kills import run_and_kill, step_at_least
-from tests.rigs.processes import one_world
-from tests.rigs.training import FinishedRuns, losses, pretrain_words, run
+from tests.rigs.training import AT_ONCE, FinishedRuns, losses, pretrain_words, run
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def test_a_resumed_run_loses_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     run_dir = tmp_path / "run"
-    words = pretrain_words(digits_url, run_dir, "--checkpoint.url", f"s3://{s3_bucket}/run")
+    words = pretrain_words(digits_url, run_dir, "--checkpoint.url", f"s3://{s3_bucket}/run", *AT_ONCE)
     assert run_and_kill(words, run_dir, moment=step_at_least(9), num_ranks=1, log_dir=tmp_path)
     proxy.hides = hides
     assert run(words, num_ranks=1, log_dir=tmp_path) in codes
@@ -77,9 +76,7 @@ def test_a_resumed_run_loses_nothing(
     assert losses(run_dir) == losses(finished_runs.get(1))
 
 
-def test_retention_keeps_the_newest_though_its_attempt_is_not_listed(
-    proxy: CuttingProxy, s3_bucket: str, tmp_path: Path
-) -> None:
+def test_retention_keeps_the_newest_though_its_attempt_is_not_listed(proxy: CuttingProxy, s3_bucket: str) -> None:
     store = open_store(f"s3://{s3_bucket}/run")
     first, second = Attempt(token="0001-a", resumed_from=None), CheckpointId(step=4, attempt="0001-a")
     mine = Attempt(token="0002-b", resumed_from=second)
@@ -88,8 +85,6 @@ def test_retention_keeps_the_newest_though_its_attempt_is_not_listed(
     newest = CheckpointId(step=8, attempt="0002-b")
     for each in (second, newest):
         store.write(f"{each.folder}/{MANIFEST_NAME}", b"manifest")
-    checkpoints = Checkpoints(store, one_world(), run_dir=tmp_path)
-    checkpoints.attempt = mine
     proxy.hides = lambda key: key.endswith(f"{ATTEMPTS}/0002-b.json")
-    checkpoints.retire(CheckpointConfig(keep_newest=1))
+    retire(store, attempt=mine, newest=newest, keep_newest=1, keep_every=0, keep=())
     assert list_committed(store) == [newest]

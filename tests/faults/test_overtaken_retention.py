@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training.checkpoint import Checkpoints
-from pipeline.training.config import CheckpointConfig
-from pipeline.training.manifest import ATTEMPTS, MANIFEST_NAME, Attempt, CheckpointId, attempt_to_json
+from pipeline.checkpoints.attempt_record import ATTEMPTS, Attempt, attempt_to_json
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
+from pipeline.checkpoints.retention import retire
 from shards.store import open_store
-from tests.rigs.processes import one_world
 
 OLD, NEW = "0001-aaaaaaaa", "0002-bbbbbbbb"
 
@@ -27,8 +26,7 @@ def test_the_later_one_keeps_its_files(tmp_path: Path, is_listed: bool, is_commi
         store.write(f"{folder}/rank-00000.safetensors", b"data")
         if token == OLD or is_committed:
             store.write(f"{folder}/{MANIFEST_NAME}", b"manifest")
-    old = Checkpoints(store, one_world(), run_dir=tmp_path)
-    old.attempt = attempts[0]
     of_the_later = [path for path in store.list() if NEW in path]
-    old.retire(CheckpointConfig(keep_newest=1))
+    newest = CheckpointId(step=8, attempt=OLD)
+    retire(store, attempt=attempts[0], newest=newest, keep_newest=1, keep_every=0, keep=())
     assert [path for path in store.list() if NEW in path] == of_the_later

@@ -1,6 +1,7 @@
 """How each reader is called, by its public door, and what must hold of that which it hands over."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,26 @@ import torch
 from jobs.card import use_of
 from jobs.dataset_jobs import IndexJob
 from jobs.index import run as run_index
+from jobs.record_leaves import read_leaves
 from jobs.resolve import file_job, stages_of
+from pipeline.checkpoints.best import read_best
+from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.manifest import Manifest
 from pipeline.data.decode import DecodeError, decode_stored
 from pipeline.data.stream import train_batches
 from pipeline.models.build import shapes_of
 from pipeline.models.conversion.convert import open_any
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.weights import Weights, filled_model, open_weights
-from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import TrainingJob
 from pipeline.training.done import Done, read_done
 from pipeline.training.ledger import Ledger
-from pipeline.training.manifest import Manifest
+from pipeline.training.logger_id import logger_id
 from pipeline.training.metrics import METRICS_FILE, cut_after, read_metrics
+from pipeline.training.metrics_lines import lines_between
+from pipeline.training.run_facts import read_facts
+from pipeline.training.run_state import STATES
 from pipeline.training.summary import scores_of
-from pipeline.training.zero_state import Fragment
 from shards.card.card import gather_facts
 from shards.card.card_page import render
 from shards.checking.verify import verify_dataset
@@ -35,11 +41,13 @@ from shards.sources.kinds import ClassTarsSource, ManifestSource, ParquetSource,
 from shards.store import open_store
 from tests.fuzz.valid_files import STEPS, saved_fragment
 from tests.pipeline.models.conversion.random_weights import VIT
+from tests.rigs.checkpoints import checkpoints_of
 from tests.rigs.packing import pack_spec, planned
 from tests.rigs.positions import position_at
 from tests.rigs.processes import one_world
 
 BATCH = 4
+MOST_REASON = 2000  # characters
 
 
 class BrokenPromiseError(Exception):
@@ -112,7 +120,7 @@ def resume(folder: Path, *, is_authentic: bool = True) -> str:
     `is_authentic` False: its checksums were made again, so its tensors need only be whole. Returns its step.
     """
     torch.set_num_threads(1)
-    checkpoints = Checkpoints(open_store(f"{folder}/checkpoints"), one_world(), run_dir=folder)
+    checkpoints = checkpoints_of(folder, one_world())
     manifest = checkpoints.newest()
     if manifest is None:
         raise BrokenPromiseError("checkpoints that are there were not seen")
@@ -187,6 +195,14 @@ def ledger(folder: Path) -> None:
     found.record()
 
 
+def best(folder: Path) -> None:
+    """Which checkpoint of a run has the best score."""
+    found = read_best(folder)
+    if found:
+        require(found.id.folder == found.checkpoint and found.id.step == found.step, "another checkpoint's folder")
+        require(0 <= found.accuracy <= 1 and math.isfinite(found.loss), "scores out of range")
+
+
 def metrics(folder: Path) -> None:
     """What a start and the last lines of a run read of the curves."""
     scores_of(folder)
@@ -194,6 +210,31 @@ def metrics(folder: Path) -> None:
     cut_after(folder / METRICS_FILE, step=6)
     lines = read_metrics(folder)
     require(all(line["step"] <= 6 for line in lines), "a line of a later step is left")
+    sent = [line for some in lines_between(folder / METRICS_FILE, after=2, last=5, most_at_once=2) for line in some]
+    require(all(2 < line.step <= 5 for line in sent), "a line of another step is sent")
+    require(all(type(value) is float for line in sent for value in line.values.values()), "no number is sent")
+
+
+def loggers(folder: Path) -> None:
+    """The name of a run at other loggers."""
+    found = logger_id(folder)
+    require(re.fullmatch("[0-9a-f]{16}", found) is not None, "not an id of ours")
+
+
+def run_facts(folder: Path) -> None:
+    """What `patchline ls` reads of a run: it refuses nothing, and says what is wrong."""
+    found = read_facts(folder, num_steps=8, is_scored=True)
+    require(found.state in STATES, "no state")
+    require(found.step is None or (type(found.step) is int and found.step >= 0), "step out of range")
+    require(found.accuracy is None or isinstance(found.accuracy, float), "the accuracy is no number")
+    require(found.goodput is None or 0 <= found.goodput <= 1, "goodput out of range")
+    require(all(isinstance(one, str) and len(one) < MOST_REASON for one in found.reasons), "an endless reason")
+
+
+def record_leaves(folder: Path) -> None:
+    """What `patchline ls` reads of a record."""
+    leaves = read_leaves(folder / "job.yaml")
+    require(all(isinstance(one, str) for pair in leaves.items() for one in pair), "not a text")
 
 
 def done(folder: Path) -> None:

@@ -23,9 +23,13 @@ def checkpoints(folder: Path, changed: list[str]) -> None:
     for path in {(folder / name).parent / "MANIFEST.json" for name in changed}:
         if not all(name.endswith(path.name) for name in changed):
             _update(path, lambda fields, parent=path.parent: _of_checkpoint(fields, parent))
-        body, mark, _ = path.read_bytes().rpartition(_DIGEST)
-        if mark:
-            path.write_bytes(body + mark + hashlib.sha256(body).hexdigest().encode() + b'"}\n')
+        _seal(path)
+
+
+def best(folder: Path, changed: list[str]) -> None:
+    """The digest in best.json."""
+    del changed
+    _seal(folder / "best.json")
 
 
 def own_weights(folder: Path, changed: list[str]) -> None:
@@ -44,6 +48,13 @@ def done(folder: Path, changed: list[str]) -> None:
     del changed
     digest = hashlib.sha256((folder / "weights" / "model.safetensors").read_bytes()).hexdigest()
     _update(folder / "DONE", lambda fields: fields.update(weights_sha256=digest))
+
+
+def _seal(path: Path) -> None:
+    """The digest of a file that has one."""
+    body, mark, _ = path.read_bytes().rpartition(_DIGEST)
+    if mark:
+        path.write_bytes(body + mark + hashlib.sha256(body).hexdigest().encode() + b'"}\n')
 
 
 def _update(path: Path, change: Any) -> None:

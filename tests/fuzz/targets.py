@@ -81,8 +81,25 @@ _ALL = (
         ways={"ledger": readers.ledger}, num_cases=100,
     ),
     Target(
+        name="best.json", owner="ckpt", valid="training run", files={"best.json": "json"},
+        ways={"best": readers.best}, seal=seals.best, num_cases=60,
+    ),
+    Target(
+        name="loggers.json", owner="ckpt", valid="training run", files={"loggers.json": "json"},
+        ways={"loggers": readers.loggers}, num_cases=60,
+    ),
+    Target(
         name="metrics", owner="ckpt", valid="training run", files={"metrics.jsonl": "json lines"},
         ways={"metrics": readers.metrics}, num_cases=100,
+    ),
+    Target(
+        name="facts of a run", owner="jobs", valid="training run",
+        files={"metrics.jsonl": "json lines", "ledger.jsonl": "json lines", "heartbeats/*": "json", "DONE": "json"},
+        ways={"ls": readers.run_facts}, num_cases=100,
+    ),
+    Target(
+        name="leaves of a record", owner="jobs", valid="jobs", files={"job.yaml": "bytes"},
+        ways={"ls": readers.record_leaves}, num_cases=100,
     ),
     Target(
         name="DONE", owner="ckpt", valid="training run",

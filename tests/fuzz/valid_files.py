@@ -18,20 +18,22 @@ from safetensors.torch import save_file
 from jobs.pack import PackJob, run
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import write_record
+from pipeline.checkpoints.assemble import draft_manifest
+from pipeline.checkpoints.best import Best, write_best
+from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.manifest import CheckpointId
 from pipeline.models.build import shapes_of
 from pipeline.models.conversion.hugging_face import save_hugging_face
 from pipeline.models.conversion.npz import save_npz
 from pipeline.models.weights import save_weights
-from pipeline.training.checkpoint import Checkpoints
-from pipeline.training.config import CheckpointConfig
 from pipeline.training.done import finish
+from pipeline.training.heartbeat_files import Beat, HeartbeatFiles
 from pipeline.training.ledger import Ledger
 from pipeline.training.saved_job import saved_job
-from pipeline.training.zero_state import Fragment
 from pipeline.world import World
 from shards.sources.kinds import FolderSource
-from shards.store import open_store
 from tests.pipeline.models.conversion.random_weights import VIT, random_model, tensors_of
+from tests.rigs.checkpoints import checkpoints_of, saved_at_once
 from tests.rigs.images import class_folders, image_bytes
 from tests.rigs.jpegs import jpeg_of
 from tests.rigs.positions import position_at
@@ -53,21 +55,33 @@ def training_run(folder: Path, world: World) -> None:
     """A finished run: two attempts, a checkpoint of each, ledger, metrics, DONE and weights."""
     job = replace(digits_smoke(), model=VIT, run_dir=str(folder))
     folder.mkdir()
-    checkpoints = Checkpoints(open_store(f"{folder}/checkpoints"), world, run_dir=folder)
+    checkpoints = checkpoints_of(folder, world)
     shapes = dict(shapes_of(VIT))
     manifest = None
     for step in STEPS:
         with patch("secrets.token_hex", lambda num_bytes: "5f" * num_bytes):  # kept cases name its folder
             assert checkpoints.begin_attempt(manifest)
         fragments = [saved_fragment(name, shape, seed=step) for name, shape in shapes.items()]
-        manifest = checkpoints.save(
-            fragments, shapes=shapes, position=position_at(step), num_updates=step, job=saved_job(job), record={"x": 1}
+        draft = draft_manifest(
+            CheckpointId(step=step, attempt=checkpoints.attempt.token),
+            shapes=shapes,
+            position=position_at(step),
+            num_updates=step,
+            job=saved_job(job),
+            record={"x": 1},
         )
-        assert manifest
+        manifest = saved_at_once(checkpoints, fragments, draft)
         Ledger(folder).append(folder, step=step, attempt=checkpoints.attempt.token)
-    checkpoints.retire(CheckpointConfig())
     assert manifest
     finish(folder, job, manifest, store=checkpoints.store, labels=LABELS)
+    place = manifest.id
+    best = Best(step=place.step, checkpoint=place.folder, accuracy=0.5, loss=1.0, images=4, dataset="cd" * 32)
+    write_best(folder, best)
+    (folder / "loggers.json").write_text('{"id": "0123456789abcdef"}\n')
+    beat = Beat(
+        rank=0, host="ü", pid=1, attempt=place.attempt, phase="ended", step=8, batch=0, seconds=1.0, limit_seconds=600.0
+    )
+    HeartbeatFiles(folder, rank=0, attempt=place.attempt).write(beat)
     lines = [{"step": step, "loss": 2.0 / step, "learning_rate": 0.1} for step in range(1, 9)]
     lines[3] |= {"test_accuracy": 0.5, "test_loss": 1.0}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

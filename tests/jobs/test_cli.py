@@ -80,6 +80,12 @@ def assert_refused(ended: Ended, message: str) -> None:
         pytest.param(("import", "gone.npz", "--out", "w"), "no weights at 'gone.npz'", id="import what is not there"),
         pytest.param(("export", "gone", "--out", "w"), "no weights at 'gone'", id="export what is not there"),
         pytest.param(("export", "gone", "--format", "onnx"), "onnx", id="export in a format that is none"),
+        pytest.param(("weights",), "usage: patchline weights RUN", id="weights of nothing"),
+        pytest.param(("weights", "gone"), "--out is missing", id="weights to nowhere"),
+        pytest.param(("weights", "gone", "--out", "w"), "no run at 'gone'", id="weights of what is not there"),
+        pytest.param(
+            ("weights", "gone", "--out", "w", "--best", "--step", "4"), "--best with --step 4", id="weights of two"
+        ),
         pytest.param(("verify", "/nowhere"), "/nowhere has no manifest.json", id="verify without a dataset"),
         pytest.param(
             ("pretrain", "digits_smoke", "--model.image-size", "33"),
@@ -192,6 +198,7 @@ def test_every_stage_has_help(stage: str) -> None:
     [
         ("import", ("--path", "--out", "--image-size", "--new-head", "--gelu", "--labels-file")),
         ("export", ("--path", "--out", "--format", "--image-size")),
+        ("weights", ("--run", "--out", "--step", "--best", "--raw", "--labels-file", "--overwrite")),
         ("verify", ("--deep",)),
         ("index", ("--index-url",)),
         ("card", ("--num-mosaic",)),

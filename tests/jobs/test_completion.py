@@ -67,10 +67,10 @@ def test_bash_completes(tmp_path: Path) -> None:
         PATH={tmp_path}:$PATH
         eval "$(patchline completion bash)"
         complete -p patchline
-        COMP_WORDS=(patchline pretrain digits_smoke --checkpoint.); COMP_CWORD=3; _patchline; echo "${{COMPREPLY[@]}}"
+        COMP_WORDS=(patchline finetune pets --checkpoint.keep-); COMP_CWORD=3; _patchline; echo "${{COMPREPLY[@]}}"
         COMP_WORDS=(patchline fine); COMP_CWORD=1; _patchline; echo "${{COMPREPLY[@]}}"
         COMP_WORDS=(patchline verify ""); COMP_CWORD=2; _patchline; echo "${{#COMPREPLY[@]}}"
     """
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    wanted = "--checkpoint.every-steps --checkpoint.keep-newest --checkpoint.keep-every --checkpoint.url"
+    wanted = "--checkpoint.keep-newest --checkpoint.keep-every --checkpoint.keep-best"
     assert done.stdout.splitlines() == ["complete -o default -F _patchline patchline", wanted, "finetune", "0"]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from jobs import pack
+from jobs import exit_codes, pack
 from jobs.evaluate import EvaluateJob, run
 from jobs.recipes.evaluate import resize
 from jobs.record import read_record
@@ -19,8 +20,10 @@ from pipeline.models.weights import save_weights
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UserError
 from shards.sources.digits import DigitsSource
-from tests.rigs.datasets import index_rows
+from tests.rigs.datasets import index_rows, packed_with_weights
 from tests.rigs.processes import patchline
+from tests.rigs.training import losses, pretrain_words
+from tests.rigs.training import run as train
 
 TINY: dict[str, Any] = {"name": "vit", "image_size": 32, "patch": 16, "depth": 1, "width": 8, "mlp_width": 8}
 TINY |= {"num_heads": 2, "num_classes": 10}
@@ -152,3 +155,30 @@ def test_scores_that_cannot_be_written(tmp_path: Path, digits: str) -> None:
     with pytest.raises(UserError, match=r"cannot write scores.json in .*run': Is a directory; give another --run-dir"):
         run(job)
     assert not list((tmp_path / "run").glob("*.part"))
+
+
+def test_weights_of_labels_reach_every_loss(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of training, of its evaluation and of `evaluate`, and a run keeps the setting."""
+    url = str(packed_with_weights(tmp_path / "lists", [f"a|b,{number % 3 / 4}|0.25" for number in range(40)]))
+    weighted, plain = tmp_path / "weighted", tmp_path / "plain"
+    more = ("--loss", "sigmoid", "--evaluation.url", url, "--steps", "4", "--model.num-classes", "2")
+    words = {
+        run_dir: pretrain_words(url, run_dir, *more, "--engine.precision", "fp32") for run_dir in (weighted, plain)
+    }
+    words[weighted].append("--data.label-weights")
+    for run_dir, arguments in words.items():
+        assert train(arguments, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+        said = " ".join(capfd.readouterr().err.split())
+        assert ("have weights, which are not used: --data.label-weights uses them" in said) == (run_dir == plain)
+    assert losses(weighted)[4] != losses(plain)[4]
+
+    of_run = json.loads((weighted / "metrics.jsonl").read_text().splitlines()[-1])["test_loss"]
+    config = EvaluationConfig(url=url, batch_size=100)
+    for used in (True, False):
+        job = replace(resize(), weights=str(weighted / "weights"), data=config, loss="sigmoid", label_weights=used)
+        assert run(replace(job, run_dir=str(tmp_path / f"scores-{used}"), device="cpu")) == 0
+        found = json.loads((tmp_path / f"scores-{used}" / "scores.json").read_text())["loss"]
+        assert (found == pytest.approx(of_run, rel=1e-5)) == used
+
+    assert train(words[weighted][:-1], num_ranks=1, log_dir=tmp_path) == exit_codes.USER_MISTAKE
+    assert "data.label_weights: before true, now none" in capfd.readouterr().err

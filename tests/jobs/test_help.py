@@ -83,7 +83,7 @@ def test_examples_are_commands_that_would_run(stage: str) -> None:
 def test_the_commands_in_docstrings_are_examples(stage: str) -> None:
     for word in words_of(stage):
         text = page(stage, word, width=140)
-        assert f"patchline {stage} {word}" in text.partition("examples:")[2] or stage == "plan"
+        assert f"patchline {stage} {word}" in text.partition("examples:")[2] or stage in ("plan", "verify-resume")
         assert "Command" not in text
 
 

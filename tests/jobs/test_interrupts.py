@@ -1,4 +1,4 @@
-"""What Ctrl-C and TERM do to commands other than training."""
+"""What Ctrl-C, TERM, USR1 and USR2 do to commands other than training."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from jobs.interrupts import Interrupted, Interrupts, exit_code_of
+from jobs.interrupts import AnsweredInExchanges, Interrupted, Interrupts, exit_code_of
 from tests.rigs.datasets import packed_folders
 from tests.rigs.interrupting import behind_a_proxy, started
 from tests.rigs.screens import Screen
@@ -17,7 +17,7 @@ from tests.rigs.screens import Screen
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 138)])
 @pytest.mark.parametrize(
     ("loaded", "said"),
     [
@@ -71,6 +71,51 @@ def test_an_interrupt_that_a_finalizer_swallows_ends_the_command(tmp_path: Path)
     assert "the server is gone" not in done.stderr
 
 
+STUCK = (
+    "import ctypes, sys, threading\n"
+    "from jobs import interrupts\n"
+    "interrupts.DEADLINE_SECONDS = float(sys.argv[1])\n"
+    "lock, library, gate = ctypes.create_string_buffer(64), ctypes.CDLL(None), threading.Lock()\n"
+    "def say():\n"
+    "    with gate: print('stuck', flush=True)\n"
+    "with interrupts.Interrupts() as own, interrupts.AnsweredInExchanges():\n"
+    "    own.works()\n"
+    "    library.pthread_mutex_lock(lock)\n"
+    "    gate.acquire()\n"
+    "    threading.Thread(target=say, daemon=True).start()\n"
+    "    sys.setswitchinterval(1000)\n"  # the thread runs once the main thread has left Python
+    "    gate.release()\n"
+    "    library.pthread_mutex_lock(lock)\n"  # for ever, and no signal interrupts it
+)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "numbers", "code"),
+    [
+        pytest.param("0.5", (signal.SIGTERM,), 143, id="after the deadline"),
+        pytest.param("600", (signal.SIGTERM, signal.SIGINT), 130, id="at once after the second"),
+    ],
+)
+def test_a_signal_ends_what_waits_outside_python(deadline: str, numbers: tuple[signal.Signals, ...], code: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK, deadline], stdout=subprocess.PIPE, cwd=CHECKOUT) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"stuck\n"
+        for number in numbers:
+            process.send_signal(number)
+        try:
+            assert process.wait(20) == code
+        finally:
+            process.kill()
+
+
+def test_afterwards_signals_are_as_before() -> None:
+    with Interrupts() as interrupts:
+        interrupts.works()
+        with pytest.raises(KeyboardInterrupt), AnsweredInExchanges():
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.set_wakeup_fd(-1) == -1
+
+
 def test_nothing_is_glued_to_the_echo_of_a_key() -> None:
     program = (
         "import os, signal, sys\n"
@@ -91,7 +136,7 @@ def test_nothing_is_glued_to_the_echo_of_a_key() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
 def test_packing_keeps_what_is_whole_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     words = ("pack", "digits", "--out", str(tmp_path / "out"), "--samples-per-shard", "10", "--workers", "2")
     with started(tmp_path / "said", *words) as command:

@@ -1,5 +1,7 @@
 """`patchline plan RECIPE` prints a table for every training recipe."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,55 @@ def test_a_smoke_recipe_costs_something() -> None:
     assert rows["forward, per image"] == "28.1 MFLOP"
     assert rows["training, per image"] == "0.0844 GFLOP (three forward passes)"
     assert rows["for 7 days"] == "0.444 images/s, 0.0375 GFLOP/s"
+
+
+def test_the_plan_on_gpus() -> None:
+    ended = patchline("plan", "vit_h14_jft", "--gpu", "h100", "--num-gpus", "8")
+    assert ended.code == 0, ended.errors
+    shown = " ".join(ended.output.replace("│", " ").split())
+    for text in (
+        "on 8 x h100 84.9 GB of memory on each",
+        "weights 1.31 GB",
+        "fp32 masters 0.33 GB",
+        "activations 43.94 GB",
+        "micro-batch 128 x 4 passes x 8 ranks",
+        "2,207 images/s at 28% of nominal operations (--mfu)",
+        "22.25 days",
+        "checkpoint 7.9 GB, 0.98 GB per rank",
+        "stall 0.049 s",
+    ):
+        assert text in shown, ended.output
+    found = json.loads(patchline("plan", "vit_h14_jft", "--gpu", "h200", "--num-gpus", "16", "--json").output)
+    assert found["forecast"]["fit"]["plan"]["micro_batch"] == 256
+    assert found["cost"]["num_parameters"] == 655_835_251
+
+
+def test_a_small_model_on_gpus_is_not_shown_as_nothing() -> None:
+    ended = patchline("plan", "digits_smoke", "--gpu", "h100")
+    assert ended.code == 0, ended.errors
+    shown = " ".join(ended.output.replace("│", " ").split())
+    assert not re.search(r"\b0\.0+ (GB|s|days)", shown), ended.output
+    for text in ("weights 1.6 MB", "time less than 1 s", "checkpoint 9.9 MB, 1.2 MB per rank", "stall less than 1 ms"):
+        assert text in shown, ended.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(
+            ("--gpu", "h100", "--training.micro-batch", "100"),
+            "--training.micro-batch is 100, which does not divide a rank's share of 512 images",
+            id="the flag has its name here",
+        ),
+        pytest.param(("--gpu", "v100"), "--gpu is 'v100'; known: a100-40, a100, h100, h200, b200, l40s", id="unknown"),
+        pytest.param(("--gpu", "h100", "--num-gpus", "24"), "4096, not divisible by 24 ranks; start 8 or 16", id="24"),
+        pytest.param(("--gpu", "h100", "--num-gpus", "0"), "--num-gpus is 0; allowed: 1 or more", id="none"),
+        pytest.param(("--gpu", "h100", "--mfu", "2"), "--mfu is 2", id="faster than its nominal speed"),
+        pytest.param(("--num-gpus", "16"), "--num-gpus 16 says nothing without --gpu; add --gpu h100", id="no GPU"),
+    ],
+)
+def test_mistakes_about_gpus(words: tuple[str, ...], message: str) -> None:
+    ended = patchline("plan", "vit_h14_jft", *words)
+    assert ended.code == 2
+    assert message in " ".join(ended.errors.split())
+    assert "Traceback" not in ended.errors

@@ -8,7 +8,7 @@ import yaml
 
 from jobs.evaluate import EvaluateJob
 from jobs.recipes.pretrain import digits_smoke
-from jobs.warmup import scaled, with_warmup
+from jobs.warmup import scaled, shortened, with_warmup
 from pipeline.training.schedule import ScheduleConfig
 from tests.rigs.processes import patchline
 from tests.rigs.training import TINY
@@ -105,6 +105,14 @@ def test_the_same_command_keeps_the_warmup_that_its_run_has(tmp_path: Path, reco
     (tmp_path / "job.yaml").write_text(record)
     job, _ = with_warmup("pretrain", RECIPE, ["--steps", "60", "--run-dir", str(tmp_path)])
     assert job.schedule.warmup_steps == warmup
+
+
+@pytest.mark.parametrize(
+    ("steps", "short"), [(300, (300, 30, 100)), (400, (300, 30, 100)), (20, (20, 2, 7)), (1, (1, 0, 0))]
+)
+def test_the_first_steps_have_a_cooldown_in_proportion(steps: int, short: tuple[int, int, int]) -> None:
+    job = shortened(replace(RECIPE, schedule=replace(RECIPE.schedule, cooldown_steps=100)), steps=steps)
+    assert (job.steps, job.schedule.warmup_steps, job.schedule.cooldown_steps) == short
 
 
 def test_a_short_command_warms_up_in_proportion_and_says_so(digits_url: str, tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.world import World, current_world, joined, world_from
+from pipeline.world import World, current_world, fix_kernels, joined, world_from
 from shards.errors import TransientError, UserError
 from tests.rigs.forks import forks
 from tests.rigs.processes import one_world, run_ranks
@@ -163,6 +164,8 @@ def test_a_rank_whose_peer_has_ended_says_so_without_a_traceback() -> None:
     assert said[0].startswith("the exchange with the other ranks failed (")
     assert said[0].endswith("); if one of them has ended, its own message says why")
     assert "\n" not in said[0]
+    assert said[0].isascii()  # gloo's own message has its source file, advice and a picture
+    assert "gloo" not in said[0]
 
 
 def test_errors_of_our_own_stay_as_they_are() -> None:
@@ -182,3 +185,13 @@ def test_entering_leaves_no_rank_for_child_processes_to_believe() -> None:
     outside = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run([sys.executable, "-c", program], env=outside, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_kernels_are_fixed_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, whose kernels compute the same bits anyway, nothing is set."""
+    asked: list[object] = []
+    monkeypatch.setattr("pipeline.world.use_deterministic_kernels", asked.append)
+    fix_kernels(one_world())
+    assert asked == []
+    fix_kernels(replace(one_world(), device=torch.device("cuda", 0)))
+    assert asked == [os.environ]

@@ -22,6 +22,9 @@ class CuttingProxy:
     uploads that pass; later parts wait until the proxy ends, and set `holding`. `uploads` is the same for whole objects
     of checkpoints; held ones are stored first if `stores_held`. `flips`: changes one bit of every
     upload's body. `hides` says of an object's key whether listings leave it out, as those of a store that lists late.
+
+    `num_requests` counts requests of any kind. The one with the number `stop_at`, if that is not 0, sets `stopped` and
+    gets no answer until `goes_on` is set; the store has it first if `stores_stopped`, and never otherwise.
     """
 
     upstream: str
@@ -33,9 +36,27 @@ class CuttingProxy:
     stores_held: bool = False
     flips: bool = False
     hides: Callable[[str], bool] = lambda _: False
+    num_requests: int = 0
+    stop_at: int = 0
+    stores_stopped: bool = False
+    stopped: threading.Event = field(default_factory=threading.Event)
+    goes_on: threading.Event = field(default_factory=threading.Event)
     holding: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def stop_at_request(self, number: int, *, is_stored: bool) -> None:
+        """Counts from 0 again, and stops at this request."""
+        with self.lock:
+            self.num_requests, self.stop_at, self.stores_stopped = 0, number, is_stored
+            self.stopped.clear()
+            self.goes_on.clear()
+
+    def must_stop(self) -> bool:
+        """Counts a request; whether it is the one to stop at."""
+        with self.lock:
+            self.num_requests += 1
+            return self.num_requests == self.stop_at
 
     def hold(self, path: str) -> bool:
         """Whether this upload waited until the end of the proxy, and must not be forwarded."""
@@ -104,6 +125,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass_on(self, body: bytes, *, cuts: list[int] | None = None) -> None:
         """Forwards the request and returns the answer, with its body truncated by the first of `cuts`."""
+        if self.proxy.must_stop():
+            if self.proxy.stores_stopped:
+                self._forward(body)
+            self.proxy.stopped.set()
+            self.proxy.goes_on.wait()
+            self.close_connection = True
+            return
         response, content = self._forward(body)
         content = self._listed(content) if self.command == "GET" else content
         self.send_response(response.status)

@@ -1,13 +1,14 @@
 """Small packed datasets for tests, and the hashes of their files."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.pack import PackJob, run
 from shards.dataset import Dataset
 from shards.index import IndexRow, read_rows
 from shards.manifest import index_path
-from shards.sources.kinds import FolderSource
+from shards.sources.kinds import FolderSource, ManifestSource
 from shards.store import Store
 from tests.rigs.images import class_folders, image_bytes
 
@@ -31,6 +32,19 @@ def packed_with_undecodable(folder: Path) -> Path:
     assert (
         run(PackJob(out=str(out), source=FolderSource(root=str(root)), samples_per_shard=4, samples_per_block=3)) == 0
     )
+    return out
+
+
+def packed_with_weights(folder: Path, rows: Sequence[str]) -> Path:
+    """Packs a list of generated images, one per row `a|b,1|0.5` of labels and their weights (`a,`: without weights)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(len(rows)):
+        (folder / f"{number}.jpg").write_bytes(image_bytes(number))
+    lines = ["path,label,score", *(f"{number}.jpg,{row}" for number, row in enumerate(rows))]
+    (folder / "list.csv").write_text("\n".join(lines) + "\n")
+    source = ManifestSource(files=(str(folder / "list.csv"),), weights_column="score", separator="|")
+    out = folder / "packed"
+    assert run(PackJob(out=str(out), source=source, samples_per_shard=4, samples_per_block=3)) == 0
     return out
 
 

@@ -68,9 +68,16 @@ def _taken(handed: Any) -> int:
     return int(handed.detach())
 
 
-def fork_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], log_dir: Path) -> Ranks:
+def fork_ranks(
+    words: list[str],
+    *,
+    num_ranks: int,
+    environ: Mapping[str, str],
+    log_dir: Path,
+    more_words: Mapping[int, list[str]] | None = None,
+) -> Ranks:
     """Runs `patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, the others write to
-    log_dir/rank-N.log."""
+    log_dir/rank-N.log. `more_words`: for some ranks only."""
     log_dir.mkdir(parents=True, exist_ok=True)
     shared = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
@@ -80,7 +87,8 @@ def fork_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], 
         with (log_dir / f"rank-{rank}.log").open("ab") as log:
             files = (1, 2) if rank == 0 else (log.fileno(), log.fileno())
             handed = [_Handed(number) for number in files]
-            process = forks().Process(target=_as_rank, args=(words, own, Path.cwd(), *handed))
+            all_words = [*words, *(more_words or {}).get(rank, [])]
+            process = forks().Process(target=_as_rank, args=(all_words, own, Path.cwd(), *handed))
             process.start()
         processes.append(Fork(process))
     return Ranks(processes=cast("tuple[subprocess.Popen[bytes], ...]", tuple(processes)))

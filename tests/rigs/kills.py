@@ -33,6 +33,21 @@ def saving(step: int) -> Moment:
     return lambda run_dir: any((run_dir / "checkpoints").glob(f"step-{step:08d}/*/*"))
 
 
+def sent_after_a_checkpoint(last_sent: Callable[[], int]) -> Moment:
+    """True once a service has a step after the run's only checkpoint, which is asked for at step 20."""
+
+    def reached(run_dir: Path) -> bool:
+        saved = list((run_dir / "checkpoints").glob("step-*/*/MANIFEST.json"))
+        if saved:
+            return last_sent() > int(saved[0].parts[-3].removeprefix("step-"))
+        request = run_dir / "SAVE"
+        if step_at_least(20)(run_dir) and not request.exists():
+            request.touch()
+        return False
+
+    return reached
+
+
 def after_seconds(seconds: float) -> Moment:
     """True `seconds` after the first call."""
     began: list[float] = []

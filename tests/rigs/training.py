@@ -16,6 +16,7 @@ TINY = (
     *("--steps", str(STEPS), "--global-batch", "32", "--schedule.warmup-steps", "2"),
     *("--checkpoint.every-steps", "4", "--checkpoint.keep-newest", "4", "--device", "cpu"),
 )
+AT_ONCE = ("--checkpoint.asynchronous", "off")  # a step after a save is then a step after its commit
 
 
 def pretrain_words(url: str, run_dir: Path, *more: str) -> list[str]:

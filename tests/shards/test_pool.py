@@ -43,8 +43,12 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 ROOMS = ("shards", "pipeline", "jobs", "slurm", "patchline")
-# Who starts a thread beside a pool: these only wait, so that a signal or a parent's end is noticed.
-WATCHERS = ["pipeline/training/stopping.py", "shards/parallel.py"]
+# Who starts a thread beside a pool: most only wait, so that a signal, a silent rank or a parent's end is noticed; the
+# checkpoint writer is a process of its own, whose two threads have different priorities.
+WATCHERS = [
+    *("shards/parallel.py", "pipeline/checkpoints/writer_process.py"),
+    *("pipeline/training/wakeup.py", "pipeline/training/heartbeat.py", "pipeline/training/heartbeat_files.py"),
+]
 
 
 def test_only_pools_work_in_the_background() -> None:

@@ -36,7 +36,13 @@ def test_counts(number: int, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "noun", "words"),
-    [(1, "image", "1 image"), (2000, "image", "2,000 images"), (0, "class", "0 classes"), (1, "class", "1 class")],
+    [
+        (1, "image", "1 image"),
+        (2000, "image", "2,000 images"),
+        (0, "class", "0 classes"),
+        (1, "class", "1 class"),
+        (4, "micro-batch", "4 micro-batches"),
+    ],
 )
 def test_plurals(number: int, noun: str, words: str) -> None:
     assert plural(number, noun) == words

@@ -1,5 +1,6 @@
 """Windows: what they hold, that it is counted and given back, and how much it is at most."""
 
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from shards.dataset import Dataset, open_dataset
 from shards.index import BlockTable
 from shards.order import SampleOrder, WindowId
 from shards.read_config import ReadConfig
-from shards.storage.ranges import RangeReads
+from shards.storage.ranges import RangeReads, StreamStore
 from shards.windows import HeldBytes, Window, lanes_of_rank, largest_blocks_bytes, window_bound_bytes
 from tests.rigs.datasets import packed_folders
 from tests.rigs.watched import watched
@@ -41,6 +42,16 @@ def loaded(dataset: Dataset, order: SampleOrder, reads: RangeReads, *, first: in
     window = Window(name=FIRST, first=first, held=HeldBytes(held))
     window.load(dataset, order, reads.of(dataset.shard_store))
     return window
+
+
+class ClosedAfterOne(StreamStore):
+    """Reads that are closed once the first has brought its bytes."""
+
+    def submit(self, path: str, first: int, end: int, *, urgent: bool = False) -> Future[bytes]:
+        read = super().submit(path, first, end, urgent=urgent)
+        read.result(60)
+        self._reads.close()
+        return read
 
 
 def order_of(dataset: Dataset) -> SampleOrder:
@@ -102,6 +113,17 @@ def test_a_window_that_is_dropped_gives_back_what_is_under_way(packed: Path) -> 
     assert held.now == 0
     early = Window(name=FIRST, first=0, held=HeldBytes(held), dropped=True)
     early.load(dataset, order_of(dataset), reads.of(dataset.shard_store))  # dropped before it was loaded
+    assert held.now == 0
+
+
+def test_a_window_whose_reads_are_closed_while_it_loads_holds_nothing(packed: Path) -> None:
+    """The error that it keeps for whoever waits must not keep the first block's bytes."""
+    dataset, held = open_dataset(str(packed)), HeldBytes()
+    reads = RangeReads(ReadConfig())
+    window = Window(name=FIRST, first=0, held=HeldBytes(held))
+    window.load(dataset, order_of(dataset), ClosedAfterOne(dataset.shard_store, reads))
+    assert held.most > 0
+    assert isinstance(window.contents.exception(0), CancelledError)
     assert held.now == 0
 
 

@@ -85,8 +85,17 @@ def signal_batch_shell(cluster: SlurmCluster, job_id: int) -> None:
 
 
 def kill_a_rank(cluster: SlurmCluster, job_id: int) -> None:
-    ranks = [pid for pid in cluster.processes() if Path(f"/proc/{pid}/exe").readlink().name.startswith("python")]
+    """Not one of the processes beside a rank, such as the writer of its checkpoints."""
+    ranks = [pid for pid in cluster.processes() if is_python(pid) and b"pretrain" in words_of(pid)]
     os.kill(max(ranks), signal.SIGKILL)
+
+
+def is_python(pid: int) -> bool:
+    return Path(f"/proc/{pid}/exe").readlink().name.startswith("python")
+
+
+def words_of(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
 
 
 @pytest.mark.parametrize(

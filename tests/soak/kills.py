@@ -21,9 +21,9 @@ import boto3
 
 from jobs import pack
 from jobs.recipes.pack import digits
-from pipeline.training.attempts import list_committed, read_attempts
-from pipeline.training.manifest import MANIFEST_NAME, manifest_from_json
-from pipeline.training.rank_files import RankFiles
+from pipeline.checkpoints.attempts import list_committed, read_attempts
+from pipeline.checkpoints.manifest import MANIFEST_NAME, manifest_from_json
+from pipeline.checkpoints.rank_files import RankFiles
 from shards.store import Store, open_store
 from tests.rigs.cutting_proxy import cutting_proxy
 from tests.rigs.kills import run_and_kill
@@ -33,7 +33,7 @@ from tests.rigs.training import STEPS, losses, pretrain_words, run
 RESULT = Path(__file__).parent / "results" / "kills.json"
 KILLS_A_RUN = 3
 SAVE_STEPS = 4  # one of `pretrain_words`' checkpoints to the next
-UPLOADS_A_SAVE = 3  # two ranks' files and the manifest
+UPLOADS_A_SAVE = 5  # two ranks' files, their reports, and the manifest
 MOST_DELAY_SECONDS = 0.01  # after the first file of a checkpoint is there
 NUM_RANKS = 2
 _NAMES_OF_S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")

@@ -9,15 +9,15 @@ from safetensors.torch import load_file
 
 from jobs.recipes import finetune, pretrain
 from jobs.recipes.smoke import smoke
+from pipeline.checkpoints.attempts import list_committed
+from pipeline.checkpoints.manifest import MANIFEST_NAME, manifest_from_json
+from pipeline.checkpoints.rank_files import RankFiles
 from pipeline.models import build_model
 from pipeline.models.flops import num_parameters
 from pipeline.models.loss import classification_loss
-from pipeline.training.attempts import list_committed
 from pipeline.training.batch_plan import plan_batch
 from pipeline.training.config import TrainingJob
-from pipeline.training.manifest import MANIFEST_NAME, manifest_from_json
 from pipeline.training.metrics import read_metrics
-from pipeline.training.rank_files import RankFiles
 from shards.store import open_store
 from tests.rigs.processes import patchline
 from tests.rigs.training import run

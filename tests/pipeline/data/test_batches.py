@@ -1,13 +1,14 @@
 """The same global batch for any number of ranks and from any step, pixels included; broken samples are replaced."""
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -18,14 +19,15 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches, label_matrix
+from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches, _Coming
 from pipeline.data.config import AugmentConfig, DataConfig, RandAugmentConfig, Share
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data
 from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UserError, WillNotSucceedError
+from shards.index import NO_WEIGHT
 from shards.read import locate_row
-from tests.rigs.datasets import packed_folders, packed_with_undecodable
+from tests.rigs.datasets import index_rows, packed_folders, packed_with_undecodable, packed_with_weights
 from tests.rigs.turned import packed_twins
 from tests.rigs.watched import WatchedStore, watched
 
@@ -216,10 +218,36 @@ def test_a_dataset_without_a_usable_sample_ends_the_run(packed: Path, tmp_path: 
         batches(url, tmp_path / "q.jsonl", steps=range(1), config=config)
 
 
-def test_labels_are_padded_with_minus_one() -> None:
-    labels = [np.array(own, dtype=np.int64) for own in ((4,), (1, 2, 3), ())]
-    assert label_matrix(labels).tolist() == [[4, -1, -1], [1, 2, 3], [-1, -1, -1]]
-    assert label_matrix(labels[2:]).tolist() == [[-1]]
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_of_labels_stay_with_their_samples(tmp_path: Path, ranks: int) -> None:
+    """Whatever the rank: label number i of sample s, in the order of the list, has the weight that was packed."""
+    rows = [f"a|b|c,{number}|0.5|0.25" if number % 3 else "b," for number in range(12)]
+    url = packed_with_weights(tmp_path / "lists", rows)
+    dataset = open_dataset(str(url))
+    packed_weights = {
+        dataset.first_sample_ids[shard] + place: row.weights
+        for shard in range(3)
+        for place, row in enumerate(index_rows(dataset, shard))
+    }
+    config = replace(CONFIG, label_weights=True)
+    for part in batches(url, tmp_path / "q", steps=range(2), ranks=ranks, config=config):
+        for batch in part:
+            assert batch.weights is not None
+            assert batch.weights.shape == batch.labels.shape
+            for sample, labels, weights in zip(batch.sample_ids.tolist(), batch.labels, batch.weights, strict=True):
+                expected = packed_weights[sample] or (NO_WEIGHT,) * len(weights)
+                assert tuple(weights.tolist()) == expected
+                assert (labels >= 0).sum() == (3 if packed_weights[sample] else 1)
+
+
+def test_weights_that_are_not_used_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = packed_with_weights(tmp_path / "lists", ["a|b,1|0.5"] * 12)
+    ((batch, *_),) = batches(url, tmp_path / "q", steps=range(2))
+    assert batch.weights is None
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.getMessage() for record in warnings if "weights" in record.getMessage()] == [
+        f"labels of {url} have weights, which are not used: --data.label-weights uses them"
+    ]
 
 
 def test_too_few_samples_for_the_lanes_are_the_users_mistake(packed: Path, tmp_path: Path) -> None:
@@ -467,3 +495,35 @@ def test_a_process_may_end_with_a_stream_left_open(packed: Path, tmp_path: Path)
     for _ in range(3):
         ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0\n", "")
+
+
+def test_a_batch_is_ready_once_it_is_complete_and_sound(packed: Path, tmp_path: Path) -> None:
+    """Requesting it then waits for nothing."""
+    data = open_training_data(replace(CONFIG, url=str(packed)))
+    with closing(stream_of(data, tmp_path / "quarantine.jsonl")) as stream:
+        assert not stream.is_ready, "nothing is requested yet"
+        found = stream(0)
+        next(found)
+        deadline = time.monotonic() + 60
+        while not stream.is_ready:
+            assert time.monotonic() < deadline
+
+
+def test_a_batch_that_failed_is_not_ready() -> None:
+    """Its fault is raised where the batch is requested, not in the middle of a step."""
+    failed: Future[Any] = Future()
+    failed.set_exception(WillNotSucceedError("too many"))
+    done: Future[Any] = Future()
+    done.set_result([])
+    cancelled: Future[Any] = Future()
+    cancelled.cancel()
+    cases: list[tuple[list[Any], bool]] = [
+        ([done], True),
+        ([done, failed], False),
+        ([cancelled], False),
+        ([Future()], False),
+    ]
+    for pieces, expected in cases:
+        ids = np.zeros(0, dtype=np.int64)
+        coming = _Coming(step=0, images=torch.zeros(0), sample_ids=ids, datasets=ids, pieces=pieces)
+        assert coming.is_complete == expected

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.data.position import differences_of, is_of_decoder, position_from_json
+from pipeline.data.skipped import StepRange
 from shards.differences import Difference
 from tests.rigs.positions import position_at
 
@@ -18,9 +19,12 @@ MIXED = replace(
     mixup={"alpha": 0.2, "version": 1},
     mix={"version": 1, "quotas": (3, 1)},
 )
+SKIPPED = HERE.at(5, skipped=(StepRange(first=1, end=3), StepRange(first=40, end=48)))
 
 
-@pytest.mark.parametrize("position", [HERE, MIXED], ids=["one dataset", "a mix with everything on"])
+@pytest.mark.parametrize(
+    "position", [HERE, MIXED, SKIPPED], ids=["one dataset", "a mix with everything on", "with data skipped"]
+)
 def test_it_survives_json(position: Any) -> None:
     plain = position.to_json()
     assert json.loads(json.dumps(plain)) == plain, "lists, no tuples"
@@ -38,6 +42,8 @@ def test_it_survives_json(position: Any) -> None:
         pytest.param({"augment": {"crop": None}}, "augment.crop", id="a setting of no value"),
         pytest.param({"dataset": ["ab", 3]}, "dataset", id="a fingerprint that is a number"),
         pytest.param({"later": 1}, "later: Unexpected", id="a field of another version"),
+        pytest.param({"data_step": 4}, "data_step is 4; allowed: 5", id="a data step that does not follow"),
+        pytest.param({"skipped": [{"first": 1, "end": 4}, {"first": 3, "end": 5}]}, "from 3 on", id="skipped twice"),
         pytest.param({"mixup": {1}}, "not JSON serializable", id="what JSON cannot hold"),
     ],
 )
@@ -54,7 +60,7 @@ def test_a_missing_field_is_a_value_error() -> None:
 
 
 def test_what_differs_are_values_by_the_names_of_a_jobs_fields() -> None:
-    now = replace(HERE, next_step=9, seed=2, lanes=4, decoder={"version": 3, "simplejpeg": "2"}, mixup={"alpha": 0.2})
+    now = replace(HERE.at(9), seed=2, lanes=4, decoder={"version": 3, "simplejpeg": "2"}, mixup={"alpha": 0.2})
     found = HERE.differences(now, allow_other_decoder=False)
     assert found == [
         Difference(field="seed", before=0, now=2),
@@ -67,7 +73,16 @@ def test_what_differs_are_values_by_the_names_of_a_jobs_fields() -> None:
 
 
 def test_where_it_stands_is_no_difference() -> None:
-    assert HERE.differences(position_at(0), allow_other_decoder=False) == []
+    for position in (HERE, SKIPPED):
+        assert position.differences(position_at(0), allow_other_decoder=False) == []
+
+
+def test_what_was_skipped_moves_the_data_and_not_the_step() -> None:
+    assert (HERE.next_step, HERE.data_step) == (5, 5)
+    assert not {"data_step", "skipped"} & HERE.to_json().keys(), "as older versions stored it"
+    assert (SKIPPED.next_step, SKIPPED.data_step) == (5, 7)
+    assert SKIPPED.at(39).data_step == 49
+    assert SKIPPED.at(39, skipped=()).data_step == 39
 
 
 def test_plain_values_that_are_no_position_differ_by_name() -> None:

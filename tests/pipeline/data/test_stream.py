@@ -102,6 +102,22 @@ def test_a_position_is_small_and_goes_on_exactly(url: str) -> None:
             assert taken(batches, 7 - begin) == whole[begin:]
 
 
+@pytest.mark.parametrize("skipped", [[(0, 1)], [(2, 3)], [(1, 3), (5, 9)], [(2, 30)]])
+def test_skipped_data_is_left_out_and_the_rest_is_the_same(url: str, skipped: list[tuple[int, int]]) -> None:
+    """Several epochs, and ranges that end in the middle of a window, in another window and in another epoch."""
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, config=CONFIG) as batches:
+        start, whole = batches.position, taken(batches, 38)
+    out = {step for first, end in skipped for step in range(first, end)}
+    left = [(step, *batch[1:]) for step, batch in enumerate(one for one in whole if one[0] not in out)]
+    position = start | {"skipped": [{"first": first, "end": end} for first, end in skipped]}
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, position=position, config=CONFIG) as batches:
+        assert taken(batches, 3) == left[:3]
+        position = json.loads(json.dumps(batches.position))
+    assert (position["next_step"], position["data_step"]) == (3, [s for s in range(38) if s not in out][3])
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, position=position, config=CONFIG) as batches:
+        assert taken(batches, 4) == left[3:7]
+
+
 def test_a_position_is_one_for_all_ranks_and_how_they_read(url: str) -> None:
     other = replace(CONFIG, num_threads=1, steps_ahead=1)
     found = []

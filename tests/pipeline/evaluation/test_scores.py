@@ -3,6 +3,7 @@
 import math
 import re
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from pipeline.config_values import LossName
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation.scores import Scores, evaluate, model_image_size
 from pipeline.models import ModelConfig, build_model
+from pipeline.models.build import Model
 from pipeline.world import World
 from shards.dataset import open_dataset
 from shards.errors import UserError
-from tests.rigs.datasets import packed_folders
+from tests.rigs.datasets import packed_folders, packed_with_weights
 from tests.rigs.processes import run_ranks
 
 TINY = ModelConfig(name="vit", image_size=8, patch=4, depth=1, width=8, mlp_width=8, num_heads=2, num_classes=3)
@@ -29,11 +31,16 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def scores(world: World, url: str, batch_size: int, loss: LossName, bias: tuple[float, ...]) -> Scores:
     """Scores of a model whose head is zero except for its bias: it predicts the same for every image."""
+    config = EvaluationConfig(url=url, batch_size=batch_size)
+    return evaluate(biased(bias), open_dataset(url), config, labels=("c0", "c1", "c2"), loss=loss, world=world)
+
+
+def biased(bias: tuple[float, ...]) -> Model:
+    """A model whose logits are these, whatever the image."""
     model = build_model(TINY)
     with torch.no_grad():
         model.head.bias.copy_(torch.tensor(bias))
-    config = EvaluationConfig(url=url, batch_size=batch_size)
-    return evaluate(model, open_dataset(url), config, labels=("c0", "c1", "c2"), loss=loss, world=world)
+    return model
 
 
 def random_scores(world: World, url: str, batch_size: int) -> Scores:
@@ -78,6 +85,32 @@ def test_batches_and_ranks_change_no_score(packed: str) -> None:
     for score in others:
         assert (score.num_images, score.accuracy) == (expected.num_images, expected.accuracy)
         assert score.loss == pytest.approx(expected.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_weights_of_labels_are_the_targets(tmp_path: Path, loss: LossName, num_ranks: int) -> None:
+    """The loss is of the weights, and what has the weight 0 is no label."""
+    url = str(packed_with_weights(tmp_path, ["c0|c2,1|0.5", "c0|c1,0|0.5", "c2,", "c1|c2,0|0"]))
+    bias = (2.0, 0.0, 1.0)
+    found, other = run_ranks(weighted_scores, url, loss, bias, num_ranks=num_ranks)[-1]
+    total = sum(math.exp(one) for one in bias)
+    minus_logs = [math.log(total) - one for one in bias]
+    by_softmax = (minus_logs[0] * 2 / 3 + minus_logs[2] / 3) + minus_logs[1] + minus_logs[2]
+    targets = [(1.0, 0.0, 0.5), (0.0, 0.5, 0.0), (0.0, 0.0, 1.0), (0.0, 0.0, 0.0)]
+    by_sigmoid = sum(softplus(x) - t * x for row in targets for x, t in zip(bias, row, strict=True))
+    assert found.loss == pytest.approx((by_softmax if loss == "softmax" else by_sigmoid) / 4, rel=1e-6)
+    assert (found.accuracy, other.accuracy) == (0.25, 0.5), "the label c0 of the second image has the weight 0"
+
+
+def weighted_scores(world: World, url: str, loss: LossName, bias: tuple[float, ...]) -> tuple[Scores, Scores]:
+    """Scores with weights, and without."""
+    data, config, labels = open_dataset(url), EvaluationConfig(url=url, batch_size=3), ("c0", "c1", "c2")
+    with_weights, without = (
+        evaluate(biased(bias), data, config, labels=labels, loss=loss, world=world, label_weights=used)
+        for used in (True, False)
+    )
+    return with_weights, without
 
 
 def batches_before_it_was_left(world: World, url: str, most: int) -> int:

@@ -47,6 +47,7 @@ def loss_and_gradients(model: Model) -> tuple[torch.Tensor, dict[str, torch.Tens
 def test_a_name_builds_its_model(config: ModelConfig, kind: type) -> None:
     assert type(unfilled_model(config)) is kind
     assert type(build_model(config)) is kind
+    assert not list(build_model(config).buffers()), "filling a model from meta would leave them without values"
 
 
 @pytest.mark.parametrize("config", ALL)

@@ -16,7 +16,10 @@ from pipeline.models.flops import (
     Convolution,
     forward_flops,
     num_parameters,
+    training_flops,
 )
+from pipeline.training.config import OptimizerConfig
+from pipeline.training.layers import freeze
 
 TINY: dict[str, Any] = {"image_size": 32, "depth": 2, "width": 24, "mlp_width": 40, "num_heads": 3, "num_classes": 7}
 
@@ -40,6 +43,23 @@ def counted_flops(config: ModelConfig, *, image: tuple[int, int] | None = None) 
 def counted_parameters(config: ModelConfig) -> int:
     """The same as `num_parameters`, counted in the module."""
     return sum(math.prod(shape) for shape in shapes_of(config).values())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("vit_b32", {}), ("vit_b32", {"representation": True}), ("bit_r50x1", {}), ("bit_r50x1", {"num_classes": 1})],
+)
+def test_a_frozen_backbone_passes_nothing_back(name: str, options: dict[str, Any]) -> None:
+    """Counted by PyTorch, with gradients for the head alone."""
+    config = ModelConfig(name=name, **{"num_classes": 7, **options})
+    with torch.device("meta"):
+        model = unfilled_model(config).eval()
+        images = torch.empty(2, config.image_size, config.image_size, 3, dtype=torch.uint8)
+    freeze(model, OptimizerConfig(freeze_backbone=True))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(images).sum().backward()
+    assert counter.get_total_flops() == 2 * training_flops(config, is_frozen=True)
+    assert training_flops(config) == 3 * forward_flops(config)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pipeline.config_values import LossName
-from pipeline.models.loss import classification_loss, multi_hot, targets_of
+from pipeline.models.loss import classification_loss, multi_hot, targets_of, weighted_targets
 
 LABELS = torch.tensor([[1, 3], [0, -1], [-1, -1], [4, 4]])
 
@@ -193,3 +193,55 @@ def test_an_image_without_a_label_adds_nothing_whichever_way_it_comes(smoothing:
         logits()[:1], 0.7 * targets[:1] + 0.3 * targets[1:2], name="softmax", smoothing=smoothing
     )
     torch.testing.assert_close(mixed, 0.7 * alone)
+
+
+_WEIGHTED_LABELS = torch.tensor([[1, 3, -1], [0, 2, 4], [4, -1, -1], [2, 1, -1], [3, 0, 2], [1, 2, 1]])
+_WEIGHTS = torch.tensor(
+    [[0.5, 0.25, 0.0], [8.0, 2.0, 4.0], [0.0, 0.0, 0.0], [-1.0, -1.0, -1.0], [3e38, 3e38, 0.0], [0.125, 0.5, 0.25]]
+)
+
+
+def weighted_by_numpy(name: LossName) -> np.ndarray:
+    """Targets in float64, image by image. Weights below 0: the image has none."""
+    targets = np.zeros((len(_WEIGHTED_LABELS), 5))
+    for row, labels, weights in zip(targets, _WEIGHTED_LABELS.tolist(), _WEIGHTS.double().numpy(), strict=True):
+        given = [label for label in labels if label >= 0]
+        if weights[0] < 0:
+            row[given[:1] if name == "softmax" else given] = 1
+            continue
+        for label, weight in zip(labels, weights, strict=True):
+            if label >= 0:
+                row[label] = max(row[label], weight)
+        scale = row.sum() if name == "softmax" else max(1.0, weights.max())
+        row[:] = row / (scale or 1.0)
+    return targets
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_weights_of_labels_are_their_targets(name: LossName) -> None:
+    found = weighted_targets(_WEIGHTED_LABELS, _WEIGHTS, 5, name=name)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), weighted_by_numpy(name), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_the_loss_of_weighted_labels(name: LossName) -> None:
+    """Against NumPy in float64: cross-entropies with these targets, and their gradient."""
+    x = (4 * torch.randn(6, 5, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    targets, logits_BK = weighted_by_numpy(name), x.detach().double().numpy()
+    shares = np.exp(logits_BK) / np.exp(logits_BK).sum(1, keepdims=True)
+    chances = 1 / (1 + np.exp(-logits_BK))
+    each = targets * np.log(chances) + (1 - targets) * np.log(1 - chances)
+    expected = -(targets * np.log(shares) if name == "softmax" else each).sum() / 6
+    slope = (targets.sum(1, keepdims=True) * shares if name == "softmax" else chances) - targets
+    loss = classification_loss(x, weighted_targets(_WEIGHTED_LABELS, _WEIGHTS, 5, name=name), name=name)
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    (gradient,) = torch.autograd.grad(loss, x)
+    np.testing.assert_allclose(gradient.numpy(), slope / 6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_weights_of_one_are_no_weights(name: LossName) -> None:
+    labels = torch.tensor([[1], [0], [-1], [4]])
+    found = weighted_targets(labels, torch.tensor([[1.0], [1.0], [0.0], [-1.0]]), 5, name=name)
+    assert torch.equal(found, targets_of(labels, 5, name=name))

@@ -7,7 +7,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load
 
-from pipeline.models.safetensors_stream import head_of, parts_of
+from pipeline.models.safetensors_head import head_of
+from pipeline.models.safetensors_stream import parts_of
 
 
 @pytest.mark.parametrize(

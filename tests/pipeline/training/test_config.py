@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from jobs.recipes import finetune, pretrain
-from pipeline.training.config import CheckpointConfig, EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 from shards.errors import UserError
 
@@ -21,7 +22,7 @@ UP_TO_1 = r"allowed: 0 \(off\) to below 1$"
         pytest.param({"clip_norm": -1.0}, r"clip_norm is -1\.0; allowed: 0 \(off\) or more", id="negative clipping"),
         pytest.param(
             {"micro_batch": -2},
-            r"micro_batch is -2; allowed: 0 \(the whole share\) to 16,777,216",
+            r"micro_batch is -2; allowed: 0 \(the largest that fits\) to 16,777,216",
             id="negative micro-batch",
         ),
         pytest.param(
@@ -57,10 +58,41 @@ def test_a_constant_rate_may_warm_up_for_the_whole_run() -> None:
     assert TrainingJob(steps=10, schedule=schedule).schedule.warmup_steps == 100
 
 
-@pytest.mark.parametrize("fields", [{"every_steps": 0}, {"keep_newest": 0}, {"keep_every": -1}])
+@pytest.mark.parametrize("fields", [{"every_steps": -1}, {"keep_newest": 0}, {"keep_every": -1}])
 def test_checkpoints_that_would_never_be_kept_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"^checkpoint\.(every_steps|keep_newest|keep_every) is -?\d; allowed: [01]"):
         CheckpointConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"auto_interval": True, "every_seconds": 600},
+            r"^checkpoint\.auto_interval is on with checkpoint\.every_seconds 600, .*--checkpoint\.every-seconds 0",
+        ),
+        (
+            {"every_steps": 0, "keep_every": 500},
+            r"^checkpoint\.keep_every is 500 with checkpoint\.every_steps 0, .* --checkpoint\.every-steps 500",
+        ),
+    ],
+)
+def test_ways_to_save_that_contradict_each_other_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        CheckpointConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"every_steps": 0}, id="only the end"),
+        pytest.param({"every_seconds": 600.0}, id="steps and seconds"),
+        pytest.param({"auto_interval": True}, id="steps and auto"),
+        pytest.param({"auto_interval": True, "every_steps": 0}, id="auto alone"),
+    ],
+)
+def test_other_ways_to_save_go_together(fields: dict[str, Any]) -> None:
+    CheckpointConfig(**fields)
 
 
 @pytest.mark.parametrize("fields", [{"reduce_bucket": 0}, {"allgather_bucket": 0}])

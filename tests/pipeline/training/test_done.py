@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jobs.recipes.pretrain import digits_smoke
+from pipeline.checkpoints.seal import sealed
 from pipeline.training.done import Done, done_from_json, done_to_json, read_done
 from pipeline.training.saved_job import saved_job
-from pipeline.training.seal import sealed
 from tests.rigs.positions import position_at
 
 DONE = Done(

@@ -2,6 +2,7 @@
 
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from pipeline.data import AugmentConfig, DataConfig, train_batches
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.loss import classification_loss
 from pipeline.training.batch_plan import plan_batch
-from pipeline.training.config import EngineConfig, OptimizerConfig
+from pipeline.training.config import MOST_ON_CPU, EngineConfig, OptimizerConfig
 from pipeline.training.engine import deepspeed_config
 from pipeline.training.metrics import read_metrics
 from pipeline.training.optimizer import build_optimizer
@@ -77,6 +78,45 @@ def test_accumulation_in_bf16_is_kept_in_fp32() -> None:
     settings = deepspeed_config(EngineConfig(precision="bf16"), plan, clip_norm=0.0)
     assert settings["data_types"] == {"grad_accum_dtype": "fp32"}
     assert settings["train_micro_batch_size_per_gpu"] * settings["gradient_accumulation_steps"] * 2 == 64
+
+
+@pytest.mark.parametrize(
+    ("precision", "reduced_in", "accumulation", "expected"),
+    [
+        ("bf16", "auto", 1, "fp32"),  # in bf16 the error grows with the number of ranks
+        ("bf16", "auto", 2, "fp32"),
+        ("bf16", "fp32", 1, "fp32"),
+        ("bf16", "bf16", 2, "bf16"),
+        ("fp32", "auto", 1, None),  # DeepSpeed's own choice
+        ("fp32", "bf16", 2, None),  # gradients of fp32 passes are never rounded
+    ],
+)
+def test_gradients_in_bf16_are_added_up_in_fp32(
+    precision: Literal["bf16", "fp32"],
+    reduced_in: Literal["auto", "bf16", "fp32"],
+    accumulation: int,
+    expected: str | None,
+) -> None:
+    plan = plan_batch(64, micro_batch=32 // accumulation, num_ranks=2, lanes=8)
+    config = EngineConfig(precision=precision, reduce_precision=reduced_in)
+    assert deepspeed_config(config, plan, clip_norm=0.0).get("communication_data_type") == expected
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_are_reduced_without_more_copies_of_them(stage: Literal[1, 2, 3]) -> None:
+    plan = plan_batch(64, micro_batch=0, num_ranks=2, lanes=8)
+    settings = deepspeed_config(EngineConfig(precision="fp32", zero_stage=stage), plan, clip_norm=0.0)
+    assert settings["zero_optimization"]["reduce_scatter"] == (stage == 3)
+
+
+@pytest.mark.parametrize("chosen", [1_000_000, 50_000_000])
+def test_buckets_on_a_cpu_are_blocks_that_the_allocator_keeps(chosen: int) -> None:
+    plan = plan_batch(64, micro_batch=0, num_ranks=2, lanes=8)
+    config = EngineConfig(precision="fp32", reduce_bucket=chosen, allgather_bucket=chosen)
+    for on_cpu, expected in ((True, min(chosen, MOST_ON_CPU)), (False, chosen)):
+        settings = deepspeed_config(config, plan, clip_norm=0.0, on_cpu=on_cpu)["zero_optimization"]
+        assert settings["reduce_bucket_size"] == settings["allgather_bucket_size"] == expected
+    assert MOST_ON_CPU * 4 < 32 * 2**20, "the largest block that glibc keeps"
 
 
 def test_the_engine_takes_no_open_precision() -> None:

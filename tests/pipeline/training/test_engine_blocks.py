@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from jobs.launch import start_ranks
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.build import blocks_of
+from pipeline.training.batch_plan import plan_batch
 from pipeline.training.config import EngineConfig
 from pipeline.training.metrics import read_metrics
 from pipeline.training.saving import describe
-from pipeline.training.start import all_will_compile, starting_model, will_compile
-from pipeline.world import World
+from pipeline.training.start import starting_model, will_compile
 from shards.errors import UserError
 from tests.rigs.kills import run_and_kill, saving
-from tests.rigs.processes import one_world, run_ranks
+from tests.rigs.processes import one_world
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -148,19 +148,11 @@ def test_the_model_runs_its_blocks_as_asked(is_compiled: bool, is_recomputed: bo
     model = starting_model(job, is_compiled=is_compiled)
     assert model.checkpoint_blocks is is_recomputed
     assert {block._compiled_call_impl is not None for block in blocks_of(model)} == {is_compiled}
-    record = describe(job, one_world(), is_compiled=is_compiled)["engine"]
+    plan = plan_batch(job.global_batch, micro_batch=0, num_ranks=1, lanes=job.data.lanes)
+    record = describe(job, one_world(), plan=plan, is_compiled=is_compiled)["engine"]
     assert (record["is_compiled"], record["activation_checkpointing"]) == (is_compiled, is_recomputed)
 
 
 def test_compiling_under_stage_3_is_refused() -> None:
     with pytest.raises(UserError, match="allowed: stages 1 and 2"):
         EngineConfig(compile="on", zero_stage=3)
-
-
-def compiled_with_rank_1_unable(world: World, is_able: bool) -> bool:
-    return all_will_compile(is_able or world.rank == 0, world)
-
-
-def test_where_one_rank_can_not_compile_none_does() -> None:
-    assert run_ranks(compiled_with_rank_1_unable, False, num_ranks=2) == [False, False]
-    assert run_ranks(compiled_with_rank_1_unable, True, num_ranks=2) == [True, True]

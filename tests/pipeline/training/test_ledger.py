@@ -1,12 +1,14 @@
 """Wall time by account adds up, even after errors, and goodput is the share of compute."""
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.checkpoints.manifest import CheckpointId
 from pipeline.training.ledger import ACCOUNTS, Ledger, last_saved
-from pipeline.training.manifest import CheckpointId
 
 
 def test_time_is_added_to_its_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -63,6 +65,58 @@ def test_a_continued_run_counts_on_and_what_passed_is_restarts(tmp_path: Path) -
     again = Ledger(tmp_path)
     assert again.seconds["compute"] == 40.0
     assert again.seconds["restarts"] == pytest.approx(100.0, abs=5.0)
+
+
+def killed_before_its_line(folder: Path) -> dict[str, float]:
+    """A ledger whose last line is of step 25, from 100 seconds ago; returns its seconds."""
+    ledger = Ledger(folder)
+    ledger.seconds["compute"] = 40.0
+    ledger.append(folder, step=25, attempt="0001-aa")
+    line = json.loads((folder / "ledger.jsonl").read_text())
+    (folder / "ledger.jsonl").write_text(json.dumps(line | {"unix_time": line["unix_time"] - 100.0}) + "\n")
+    return ledger.record()
+
+
+def test_a_checkpoint_gets_the_line_that_its_run_was_killed_before(tmp_path: Path) -> None:
+    before = killed_before_its_line(tmp_path)
+    again, saved = Ledger(tmp_path), CheckpointId(step=50, attempt="0001-aa")
+    for _ in range(2):  # the second time, it is there
+        again.complete(saved, {**before, "compute": 90.0, "evaluation": 5.0})
+    assert again.seconds["compute"] == 90.0
+    assert again.seconds["evaluation"] == 5.0
+    assert again.seconds["restarts"] == pytest.approx(100.0 - 50.0 - 5.0, abs=5.0)
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [25, 50]
+    assert lines[1]["unix_time"] == pytest.approx(lines[0]["unix_time"] + 55.0)
+    assert last_saved(tmp_path) == saved
+    assert Ledger(tmp_path).seconds["compute"] == 90.0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({"compute": 30.0}, id="an older checkpoint"),
+        pytest.param({"compute": math.nan}, id="NaN"),
+        pytest.param({"compute": -1.0}, id="negative"),
+        pytest.param({"compute": "90"}, id="text"),
+        pytest.param({"compute": 10**400}, id="too large for a float"),
+        pytest.param({"compute": 200.0}, id="more than has passed"),
+        pytest.param({"compute": 90.0, "startup": -0.1}, id="less of one account"),
+    ],
+)
+def test_seconds_of_a_checkpoint_that_make_no_sense_are_left_out(tmp_path: Path, more: dict[str, Any]) -> None:
+    before = killed_before_its_line(tmp_path)
+    again, text = Ledger(tmp_path), (tmp_path / "ledger.jsonl").read_text()
+    found: list[Any] = [before | more, more, None, [], {}]
+    for seconds in found:
+        again.complete(CheckpointId(step=50, attempt="0001-aa"), seconds)
+    assert again.seconds["compute"] == 40.0
+    assert (tmp_path / "ledger.jsonl").read_text() == text
+
+
+def test_without_any_line_there_is_nothing_to_complete(tmp_path: Path) -> None:
+    Ledger(tmp_path).complete(CheckpointId(step=50, attempt="0001-aa"), dict.fromkeys(ACCOUNTS, 1.0))
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 def test_a_half_written_line_does_not_spoil_the_next(tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
 """The loop's own promises: held-out scores, the non-finite guard, saves on request."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from jobs import exit_codes
+from pipeline.training.loop import Loop
 from pipeline.training.metrics import read_metrics
+from pipeline.training.signals import StopRequest
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.training import STEPS, pretrain_words, run, start
 
@@ -48,3 +53,26 @@ def test_the_save_marker_is_fulfilled_and_removed(digits_url: str, tmp_path: Pat
     assert list((run_dir / "checkpoints").glob("step-*/*/MANIFEST.json"))
     (run_dir / "STOP").touch()
     assert ranks.wait() == exit_codes.CONTINUE
+
+
+@pytest.mark.parametrize(
+    ("request_", "best_step", "may_be_skipped"),
+    [
+        pytest.param(StopRequest.SAVE, 0, True, id="asked for by a marker or the clock"),
+        pytest.param(StopRequest.SAVE, 3, False, id="the best so far"),
+        pytest.param(StopRequest.SAVE_AND_EXIT, 0, False, id="asked to stop: no further step is needed"),
+    ],
+)
+def test_which_saves_may_be_skipped_while_another_is_written(
+    request_: StopRequest, best_step: int, may_be_skipped: bool
+) -> None:
+    saving, when = mock.Mock(saved_step=3), mock.Mock()
+    when.best.is_due = when.is_due = lambda step: step == best_step
+    steps = mock.Mock(stream=SimpleNamespace(typed_position=SimpleNamespace(next_step=3)))
+    job: Any = SimpleNamespace(steps=4)
+    loop = Loop(
+        job, steps, guard=mock.Mock(), held_out=mock.Mock(was_given_up=False), saving=saving, when=when, reporter=None
+    )
+    with mock.patch.object(Loop, "_train_on", side_effect=[request_, StopRequest.SAVE_AND_EXIT]):
+        loop.run()
+    assert saving.save.call_args_list[0].kwargs["may_be_skipped"] is may_be_skipped

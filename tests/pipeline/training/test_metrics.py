@@ -20,6 +20,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline.training.metrics import Metrics, cut_after, grid, read_metrics, tag_of
 from shards.errors import InvalidDataError
+from tests.rigs.small_disk import small_disk
 
 
 def line(step: int) -> str:
@@ -74,6 +75,18 @@ def test_a_folder_that_was_deleted_is_one_error(tmp_path: Path, capfd: pytest.Ca
         metrics._board.flush()
     with pytest.raises(FileNotFoundError):
         metrics.close()
+    assert capfd.readouterr().err == ""
+    assert threading.excepthook is before
+
+
+def test_a_full_disk_is_one_error_that_names_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """TensorBoard's thread writes, and fails, at once."""
+    before = threading.excepthook
+    with small_disk(tmp_path / "disk", num_bytes=16 << 10) as folder:
+        (folder / "others").write_bytes(bytes(16 << 10))
+        with pytest.raises(OSError, match="No space left") as caught:
+            Metrics(folder, step=0)
+        assert caught.value.filename == str(folder)
     assert capfd.readouterr().err == ""
     assert threading.excepthook is before
 
@@ -206,7 +219,7 @@ def test_the_job_is_shown_as_text_and_as_hyperparameters_of_the_same_run(tmp_pat
 def test_images_are_shown_in_a_grid_with_their_classes(tmp_path: Path) -> None:
     images = torch.arange(5, dtype=torch.float32)[:, None, None, None].expand(5, 6, 8, 3) * 60.4
     metrics = Metrics(tmp_path, step=3)
-    metrics.show_images(4, images, ["cat", "dog", "a|b", "cat", "dog"])
+    metrics.show_images(4, images, ["cat", "dog", "a|b", "a\n| cat", "dog"])
     metrics.close()
     board = board_of(tmp_path)
     (image,) = board.Images("data/images")
@@ -215,7 +228,7 @@ def test_images_are_shown_in_a_grid_with_their_classes(tmp_path: Path) -> None:
     assert pixels[0, [0, 8, 10, 20, 30], 0].tolist() == [0, 255, 60, 121, 181]
     assert pixels[8, [0, 10], 0].tolist() == [242, 255]
     (table,) = board.Tensors("data/classes/text_summary")
-    assert table.tensor_proto.string_val[0].decode() == "|cat|dog|a\\|b|cat|\n|---|---|---|---|\n|dog|"
+    assert table.tensor_proto.string_val[0].decode() == "|cat|dog|a\\|b|a \\| cat|\n|---|---|---|---|\n|dog|"
 
 
 def test_a_grid_of_fewer_images_is_narrower() -> None:

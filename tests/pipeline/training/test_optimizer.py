@@ -1,14 +1,16 @@
 """What decays, in which group, and what one step does."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.models import ModelConfig, build_model
 from pipeline.training.config import OptimizerConfig, scaled_by_rate
-from pipeline.training.optimizer import build_optimizer, decay_of, is_decayed, update_average
+from pipeline.training.optimizer import build_optimizer, decay_of, is_decayed, update_averages
 from pipeline.training.schedule import ScheduleConfig, learning_rate
 from shards.errors import UserError
 
@@ -170,11 +172,48 @@ def test_the_average_is_a_geometric_sum() -> None:
     weights = [torch.randn(5, generator=torch.Generator().manual_seed(k)) for k in range(8)]
     average = weights[0].clone()
     for current in weights[1:]:
-        update_average(average, current, decay=0.9)
+        update_averages([average], [current], decay=0.9)
     shares = [0.9**7, *(0.1 * 0.9 ** (7 - k) for k in range(1, 8))]
     assert sum(shares) == pytest.approx(1.0)
     expected = sum(share * one for share, one in zip(shares, weights, strict=True))
     torch.testing.assert_close(average, expected)
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.9, 0.9999])
+def test_averages_have_the_bits_of_a_lerp_for_each(decay: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    averages, weights = ([torch.randn(size, generator=generator) for size in (1, 7, 4099)] for _ in range(2))
+    expected = [average.clone().lerp_(own, 1.0 - decay) for average, own in zip(averages, weights, strict=True)]
+    update_averages(averages, weights, decay=decay)
+    assert all(map(torch.equal, averages, expected))
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers which operators ran."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"), [("adamw", "aten::_fused_adamw_"), ("sgd", "aten::_fused_sgd_")], ids=["adamw", "sgd"]
+)
+def test_an_update_is_one_fused_kernel_per_group(name: Literal["adamw", "sgd"], kernel: str) -> None:
+    """On CPUs and GPUs alike: none of the loops over tensors that PyTorch takes by default."""
+    weights = {"dense1.weight": torch.nn.Parameter(torch.ones(3, 2)), "dense1.bias": torch.nn.Parameter(torch.ones(3))}
+    optimizer = build_optimizer(weights.items(), OptimizerConfig(name=name, weight_decay=0.1))
+    for weight in weights.values():
+        weight.grad = torch.ones_like(weight)
+    with _Operators() as operators:
+        optimizer.step()
+    assert [found for found in operators.names if "fused" in found] == [kernel, kernel]
+    assert not [found for found in operators.names if "mul" in found or "sqrt" in found], "a loop over tensors"
+    assert {"cpu", "cuda"} <= set(_get_fused_kernels_supported_devices())
 
 
 def test_sgd_is_momentum_without_decay() -> None:

@@ -9,10 +9,8 @@ import pytest
 import yaml
 
 from pipeline.bf16 import Bf16
-from pipeline.training.precision import choose_precision, least_of
-from pipeline.training.start import bf16_of_all
-from pipeline.world import World, bf16_of
-from tests.rigs.processes import Ended, one_world, patchline, run_ranks
+from pipeline.training.precision import choose_precision
+from tests.rigs.processes import Ended, patchline
 from tests.rigs.training import pretrain_words
 
 FAST = Bf16(is_native=True, reason="this CPU computes bf16 natively (AMX)")
@@ -46,12 +44,6 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 def test_choices(wanted: str, recorded: str, device: Bf16, precision: str, message: str, is_warning: bool) -> None:
     choice = choose_precision(wanted, recorded=recorded, bf16=device)  # type: ignore[arg-type]
     assert (choice.precision, choice.message, choice.is_warning) == (precision, message, is_warning)
-
-
-def test_a_rank_without_bf16_decides_for_all() -> None:
-    assert least_of([FAST, FAST]) == FAST
-    assert least_of([SLOW, FAST]) == SLOW
-    assert least_of([FAST, SLOW]) == Bf16(is_native=False, reason=f"rank 1: {SLOW.reason}")
 
 
 def words(url: str, run_dir: Path, *more: str) -> list[str]:
@@ -98,13 +90,3 @@ def test_bf16_is_obeyed_where_it_is_slow_with_one_warning(digits_url: str, run_d
     continued = patchline(*words(digits_url, run_dir), environ=AVX2)
     assert lines_about_it(continued) == [f"precision bf16, as when the run started, though {SLOW.reason}"]
     assert recorded(run_dir) == {"bf16"}
-
-
-def what_all_have(world: World) -> tuple[bool, bool]:
-    """This rank's own answer, and the answer on which all ranks agree."""
-    return bf16_of(world.device).is_native, bf16_of_all(world).is_native
-
-
-def test_ranks_of_one_machine_agree() -> None:
-    own = bf16_of(one_world().device).is_native
-    assert run_ranks(what_all_have, num_ranks=2) == [(own, own)] * 2

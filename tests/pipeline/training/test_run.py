@@ -66,6 +66,29 @@ def test_a_continued_run_equals_the_unbroken_one(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+def test_the_work_of_a_checkpoint_without_a_line_in_the_ledger_is_not_lost(
+    digits_url: str, finished_runs: FinishedRuns, tmp_path: Path
+) -> None:
+    """The run was killed between its commit and its line."""
+    continued = tmp_path / "continued"
+    continue_from(finished_runs.get(1), continued, step=STEPS // 2)
+    path = continued / "ledger.jsonl"
+    line = json.loads(path.read_text().splitlines()[0])
+    line["seconds"]["compute"] /= 2  # so small a run writes it right before the next save
+    path.write_text(json.dumps(line | {"unix_time": line["unix_time"] - 60.0}) + "\n")
+
+    assert run(pretrain_words(digits_url, continued), num_ranks=1, log_dir=tmp_path) == 0
+
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    before, saved, after = lines[:3]
+    assert before["step"] < STEPS // 2
+    assert (saved["step"], saved["attempt"]) == (STEPS // 2, before["attempt"])
+    assert saved["seconds"]["compute"] > before["seconds"]["compute"]
+    assert saved["seconds"]["restarts"] == 0.0
+    assert after["attempt"] != before["attempt"]
+    assert after["seconds"]["restarts"] < after["unix_time"] - saved["unix_time"]
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [((2, 1), (1, 3)), ((1, 3), (2, 2))],  # (ranks, ZeRO stage) before and after the continuation

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from jobs.recipes.pretrain import digits_smoke
+from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.training.config import CheckpointConfig, EngineConfig, InitialConfig, OptimizerConfig, TrainingJob
+from pipeline.training.config import EngineConfig, InitialConfig, OptimizerConfig, TrainingJob
 from pipeline.training.same_run import extension, other_values, refuse_changes
 from pipeline.training.saved_job import saved_job
 from pipeline.training.schedule import ScheduleConfig
@@ -114,6 +115,7 @@ def test_more_steps_are_a_decision_of_their_own_and_fewer_are_another_run() -> N
             replace(JOB, evaluation=EvaluationConfig(url="t")), [], ["evaluation.url"], id="what is measured on the way"
         ),
         pytest.param(replace(JOB, run_dir="r", device="cpu", micro_batch=8, log_every_steps=9), [], [], id="where"),
+        pytest.param(replace(JOB, norms_every_steps=7, similarity_every_steps=0), [], [], id="what is shown"),
         pytest.param(replace(JOB, checkpoint=CheckpointConfig(every_steps=7)), [], [], id="how often it is saved"),
         pytest.param(replace(JOB, engine=EngineConfig(zero_stage=3)), [], [], id="how it is computed"),
         pytest.param(replace(JOB, data=DataConfig(url="moved", lanes=1)), [], [], id="what the position compares"),

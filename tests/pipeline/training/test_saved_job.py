@@ -1,13 +1,13 @@
-"""What is saved of a job is plain, whole, and the same from an older version's fields."""
+"""What is saved of a job is plain and whole."""
 
 import json
 from dataclasses import asdict, replace
 
-import pytest
 from pydantic import TypeAdapter
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.training.saved_job import SavedJob, position_of_format_1, saved_job, saved_job_of_format_1
+from pipeline.checkpoints.saved_job import SavedJob
+from pipeline.training.saved_job import saved_job
 
 JOB = replace(digits_smoke(), ema_decay=0.9)
 
@@ -18,19 +18,3 @@ def test_it_survives_json_and_holds_the_whole_job() -> None:
     assert adapter.validate_json(adapter.dump_json(saved)) == saved
     assert saved.job == json.loads(json.dumps(asdict(JOB)))
     assert (saved.model, saved.loss, saved.optimizer, saved.ema_decay) == (saved.job["model"], "softmax", "adamw", 0.9)
-
-
-@pytest.mark.parametrize(
-    ("later", "ema_decay", "precision"),
-    [
-        pytest.param({}, 0.0, "", id="the first version: nothing was averaged, the job not saved"),
-        pytest.param({"average_factor": 0.9, "engine": {"precision": "bf16"}}, 0.9, "bf16", id="the old name"),
-        pytest.param({"ema_decay": 0.9, "precision": "fp32"}, 0.9, "fp32", id="of a DONE marker"),
-    ],
-)
-def test_older_versions(later: dict[str, object], ema_decay: float, precision: str) -> None:
-    record = {"model": {"image_size": 32}, "loss": "softmax", "optimizer": "sgd", **later, "more": 1}
-    assert SavedJob(**saved_job_of_format_1(record)) == SavedJob(
-        model={"image_size": 32}, loss="softmax", optimizer="sgd", ema_decay=ema_decay, precision=precision, job={}
-    )
-    assert position_of_format_1(record, {"seed": 1}, step=3) == {"next_step": 3, "seed": 1, "image_size": 32}

@@ -1,12 +1,15 @@
 """The learning rate against closed forms."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.training.config import TrainingJob
 from pipeline.training.schedule import ScheduleConfig, learning_rate, steps_of
 from shards.errors import UserError
 
@@ -128,3 +131,79 @@ def test_no_steps_of_nothing(epochs: int, num_images: int, global_batch: int) ->
 def test_negative_values_are_refused(rate: float, final: float, warmup: int) -> None:
     with pytest.raises(UserError, match=r"^schedule\.\w+ is -.*; allowed: 0 or more$"):
         ScheduleConfig(learning_rate=rate, final_learning_rate=final, warmup_steps=warmup)
+
+
+@pytest.mark.parametrize(("warmup", "cooldown", "timescale"), [(10_000, 50_000, 10_000), (0, 0, 3), (40, 60, 7)])
+def test_rsqrt_is_big_visions(warmup: int, cooldown: int, timescale: int) -> None:
+    """Its utils.py, written out: shift the clock so that the decay is 1 at the end of the warm-up, divide by the root,
+    then multiply by the warm-up and by the cooldown."""
+    peak, total = 8e-4, 100 + 3 * (warmup + cooldown)
+    config = ScheduleConfig(
+        learning_rate=peak, decay="rsqrt", warmup_steps=warmup, cooldown_steps=cooldown, timescale=timescale
+    )
+    for step in [*range(0, total, max(1, total // 97)), warmup, warmup + 1, total - cooldown, total - 1]:
+        shift = timescale - warmup
+        expected = peak / math.sqrt((step + shift) / timescale) if warmup < step else peak
+        expected *= min(1.0, step / warmup) if warmup else 1.0
+        expected *= min(1.0, (total - step) / cooldown) if cooldown else 1.0
+        assert learning_rate(step, config=config, num_steps=total) == pytest.approx(expected, rel=1e-12), step
+
+
+@pytest.mark.parametrize("supports", [(100, 200, 300, 400, 500), (500, 6_000, 12_000, 18_000, 20_000)])
+def test_the_staircase_is_bits(supports: tuple[int, ...]) -> None:
+    """Its hyperrule: a warm-up to the first support, and a tenth from the step after each of the others on."""
+    config = ScheduleConfig(
+        learning_rate=0.003, decay="staircase", warmup_steps=supports[0], stair_steps=supports[1:-1]
+    )
+    for step in sorted({0, 1, *(place + by for place in supports for by in (-1, 0, 1))}):
+        if step < supports[-1]:
+            expected = 0.003 * step / supports[0]
+            if step >= supports[0]:
+                expected = 0.003 / 10 ** len([place for place in supports[1:] if place < step])
+            found = learning_rate(step, config=config, num_steps=supports[-1])
+            assert found == pytest.approx(expected, rel=1e-12), step
+
+
+@given(
+    decay=st.sampled_from(["linear", "cosine", "constant", "rsqrt", "staircase"]),
+    warmup=st.integers(0, 40),
+    cooldown=st.integers(1, 60),
+)
+def test_a_cooldown_ends_at_the_final_rate(decay: Any, warmup: int, cooldown: int) -> None:
+    """And before it the rate is what it would be without one."""
+    stairs = (50, 70) if decay == "staircase" else ()
+    config = ScheduleConfig(learning_rate=1.0, decay=decay, warmup_steps=warmup, timescale=9, stair_steps=stairs)
+    cooled = replace(config, cooldown_steps=cooldown, final_learning_rate=0.0)
+    rates = [learning_rate(step, config=cooled, num_steps=100) for step in range(101)]
+    assert rates[-1] == 0.0
+    assert all(before >= after for before, after in pairwise(rates[warmup:]))
+    without = [learning_rate(step, config=config, num_steps=100) for step in range(101)]
+    assert rates[: 101 - cooldown] == without[: 101 - cooldown]
+    end = learning_rate(100, config=replace(cooled, final_learning_rate=0.25), num_steps=100)
+    assert end == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stair_steps": (3,)}, r"^schedule\.stair_steps is \(3,\) with schedule\.decay 'cosine'; .* or neither$"),
+        ({"decay": "staircase"}, r"^schedule\.stair_steps is \(\) with schedule\.decay 'staircase'"),
+        ({"decay": "staircase", "stair_steps": (9, 3)}, r"is \(9, 3\); allowed: rising steps"),
+        ({"decay": "staircase", "stair_steps": (3, 3)}, r"is \(3, 3\); allowed: rising steps"),
+        ({"decay": "staircase", "stair_steps": (0,)}, r"stair_steps\.0 is 0; allowed: 1 to 1,000,000,000$"),
+        ({"decay": "staircase", "stair_steps": (3,), "stair_factor": 1.5}, r"stair_factor is 1\.5; allowed: above 0"),
+        ({"decay": "rsqrt", "timescale": 0}, r"^schedule\.timescale is 0; allowed: 1 to"),
+        ({"decay": "rsqrt", "final_learning_rate": 1e-5}, r"add --schedule\.cooldown-steps"),
+        ({"cooldown_steps": -1}, r"^schedule\.cooldown_steps is -1; allowed: 0 \(none\) to"),
+    ],
+)
+def test_schedules_that_contradict_themselves_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ScheduleConfig(**fields)
+
+
+def test_a_cooldown_must_fit_the_run() -> None:
+    schedule = ScheduleConfig(decay="rsqrt", warmup_steps=30, cooldown_steps=71)
+    with pytest.raises(UserError, match=r"cooldown_steps is 71, after .* of 30; allowed: up to 70, .* 100 steps"):
+        TrainingJob(steps=100, schedule=schedule)
+    assert TrainingJob(steps=101, schedule=schedule).schedule == schedule

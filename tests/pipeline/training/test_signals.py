@@ -67,6 +67,8 @@ def test_markers(tmp_path: Path, markers: tuple[str, ...], watch: bool, expected
 def test_a_save_fulfils_the_save_marker_alone(tmp_path: Path) -> None:
     with Signals(tmp_path, watch_markers=True) as signals:
         (tmp_path / "SAVE").touch()
+        signals.saving()
+        assert signals.request() == StopRequest.NOTHING, "until that save has ended"
         signals.saved()
         assert signals.request() == StopRequest.NOTHING
         assert not (tmp_path / "SAVE").exists()
@@ -74,6 +76,35 @@ def test_a_save_fulfils_the_save_marker_alone(tmp_path: Path) -> None:
         signals.saved()
         assert signals.request() == StopRequest.SAVE_AND_EXIT
         signals.saved()  # a missing SAVE is no error
+
+
+def test_a_save_marker_that_comes_during_a_save_asks_for_another_one(tmp_path: Path) -> None:
+    with Signals(tmp_path, watch_markers=True) as signals:
+        signals.saving()
+        (tmp_path / "SAVE").touch()
+        assert signals.request() == StopRequest.SAVE
+        signals.saved()
+        assert signals.request() == StopRequest.SAVE
+
+
+def test_a_save_marker_that_is_repeated_during_its_save_asks_for_another_one(tmp_path: Path) -> None:
+    with Signals(tmp_path, watch_markers=True) as signals:
+        (tmp_path / "SAVE").touch()
+        signals.saving()
+        (tmp_path / "SAVE").unlink()
+        (tmp_path / "SAVE").touch()
+        assert signals.request() == StopRequest.SAVE
+        signals.saved()
+        assert signals.request() == StopRequest.SAVE
+        assert (tmp_path / "SAVE").exists()
+
+
+def test_a_save_that_fails_leaves_the_save_marker(tmp_path: Path) -> None:
+    with Signals(tmp_path, watch_markers=True) as signals:
+        (tmp_path / "SAVE").touch()
+        signals.saving()
+        signals.not_saved()
+        assert signals.request() == StopRequest.SAVE
 
 
 def test_outside_the_main_thread_the_markers_still_work(tmp_path: Path) -> None:
@@ -96,6 +127,7 @@ def test_a_save_marker_that_cannot_be_deleted_asks_once(tmp_path: Path, caplog: 
     (tmp_path / "SAVE").mkdir()
     with Signals(tmp_path, watch_markers=True) as signals:
         assert signals.request() == StopRequest.SAVE
+        signals.saving()
         signals.saved()
         assert signals.request() == StopRequest.NOTHING
     assert "SAVE cannot be deleted" in caplog.text

@@ -13,7 +13,8 @@ def run(
     for step in range(first, last + 1):
         seconds["compute"] += compute
         seconds["data_wait"] += wait
-        throughput.step(step)
+        throughput.launched(step)
+        throughput.step()
 
 
 def test_the_rate_follows_the_last_30_seconds() -> None:
@@ -55,6 +56,17 @@ def test_values_of_a_line_are_of_the_steps_since_the_last_line() -> None:
     values = throughput.since_line(global_batch=128)
     assert values["images_per_second"] == pytest.approx(64.0)
     assert values["data_wait_share"] == 0.0
+
+
+def test_a_step_ends_when_it_is_launched_not_when_it_is_read() -> None:
+    seconds: dict[Account, float] = dict.fromkeys(ACCOUNTS, 0.0)
+    throughput = Throughput(seconds, step=0)
+    for step in (1, 2):
+        seconds["compute"] += 3.0
+        throughput.launched(step)
+    for _ in range(2):  # both are read now
+        throughput.step()
+        assert throughput.since_line(global_batch=6)["images_per_second"] == pytest.approx(2.0)
 
 
 def test_marks_do_not_pile_up_over_a_million_fast_steps() -> None:

@@ -18,6 +18,7 @@ def watch(tmp_path: Path) -> Watch:
 def test_a_commit_fulfils_the_request_to_save_and_is_what_a_stop_leaves(watch: Watch, tmp_path: Path) -> None:
     (tmp_path / "SAVE").touch()
     assert watch.request() == StopRequest.SAVE
+    watch.saving()
     watch.saved(7)
     assert watch.request() == StopRequest.NOTHING
     assert watch.stopping.standing().startswith("step 7 is saved")

@@ -1,0 +1,98 @@
+"""`patchline report`: what a run did, in a few lines and as one HTML page. It reads a run, also one that is running."""
+
+import errno
+import logging
+import math
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.model_jobs import ReportJob
+from jobs.report_facts import ReportFacts, gather
+from jobs.report_page import render
+from jobs.screen import WIDTH, put, wrapped
+from pipeline.checkpoints.json_lines import write_whole
+from pipeline.training.run_time import WORDS
+from shards.errors import UserError
+from shards.quantities import duration, plural
+
+__all__ = ["ReportJob", "run"]
+
+log = logging.getLogger(__name__)
+_NAME = "report.html"
+_PAGES = (".html", ".htm")
+_NOT_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+
+
+def run(job: ReportJob) -> int:
+    """Writes the page, prints the summary; returns 0."""
+    run_dir = Path(job.run)
+    out = Path(job.out) if job.out else run_dir / _NAME
+    if job.out:
+        _refuse_no_page(out)
+    facts = gather(run_dir)
+    page = render(facts)
+    try:
+        write_whole(out, page)
+    except OSError as error:
+        if error.errno not in _NOT_HERE:
+            raise
+        todo = "give --out FILE.html in a folder that this user may write to"
+        raise UserError(f"cannot write {str(out)!r}: {error.strerror}; {todo}") from error
+    put(summary(facts))
+    log.info("%s: %.1f kB, opens in any browser", out, len(page) / 1e3)
+    return exit_codes.DONE
+
+
+def _refuse_no_page(out: Path) -> None:
+    """UserError if the page cannot have this path, or would replace something else."""
+    if out.is_dir():
+        raise UserError(f"--out is the folder {str(out)!r}; give the name of a file, such as {str(out / _NAME)!r}")
+    if not out.parent.is_dir():
+        raise UserError(f"--out is {str(out)!r}, and there is no folder {str(out.parent)!r}; make it first")
+    if out.exists() and not (out.is_file() and out.suffix.lower() in _PAGES):
+        raise UserError(f"--out is {str(out)!r}, which is there and is no .html file; give another name")
+
+
+def summary(facts: ReportFacts) -> str:
+    """The report in lines of at most 80 columns."""
+    found = facts.run
+    step = f"{found.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
+    numbers = [f"step {step}"]
+    numbers += [f"loss {found.loss:.4g}"] if found.loss is not None else []
+    numbers += [f"accuracy {found.accuracy:.3f}"] if found.accuracy is not None else []
+    rate = found.images_per_second
+    numbers += [f"{rate:,.0f} images/s"] if rate is not None and math.isfinite(rate) else []
+    lines = [f"{facts.name}: {facts.stage} of {facts.recipe.words()}, {found.state}", ", ".join(numbers)]
+    lines += _time(facts)
+    for one in facts.time.restarts:
+        origin = "scratch" if one.step is None else f"step {one.step:,}"
+        lines.append(f"restart {one.attempt.partition('-')[0]} from {origin}: {one.cause}")
+        lost = "" if one.lost_steps is None else f", {plural(one.lost_steps, 'step')} lost"
+        startup = "" if one.startup_seconds is None else f", start-up {duration(one.startup_seconds)}"
+        lines.append(f"    cost {duration(one.seconds)}{lost}{startup}")
+        lines += [f"    topology {one.topology}"] if one.topology else []
+    for finding in facts.findings[:10]:
+        lines.append(f"guard: step {finding['step']:,}: {finding['kind'].replace('_', ' ')}, {finding['action']}")
+    lines += [f"guard: {len(facts.findings) - 10:,} more"] if len(facts.findings) > 10 else []
+    if facts.quarantine.num_lines:
+        bad = facts.quarantine
+        reason = f", {bad.reasons[0][0]}" if bad.reasons else ""
+        lines.append(f"quarantine: {plural(bad.num_samples or bad.num_lines, 'sample')}{reason}")
+    lines += [f"data: {name} {value}" for name, value in facts.data if name == "fingerprint"]
+    lines += [f"note: {note}" for note in facts.notes]
+    return "".join(f"{part}\n" for line in lines for part in _fit(line))
+
+
+def _fit(line: str) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()))
+    return [f"{indent}{part}" for part in wrapped(line.lstrip(), WIDTH - len(indent))]
+
+
+def _time(facts: ReportFacts) -> list[str]:
+    wall = facts.time.wall_seconds
+    if not wall:
+        return []
+    parts = [(name, seconds) for name, seconds in facts.time.parts.items() if seconds >= 0.0005 * wall]
+    return [f"wall time {duration(wall)}"] + [
+        f"    {WORDS[name]:32}{duration(seconds):>14}{seconds / wall:>8.1%}" for name, seconds in parts
+    ]

@@ -1,0 +1,256 @@
+"""What a sharded checkpoint says about itself. Pure.
+
+    step-00000120/attempt-0003-5f1c2a9e/rank-00000.safetensors   fragments of logical tensors
+    step-00000120/attempt-0003-5f1c2a9e/rank-00000.json          what this rank wrote, for the manifest
+    step-00000120/attempt-0003-5f1c2a9e/MANIFEST.json            written last: the checkpoint exists from then on
+
+A manifest carries a digest of itself (seal.py), which is compared before anything in it counts. Formats 1 and 2 had
+none, and one sha256 for a whole file. Format 1 held the position as `data_state`, without the step, and the saved job
+as a part of `record`.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from pipeline.checkpoints.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
+from pipeline.checkpoints.seal import sealed, unsealed
+from pipeline.checkpoints.slots import AVERAGE, MASTER
+from pipeline.data.position import StreamPosition
+from pipeline.models.safetensors_head import FLOAT_BYTES
+from shards.config_values import shown_value
+from shards.typed_json import parse_json
+
+FORMAT = 3
+_FIRST_FORMAT = 1  # is still read
+MANIFEST_NAME = "MANIFEST.json"
+_MOST_DIMENSIONS = 8  # of a tensor
+_STRICT = ConfigDict(strict=True, extra="forbid")
+_FOLDER = re.compile(r"step-([0-9]{8,18})/attempt-([0-9]+-[0-9a-z]+)")
+_RANK_FILE = r"rank-[0-9]{5,9}\.safetensors"
+_REPORT = r"rank-[0-9]{5,9}\.json"  # of one rank about its file (rank_report.py)
+_FILE = re.compile(rf"{_RANK_FILE}|{_REPORT}|{re.escape(MANIFEST_NAME)}")
+
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+Token = Annotated[str, Field(pattern="^[0-9]+-[0-9a-z]+$", max_length=200)]
+RankFileName = Annotated[str, Field(pattern=f"^{_RANK_FILE}$")]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Loss = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FragmentLocation:
+    """Elements `start` .. `start + length - 1` of a flattened tensor, at byte `offset` of `file`, float32."""
+
+    __pydantic_config__ = _STRICT
+
+    file: RankFileName
+    offset: Count
+    start: Count
+    length: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogicalTensor:
+    """A parameter as the model knows it, and the locations of the fragments of its master and moments."""
+
+    __pydantic_config__ = _STRICT
+
+    shape: Annotated[tuple[Count, ...], Field(max_length=_MOST_DIMENSIONS)]
+    dtype: Literal["float32"]
+    slots: dict[str, tuple[FragmentLocation, ...]]
+
+    def locations(self, slot: str) -> tuple[FragmentLocation, ...]:
+        """The fragments of a slot; the average of a tensor that is not trained is its master."""
+        return self.slots[MASTER if slot == AVERAGE and AVERAGE not in self.slots else slot]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """The size of one file of the checkpoint, and the sha256 of each part of `part_bytes`; the last may be shorter."""
+
+    __pydantic_config__ = _STRICT
+
+    num_bytes: Annotated[int, Field(ge=8, lt=1 << 62)]
+    part_bytes: Annotated[int, Field(ge=1)]
+    sha256: tuple[Sha256, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.sha256) != -(-self.num_bytes // self.part_bytes):
+            raise ValueError(f"{len(self.sha256)} checksums for {self.num_bytes} bytes in parts of {self.part_bytes}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointId:
+    """Identifies a checkpoint: its step and the attempt that wrote it."""
+
+    __pydantic_config__ = _STRICT
+
+    step: Count
+    attempt: Token
+
+    @property
+    def folder(self) -> str:
+        """Path below the checkpoints' root."""
+        return f"step-{self.step:08d}/attempt-{self.attempt}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything that a run needs to continue. `position`: of the stream of batches. `job`: which jobs may continue the
+    run. `losses`: the latest ones, by which the guard judges the next. `record` is for people and reports; only the
+    micro-batch of a run that continues is taken from it."""
+
+    __pydantic_config__ = _STRICT
+
+    format: int
+    id: CheckpointId
+    tensors: dict[str, LogicalTensor]
+    files: dict[RankFileName, FileRecord]
+    moments: tuple[str, ...]
+    num_updates: Count
+    num_samples: Count
+    position: StreamPosition
+    job: SavedJob
+    losses: tuple[Loss, ...] = ()
+    record: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.position.next_step != self.id.step:
+            raise ValueError(f"the checkpoint is of step {self.id.step}, its position of {self.position.next_step}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Format:
+    """The first thing read of a manifest."""
+
+    format: int
+    digest: str = ""
+
+
+_MANIFEST = TypeAdapter(Manifest)
+_FORMAT = TypeAdapter(_Format)
+
+
+def manifest_to_json(manifest: Manifest) -> bytes:
+    """UTF-8 JSON of a manifest, with a digest of itself."""
+    return sealed(_MANIFEST.dump_json(manifest, indent=1))
+
+
+def manifest_from_json(data: bytes) -> Manifest:
+    """The manifest. ValueError if the JSON is broken, of a format that this version does not know, does not have the
+    digest that it carries, or contradicts itself."""
+    try:
+        found = _FORMAT.validate_json(data)
+        if not _FIRST_FORMAT <= found.format <= FORMAT:
+            raise ValueError(f"manifest format {found.format}, this version reads {_FIRST_FORMAT} to {FORMAT}")
+        if found.format < FORMAT and found.digest:
+            raise ValueError(f"a digest in a manifest of format {found.format}: it was changed after it was written")
+        manifest = _MANIFEST.validate_json(unsealed(data) if found.format == FORMAT else _from_older(data))
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+        raise ValueError(f"not a manifest: {at}{first['msg']}") from error
+    _refuse_contradictions(manifest)
+    return manifest
+
+
+def draft_from_json(data: bytes) -> Manifest:
+    """A manifest of this version to which the files are still to be added. ValueError if it is none."""
+    return _MANIFEST.validate_json(unsealed(data))
+
+
+def is_sealed(data: bytes) -> bool:
+    """Whether a manifest has a format that carries a digest of itself."""
+    return _FORMAT.validate_json(data).format == FORMAT
+
+
+def _from_older(data: bytes) -> str:
+    """A manifest of an older format as JSON of this one. ValueError if it is none."""
+    values = parse_json(data)
+    try:
+        if values["format"] == _FIRST_FORMAT:
+            record = values["record"]
+            values["position"] = position_of_format_1(record, values.pop("data_state"), step=values["id"]["step"])
+            values["job"] = saved_job_of_format_1(record)
+        values["files"] = {name: _in_one_part(file) for name, file in values["files"].items()}
+    except KeyError as error:
+        raise ValueError(f"not a manifest: it has no {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise ValueError("not a manifest: a value is not of the kind that formats 1 and 2 have") from error
+    return json.dumps(values | {"format": FORMAT})
+
+
+def _in_one_part(file: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a file with one sha256 for all of it."""
+    if others := sorted(file.keys() - {"num_bytes", "sha256"}):
+        raise ValueError(f"not a manifest: a file has {shown_value(others[0])}, which formats 1 and 2 do not know")
+    return {"num_bytes": file["num_bytes"], "part_bytes": file["num_bytes"], "sha256": [file["sha256"]]}
+
+
+def _refuse_contradictions(manifest: Manifest) -> None:
+    """ValueError unless the parts of a manifest agree with each other."""
+    step, num_samples = manifest.id.step, manifest.id.step * manifest.position.global_batch
+    if manifest.num_updates > step:
+        raise ValueError(f"num_updates is {manifest.num_updates}; allowed: 0 to its step, {step}")
+    if manifest.num_samples != num_samples:
+        raise ValueError(f"num_samples is {manifest.num_samples}; allowed: {num_samples}, its step x the batch")
+    slots = sorted({MASTER, *manifest.moments})
+    if len(slots) != 1 + len(manifest.moments):
+        raise ValueError(f"moments are {shown_value(manifest.moments)}; allowed: each once, and no {MASTER}")
+    for name, tensor in manifest.tensors.items():
+        if sorted(tensor.slots) not in (slots, [MASTER]):  # the master alone: it is not trained
+            raise ValueError(f"{shown_value(name)} has {shown_value(sorted(tensor.slots))}; allowed: {slots}")
+        for slot, locations in tensor.slots.items():
+            fault = _wrong_cover(locations, num_elements=math.prod(tensor.shape), files=manifest.files)
+            if fault:
+                raise ValueError(f"{slot} of {shown_value(name)}: {fault}")
+
+
+def _wrong_cover(locations: Iterable[FragmentLocation], *, num_elements: int, files: Mapping[str, FileRecord]) -> str:
+    """What is wrong if fragments do not hold each element exactly once, inside their files; empty if nothing is."""
+    end = 0
+    for location in sorted(locations, key=lambda each: (each.start, each.length)):
+        if location.file not in files:
+            return f"{location.file} is not among the checkpoint's files"
+        if location.offset + location.length * FLOAT_BYTES > files[location.file].num_bytes:
+            return f"element {location.start} begins beyond the end of {location.file}, at byte {location.offset}"
+        if location.start != end:
+            return f"element {min(end, location.start)} is held {'twice' if location.start < end else 'nowhere'}"
+        end += location.length
+    return "" if end == num_elements else f"its fragments hold {end} elements; allowed: {num_elements}"
+
+
+def id_from_path(path: str) -> CheckpointId | None:
+    """The checkpoint whose manifest is at `path` (relative to the checkpoints' root), or None for any other file."""
+    folder, _, name = path.rpartition("/")
+    found = _FOLDER.fullmatch(folder)
+    if found is None or name != MANIFEST_NAME:
+        return None
+    checkpoint = CheckpointId(step=int(found[1]), attempt=found[2])
+    return checkpoint if checkpoint.folder == folder else None
+
+
+def is_checkpoint_file(path: str) -> bool:
+    """True for a file of a checkpoint, committed or not, as this program names them: foreign files stay where they
+    are."""
+    folder, _, name = path.rpartition("/")
+    return bool(_FOLDER.fullmatch(folder) and _FILE.fullmatch(name))
+
+
+def overlapping(
+    locations: tuple[FragmentLocation, ...], *, start: int, length: int
+) -> list[tuple[FragmentLocation, int, int]]:
+    """Where the elements [start, start + length) lie: (location, first element, number of elements) each."""
+    end = start + length
+    found = []
+    for location in locations:
+        low, high = max(start, location.start), min(end, location.start + location.length)
+        if low < high:
+            found.append((location, low, high - low))
+    return sorted(found, key=lambda item: item[1])

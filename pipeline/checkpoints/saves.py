@@ -1,0 +1,190 @@
+"""The saves of a run, one at a time, on all ranks together.
+
+A save begins with a copy of each rank's state. Then every rank writes its file, and rank 0 commits once the ranks have
+agreed, in the sums of a step, that all files are there. `wait` agrees by reductions of its own.
+"""
+
+import logging
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.checkpoints.attempt_record import attempt_to_json, record_path
+from pipeline.checkpoints.checkpoint import Checkpoints
+from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.checkpoints.fragments import RankFile
+from pipeline.checkpoints.manifest import CheckpointId, Manifest, manifest_to_json
+from pipeline.checkpoints.save_phase import COMMITTED, FAILED, NAMES, OVERTAKEN, WRITTEN, Phase, Verdict, verdict
+from pipeline.checkpoints.writer_messages import Answer, CommitOrder, Write
+from pipeline.collectives import gather_json, sums
+from pipeline.world import World
+from shards.errors import WillNotSucceedError
+
+log = logging.getLogger(__name__)
+_WAIT_SECONDS = 10.0  # for an answer, before the ranks tell each other again that they are there
+_FLAGS = {"written": WRITTEN, "failed": FAILED, "committed": COMMITTED, "overtaken": OVERTAKEN}
+
+
+class RankWriter(Protocol):
+    """What writes a rank's files: in the background, or at once."""
+
+    @property
+    def is_waited_for(self) -> bool: ...
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    def write(self, order: Write, laid_out: RankFile) -> None: ...
+
+    def commit(self, order: CommitOrder) -> None: ...
+
+    def answers(self, *, seconds: float = 0.0) -> list[Answer]: ...
+
+    def order_update(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """How a save ended: `fault` is empty if the checkpoint is committed. `seconds`: from its begin until all knew."""
+
+    id: CheckpointId
+    fault: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Save:
+    """The save that is under way. `number`: that of its answers; `began`: by the monotonic clock."""
+
+    number: int
+    began: float
+    draft: Manifest
+
+
+class Saves:
+    """Begins a save and follows it. `keep`: folders of checkpoints that retention must leave; change it at any time.
+    `rewind_steps`: so many steps before the newest checkpoint, retention leaves one for a rewind. `num_begun`: saves
+    that the writer has seen already, since it tells them by their numbers."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        writer: RankWriter,
+        config: CheckpointConfig,
+        *,
+        rewind_steps: int = 0,
+        num_begun: int = 0,
+    ) -> None:
+        self.checkpoints, self.writer, self.config = checkpoints, writer, config
+        self.rewind_steps = rewind_steps
+        self.keep: Collection[str] = ()
+        self.phase = Phase.NOTHING
+        self._save: _Save | None = None
+        self.num_begun = num_begun
+        self._answer: Answer | None = None
+        self._failed = ""  # the folder of the newest save, if not all of its files were written
+        self._maybe_committed = ""  # the newest folder with a commit, which may have succeeded whatever was answered
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a save has begun and its end is not known yet; the same on all ranks."""
+        return self._save is not None
+
+    @property
+    def step(self) -> int:
+        """Of the save that is under way; 0 if there is none."""
+        return self._save.draft.id.step if self._save else 0
+
+    def begin(self, laid_out: RankFile, draft: Manifest) -> None:
+        """Copies this rank's state and has it written; no other save may be under way. Not collective, but all ranks
+        call it at the same step."""
+        if self._save:
+            raise AssertionError(f"a save begins while that of step {self.step} is under way ({self.phase.value})")
+        self.num_begun += 1
+        self._save = _Save(number=self.num_begun, began=time.monotonic(), draft=draft)
+        self._answer, self.phase = None, Phase.WRITING
+        order = Write(
+            save=self.num_begun,
+            url=self.checkpoints.store.url,
+            folder=draft.id.folder,
+            record=record_path(draft.id.attempt),
+            rank=self.checkpoints.world.rank,
+            failed=self._failed,
+        )
+        self.writer.write(order, laid_out)
+
+    def flags(self) -> Mapping[str, float]:
+        """What this rank adds to the sums of a step, by name of NAMES."""
+        self._listen()
+        said = _FLAGS[self._answer.what] if self._answer else ""
+        return {name: float(name == said) for name in NAMES}
+
+    def advance(self, found: Mapping[str, float]) -> Saved | None:
+        """Takes the sums of a step; the end of the save, if they bring it. Raises WillNotSucceedError if this attempt
+        was overtaken. Collective only when a save has failed."""
+        save, world = self._save, self.checkpoints.world
+        decided = verdict(self.phase, found, num_ranks=world.num_ranks)
+        if save is None or decided is Verdict.OPEN:
+            return None
+        if decided is Verdict.WRITTEN:
+            self._answer, self.phase, self._maybe_committed = None, Phase.COMMITTING, save.draft.id.folder
+            if world.is_first:
+                self.writer.commit(self._commit_order(save))
+            return None
+        self._failed = "" if save.draft.id.folder == self._maybe_committed else save.draft.id.folder
+        own, self._answer, self._save, self.phase = self._answer, None, None, Phase.NOTHING
+        fault = "" if decided is Verdict.COMMITTED else _fault_of_all(own, world)
+        if decided is Verdict.OVERTAKEN:
+            raise WillNotSucceedError(fault)
+        return Saved(id=save.draft.id, fault=fault, seconds=time.monotonic() - save.began)
+
+    def wait(self) -> Saved | None:
+        """The end of the save that is under way, which all ranks wait for; None if there is none. Collective."""
+        ended = None
+        while self.is_under_way and ended is None:
+            if self._answer is None and self._is_asked:
+                self._listen(seconds=_WAIT_SECONDS)
+            flags = self.flags()
+            found = sums([flags[name] for name in NAMES], device=self.checkpoints.world.device)
+            ended = self.advance(dict(zip(NAMES, found, strict=True)))
+        return ended
+
+    def settle(self) -> None:
+        """Waits until nothing is left to do for this rank's writer, such as deleting old checkpoints."""
+        while self.writer.is_busy:
+            self._listen(seconds=_WAIT_SECONDS)
+
+    @property
+    def _is_asked(self) -> bool:
+        """Whether this rank's own writer has something to do in this phase."""
+        return self.phase is Phase.WRITING or self.checkpoints.world.is_first
+
+    def _listen(self, *, seconds: float = 0.0) -> None:
+        if not self.writer.is_busy:
+            return
+        for answer in self.writer.answers(seconds=seconds):
+            if self._save and answer.what in _FLAGS and answer.save == self._save.number:
+                self._answer = answer
+
+    def _commit_order(self, save: _Save) -> CommitOrder:
+        return CommitOrder(
+            save=save.number,
+            url=self.checkpoints.store.url,
+            draft=manifest_to_json(save.draft).decode(),
+            attempt=attempt_to_json(self.checkpoints.attempt).decode(),
+            num_ranks=self.checkpoints.world.num_ranks,
+            run_dir=str(self.checkpoints.run_dir),
+            keep_newest=self.config.keep_newest,
+            keep_every=self.config.keep_every,
+            rewind_steps=self.rewind_steps,
+            keep=tuple(self.keep),
+        )
+
+
+def _fault_of_all(own: Answer | None, world: World) -> str:
+    """Why a save failed, on whichever ranks. Collective."""
+    mine = own.message if own and own.what in ("failed", "overtaken") else ""
+    return "; ".join(dict.fromkeys(filter(None, gather_json(mine, device=world.device))))

@@ -1,0 +1,116 @@
+"""What a trainer and its checkpoint writer say to each other: one JSON object a line, checked on both sides.
+
+trainer -> writer    Fit      map the shared buffer: a rank file of this size and these pieces is in it
+                     Write    write the buffer's file and its report
+                     Hurry    the trainer waits for it from now on
+                     Commit   (rank 0) make the checkpoint of all ranks' files
+writer -> trainer    Answer   what became of it; `progress` and `said` come in between
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+from shards.config_values import Range
+from shards.typed_json import parse_json, record_from
+
+MOST_LINE_BYTES = 64 << 20
+What = Literal["written", "failed", "overtaken", "committed", "retired", "progress", "said"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The buffer holds a rank file of `num_bytes` with these pieces."""
+
+    num_bytes: Annotated[int, Range(8)]
+    pieces: tuple[tuple[str, str, int, int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Write:
+    """Write the file of this rank into `folder` of the store `url`, if `record`, the attempt's own, is still there.
+    First delete this rank's file in `failed`, the folder of a save that has failed, if any: the store may be full."""
+
+    save: Annotated[int, Range(1)]
+    url: str
+    folder: str
+    record: str
+    rank: Annotated[int, Range(0)]
+    failed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hurry:
+    """The trainer waits for this save: it is no longer work for idle processors alone."""
+
+    save: Annotated[int, Range(1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitOrder:
+    """Commit the checkpoint of this save, then delete what retention does not keep. `draft`: the manifest without
+    files, as JSON; `attempt`: the record of the attempt, as JSON; `keep`: folders that others want."""
+
+    save: Annotated[int, Range(1)]
+    url: str
+    draft: str
+    attempt: str
+    num_ranks: Annotated[int, Range(1)]
+    run_dir: str
+    keep_newest: Annotated[int, Range(1)]
+    keep_every: Annotated[int, Range(0)]
+    rewind_steps: Annotated[int, Range(0)]
+    keep: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What became of a save. `message`: why it failed, or a line for the log."""
+
+    save: Annotated[int, Range(0)]
+    what: What
+    message: str = ""
+
+
+Command = Fit | Write | Hurry | CommitOrder
+_KINDS: tuple[type[Command | Answer], ...] = (Fit, Write, Hurry, CommitOrder, Answer)
+_KIND = "kind"
+
+
+def to_line(message: Command | Answer) -> bytes:
+    """One line of JSON. ValueError if it is too long."""
+    line = json.dumps({_KIND: type(message).__name__, **asdict(message)}).encode() + b"\n"
+    if len(line) > MOST_LINE_BYTES:
+        raise ValueError(f"a {type(message).__name__} of {len(line):,} bytes; allowed: {MOST_LINE_BYTES:,}")
+    return line
+
+
+def from_line(line: bytes) -> Any:
+    """The message in a line. ValueError if it is none."""
+    values = parse_json(line)
+    name = values.pop(_KIND, None) if isinstance(values, dict) else None
+    for kind in _KINDS:
+        if kind.__name__ == name:
+            return record_from(kind, values)
+    raise ValueError(f"a message of kind {name!r}; allowed: {', '.join(kind.__name__ for kind in _KINDS)}")
+
+
+class Lines:
+    """Cuts what arrives into lines. ValueError for a line that is longer than any message."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+
+    def take(self, data: bytes) -> list[bytes]:
+        """The lines that are complete now."""
+        *whole, rest = data.split(b"\n")
+        found = []
+        for line in whole:
+            found.append(b"".join([*self._parts, line]))
+            self._parts, self._num_bytes = [], 0
+        self._parts.append(rest)
+        self._num_bytes += len(rest)
+        if self._num_bytes > MOST_LINE_BYTES:
+            raise ValueError(f"a message of more than {MOST_LINE_BYTES:,} bytes")
+        return found

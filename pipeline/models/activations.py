@@ -1,0 +1,244 @@
+"""The memory that a forward pass keeps for its backward pass, exact, by formula. Pure.
+
+The tests compare it with what autograd saves, tensor by tensor, on models without values. Counted is what runs
+uncompiled; a compiled block keeps less, since torch.compile recomputes what is cheap (pipeline/training/memory.py).
+
+Shape letters: N tokens, D width, M MLP width, h heads, K classes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from pipeline.config_values import LossName
+from pipeline.models.config import ModelConfig, ResNetSize
+from pipeline.models.flops import convolutions_of
+from pipeline.models.resnet import NUM_GROUPS, UnitSize, same_padding, units_by_stage
+
+_FP32, _INT64 = 4, 8
+_MOST_TOKENS_ON_CPU = 640  # attention.py's own gradient takes bf16 up to here, and keeps no sums of its softmax
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """How a forward pass is computed. `element_bytes`: 2 for bf16, 4 for fp32. `has_dense_targets`: mixup makes targets
+    of every class. `is_recomputed`: activation checkpointing. `is_frozen`: only the head is trained."""
+
+    element_bytes: int
+    loss: LossName = "softmax"
+    has_dense_targets: bool = False
+    is_recomputed: bool = False
+    is_frozen: bool = False
+    is_on_gpu: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    """Bytes that a pass keeps: for each image, and whatever the number of images.
+
+    `working_bytes` and `fixed_working_bytes`: the most that its backward pass needs beside them, in the same way:
+    gradients of one block, and, with activation checkpointing, all that this block keeps once it is computed again.
+    """
+
+    image_bytes: int
+    fixed_bytes: int
+    working_bytes: int
+    fixed_working_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """What one part of a model keeps, in bytes: for each image and in all. Blocks also say how much of it is their
+    input, and how much their gradients need."""
+
+    image_bytes: int
+    fixed_bytes: int = 0
+    input_bytes: int = 0
+    gradient_bytes: int = 0
+
+
+def activations_of(config: ModelConfig, how: Pass) -> Activations:
+    """The activations of a model at its image size."""
+    blocks = [*_units(config, how), *_layers(config, how)]
+    if how.is_frozen:  # a forward pass keeps one part at a time, and the head and the loss keep theirs
+        last, loss = _last(config, how), _loss(config, how)
+        passing = [_root(config, how), _embedding(config, how), *_units(config, how), _mlp(config, how)]
+        return Activations(
+            image_bytes=last.image_bytes + loss.image_bytes,
+            fixed_bytes=last.fixed_bytes + loss.fixed_bytes,
+            working_bytes=max(part.image_bytes for part in passing),
+            fixed_working_bytes=max(part.fixed_bytes for part in passing),
+        )
+    ends = [_root(config, how), _embedding(config, how), _last(config, how), _loss(config, how)]
+    image_bytes, fixed_bytes = sum(end.image_bytes for end in ends), sum(end.fixed_bytes for end in ends)
+    if not how.is_recomputed:
+        return Activations(
+            image_bytes=image_bytes + sum(block.image_bytes for block in blocks),
+            fixed_bytes=fixed_bytes + sum(block.fixed_bytes for block in blocks),
+            working_bytes=max(block.gradient_bytes for block in blocks),
+        )
+    return Activations(
+        image_bytes=image_bytes + sum(block.input_bytes for block in blocks),
+        fixed_bytes=fixed_bytes,
+        working_bytes=max(block.image_bytes - block.input_bytes + block.gradient_bytes for block in blocks),
+        fixed_working_bytes=max(block.fixed_bytes for block in blocks),
+    )
+
+
+def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
+    """Transformer blocks: both norms' inputs and outputs, q, k and v, the attention's result, the MLP's hidden layer
+    before and after its GELU."""
+    if config.is_bit:
+        return []
+    size, num_tokens = config.size, _num_tokens(config)
+    d, m = size.width, size.mlp_width
+    sums = _FP32 * size.num_heads if _keeps_softmax_sums(num_tokens, how) else 0
+    masks = (2 * d + m) * _mask_bytes(config, how)
+    factors = 2 * how.element_bytes if config.stochastic_depth else 0
+    layer = _Kept(
+        image_bytes=num_tokens * (how.element_bytes * (8 * d + 2 * m) + 4 * _statistic_bytes(how) + sums + masks)
+        + factors,
+        input_bytes=how.element_bytes * num_tokens * d,
+        gradient_bytes=how.element_bytes * num_tokens * (2 * d + m),
+    )
+    return [layer] * size.depth
+
+
+def _mlp(config: ModelConfig, how: Pass) -> _Kept:
+    """The most that a pass through a block holds if it keeps nothing: its input, normed, and the MLP's hidden layer
+    before and after its GELU."""
+    if config.is_bit:
+        return _Kept(image_bytes=0)
+    return _Kept(image_bytes=2 * how.element_bytes * _num_tokens(config) * (config.size.width + config.size.mlp_width))
+
+
+def _keeps_softmax_sums(num_tokens: int, how: Pass) -> bool:
+    return how.is_on_gpu or how.element_bytes == _FP32 or num_tokens > _MOST_TOKENS_ON_CPU
+
+
+def _embedding(config: ModelConfig, how: Pass) -> _Kept:
+    """The patches, cut out of the image or of a hybrid's last map."""
+    if config.is_bit:
+        return _Kept(image_bytes=0)
+    size, (height, width) = config.size, config.grid
+    patches = height * width * size.patch**2 * (config.resnet.width if config.resnet else 3)
+    num_copies = 2 if config.resnet and size.patch > 1 else 1  # a patch of 1 x 1 is the map itself
+    masks = _num_tokens(config) * size.width * _mask_bytes(config, how)
+    return _Kept(image_bytes=num_copies * how.element_bytes * patches + masks)
+
+
+def _last(config: ModelConfig, how: Pass) -> _Kept:
+    """The last norm with its input, the hidden layer before the head, and the head in fp32."""
+    e, wide = how.element_bytes, how.element_bytes != _FP32
+    if how.is_frozen:  # the inputs of the dense layers, and what the hidden layer's gradient needs
+        width = config.resnet.width if config.is_bit and config.resnet else config.size.width
+        hidden = config.representation * (1 + wide) * e * width
+        fixed_bytes = config.representation * wide * _FP32 * width * config.num_classes
+        return _Kept(image_bytes=hidden + _FP32 * width, fixed_bytes=fixed_bytes)
+    if config.is_bit and config.resnet:
+        width = config.resnet.width
+        kept = 2 * e * _area(_map_after(config.resnet, config)) * width + 2 * NUM_GROUPS * _statistic_bytes(how)
+    else:
+        width, num_tokens = config.size.width, _num_tokens(config)
+        num_normed = 1 if config.pooling == "token" else num_tokens
+        kept = e * num_tokens * width + 2 * num_normed * _statistic_bytes(how)
+        kept += config.representation * (1 + wide) * e * width
+    return _Kept(image_bytes=kept + _FP32 * width, fixed_bytes=wide * _FP32 * width * config.num_classes)
+
+
+def _loss(config: ModelConfig, how: Pass) -> _Kept:
+    """What the loss keeps of the logits (pipeline/models/loss.py)."""
+    num_kept = {("softmax", False): 1, ("softmax", True): 2, ("sigmoid", False): 2, ("sigmoid", True): 4}
+    return _Kept(image_bytes=num_kept[how.loss, how.has_dense_targets] * _FP32 * config.num_classes)
+
+
+def _root(config: ModelConfig, how: Pass) -> _Kept:
+    """A ResNet's first convolution and pooling, which keeps the place of each maximum."""
+    resnet = config.resnet
+    if resnet is None:
+        return _Kept(image_bytes=0)
+    root, after = resnet.root_width, _half(config.image_size)
+    (convolution, *_), e = convolutions_of(resnet, (config.image_size, config.image_size)), how.element_bytes
+    if config.is_bit:
+        maps = 3 * config.image_size**2 + root * (after + 2) ** 2
+    else:
+        maps = 3 * _padded(config.image_size, 7, 2) ** 2 + 2 * root * after**2 + root * _padded(after, 3, 2) ** 2
+    kept = e * maps + _INT64 * root * _half(after) ** 2 + (not config.is_bit) * 2 * NUM_GROUPS * _statistic_bytes(how)
+    return _Kept(image_bytes=kept, fixed_bytes=_standardised(root, 7**2 * convolution.channels_in, how))
+
+
+def _units(config: ModelConfig, how: Pass) -> Iterator[_Kept]:
+    """A ResNet's bottlenecks, in order."""
+    if config.resnet is None:
+        return
+    before = _half(_half(config.image_size))
+    for unit in chain.from_iterable(units_by_stage(config.resnet)):
+        after = _half(before) if unit.stride == 2 else before
+        count = _pre_activation if config.is_bit else _post_activation
+        e, (elements, num_norms) = how.element_bytes, count(unit, before, after)
+        inner, outer = unit.inner, unit.outer
+        fixed = _standardised(inner, unit.channels, how) + _standardised(inner, 9 * inner, how)
+        fixed += _standardised(outer, inner, how) + unit.is_projected * _standardised(outer, unit.channels, how)
+        input_elements = unit.channels * before**2
+        yield _Kept(
+            image_bytes=e * (input_elements + elements) + 2 * num_norms * NUM_GROUPS * _statistic_bytes(how),
+            fixed_bytes=fixed,
+            input_bytes=e * input_elements,
+            gradient_bytes=e * (2 * max(outer * after**2, input_elements) + inner * before**2),
+        )
+        before = after
+
+
+def _post_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]:
+    """Elements kept beside the input, and the number of norms, of a hybrid's bottleneck between maps of these sizes:
+    the results of convolutions and ReLUs, and padded copies. The last ReLU's result is the next input."""
+    first = 2 * unit.inner * before**2 + unit.inner * _padded(before, 3, unit.stride) ** 2
+    second = 2 * unit.inner * after**2 + unit.outer * after**2
+    if not unit.is_projected:
+        return first + second, 3
+    return first + second + unit.channels * _padded(before, 1, unit.stride) ** 2 + unit.outer * after**2, 4
+
+
+def _pre_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]:
+    """The same of BiT's bottleneck, which pads inside its convolutions."""
+    return (unit.channels + 2 * unit.inner) * before**2 + 2 * unit.inner * after**2, 3
+
+
+def _standardised(channels_out: int, num_weights_each: int, how: Pass) -> int:
+    """Fixed bytes of a standardised weight: centred and standardised, and in bf16 also its fp32 copy."""
+    each = 2 * _FP32 if how.element_bytes == _FP32 else 2 * _FP32 + how.element_bytes
+    return channels_out * (num_weights_each * each + 2 * _FP32)
+
+
+def _statistic_bytes(how: Pass) -> int:
+    """Of a norm's mean or deviation: fp32 on a GPU."""
+    return _FP32 if how.is_on_gpu else how.element_bytes
+
+
+def _mask_bytes(config: ModelConfig, how: Pass) -> int:
+    """Of dropout, for each element: a byte on a GPU, on a CPU a number like the element."""
+    return 0 if not config.dropout else 1 if how.is_on_gpu else how.element_bytes
+
+
+def _num_tokens(config: ModelConfig) -> int:
+    return config.num_prefix_tokens + _area(config.grid)
+
+
+def _map_after(resnet: ResNetSize, config: ModelConfig) -> tuple[int, int]:
+    """The last feature map; unlike the grid, rounded up at each halving."""
+    side = config.image_size
+    for _ in range(1 + len(resnet.units)):
+        side = _half(side)
+    return side, side
+
+
+def _area(size: tuple[int, int]) -> int:
+    return size[0] * size[1]
+
+
+def _half(side: int) -> int:
+    return -(-side // 2)
+
+
+def _padded(side: int, kernel: int, stride: int) -> int:
+    return side + sum(same_padding(side, kernel, stride))

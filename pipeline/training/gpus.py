@@ -1,0 +1,61 @@
+"""Memory and speed of the GPUs that a plan can name.
+
+Memory: what CUDA reports as the total capacity, a little less than the name says; of A100, L40S and RTX 4090 from
+out-of-memory messages of PyTorch in public issues, of the others [unverified]. Speed: dense bf16 without sparsity, from
+NVIDIA's data sheets (H100 SXM, B200 on a HGX board). What kernels reach of it is the MFU.
+"""
+
+import re
+from dataclasses import dataclass
+
+from shards.errors import UserError
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """`teraflops`: nominal TFLOP/s in bf16, which all of these compute natively."""
+
+    memory_gib: float
+    teraflops: float
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the device, as CUDA reports it."""
+        return int(self.memory_gib * _GIB)
+
+
+GPUS = {
+    "a100-40": Gpu(memory_gib=39.4, teraflops=312),
+    "a100": Gpu(memory_gib=79.1, teraflops=312),
+    "h100": Gpu(memory_gib=79.1, teraflops=989),
+    "h200": Gpu(memory_gib=139.0, teraflops=989),
+    "b200": Gpu(memory_gib=178.0, teraflops=2250),
+    "l40s": Gpu(memory_gib=44.4, teraflops=362),
+    "rtx4090": Gpu(memory_gib=23.5, teraflops=165),
+}
+
+_NAMES = {  # what CUDA reports, [unverified] for those that nothing here has run on
+    r"NVIDIA A100-(SXM4|PCIE)-40GB": "a100-40",
+    r"NVIDIA A100[- ](SXM4[- ]|SXM[- ]|PCIe[- ]|PCIE[- ])?80GB( PCIe)?": "a100",
+    r"NVIDIA H100 80GB HBM3": "h100",
+    r"NVIDIA H200": "h200",
+    r"NVIDIA B200": "b200",
+    r"NVIDIA L40S": "l40s",
+    r"NVIDIA GeForce RTX 4090": "rtx4090",
+}
+
+
+def gpu_named(name: str) -> Gpu:
+    """UserError for a name that is not in the table, with those that are."""
+    if name.lower() not in GPUS:
+        raise UserError(f"--gpu is {name!r}; known: {', '.join(GPUS)}")
+    return GPUS[name.lower()]
+
+
+def gpu_of_device(name: str) -> Gpu | None:
+    """The GPU that CUDA calls `name`; None if it is not in the table, as are the slower ones of the same family (H100
+    PCIe, H200 NVL, RTX 4090 Laptop)."""
+    found = [gpu for pattern, gpu in _NAMES.items() if re.fullmatch(pattern, name)]
+    return GPUS[found[0]] if found else None

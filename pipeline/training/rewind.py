@@ -1,0 +1,99 @@
+"""Goes back to a checkpoint from before a finding of the guard, and leaves out the data around it.
+
+The engine is filled again in place, as a new process fills its own. A new attempt is put on record first, with the data
+steps that it leaves out: killed at any moment, the run resumes as it would have continued. What the attempt before it
+saved after that checkpoint does not count any more, nor does a save of it that is still under way.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from pipeline.checkpoints.checkpoint import Checkpoints
+from pipeline.checkpoints.manifest import Manifest
+from pipeline.data.skipped import Skipped, StepRange, range_around, step_of
+from pipeline.training.config import TrainingJob
+from pipeline.training.findings import FILE_NAME, Finding, add_finding
+from pipeline.training.loop import Loop
+from pipeline.training.spikes import GuardConfig
+from pipeline.training.start import fill_from_checkpoint
+from shards.errors import WillNotSucceedError
+
+log = logging.getLogger(__name__)
+MOST_IN_PLACE = 3  # rewinds to one checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewindPlan:
+    """The data steps to skip, and the last step whose checkpoint has seen none of them."""
+
+    skip: StepRange
+    last_step: int
+
+
+def plan_rewind(finding: Finding, skipped: Skipped, *, config: GuardConfig) -> RewindPlan:
+    """Where to go back to, for a run that has left out `skipped` so far."""
+    skip = range_around(finding.data_step, length=config.skip_steps, skipped=skipped)
+    return RewindPlan(skip=skip, last_step=step_of(skip.first, skipped))
+
+
+def why_not(plan: RewindPlan, skipped: Skipped, found: Manifest | None, *, config: GuardConfig) -> str:
+    """Why the run cannot be rewound to the checkpoint that was found, if any; empty if it can."""
+    if len(skipped) >= config.max_rewinds:
+        return f"it was rewound {len(skipped)} times already, and --guard.max-rewinds is {config.max_rewinds}"
+    if found is None:
+        return f"no checkpoint of step {plan.last_step} or before is there to rewind to"
+    num_in_place = sum(one.first >= (found.position.data_step or 0) for one in skipped)
+    if num_in_place >= MOST_IN_PLACE:
+        return f"{num_in_place} rewinds to the checkpoint of step {found.id.step} did not help"
+    return ""
+
+
+def rewind(loop: Loop, checkpoints: Checkpoints, finding: Finding) -> Manifest:
+    """The checkpoint with which the loop's engine is filled now, under a new attempt. WillNotSucceedError, with the
+    evidence in RUN/guard.jsonl, if the run may not be rewound. Collective."""
+    loop.saving.settle()
+    with loop.watch.ledger.time("startup"), loop.watch.stopping.writing():
+        checkpoints.refuse_if_overtaken()
+        plan, found = _register(loop.job, checkpoints, finding)
+        fill_from_checkpoint(loop.engine, checkpoints, found, job=loop.job)
+    loop.watch.ledger.resume()
+    if checkpoints.world.is_first:
+        _write_down(loop, checkpoints, finding, plan, found)
+    return found
+
+
+def _register(job: TrainingJob, checkpoints: Checkpoints, finding: Finding) -> tuple[RewindPlan, Manifest]:
+    """Puts the rewind on record, if the run may be rewound: from then on it is so."""
+    skipped = checkpoints.attempt.skipped
+    plan = plan_rewind(finding, skipped, config=job.guard)
+    while True:
+        found = checkpoints.newest(at_most=plan.last_step)
+        reason = why_not(plan, skipped, found, config=job.guard)
+        if reason or not found:
+            if checkpoints.world.is_first:
+                add_finding(job.run_dir, finding, action="ended")
+            raise WillNotSucceedError(f"{finding.words()}; {reason}. {_advice(job)}")
+        if checkpoints.begin_attempt(found, skip=plan.skip):
+            return plan, found
+
+
+def _advice(job: TrainingJob) -> str:
+    return (
+        f"{job.run_dir}/{FILE_NAME} has the evidence: look at the samples of its positions, lower "
+        "--schedule.learning-rate or set --clip-norm; --guard.max-rewinds and --guard.spike-z allow more"
+    )
+
+
+def _write_down(loop: Loop, checkpoints: Checkpoints, finding: Finding, plan: RewindPlan, found: Manifest) -> None:
+    """The findings, the ledger and the log."""
+    job, ledger, skip = loop.job, loop.watch.ledger, plan.skip
+    details = {"rewound_to": found.id.step, "first_skipped": skip.first, "end_skipped": skip.end}
+    add_finding(job.run_dir, finding, action="rewound", **details)
+    ledger.append(
+        checkpoints.run_dir, step=found.id.step, attempt=found.id.attempt, rewind={"from": finding.step, **details}
+    )
+    log.warning(
+        "%s; rewound to the checkpoint of step %d, data steps %d to %d are skipped (rewind %d of at most %d)",
+        *(finding.words(), found.id.step, skip.first, skip.end - 1),
+        *(len(checkpoints.attempt.skipped), job.guard.max_rewinds),
+    )

@@ -1,0 +1,88 @@
+"""When time asks for a checkpoint: every so many seconds, or at an interval that follows from what checkpoints take.
+
+Clocks and measured times differ between ranks, so rank 0 alone decides. Its wish travels with the sums of a step, as a
+request to save does (signals.py).
+"""
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+
+from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.checkpoints.interval import best_interval, mean_seconds_to_failure
+from shards.quantities import duration, plural
+
+log = logging.getLogger(__name__)
+FIRST_SECONDS = 60.0  # auto: until the first checkpoint, which is measured
+_NEXT_SECONDS = 600.0  # auto: then, until one is committed
+_NUM_MEASURED = 5  # newest checkpoints whose median counts
+_MUCH = 1.5  # a change by this factor is logged
+
+
+class SaveClock:
+    """Counts the seconds since the newest checkpoint began. `decides`: whether this rank is the one that does."""
+
+    def __init__(
+        self,
+        config: CheckpointConfig | None = None,
+        *,
+        num_nodes: int = 1,
+        decides: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config, self._decides, self._now = config or CheckpointConfig(), decides, now
+        self._num_nodes, self._began_at = num_nodes, now()
+        self._stalls: deque[float] = deque(maxlen=_NUM_MEASURED)
+        self._commits: deque[float] = deque(maxlen=_NUM_MEASURED)
+        self._logged_seconds = 0.0
+        self.interval_seconds = FIRST_SECONDS if self.config.auto_interval else self.config.every_seconds
+
+    def is_due(self) -> bool:
+        """Whether this rank asks for a checkpoint now."""
+        return self._decides and 0 < self.interval_seconds <= self._now() - self._began_at
+
+    def started(self) -> None:
+        """The first step begins: the seconds count from here."""
+        self._began_at = self._now()
+
+    def began(self) -> None:
+        """A checkpoint has begun, for whatever reason, and training continues: the seconds count from here."""
+        self._began_at = self._now()
+        if self.config.auto_interval and not self._commits:
+            self.interval_seconds = _NEXT_SECONDS
+
+    def committed(self, *, stall_seconds: float, commit_seconds: float) -> None:
+        """A checkpoint is committed, for which training has waited `stall_seconds`, and which took `commit_seconds`
+        from its begin."""
+        if not (self.config.auto_interval and self._decides):
+            return
+        self._stalls.append(stall_seconds)
+        self._commits.append(commit_seconds)
+        rate = self.config.failures_per_node_day
+        mean = mean_seconds_to_failure(num_nodes=self._num_nodes, failures_per_node_day=rate)
+        stall, commit = median(self._stalls), median(self._commits)
+        self.interval_seconds = best_interval(stall_seconds=stall, commit_seconds=commit, mean_seconds=mean)
+        if not 1 / _MUCH < self.interval_seconds / (self._logged_seconds or math.inf) < _MUCH:
+            self._logged_seconds = self.interval_seconds
+            nodes = f"{plural(self._num_nodes, 'node')} with {rate:g} failures per node and day"
+            took = f"a checkpoint stalls training for {duration(stall)} and is committed after {duration(commit)}"
+            log.info("checkpoints every %s from now on: %s; %s", duration(self.interval_seconds), took, nodes)
+
+
+def words_of(config: CheckpointConfig, *, is_scored: bool) -> str:
+    """When a run saves, in words; empty if it is only every N steps. `is_scored`: whether it is evaluated."""
+    steps = [f"every {plural(config.every_steps, 'step')}"] if config.every_steps else []
+    seconds = [f"every {duration(config.every_seconds)}"] if config.every_seconds else []
+    if config.auto_interval:
+        seconds = [
+            f"by time: the first after {duration(FIRST_SECONDS)}, then at an interval computed from what it took"
+        ]
+    best = ["at each new best score"] if config.keep_best and is_scored else []
+    if seconds:
+        return f"checkpoints {' and '.join(steps + seconds)}"
+    if steps:
+        return ""
+    return f"checkpoints {' and '.join([*best, 'at the end'])} only, or on request (a signal, RUN/STOP, RUN/SAVE)"

@@ -1,0 +1,190 @@
+"""Where the time of a step goes, from marks in the order in which a rank works: each ends a part and begins another.
+
+On a CPU a mark is a time. On a GPU it is an event on the stream that computes, so the parts divide the GPU's own time:
+a wait for data or a save that the GPU does not see, because it is still computing, costs nothing. Events are read once
+they have happened, a step late; nothing waits for them. Besides, the wall time of each step is taken from the host's
+clock, so that the parts can be compared with something that they do not define.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+Part = Literal["data_wait", "to_device", "forward_backward", "optimizer", "checkpoint", "evaluation", "other"]
+PARTS: tuple[Part, ...] = (
+    *("data_wait", "to_device", "forward_backward", "optimizer", "checkpoint", "evaluation"),
+    "other",
+)
+
+
+class Mark(Protocol):
+    """A moment of the device."""
+
+    def is_past(self) -> bool:
+        """Whether the device has reached it. Waits for nothing."""
+
+    def seconds_to(self, later: "Mark") -> float:
+        """Seconds from this moment to a later one; both are past."""
+
+
+class Marks(Protocol):
+    """Makes marks, and makes new ones of those that are not needed any more."""
+
+    def now(self) -> Mark:
+        """A mark behind all work launched so far."""
+
+    def free(self, mark: Mark) -> None:
+        """The mark is not needed any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMark:
+    """A moment of the CPU: everything is done when it is launched."""
+
+    at: float
+
+    def is_past(self) -> bool:
+        """See Mark."""
+        return True
+
+    def seconds_to(self, later: Mark) -> float:
+        """See Mark."""
+        if not isinstance(later, HostMark):
+            raise TypeError(f"{later!r} is no moment of the CPU")
+        return later.at - self.at
+
+
+class HostMarks:
+    """Those of a CPU."""
+
+    def now(self) -> Mark:
+        """See Marks."""
+        return HostMark(time.perf_counter())
+
+    def free(self, mark: Mark) -> None:
+        """See Marks. Nothing is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMark:
+    """A moment of a GPU's stream."""
+
+    event: torch.cuda.Event
+
+    def is_past(self) -> bool:
+        """See Mark."""
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def seconds_to(self, later: Mark) -> float:
+        """See Mark."""
+        if not isinstance(later, CudaMark):
+            raise TypeError(f"{later!r} is no moment of a GPU")
+        return float(self.event.elapsed_time(later.event)) / 1000
+
+
+class CudaMarks:
+    """Those of a GPU's current stream. Their events form a ring: as many as two or three steps need are ever made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._free = device, deque[CudaMark]()
+
+    def now(self) -> Mark:
+        """See Marks."""
+        mark = self._free.popleft() if self._free else CudaMark(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        mark.event.record(torch.cuda.current_stream(self._device))
+        return mark
+
+    def free(self, mark: Mark) -> None:
+        """See Marks."""
+        if isinstance(mark, CudaMark):
+            self._free.append(mark)
+
+
+def marks_of(device: torch.device) -> Marks:
+    """The marks of a rank's device."""
+    return CudaMarks(device) if device.type == "cuda" else HostMarks()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A step that has ended: where each part began, the end, and its seconds by the host's clock."""
+
+    begins: list[tuple[Part, Mark]]
+    end: Mark
+    seconds: float
+
+
+def unnamed(_: str) -> AbstractContextManager[object]:
+    """No profiler asks for names."""
+    return nullcontext()
+
+
+class StepTimes:
+    """Adds up the parts of the steps. A step lasts until the next one begins: a save or an evaluation behind it is
+    part of it. `named` names what happens inside a part, for a profiler."""
+
+    def __init__(self, marks: Marks | None = None) -> None:
+        self._marks = marks or HostMarks()
+        self.named: Callable[[str], AbstractContextManager[object]] = unnamed
+        self._part: Part = "other"
+        self._begins: list[tuple[Part, Mark]] = []
+        self._began = 0.0
+        self._ended: deque[_Ended] = deque()
+        self.forget()
+
+    def forget(self) -> None:
+        """The next step begins from nothing: what lies before it belongs to no step."""
+        self._begins, self._ended = [], deque()
+        self._sums, self._seconds, self._num_steps = dict.fromkeys(PARTS, 0.0), 0.0, 0
+
+    def begins(self) -> None:
+        """A step begins, and the one before it ends."""
+        mark, now = self._marks.now(), time.monotonic()
+        if self._begins:
+            self._ended.append(_Ended(self._begins, mark, now - self._began))
+        self._begins, self._began = [(self._part, mark)], now
+        self._add_up()
+
+    @contextmanager
+    def part(self, name: Part) -> Iterator[None]:
+        """Time inside belongs to this part of the step."""
+        before = self._part
+        self._enter(name)
+        try:
+            with self.named(name):
+                yield
+        finally:
+            self._enter(before)
+
+    def since_line(self) -> dict[str, float]:
+        """Mean seconds per step since the last call: of each part, and by the host's clock (`step`). Empty if no step
+        has ended since."""
+        self._add_up()
+        num_steps = self._num_steps
+        if not num_steps:
+            return {}
+        found = {f"time/{part}": seconds / num_steps for part, seconds in self._sums.items()}
+        found["time/step"] = self._seconds / num_steps
+        self._sums, self._seconds, self._num_steps = dict.fromkeys(PARTS, 0.0), 0.0, 0
+        return found
+
+    def _enter(self, part: Part) -> None:
+        self._part = part
+        if self._begins and self._begins[-1][0] != part:
+            self._begins.append((part, self._marks.now()))
+
+    def _add_up(self) -> None:
+        """Takes the steps whose marks are all past."""
+        while self._ended and self._ended[0].end.is_past():
+            step = self._ended.popleft()
+            ends = [mark for _, mark in step.begins[1:]] + [step.end]
+            for (part, began), ended in zip(step.begins, ends, strict=True):
+                self._sums[part] += began.seconds_to(ended)
+                self._marks.free(began)
+            self._seconds += step.seconds
+            self._num_steps += 1

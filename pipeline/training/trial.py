@@ -1,0 +1,112 @@
+"""The first pass on a GPU is a trial: a rank that runs out of memory in it makes all ranks take half the micro-batch.
+
+A plan is a prediction, and nothing but the GPU itself knows what its kernels and its allocator need. In a step, a rank
+that runs out of memory leaves the others waiting in a collective. So each rank tries one pass by itself, on random
+images, once the engine is built and before the first step; then they agree. Batches are the same in any micro-batches.
+"""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from pipeline.collectives import all_agree
+from pipeline.models.build import Model
+from pipeline.models.loss import classification_loss
+from pipeline.training.batch_plan import BatchPlan
+from pipeline.training.config import TrainingJob
+from pipeline.training.engine import Engine
+from pipeline.training.fitting import halved
+from pipeline.world import World
+from shards.errors import TransientError, UserError, WillNotSucceedError
+from shards.quantities import plural
+
+log = logging.getLogger(__name__)
+Build = Callable[[BatchPlan], Engine]
+Trial = Callable[[Engine, BatchPlan], None]
+_FIRST_STEPS = 2  # those that allocate what later ones reuse
+
+
+def engine_that_fits(
+    plan: BatchPlan, *, build: Build, trial: Trial, pairs: bool, world: World
+) -> tuple[Engine, BatchPlan]:
+    """The engine of the first plan, halving its micro-batch from try to try, whose `trial` no rank fails for want of
+    memory. UserError if none is left. Collective, but for `trial`."""
+    while True:
+        engine = build(plan)
+        fits = _fits(engine, plan, trial)
+        if all_agree(fits, device=world.device):
+            return engine, plan
+        smaller = halved(plan, pairs=pairs)
+        who = "another rank" if fits else f"rank {world.rank}"
+        if smaller is None:
+            raise UserError(
+                f"the GPU of {who} ran out of memory with a micro-batch of {plural(plan.micro_batch, 'image')}, the "
+                "smallest; give --engine.activation-checkpointing, --engine.zero-stage 2 or 3, or start more ranks"
+            )
+        if world.is_first or not fits:
+            log.warning(
+                "the GPU of %s ran out of memory with a micro-batch of %d: all ranks take %d, %d times a step. Batches "
+                "stay as they are; --micro-batch %d saves the next start this trial",
+                who,
+                plan.micro_batch,
+                smaller.micro_batch,
+                smaller.accumulation,
+                smaller.micro_batch,
+            )
+        engine.free()  # before the next one is built
+        if world.device.type == "cuda":
+            torch.cuda.empty_cache()
+        plan = smaller
+
+
+def one_pass(
+    job: TrainingJob,
+    engine: Engine,
+    plan: BatchPlan,
+    *,
+    device: torch.device,
+    stand_in: Callable[[], Model],
+    held_bytes: int,
+) -> None:
+    """Forward and backward of one micro-batch of random images, with no other rank. It changes no gradient and no
+    weight. `stand_in`: makes the model for stage 3, where the engine's has its weights spread over the ranks.
+    `held_bytes`: what training will hold on a GPU beside activations; what the engine has not yet allocated of it is,
+    for as long as the pass takes."""
+    module = stand_in() if job.engine.zero_stage == 3 else engine.module
+    module.train()
+    on_gpu = device.type == "cuda"
+    missing = max(0, held_bytes - torch.cuda.memory_allocated(device)) if on_gpu else 0
+    ballast = torch.empty(missing, dtype=torch.uint8, device=device)
+    images = torch.randint(
+        256, (plan.micro_batch, job.model.image_size, job.model.image_size, 3), dtype=torch.uint8, device=device
+    )
+    labels = torch.zeros(plan.micro_batch, 1, dtype=torch.int64, device=device)
+    loss = classification_loss(module(images), labels, name=job.loss, smoothing=job.label_smoothing)
+    # Unlike `backward`, it runs none of the hooks that reduce gradients: those would wait for the other ranks.
+    torch.autograd.grad(loss, [parameter for parameter in module.parameters() if parameter.requires_grad])
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    del ballast
+
+
+def refuse_lack_of_memory(error: RuntimeError, plan: BatchPlan, *, rank: int, num_steps: int) -> None:
+    """For an error after `num_steps` steps of this process, whose GPU ran out of memory although the trial went well:
+    WillNotSucceedError in its first steps, TransientError later. Another error passes."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        return
+    message = (
+        f"the GPU of rank {rank} ran out of memory after {plural(num_steps, 'step')} of this start, with a micro-batch "
+        f"of {plural(plan.micro_batch, 'image')} ({str(error).partition(chr(10))[0]}); give a smaller --micro-batch, a "
+        f"divisor of {plan.rank_batch}: batches stay as they are"
+    )
+    raise (WillNotSucceedError if num_steps <= _FIRST_STEPS else TransientError)(message) from error
+
+
+def _fits(engine: Engine, plan: BatchPlan, trial: Trial) -> bool:
+    try:
+        trial(engine, plan)
+    except torch.OutOfMemoryError as error:
+        log.info("%s", str(error).partition("\n")[0])
+        return False
+    return True

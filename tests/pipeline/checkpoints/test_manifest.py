@@ -1,0 +1,335 @@
+"""Manifests read back, and what is damaged or contradicts itself is none."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.checkpoints.attempt_record import Attempt, attempt_from_json, attempt_to_json, token_from_path
+from pipeline.checkpoints.manifest import (
+    FORMAT,
+    CheckpointId,
+    FileRecord,
+    FragmentLocation,
+    LogicalTensor,
+    Manifest,
+    id_from_path,
+    is_checkpoint_file,
+    is_sealed,
+    manifest_from_json,
+    manifest_to_json,
+    overlapping,
+)
+from pipeline.checkpoints.seal import sealed, unsealed
+from pipeline.data.skipped import StepRange
+from pipeline.training.saved_job import saved_job
+from tests.baseline.record import OLD_RUN
+from tests.rigs.positions import position_at
+
+MANIFEST = Manifest(
+    format=FORMAT,
+    id=CheckpointId(step=120, attempt="0003-5f1c2a9e"),
+    tensors={
+        "head.weight": LogicalTensor(
+            shape=(3, 4),
+            dtype="float32",
+            slots={
+                slot: (FragmentLocation(file="rank-00000.safetensors", offset=offset, start=0, length=12),)
+                for slot, offset in (("master", 136), ("exp_avg", 184), ("exp_avg_sq", 232))
+            },
+        )
+    },
+    files={"rank-00000.safetensors": FileRecord(num_bytes=280, part_bytes=1 << 20, sha256=("ab" * 32,))},
+    moments=("exp_avg", "exp_avg_sq"),
+    num_updates=119,
+    num_samples=1_920,
+    position=position_at(120),
+    job=saved_job(digits_smoke()),
+    record={"seconds": {"compute": 1.25}, "note": "Größe"},
+)
+
+
+def c(step: int, attempt: str) -> CheckpointId:
+    return CheckpointId(step=step, attempt=attempt)
+
+
+def a(token: str, origin: CheckpointId | None = None) -> Attempt:
+    return Attempt(token=token, resumed_from=origin)
+
+
+def changed(*parts: str, **values: object) -> bytes:
+    """The manifest with other values in its position, or in the part of it below these names, and its new digest."""
+    fields = inner = json.loads(unsealed(manifest_to_json(MANIFEST)))
+    for part in parts or ("position",):
+        inner = inner[int(part) if part.isdigit() else part]
+    inner |= values
+    return sealed(json.dumps(fields).encode())
+
+
+def replaced(**values: object) -> bytes:
+    """The manifest with other values at its top, and its new digest."""
+    return sealed(json.dumps(json.loads(unsealed(manifest_to_json(MANIFEST))) | values).encode())
+
+
+def as_format_2(**values: object) -> bytes:
+    """The manifest as the previous version wrote it."""
+    fields = json.loads(unsealed(manifest_to_json(MANIFEST)))
+    fields["files"] = {"rank-00000.safetensors": {"sha256": "ab" * 32, "num_bytes": 280}}
+    return json.dumps(fields | {"format": 2} | values).encode()
+
+
+def test_a_manifest_reads_back() -> None:
+    assert manifest_from_json(manifest_to_json(MANIFEST)) == MANIFEST
+
+
+def test_a_manifest_of_the_first_format_is_read_as_one_of_this() -> None:
+    """One that an older version wrote: the EMA decay had another name, the position no step."""
+    (path,) = OLD_RUN.glob("checkpoints/step-*/*/MANIFEST.json")
+    old, manifest = json.loads(path.read_text()), manifest_from_json(path.read_bytes())
+    assert (old["format"], manifest.format) == (1, FORMAT)
+    assert manifest.position.to_json() == {"next_step": 3, **old["data_state"], "image_size": 32}
+    kept = ("model", "loss", "optimizer", "job")
+    assert {name: getattr(manifest.job, name) for name in kept} == {name: old["record"][name] for name in kept}
+    assert (manifest.job.ema_decay, manifest.job.precision) == (0.9, "fp32")
+    assert manifest_from_json(manifest_to_json(manifest)) == manifest
+    assert not is_sealed(path.read_bytes())
+    assert is_sealed(manifest_to_json(manifest))
+
+
+def test_a_manifest_of_the_second_format_has_one_checksum_for_a_whole_file() -> None:
+    files = {"rank-00000.safetensors": FileRecord(num_bytes=280, part_bytes=280, sha256=("ab" * 32,))}
+    assert manifest_from_json(as_format_2()) == replace(MANIFEST, files=files)
+
+
+def test_every_single_bit_counts() -> None:
+    """Also those of the format and of the digest: with one of them changed it could pass for an older manifest."""
+    data = manifest_to_json(MANIFEST)
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError):  # noqa: PT011  # of pydantic, of the seal, or our own
+            manifest_from_json(bytes(changed))
+
+
+def test_a_manifest_that_is_called_older_is_refused_without_its_digest_too() -> None:
+    """Its files have a checksum for each part, which no older format had."""
+    values = json.loads(manifest_to_json(MANIFEST))
+    del values["digest"]
+    with pytest.raises(ValueError, match=r"a file has 'part_bytes', which formats 1 and 2 do not know"):
+        manifest_from_json(json.dumps(values | {"format": 2}).encode())
+
+
+PLACE = ("tensors", "head.weight", "slots", "master", "0")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(replaced(num_updates=121), "num_updates is 121; allowed: 0 to its step, 120", id="updates"),
+        pytest.param(replaced(num_updates=-1), "num_updates: Input should be greater", id="fewer updates than none"),
+        pytest.param(replaced(num_updates="119"), "num_updates: Input should be a valid integer", id="a text"),
+        pytest.param(replaced(num_updates=True), "num_updates: Input should be a valid integer", id="a boolean"),
+        pytest.param(replaced(num_updates=1 << 70), "num_updates: Input should be less", id="more than any counter"),
+        pytest.param(replaced(num_samples=1904), "num_samples is 1904; allowed: 1920", id="samples"),
+        pytest.param(replaced(moments=["exp_avg"]), r"'head.weight' has .*'exp_avg_sq'.*; allowed", id="moments"),
+        pytest.param(replaced(moments=["master"]), "moments are", id="the master as a moment"),
+        pytest.param(replaced(moments=["exp_avg"] * 2), "moments are", id="a moment twice"),
+        pytest.param(replaced(files={}), "rank-00000.safetensors is not among", id="no files"),
+        pytest.param(replaced(later=1), "later: Unexpected", id="a field that nobody knows"),
+        pytest.param(changed(*PLACE, file="../rank-00000.safetensors"), "file: String should match", id="a path"),
+        pytest.param(changed(*PLACE, file="rank-00001.safetensors"), "is not among", id="another rank's file"),
+        pytest.param(changed(*PLACE, offset=237), "begins beyond the end", id="an offset outside"),
+        pytest.param(changed(*PLACE, offset=-4), "offset: Input should be greater", id="an offset before the file"),
+        pytest.param(changed(*PLACE, length=11), "hold 11 elements; allowed: 12", id="too short"),
+        pytest.param(changed(*PLACE, length=13), "hold 13 elements; allowed: 12", id="too long"),
+        pytest.param(changed(*PLACE, start=1), "element 0 is held nowhere", id="the first is missing"),
+        pytest.param(changed("tensors", "head.weight", shape=[3, 5]), "12 elements; allowed: 15", id="a shape"),
+        pytest.param(changed("tensors", "head.weight", shape=[-3, -4]), "shape", id="a negative shape"),
+        pytest.param(changed("tensors", "head.weight", dtype="bfloat16"), "dtype: Input should be", id="a type"),
+        pytest.param(changed("tensors", "head.weight", slots={}), "'head.weight' has", id="no slots"),
+        pytest.param(changed("files", "rank-00000.safetensors", sha256=[]), "0 checksums for 280", id="no checksums"),
+        pytest.param(changed("files", "rank-00000.safetensors", sha256=["AB" * 32]), "sha256", id="no checksum"),
+        pytest.param(changed("files", "rank-00000.safetensors", part_bytes=0), "part_bytes", id="empty parts"),
+        pytest.param(changed("id", step=1 << 80), "step: Input should be less", id="a step beyond all"),
+        pytest.param(changed("id", attempt="../x"), "attempt: String should match", id="a path as an attempt"),
+        pytest.param(changed("job", "job", steps=0), "steps is 0; allowed", id="no steps"),
+        pytest.param(as_format_2(num_updates=121), "num_updates is 121", id="the second format is checked too"),
+        pytest.param(as_format_2(files=[]), "not a manifest: a value is not of the kind", id="files that are a list"),
+        pytest.param(as_format_2(digest="ab" * 32), "a digest in a manifest of format 2", id="a changed format"),
+        pytest.param(manifest_to_json(MANIFEST) + b" ", "its digest does not fit", id="one more space"),
+        pytest.param(unsealed(manifest_to_json(MANIFEST)), "it does not end with its digest", id="no digest"),
+        pytest.param(b"[" * 200_000, "not a manifest", id="nested too deeply"),
+        pytest.param(b'{"format": 2, "x": ' + b"[" * 100_000, "not a manifest|nested", id="an older one, too"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(data: bytes, message: str) -> None:
+    """All of them have the digest of what they say."""
+    with pytest.raises(ValueError, match=message):
+        manifest_from_json(data)
+
+
+def test_nothing_is_decided_by_the_record() -> None:
+    assert manifest_from_json(replaced(record={})) == replace(MANIFEST, record={})
+
+
+SKIPPING = replace(a("0003-cc", c(40, "0001-aa")), skipped=(StepRange(first=41, end=49),))
+
+
+@pytest.mark.parametrize("attempt", [a("0001-aa"), a("0002-bb", c(40, "0001-aa")), SKIPPING])
+def test_an_attempt_reads_back(attempt: Attempt) -> None:
+    assert attempt_from_json(attempt_to_json(attempt)) == attempt
+    assert (b"skipped" in attempt_to_json(attempt)) == bool(attempt.skipped), "as older versions read and wrote it"
+
+
+def test_every_single_bit_of_what_an_attempt_skips_counts() -> None:
+    """It decides which data the run trains on, and is not always in a checkpoint yet."""
+    data = attempt_to_json(SKIPPING)
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError):  # noqa: PT011  # of pydantic, or of the seal
+            attempt_from_json(bytes(changed))
+
+
+def test_an_attempt_that_skips_data_may_have_no_digest() -> None:
+    """The first versions that skipped data wrote none."""
+    values = json.loads(attempt_to_json(SKIPPING))
+    del values["digest"]
+    assert attempt_from_json(json.dumps(values).encode()) == SKIPPING
+
+
+def test_losses_read_back_to_the_bit() -> None:
+    losses = (0.1 + 0.2, 2.302585092994046, 5e-324, 1e300, 3.0)
+    assert manifest_from_json(manifest_to_json(replace(MANIFEST, losses=losses))).losses == losses
+
+
+def test_a_manifest_of_an_older_version_has_no_losses_and_skipped_nothing() -> None:
+    fields = json.loads(unsealed(manifest_to_json(MANIFEST)))
+    del fields["losses"], fields["position"]["skipped"], fields["position"]["data_step"]
+    assert manifest_from_json(sealed(json.dumps(fields).encode())) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(b"", "not a manifest", id="empty"),
+        pytest.param(manifest_to_json(MANIFEST)[:-30], "not a manifest", id="half-written"),
+        pytest.param(b"{}", "not a manifest", id="another JSON"),
+        pytest.param(b"\xff\xfe", "not a manifest", id="not UTF-8"),
+        pytest.param(
+            manifest_to_json(MANIFEST).replace(b'"format": 3', b'"format": 4'),
+            "manifest format 4, this version reads 1 to 3",
+            id="the future",
+        ),
+        pytest.param(
+            changed(next_step=119, data_step=119), "is of step 120, its position of 119", id="steps that do not agree"
+        ),
+        pytest.param(replaced(losses=[1.0, float("nan")]), r"losses\.1: .*finite", id="a loss that is not finite"),
+        pytest.param(changed(data_step=119), "data_step is 119; allowed: 120", id="data steps that do not follow"),
+        pytest.param(
+            changed(skipped=[{"first": 4, "end": 4}]), "skipped data steps 4 to 3; allowed", id="an empty range"
+        ),
+        pytest.param(changed(seed="0"), r"not a manifest: position\.seed: .* valid integer", id="a seed as a text"),
+        pytest.param(changed(later=1), r"not a manifest: position\.later: Unexpected", id="a position with more"),
+        pytest.param(changed("job", "model", later=1), "manifest: job: .*'later'", id="a model of a later version"),
+        pytest.param(
+            changed("job", "model", image_size="x"),
+            "job: .*image_size is 'x'",
+            id="a model that is wrong",
+        ),
+        pytest.param(changed("job", "job", steps="x"), "manifest: job: .*steps is 'x'", id="steps that are a text"),
+        pytest.param(b'{"format": 1}', "not a manifest: it has no 'record'", id="the first format without a record"),
+        pytest.param(
+            b'{"format": 1, "id": {"step": 1}, "data_state": {}, "record": []}',
+            "not a manifest: a value is not of the kind",
+            id="a record that is a list",
+        ),
+    ],
+)
+def test_what_is_no_manifest_is_a_value_error(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        manifest_from_json(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"token": 3}'])
+def test_what_is_no_attempt_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="Attempt"):
+        attempt_from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        pytest.param("step-00000120/attempt-0003-5f/MANIFEST.json", c(120, "0003-5f"), id="a manifest"),
+        pytest.param("step-00000120/attempt-0003-5f/rank-00000.safetensors", None, id="its fragments"),
+        pytest.param("attempts/0003-5f.json", None, id="an attempt"),
+        pytest.param("step-x/attempt-0003-5f/MANIFEST.json", None, id="no number"),
+        pytest.param("step-\u00b2/attempt-0003-5f/MANIFEST.json", None, id="a digit that is no number"),
+        pytest.param("step-0000012\u0661/attempt-0003-5f/MANIFEST.json", None, id="a digit of another script"),
+        pytest.param("step-120/attempt-0003-5f/MANIFEST.json", None, id="a number that is not ours"),
+        pytest.param("step-00000120/attempt-x/MANIFEST.json", None, id="no attempt"),
+        pytest.param("step-00000120/attempt-0003-5f\n/MANIFEST.json", None, id="a line's end"),
+        pytest.param("MANIFEST.json", None, id="at the root"),
+        pytest.param("a/step-00000120/attempt-0003-5f/MANIFEST.json", None, id="too deep"),
+    ],
+)
+def test_ids_by_path(path: str, expected: CheckpointId | None) -> None:
+    assert id_from_path(path) == expected
+    if expected:
+        assert id_from_path(f"{expected.folder}/MANIFEST.json") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "is_ours"),
+    [("MANIFEST.json", True), ("rank-00012.safetensors", True), (".nfs000001", False), ("notes.txt", False)],
+)
+def test_only_files_of_a_checkpoint_are_its_files(name: str, is_ours: bool) -> None:
+    assert is_checkpoint_file(f"step-00000120/attempt-0003-5f1c2a9e/{name}") is is_ours
+    assert not is_checkpoint_file(f"step-\u00b2/attempt-0003-5f1c2a9e/{name}")
+
+
+@pytest.mark.parametrize(
+    ("path", "token"),
+    [
+        ("attempts/0003-5f1c2a9e.json", "0003-5f1c2a9e"),
+        ("attempts/12345-5f1c2a9e.json", "12345-5f1c2a9e"),
+        ("attempts/.nfs000001", ""),
+        ("attempts/0003-5f1c2a9e.json~", ""),
+        ("attempts/\u00b2\u00b2\u00b2\u00b2-5f1c2a9e.json", ""),
+        ("attempts/20240101-backup.json", ""),
+        ("attempts/old/0003-5f1c2a9e.json", ""),
+    ],
+)
+def test_tokens_by_path(path: str, token: str) -> None:
+    assert token_from_path(path) == token
+
+
+@given(data=st.data())
+def test_overlapping_covers_exactly_what_is_asked(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=8))
+    total = sum(lengths)
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    places = tuple(
+        FragmentLocation(file=f"rank-{i}", offset=8 * i, start=start, length=length)
+        for i, (start, length) in enumerate(zip(starts, lengths, strict=True))
+    )
+    start = data.draw(st.integers(0, total - 1))
+    length = data.draw(st.integers(0, total - start))
+    shuffled = tuple(data.draw(st.permutations(places)))
+    found = overlapping(shuffled, start=start, length=length)
+    elements = [element for _, low, count in found for element in range(low, low + count)]
+    assert elements == list(range(start, start + length))
+    for place, low, count in found:
+        assert count > 0
+        assert place.start <= low < low + count <= place.start + place.length
+
+
+def test_a_gap_is_left_out() -> None:
+    places = (
+        FragmentLocation(file="x", offset=0, start=0, length=3),
+        FragmentLocation(file="y", offset=0, start=5, length=3),
+    )
+    assert [(low, count) for _, low, count in overlapping(places, start=1, length=6)] == [(1, 2), (5, 2)]

@@ -1,0 +1,61 @@
+"""What retention keeps, and what it must not touch."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.checkpoints.attempt_record import Attempt, attempt_to_json, record_path
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
+from pipeline.checkpoints.retention import retire
+from shards.store import open_store
+
+OLD, OWN = "0001-aaaaaaaa", "0002-bbbbbbbb"
+KILLED = "0001-cccccccc"
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [
+        pytest.param({}, {(16, OWN), (20, OWN)}, id="the newest"),
+        pytest.param({"keep_newest": 2}, {(12, OWN), (16, OWN), (20, OWN)}, id="the newest two"),
+        pytest.param({"keep_every": 8}, {(8, OLD), (16, OWN), (20, OWN)}, id="every eighth"),
+        pytest.param(
+            {"keep": {CheckpointId(step=4, attempt=OLD).folder}}, {(4, OLD), (16, OWN), (20, OWN)}, id="the best"
+        ),
+        pytest.param({"rewind_steps": 4}, {(12, OWN), (16, OWN), (20, OWN)}, id="one for a rewind"),
+        pytest.param(
+            {"rewind_steps": 5}, {(8, OLD), (12, OWN), (16, OWN), (20, OWN)}, id="one for a rewind, and its successor"
+        ),
+        pytest.param({"rewind_steps": 99}, {(4, OLD), (16, OWN), (20, OWN)}, id="none is old enough yet"),
+    ],
+)
+def test_what_is_left(tmp_path: Path, keep: dict[str, int], left: set[tuple[int, str]]) -> None:
+    """Step 20 is being written; step 9 and the attempt that was killed never were committed."""
+    store = open_store(str(tmp_path))
+    own = Attempt(token=OWN, resumed_from=CheckpointId(step=8, attempt=OLD))
+    for attempt in (Attempt(token=OLD, resumed_from=None), Attempt(token=KILLED, resumed_from=None), own):
+        store.write(record_path(attempt.token), attempt_to_json(attempt))
+    for step, token in ((4, OLD), (8, OLD), (9, OWN), (12, OWN), (12, KILLED), (16, OWN), (20, OWN)):
+        folder = CheckpointId(step=step, attempt=token).folder
+        for name in ("rank-00000.safetensors", "rank-00000.json"):
+            store.write(f"{folder}/{name}", b"")
+        if step not in (9, 20) and token != KILLED:
+            store.write(f"{folder}/{MANIFEST_NAME}", b"")
+    newest, chosen = CheckpointId(step=16, attempt=OWN), {"keep_newest": 1, "keep_every": 0, "keep": ()} | keep
+    retire(store, attempt=own, newest=newest, **chosen)  # type: ignore[arg-type]  # a table of one field each
+    assert {path.rpartition("/")[0] for path in store.list() if path.startswith("step-")} == {
+        CheckpointId(step=step, attempt=token).folder for step, token in left
+    }
+
+
+def test_a_checkpoint_for_a_rewind_is_never_far_behind(tmp_path: Path) -> None:
+    """With a save at every step, too, and with three checkpoints at most."""
+    store, own = open_store(str(tmp_path)), Attempt(token=OWN, resumed_from=None)
+    store.write(record_path(OWN), attempt_to_json(own))
+    for step in range(1, 40):
+        newest = CheckpointId(step=step, attempt=OWN)
+        store.write(f"{newest.folder}/{MANIFEST_NAME}", b"")
+        retire(store, attempt=own, newest=newest, keep_newest=1, keep_every=0, keep=(), rewind_steps=4)
+        left = sorted(int(path[5:13]) for path in store.list() if path.startswith("step-"))
+        assert len(left) <= 3
+        assert step <= 4 or any(step - 8 <= one <= step - 4 for one in left), left

@@ -1,0 +1,269 @@
+"""A save from its begin to its end, agreed by what the ranks add up anyway; on one and on two real ranks."""
+
+import errno
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.checkpoints.assemble import draft_manifest
+from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.fragments import RankFile, lay_out
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, Manifest
+from pipeline.checkpoints.rank_report import Piece
+from pipeline.checkpoints.save_phase import NAMES, Phase
+from pipeline.checkpoints.saves import Saved, Saves
+from pipeline.checkpoints.writer import Writer
+from pipeline.checkpoints.writer_choice import choose_writer
+from pipeline.collectives import sums
+from pipeline.training.saved_job import saved_job
+from pipeline.world import World
+from shards.errors import StorageError, WillNotSucceedError
+from shards.store import LocalStore
+from tests.rigs.checkpoints import checkpoints_of
+from tests.rigs.positions import position_at
+from tests.rigs.processes import run_ranks
+from tests.rigs.writers import writers_of
+
+_MOST_STEPS = 100_000
+
+
+def saves_in(world: World, folder: Path, asynchronous: Literal["on", "off"] = "on") -> Saves:
+    """Of a run that has just begun."""
+    folder.mkdir(exist_ok=True)
+    checkpoints = checkpoints_of(folder, world)
+    assert checkpoints.newest() is None
+    assert checkpoints.begin_attempt(None)
+    config = CheckpointConfig(asynchronous=asynchronous, keep_newest=1)
+    writer = Writer() if asynchronous == "on" else None
+    return Saves(checkpoints, choose_writer(config, writer, checkpoints.store, world, num_bytes=1000), config)
+
+
+def state_of(world: World, value: float = 1.0) -> RankFile:
+    views = {"master": torch.full((2,), float(value)), "exp_avg": torch.full((2,), -float(value))}
+    return lay_out([Fragment(name="a", start=2 * world.rank, length=2, slots=views)])
+
+
+def draft_of(saves: Saves, step: int) -> Manifest:
+    return draft_manifest(
+        CheckpointId(step=step, attempt=saves.checkpoints.attempt.token),
+        shapes={"a": (2 * saves.checkpoints.world.num_ranks,)},
+        position=position_at(step),
+        num_updates=step,
+        job=saved_job(digits_smoke()),
+        record={},
+    )
+
+
+def trained_until_the_end(saves: Saves) -> tuple[Saved, int]:
+    """The end of a save, and the number of steps, each of which reduces once, as training does."""
+    unread: list[Mapping[str, float]] = []
+    for step in range(_MOST_STEPS):
+        flags = saves.flags()
+        unread.append(dict(zip(NAMES, sums([flags[n] for n in NAMES], device=torch.device("cpu")), strict=True)))
+        ended = saves.advance(unread.pop(0)) if len(unread) > 1 else None  # one step late
+        if ended:
+            return ended, step
+    raise TimeoutError("the save does not end")
+
+
+def counted(function: Any, counts: list[str]) -> Any:
+    def counting(*arguments: Any, **named: Any) -> Any:
+        counts.append(function.__name__)
+        return function(*arguments, **named)
+
+    return counting
+
+
+def agreed_in_steps(world: World, folder: Path) -> tuple[list[int], list[str]]:
+    """(steps committed, collectives beside one reduction a step) of two saves."""
+    saves, committed, others = saves_in(world, folder), [], list[str]()
+    for name in ("all_gather", "broadcast", "barrier"):
+        setattr(dist, name, counted(getattr(dist, name), others))
+    for step in (4, 8):
+        saves.begin(state_of(world, step), draft_of(saves, step))
+        assert saves.phase is Phase.WRITING
+        ended, _ = trained_until_the_end(saves)
+        assert ended.fault == ""
+        assert ended.seconds > 0
+        committed.append(ended.id.step)
+    saves.settle()
+    found = saves.checkpoints.manifest(ended.id)
+    assert found.id.step == 8
+    if world.is_first:  # which retires the first
+        assert len(list((folder / "checkpoints").glob("step-*"))) == 1
+    return committed, others
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_ranks_agree_in_the_sums_of_their_steps(tmp_path: Path, num_ranks: int) -> None:
+    """No barrier, and no collective of its own."""
+    assert run_ranks(agreed_in_steps, tmp_path, num_ranks=num_ranks) == [([4, 8], [])] * num_ranks
+
+
+def waited(world: World, folder: Path, asynchronous: Literal["on", "off"]) -> tuple[str, list[Piece]]:
+    saves = saves_in(world, folder, asynchronous)
+    assert saves.wait() is None
+    saves.begin(state_of(world), draft_of(saves, 4))
+    ended = saves.wait()
+    assert ended
+    assert not saves.is_under_way
+    return ended.fault, sorted(saves.checkpoints.manifest(ended.id).files)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asynchronous", ["on", "off"])
+def test_waiting_ends_with_the_commit(tmp_path: Path, asynchronous: str) -> None:
+    files = ["rank-00000.safetensors", "rank-00001.safetensors"]
+    assert run_ranks(waited, tmp_path, asynchronous, num_ranks=2) == [("", files)] * 2
+
+
+def killed_writer(world: World, folder: Path) -> tuple[str, str]:
+    """How a save ends whose second rank's writer is killed, and how the next one does."""
+    saves = saves_in(world, folder)
+    (pid,) = writers_of(os.getpid())
+    os.kill(pid, signal.SIGSTOP)
+    saves.begin(state_of(world), draft_of(saves, 4))
+    os.kill(pid, signal.SIGKILL if world.rank else signal.SIGCONT)
+    failed, _ = trained_until_the_end(saves)
+    saves.begin(state_of(world), draft_of(saves, 8))
+    ended = saves.wait()
+    assert ended
+    return failed.fault.replace(str(pid), "PID"), ended.fault
+
+
+def test_all_ranks_know_why_a_save_failed_and_the_next_one_succeeds(tmp_path: Path) -> None:
+    first, second = run_ranks(killed_writer, tmp_path, num_ranks=2)
+    assert first[0].startswith("the checkpoint writer (process ")
+    assert first[0].endswith(" was killed by SIGKILL")
+    assert (first[1], second[1]) == ("", "")
+    assert second[0] == "the checkpoint writer (process PID) was killed by SIGKILL"
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000008"]
+
+
+def room_after_a_failure(world: World, folder: Path) -> list[list[str]]:
+    """The files of checkpoints after a save whose second rank fails, and after the next one, which fails alike."""
+    saves, found = saves_in(world, folder, "off"), []
+    for step in (4, 8):
+        if world.rank:
+            (folder / "checkpoints" / f"step-{step:08d}" / f"attempt-{saves.checkpoints.attempt.token}").mkdir(
+                parents=True, exist_ok=True
+            )
+            (folder / "checkpoints" / draft_of(saves, step).id.folder / "rank-00001.safetensors").mkdir()
+        saves.begin(state_of(world), draft_of(saves, step))
+        ended = saves.wait()
+        assert ended
+        assert ended.fault.startswith("rank 1: ")
+        dist.barrier()
+        found.append(sorted(f"{path.parts[-3]}/{path.name}" for path in (folder / "checkpoints").rglob("rank-00000.*")))
+        dist.barrier()
+    return found
+
+
+def test_a_save_first_deletes_the_files_of_one_that_failed(tmp_path: Path) -> None:
+    """On a full disk they would make the next one fail, too, and each one more."""
+    found, _ = run_ranks(room_after_a_failure, tmp_path, num_ranks=2)
+    names = ["rank-00000.json", "rank-00000.safetensors"]
+    assert found == [[f"step-{step:08d}/{name}" for name in names] for step in (4, 8)]
+
+
+def killed_committer(world: World, folder: Path) -> tuple[str, str]:
+    """As `killed_writer`, for rank 0's writer while it is to commit."""
+    saves = saves_in(world, folder)
+    (pid,) = writers_of(os.getpid())
+    saves.begin(state_of(world), draft_of(saves, 4))
+    while saves.writer.is_busy:
+        saves.flags()
+    if world.is_first:
+        os.kill(pid, signal.SIGSTOP)
+    flags = saves.flags()
+    found = sums([flags[name] for name in NAMES], device=world.device)
+    assert saves.advance(dict(zip(NAMES, found, strict=True))) is None
+    assert saves.phase is Phase.COMMITTING
+    if world.is_first:
+        os.kill(pid, signal.SIGKILL)
+    failed, _ = trained_until_the_end(saves)
+    saves.begin(state_of(world), draft_of(saves, 8))
+    ended = saves.wait()
+    assert ended
+    return failed.fault, ended.fault
+
+
+def test_a_writer_that_is_killed_before_its_commit_fails_the_save(tmp_path: Path) -> None:
+    first, second = run_ranks(killed_committer, tmp_path, num_ranks=2)
+    assert first == second
+    assert (first[0].endswith(" was killed by SIGKILL"), first[1]) == (True, "")
+
+
+def overtaken(world: World, folder: Path) -> str:
+    """How a save ends during which a later attempt begins."""
+    saves = saves_in(world, folder)
+    saves.begin(state_of(world), draft_of(saves, 4))
+    if world.is_first:
+        saves.checkpoints.store.write("attempts/0002-ffffffff.json", b"{}")
+    dist.barrier()
+    with pytest.raises(WillNotSucceedError) as caught:
+        trained_until_the_end(saves)
+    return str(caught.value)
+
+
+def test_all_ranks_of_an_overtaken_attempt_end_with_the_reason(tmp_path: Path) -> None:
+    first, second = run_ranks(overtaken, tmp_path, num_ranks=2)
+    assert first == second
+    assert "ends here: a later one, 0002-ffffffff, took over the run" in first
+    assert list((tmp_path / "checkpoints").rglob("MANIFEST.json")) == []
+
+
+def begun_twice(world: World, folder: Path) -> str:
+    saves = saves_in(world, folder)
+    saves.begin(state_of(world), draft_of(saves, 4))
+    with pytest.raises(AssertionError) as caught:
+        saves.begin(state_of(world), draft_of(saves, 5))
+    saves.wait()
+    return str(caught.value)
+
+
+def test_one_save_at_a_time(tmp_path: Path) -> None:
+    (said,) = run_ranks(begun_twice, tmp_path, num_ranks=1)
+    assert said.startswith("a save begins while that of step 4 is under way")
+
+
+def saved_again_after_a_lost_answer(world: World, folder: Path) -> tuple[list[str], int]:
+    """(how three saves end, the newest step that verifies): the first is committed, but the store's answer is lost; the
+    second, of the same step, and the third find no room."""
+    saves, faults = saves_in(world, folder, "off"), list[str]()
+    create, write = LocalStore.create, LocalStore.write
+
+    def unanswered(store: LocalStore, path: str, data: bytes) -> None:
+        write(store, path, data)
+        if path.endswith(MANIFEST_NAME):
+            raise StorageError("no answer")
+
+    def full(store: LocalStore, path: str) -> Any:
+        if path.endswith(".safetensors"):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return create(store, path)
+
+    for step, name, function in ((4, "write", unanswered), (4, "create", full), (8, "create", full)):
+        with mock.patch.object(LocalStore, name, function):
+            saves.begin(state_of(world), draft_of(saves, step))
+            ended = saves.wait()
+        assert ended
+        faults.append(ended.fault)
+    newest = saves.checkpoints.newest()
+    assert newest
+    return faults, newest.id.step
+
+
+def test_a_checkpoint_that_may_be_committed_is_not_cleaned_up(tmp_path: Path) -> None:
+    """A run saves its last step again if the save has failed; that one may exist all the same."""
+    ((faults, newest),) = run_ranks(saved_again_after_a_lost_answer, tmp_path, num_ranks=1)
+    assert [fault.partition(":")[0] for fault in faults] == ["manifest", "rank 0", "rank 0"]
+    assert newest == 4

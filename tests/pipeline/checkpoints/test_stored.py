@@ -1,0 +1,79 @@
+"""Which checkpoint of a run a command takes that only reads: with stores of real files, without any run."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from pipeline.checkpoints.attempt_record import Attempt, attempt_to_json, record_path
+from pipeline.checkpoints.best import write_best
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
+from pipeline.checkpoints.stored import Choice, RetiredError, chosen, open_checkpoint, standing_in
+from shards.errors import InvalidDataError, UserError
+from shards.store import Store, open_store
+from tests.pipeline.checkpoints.test_best import BEST
+
+FIRST, SECOND = "0001-aaaaaaaa", "0002-bbbbbbbb"
+ALL = [CheckpointId(step=step, attempt=FIRST) for step in (16, 12, 8, 4)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Two attempts: the second continued from step 8 of the first, which went on to 12 meanwhile."""
+    store = open_store(str(tmp_path / "checkpoints"))
+    eighth = CheckpointId(step=8, attempt=FIRST)
+    for attempt in (Attempt(token=FIRST, resumed_from=None), Attempt(token=SECOND, resumed_from=eighth)):
+        store.write(record_path(attempt.token), attempt_to_json(attempt))
+    for step, token in ((4, FIRST), (8, FIRST), (12, FIRST), (12, SECOND)):
+        store.write(f"{CheckpointId(step=step, attempt=token).folder}/{MANIFEST_NAME}", b"a manifest")
+    return store
+
+
+def test_only_standing_ones_count(store: Store) -> None:
+    found = standing_in(store, recorded=None)
+    assert [(each.step, each.attempt) for each in found] == [(12, SECOND), (8, FIRST), (4, FIRST)]
+
+
+def test_what_the_ledger_names_counts_if_it_is_there(store: Store) -> None:
+    gone = CheckpointId(step=16, attempt=SECOND)
+    assert [each.step for each in standing_in(store, recorded=gone)] == [12, 8, 4]
+
+
+def test_the_newest_come_first_and_a_step_is_that_step(tmp_path: Path) -> None:
+    def steps(choice: Choice) -> list[int]:
+        return [each.step for each in chosen(choice, ALL, run_dir=tmp_path, url="there")]
+
+    assert steps(Choice()) == [16, 12, 8, 4]
+    assert steps(Choice(step=12)) == [12]
+    write_best(tmp_path, BEST)
+    assert steps(Choice(is_best=True)) == [8]
+
+
+@pytest.mark.parametrize(
+    ("choice", "standing", "message"),
+    [
+        (Choice(), [], r"has no committed checkpoint in there"),
+        (Choice(step=5), ALL, r"^no checkpoint of step 5 is in there; there are those of steps 16, 12, 8, 4$"),
+        (Choice(step=5), ALL[:1], r"there is only that of step 16$"),
+        (Choice(step=5), 12 * ALL[:1], r"16, 16 and 2 older ones$"),
+        (Choice(is_best=True), ALL, r"best\.json is missing"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    tmp_path: Path, choice: Choice, standing: list[CheckpointId], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        chosen(choice, standing, run_dir=tmp_path, url="there")
+
+
+def test_a_best_that_is_gone_is_refused(tmp_path: Path) -> None:
+    write_best(tmp_path, type(BEST)(**asdict(BEST)))
+    with pytest.raises(UserError, match=r"best\.json names step-00000008/.*, which is not there any more; .*as --step"):
+        chosen(Choice(is_best=True), ALL[:2], run_dir=tmp_path, url="there")
+
+
+def test_a_checkpoint_that_is_gone_is_told_from_a_damaged_one(store: Store) -> None:
+    with pytest.raises(InvalidDataError, match="not a manifest"):
+        open_checkpoint(store, CheckpointId(step=4, attempt=FIRST))
+    with pytest.raises(RetiredError, match="step-00000099/attempt-0001-aaaaaaaa was deleted while it was read"):
+        open_checkpoint(store, CheckpointId(step=99, attempt=FIRST))

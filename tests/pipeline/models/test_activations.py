@@ -1,0 +1,99 @@
+"""What a forward pass keeps, compared with what autograd saves, on models that have shapes but no values."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pipeline.models.activations import Pass, activations_of
+from pipeline.models.build import checkpoint_blocks, unfilled_model
+from pipeline.models.config import ModelConfig
+from pipeline.models.loss import classification_loss, targets_of
+
+BF16 = Pass(element_bytes=2, loss="sigmoid", is_on_gpu=False)
+FP32 = replace(BF16, element_bytes=4)
+TINY_BYTES = 64  # sums of the loss
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "how"),
+    [
+        pytest.param("vit_h14", {"representation": True}, BF16, id="h14"),
+        pytest.param("vit_h14", {"image_size": 518}, BF16, id="h14 at 518 px"),
+        pytest.param("vit_l16", {}, BF16, id="l16"),
+        pytest.param("vit_l16", {"image_size": 384}, BF16, id="l16 at 384 px"),
+        pytest.param("vit_b16", {"image_size": 384}, FP32, id="b16 at 384 px"),
+        pytest.param("vit_b16", {"image_size": 512}, BF16, id="bf16 on a CPU above 640 tokens"),
+        pytest.param("vit_b16", {"dropout": 0.1}, replace(FP32, loss="softmax"), id="dropout"),
+        pytest.param("vit_s16", {"pooling": "average"}, replace(BF16, has_dense_targets=True), id="mean, mixup"),
+        pytest.param("vit_s16", {}, replace(FP32, loss="softmax", has_dense_targets=True), id="softmax and mixup"),
+        pytest.param("r50_vit_b16", {}, BF16, id="hybrid"),
+        pytest.param("r50_vit_l16", {"image_size": 384, "representation": True}, FP32, id="hybrid at 384 px"),
+        pytest.param("r50_vit_b16", {"patch": 2, "depth": 1}, BF16, id="hybrid with larger patches"),
+        pytest.param("bit_r50x1", {}, BF16, id="bit"),
+        pytest.param("bit_r50x2", {"image_size": 201}, FP32, id="bit whose maps are rounded up"),
+        pytest.param("vit_h14", {}, replace(BF16, is_recomputed=True), id="h14 with checkpointing"),
+        pytest.param("r50_vit_b16", {}, replace(BF16, is_recomputed=True), id="hybrid with checkpointing"),
+        pytest.param("bit_r50x1", {}, replace(FP32, is_recomputed=True), id="bit with checkpointing"),
+        pytest.param("vit_s16", {"stochastic_depth": 0.1}, BF16, id="stochastic depth"),
+        pytest.param("vit_s16", {}, replace(BF16, is_frozen=True), id="frozen"),
+        pytest.param("vit_s16", {"representation": True}, replace(BF16, is_frozen=True), id="frozen, hidden layer"),
+        pytest.param("vit_s16", {"representation": True}, replace(FP32, is_frozen=True), id="frozen in fp32"),
+        pytest.param("bit_r50x1", {}, replace(FP32, is_frozen=True, is_recomputed=True), id="frozen bit"),
+    ],
+)
+def test_it_is_what_autograd_saves(name: str, changed: dict[str, Any], how: Pass) -> None:
+    config = ModelConfig(name=name, **changed)
+    one, three = (saved_bytes(config, how, num_images=number) for number in (1, 3))
+    found = activations_of(config, how)
+    assert found.image_bytes == pytest.approx((three - one) / 2, abs=TINY_BYTES)
+    assert found.fixed_bytes == pytest.approx(one - (three - one) / 2, abs=TINY_BYTES)
+
+
+def saved_bytes(config: ModelConfig, how: Pass, *, num_images: int) -> int:
+    """Bytes of all storages that autograd saves in one forward pass, without parameters and labels. Fake tensors choose
+    the CPU's kernels, as real ones do, but hold no values."""
+    kept: dict[int, Any] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage  # kept alive, so that no other gets its place
+        return tensor
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        torch.set_default_dtype(torch.bfloat16 if how.element_bytes == 2 else torch.float32)
+        try:
+            model = unfilled_model(config)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        if how.is_recomputed:
+            checkpoint_blocks(model)
+        for part, parameter in model.named_parameters():
+            parameter.requires_grad_(not how.is_frozen or part.startswith(("head.", "representation.")))
+        images = torch.empty(num_images, config.image_size, config.image_size, 3, dtype=torch.uint8)
+        labels = torch.zeros(num_images, 1, dtype=torch.int64)
+        targets = targets_of(labels, config.num_classes, name=how.loss).clone() if how.has_dense_targets else labels
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            depth = config.size.depth if config.stochastic_depth else 0
+            branches = (torch.ones(depth, num_images, 2),) if depth else ()
+            classification_loss(model(images, *branches), targets, name=how.loss)
+        own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), labels)}
+        return sum(int(storage.nbytes()) for key, storage in kept.items() if key not in own)
+
+
+def test_vit_h14_keeps_337_mb_an_image_on_a_gpu() -> None:
+    """The number that was worked out by hand: 512 images need 172 GB."""
+    config = ModelConfig(name="vit_h14", num_classes=18_291, representation=True)
+    found = activations_of(config, Pass(element_bytes=2, loss="sigmoid"))
+    assert found.image_bytes / 1e6 == pytest.approx(337, rel=0.01)
+    assert 512 * found.image_bytes / 1e9 == pytest.approx(172, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["vit_l16", "r50_vit_b16", "bit_r50x1"])
+def test_a_gpu_keeps_dropouts_masks_as_bytes_and_all_statistics_in_fp32(name: str) -> None:
+    config = ModelConfig(name=name, dropout=0.0 if name.startswith("bit") else 0.1)
+    on_cpu, on_gpu = activations_of(config, FP32), activations_of(config, replace(FP32, is_on_gpu=True))
+    assert on_gpu.fixed_bytes == on_cpu.fixed_bytes
+    assert (on_gpu.image_bytes < on_cpu.image_bytes) == bool(config.dropout)

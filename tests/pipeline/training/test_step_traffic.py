@@ -1,0 +1,156 @@
+"""What a step sends, and how often the host waits for the device in it: exact numbers, the same for 8 and 512 ranks.
+
+P is the number of parameters, padded so that ranks or the model's tensors divide it evenly. A collective's bytes are
+those of its larger side: what a rank holds of a sum before it is reduced, or of a gathered tensor afterwards.
+"""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from pipeline.models.build import shapes_of
+from pipeline.training.layers import group_of
+from tests.rigs.counted_steps import MODEL, Case, CountedSteps, counted_steps
+
+CASES: list[Case] = [(1, 1), (1, 4), (2, 1), (2, 4), (3, 1), (3, 4)]
+# Not stage 3 with accumulation on 512 ranks: it has a piece of every tensor for each of them, and takes 20 seconds.
+COUNTED = [(num_ranks, case) for num_ranks in (8, 512) for case in CASES if (num_ranks, *case) != (512, 3, 4)]
+SIZES = {name: math.prod(shape) for name, shape in shapes_of(MODEL).items()}
+P = sum(SIZES.values())
+KEPT_WHOLE = 100_000  # elements up to which stage 3 keeps a tensor on every rank (DeepSpeed's default)
+FP32, BF16 = 4, 2
+
+
+def padded(sizes: list[int], multiple: int) -> int:
+    """Their sum, each rounded up."""
+    return sum(-(-size // multiple) * multiple for size in sizes)
+
+
+def of_groups(num_ranks: int) -> int:
+    """P, as stages 1 and 2 pad the two groups of parameters (with and without decay)."""
+    decayed = sum(size for name, size in SIZES.items() if name.endswith("weight") and "norm" not in name)
+    return padded([decayed, P - decayed], 2 * num_ranks)
+
+
+def of_tensors(num_ranks: int, is_chosen: Callable[[int], bool] = lambda _: True) -> int:
+    """P, or a part of it, as stage 3 pads every tensor."""
+    return padded([size for size in SIZES.values() if is_chosen(size)], num_ranks)
+
+
+# Function that calls -> what it does, how often, and the bytes of all calls for a number of ranks.
+Row = tuple[str, int, Callable[[int], int]]
+GATHER: dict[str, Row] = {
+    "utils.py:all_gather_into_tensor_dp_groups": ("allgather", 2, lambda n: BF16 * of_groups(n)),  # updated weights
+}
+NORM: dict[str, Row] = {
+    "stage_1_and_2.py:get_grad_norm_direct": ("allreduce", 2, lambda _: 2 * FP32),  # of each group of parameters
+    "stage_1_and_2.py:has_overflow": ("allreduce", 1, lambda _: 1),  # whether a gradient is not finite
+}
+
+
+def reduced_whole(count: int) -> dict[str, Row]:
+    """Gradients are added up in fp32, and every rank keeps its partition of the sum."""
+    return {"stage_1_and_2.py:gradient_reduction_w_predivide": ("allreduce", count, lambda _: count * FP32 * P)}
+
+
+def of_stage_3(accumulation: int) -> dict[str, Row]:
+    """Gradients are reduced to partitions, large weights gathered, for every micro-batch."""
+    return {
+        "stage3.py:__avg_scatter_grads": ("reducescatter", accumulation, lambda n: accumulation * FP32 * of_tensors(n)),
+        "partition_parameters.py:_dist_allgather_fn": (
+            "allgather",
+            accumulation,
+            lambda n: accumulation * BF16 * of_tensors(n, lambda size: size > KEPT_WHOLE),
+        ),
+        "partition_parameters.py:_allgather_params_coalesced": (  # small weights after the update, one by one
+            "allgather",
+            sum(size <= KEPT_WHOLE for size in SIZES.values()),
+            lambda n: BF16 * of_tensors(n, lambda size: size <= KEPT_WHOLE),
+        ),
+        "stage3.py:get_grad_norm_direct": ("allreduce", 2, lambda _: 2 * 8),  # in float64
+    }
+
+
+COLLECTIVES: dict[Case, dict[str, Row]] = {
+    (1, 1): reduced_whole(1) | GATHER | NORM,
+    # DeepSpeed's BF16_Optimizer: one reduction of what was accumulated. Every rank has all of it, and so the norm.
+    (1, 4): {"engine.py:allreduce_bucket": ("allreduce", 1, lambda n: FP32 * of_groups(n)), **GATHER},
+    (2, 1): reduced_whole(1) | GATHER | NORM,
+    (2, 4): reduced_whole(4) | GATHER | NORM,
+    (3, 1): of_stage_3(1),
+    (3, 4): of_stage_3(4),
+}
+OURS = "step_sums.py:reduced"
+
+# Function that waits -> how often. DeepSpeed looks at the gradient's norm before it updates; ours is the read of a step
+# that was launched earlier.
+READ = {"streams.py:values": 1}
+BEFORE_UPDATE = {"utils.py:is_invalid_grad_norm": 3, "stage_1_and_2.py:has_overflow": 1}
+WAITS: dict[Case, dict[str, int]] = {
+    (1, 1): BEFORE_UPDATE,
+    (1, 4): {"utils.py:is_invalid_grad_norm": 1, "utils.py:clip_tensors_by_global_norm": 1},
+    (2, 1): BEFORE_UPDATE,
+    (2, 4): BEFORE_UPDATE,
+    **{
+        (3, accumulation): {
+            "stage3.py:__reduce_and_partition_ipg_grads": accumulation,  # for reductions before the last two
+            "stage3.py:independent_gradient_partition_epilogue": accumulation,
+            "partitioned_param_coordinator.py:_fetch_sub_module_impl": 8 * accumulation,  # for weights fetched ahead
+            "utils.py:is_invalid_grad_norm": 1,
+            "partition_parameters.py:_allgather_params_coalesced": 1,
+        }
+        for accumulation in (1, 4)
+    },
+}
+
+
+def words(value: int | Case) -> str:
+    """A case's name."""
+    return f"{value} ranks" if isinstance(value, int) else f"stage {value[0]}, accumulation {value[1]}"
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[int, dict[Case, CountedSteps]]:
+    """What was counted, by the number of ranks."""
+    return {
+        num_ranks: counted_steps(num_ranks, [case for other, case in COUNTED if other == num_ranks])
+        for num_ranks in (8, 512)
+    }
+
+
+@pytest.mark.parametrize(("num_ranks", "case"), COUNTED, ids=words)
+def test_collectives_and_their_bytes(counted: dict[int, dict[Case, CountedSteps]], num_ranks: int, case: Case) -> None:
+    found = dict(counted[num_ranks][case].plain.collectives)
+    kind, count, num_bytes = found.pop(OURS)
+    assert (kind, count) == ("allreduce", 1), "everything that is ours is in one reduction"
+    assert num_bytes < 1024
+    assert found == {
+        caller: (kind, count, bytes_for(num_ranks)) for caller, (kind, count, bytes_for) in COLLECTIVES[case].items()
+    }
+
+
+@pytest.mark.parametrize(("num_ranks", "case"), COUNTED, ids=words)
+def test_waits_of_the_host(counted: dict[int, dict[Case, CountedSteps]], num_ranks: int, case: Case) -> None:
+    assert counted[num_ranks][case].plain.waits == WAITS[case] | READ
+
+
+@pytest.mark.parametrize(("num_ranks", "case"), COUNTED, ids=words)
+def test_a_step_with_norms_and_similarities(
+    counted: dict[int, dict[Case, CountedSteps]], num_ranks: int, case: Case
+) -> None:
+    """Norms are a float64 for the gradient and one for the parameters of each group, in the sum of every step; the
+    table of positions is one sum more. The host waits for nothing more."""
+    steps, num_groups = counted[num_ranks][case], len(set(map(group_of, SIZES)))
+    kind, count, num_bytes = steps.plain.collectives[OURS]
+    assert steps.due.collectives == steps.plain.collectives | {
+        OURS: (kind, count, num_bytes + 2 * num_groups * 8),
+        "position_view.py:launched": ("allreduce", 1, FP32 * SIZES["embed.position"]),
+    }
+    assert steps.due.waits == steps.plain.waits
+
+
+def test_the_throughput_timer_would_wait_twice_in_each_micro_batch() -> None:
+    """As it does by default; so the counter sees what the engine switches off."""
+    waits = counted_steps(8, [(1, 4)], with_timer=True)[1, 4].plain.waits
+    assert (waits["timer.py:start"], waits["timer.py:stop"]) == (4, 4)

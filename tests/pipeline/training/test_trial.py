@@ -1,0 +1,168 @@
+"""A rank that runs out of memory in the first pass makes all ranks take half the micro-batch; nothing else changes."""
+
+import gc
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.models.loss import classification_loss
+from pipeline.training.batch_plan import BatchPlan, plan_batch
+from pipeline.training.config import EngineConfig, TrainingJob
+from pipeline.training.engine import Engine
+from pipeline.training.gradient_check import check_gradients
+from pipeline.training.start import stand_in_model, starting_model
+from pipeline.training.trial import Trial, engine_that_fits, one_pass, refuse_lack_of_memory
+from pipeline.world import World
+from shards.errors import TransientError, UserError, WillNotSucceedError
+from tests.rigs.processes import run_ranks
+from tests.rigs.random_weights import fill_randomly
+
+NUM_RANKS, SHARE = 2, 16
+CPU = torch.device("cpu")
+
+
+def job_of(stage: Any = 1, *, recomputed: bool = False) -> TrainingJob:
+    job = digits_smoke()
+    model = replace(job.model, num_classes=10, width=32, depth=2, mlp_width=64, num_heads=2)
+    engine = EngineConfig(zero_stage=stage, precision="fp32", activation_checkpointing=recomputed, reduce_bucket=1000)
+    return replace(job, model=model, engine=engine, global_batch=NUM_RANKS * SHARE)
+
+
+def build(job: TrainingJob, plan: BatchPlan) -> Engine:
+    model = starting_model(job, is_compiled=False)
+    engine = Engine(model, config=job.engine, plan=plan, optimizer=job.optimizer, clip_norm=0.0)
+    fill_randomly(engine, std=0.1)
+    return engine
+
+
+def whole(job: TrainingJob) -> BatchPlan:
+    return plan_batch(job.global_batch, micro_batch=0, num_ranks=NUM_RANKS, lanes=1)
+
+
+def trained(job: TrainingJob, engine: Engine, plan: BatchPlan, world: World) -> float:
+    """The gradient's norm in a step on images that depend on the rank."""
+    generator = torch.Generator().manual_seed(world.rank)
+    side = job.model.image_size
+    images = torch.randint(256, (SHARE, side, side, 3), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(SHARE)[:, None] % 10
+    for start in range(0, SHARE, plan.micro_batch):
+        some = slice(start, start + plan.micro_batch)
+
+        def loss_of(model: nn.Module, x: torch.Tensor = images[some], y: torch.Tensor = labels[some]) -> torch.Tensor:
+            return classification_loss(model(x), y, name=job.loss)
+
+        engine.accumulate(loss_of)
+    return float(engine.update(learning_rate=0.0).grad_norm)
+
+
+def full_on_rank_1(world: World, fits: int, seen: list[tuple[int, int]]) -> Trial:
+    """Rank 1's memory takes `fits` images, rank 0's any number."""
+
+    def trial(_engine: Engine, plan: BatchPlan) -> None:
+        seen.append((plan.micro_batch, bytes_in_use()))
+        if world.rank == 1 and plan.micro_batch > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+    return trial
+
+
+def bytes_in_use() -> int:
+    """Of all tensors that this process knows."""
+    storages = [tensor.untyped_storage() for tensor in gc.get_objects() if isinstance(tensor, torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def halved_until_it_fits(world: World, stage: int) -> tuple[list[int], list[int], float, float]:
+    """Micro-batches tried, bytes in use at each try, and the gradient's norm in this plan and in the whole one."""
+    job = job_of(stage)
+    seen: list[tuple[int, int]] = []
+    make = partial(build, job)
+    engine, plan = engine_that_fits(
+        whole(job), build=make, trial=full_on_rank_1(world, 4, seen), pairs=False, world=world
+    )
+    found = trained(job, engine, plan, world)
+    reference = trained(job, build(job, whole(job)), whole(job), world)
+    return [size for size, _ in seen], [num_bytes for _, num_bytes in seen], found, reference
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_all_ranks_take_what_the_fullest_can(stage: int) -> None:
+    for tried, in_use, found, reference in run_ranks(halved_until_it_fits, stage, num_ranks=NUM_RANKS):
+        assert tried == [16, 8, 4]
+        assert reference > 0
+        assert in_use[2] == pytest.approx(in_use[0], rel=0.05), "an engine is freed before the next one is built"
+        assert found == pytest.approx(reference, rel=1e-5), "the same batch"
+
+
+def never_fits(world: World) -> str:
+    job = job_of()
+    try:
+        engine_that_fits(
+            whole(job), build=partial(build, job), trial=full_on_rank_1(world, 0, []), pairs=True, world=world
+        )
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_a_gpu_that_cannot_take_two_images_is_refused_on_all_ranks() -> None:
+    first, second = run_ranks(never_fits, num_ranks=NUM_RANKS)
+    assert "the GPU of another rank ran out of memory with a micro-batch of 2 images, the smallest; give" in first
+    assert "the GPU of rank 1 ran out of memory" in second
+
+
+def tried_alone(world: World, stage: int, recomputed: bool) -> tuple[float, float]:
+    """The gradient's norm in a step of two engines, of which rank 0 alone has tried the first."""
+    job = job_of(stage, recomputed=recomputed)
+    plan, norms = whole(job), []
+    for is_tried in (True, False):
+        engine = build(job, plan)
+        if is_tried and world.rank == 0:
+            stand_in = partial(stand_in_model, job, is_compiled=False, device=CPU)
+            one_pass(job, engine, plan, device=CPU, stand_in=stand_in, held_bytes=10**6)
+        norms.append(trained(job, engine, plan, world))
+    return norms[0], norms[1]
+
+
+@pytest.mark.parametrize(("stage", "recomputed"), [(1, False), (2, True), (3, False)])
+def test_a_trial_waits_for_no_other_rank_and_leaves_no_trace(stage: int, recomputed: bool) -> None:
+    for found, reference in run_ranks(tried_alone, stage, recomputed, num_ranks=NUM_RANKS):
+        assert found == reference > 0
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "kind"),
+    [
+        pytest.param(0, WillNotSucceedError, id="the first step would need as much again"),
+        pytest.param(3, TransientError, id="free memory in pieces: another start may go further"),
+    ],
+)
+def test_a_step_that_runs_out_of_memory_says_what_to_do(num_steps: int, kind: type[Exception]) -> None:
+    plan = BatchPlan(global_batch=128, micro_batch=16, accumulation=4, num_ranks=2)
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+    with pytest.raises(kind, match=r"GPU of rank 1 .* 16 images \(CUDA.*GiB\.\); .* a divisor of 64: batches stay"):
+        refuse_lack_of_memory(error, plan, rank=1, num_steps=num_steps)
+    refuse_lack_of_memory(RuntimeError("another one"), plan, rank=1, num_steps=num_steps)
+
+
+def checked_beside(world: World, stage: int) -> tuple[float, float]:
+    """The gradient's norm in a step of two engines; gradients are checked once the first is there."""
+    job = job_of(stage)
+    plan, norms = whole(job), []
+    for is_checked in (True, False):
+        engine = build(job, plan)
+        if is_checked:
+            check_gradients(job, replace(plan, micro_batch=SHARE // 2, accumulation=2), world)
+        norms.append(trained(job, engine, plan, world))
+    return norms[0], norms[1]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_check_of_gradients_beside_an_engine_leaves_no_trace(stage: int) -> None:
+    for found, reference in run_ranks(checked_beside, stage, num_ranks=NUM_RANKS):
+        assert found == reference > 0

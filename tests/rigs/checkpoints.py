@@ -1,0 +1,35 @@
+"""The checkpoints of a run as its ranks see them, with the run's own ledger."""
+
+from pathlib import Path
+
+from pipeline.checkpoints.checkpoint import Checkpoints
+from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.fragments import lay_out
+from pipeline.checkpoints.inline_writer import InlineWriter
+from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.saves import Saves
+from pipeline.training.ledger import last_line, last_saved
+from pipeline.world import World
+from shards.store import Store, open_store
+
+
+def checkpoints_of(run_dir: Path, world: World, *, store: Store | None = None) -> Checkpoints:
+    """Those in `store`, or else in the run directory."""
+    return Checkpoints(
+        store or open_store(f"{run_dir}/checkpoints"),
+        world,
+        run_dir=run_dir,
+        recorded=lambda: last_saved(run_dir),
+        has_records=lambda: bool(last_line(run_dir)),
+    )
+
+
+def saved_at_once(checkpoints: Checkpoints, fragments: list[Fragment], draft: Manifest) -> Manifest:
+    """The manifest of a checkpoint that is written and committed while the caller waits. Collective."""
+    saves = Saves(checkpoints, InlineWriter(checkpoints.store), CheckpointConfig())
+    saves.begin(lay_out(fragments), draft)
+    saved = saves.wait()
+    assert saved, "it was under way"
+    assert not saved.fault
+    return checkpoints.manifest(saved.id)
