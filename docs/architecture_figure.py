@@ -54,7 +54,7 @@ ROOMS = (
     Box(name="shards/", left=10, top=530, width=810, height=186, lines=("bytes at rest,", "without torch")),
 )
 FOLDERS = (
-    Box(name="pretrain.sbatch, pack.sbatch", left=136, top=72, width=318, height=34),
+    Box(name="stage.sbatch, pack.sbatch", left=136, top=72, width=318, height=34),
     Box(name="jobs/*.py", left=136, top=138, width=318, height=96, lines=("one stage", "per file")),
     Box(name="recipes/", left=466, top=138, width=344, height=44, lines=("functions that return a whole job",)),
     Box(name="record.py, fields.py", left=466, top=190, width=344, height=44, lines=("a job to YAML and back",)),

@@ -38,6 +38,7 @@ from shards.errors import UserError
 from shards.terminal import columns_of, message_text
 
 log = logging.getLogger("patchline")
+DONE_CHECK = "__done"  # asked by slurm/stage.sbatch; not for users
 
 
 def entry() -> None:
@@ -83,6 +84,8 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         return _run([*argv[1:], "--help"], interrupts)
     if argv[0] == ASK:
         return _show("".join(f"{word}\n" for word in candidates(argv[1:])), requested=True)
+    if argv[0] == DONE_CHECK:
+        return int(importlib.import_module("jobs.done_check").run(argv[1:]))
     if argv[0] == "--version":
         return _show(f"patchline {version('patchline')}\n", requested=True)
     stage, words = argv[0], argv[1:]

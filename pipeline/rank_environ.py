@@ -97,7 +97,7 @@ def _address(environ: Mapping[str, str], num_ranks: int, *, is_one_host: bool) -
         return LOOPBACK
     todo = (
         "start with torchrun, or export MASTER_ADDR and MASTER_PORT in the batch script before srun "
-        "(slurm/pretrain.sbatch does)"
+        "(slurm/stage.sbatch does)"
     )
     if not environ.get("MASTER_ADDR"):
         raise UserError(f"MASTER_ADDR is not set for {num_ranks} ranks; {todo}")

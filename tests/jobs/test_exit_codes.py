@@ -23,7 +23,7 @@ def test_the_numbers_are_the_documented_ones() -> None:
 
 
 def test_the_batch_script_has_the_same_numbers() -> None:
-    script = (CHECKOUT / "slurm" / "pretrain.sbatch").read_text()
+    script = (CHECKOUT / "slurm" / "stage.sbatch").read_text()
     found = dict(re.findall(r"\b(USER_ERROR|CONTINUE|HOPELESS)=(\d+)", script))
     assert found == {"USER_ERROR": "2", "CONTINUE": "75", "HOPELESS": "78"}
 
