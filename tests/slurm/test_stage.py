@@ -167,6 +167,7 @@ def test_other_stages_use_the_same_script(
     job = wait_until_ended(slurm_cluster, scored)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), slurm_cluster.log_tail()
     assert "accuracy" in output.read_text()
+    assert not (slurm_cluster.folder / f"patchline-{scored}").exists(), "it leaves nothing behind"
 
 
 def program(path: Path, *lines: str) -> Path:
