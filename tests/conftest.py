@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import boto3
 import pytest
+from hypothesis import settings
 
 from jobs import pack
 from jobs.recipes.pack import digits
@@ -35,7 +36,7 @@ PACKAGES = {"slurm": "slurm-wlm munge", "rgw": "ceph-mon ceph-mgr ceph-osd rados
 
 
 def pytest_configure() -> None:
-    """Sets up Ctrl-C, torch.compile's cache and the fork server.
+    """Sets up Ctrl-C, torch.compile's cache, the fork server and Hypothesis.
 
     A shell's background jobs ignore Ctrl-C and pass that on to their children, but tests send Ctrl-C.
 
@@ -43,7 +44,11 @@ def pytest_configure() -> None:
     (kernels of one crash on the other, or return NaN).
 
     The fork server is set up here because packing's workers may be forked before any test forks.
+
+    Hypothesis gives an example 0.2 s by default, which on a busy machine fails tests that found nothing.
     """
+    settings.register_profile("patient", deadline=None)
+    settings.load_profile("patient")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     kernels = f"torchinductor-tests-{os.getuid()}-{os.environ.get('ATEN_CPU_CAPABILITY', 'native')}"

@@ -67,7 +67,7 @@ def lane_stream(mixture: Mixture, group: int, first: int, count: int) -> tuple[N
     return dataset, own // mixture.lanes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shares=QUOTAS, seed=SEEDS, lanes=st.integers(1, 5), first=st.integers(0, 10**12))
 def test_every_period_is_exact(shares: tuple[int, ...], seed: int, lanes: int, first: int) -> None:
     """Wherever the period starts."""
@@ -79,7 +79,7 @@ def test_every_period_is_exact(shares: tuple[int, ...], seed: int, lanes: int, f
             assert tuple(counts) == shares
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shares=QUOTAS, seed=SEEDS, lanes=st.integers(1, 5))
 def test_every_dataset_is_read_in_its_own_order(shares: tuple[int, ...], seed: int, lanes: int) -> None:
     """Per lane group 0, 1, 2, ... without gaps or repeats."""
@@ -90,7 +90,7 @@ def test_every_dataset_is_read_in_its_own_order(shares: tuple[int, ...], seed: i
             assert own[dataset == number].tolist() == list(range(int((dataset == number).sum())))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shares=QUOTAS, seed=SEEDS, lanes=st.integers(1, 5))
 def test_draws_are_spread_evenly(shares: tuple[int, ...], seed: int, lanes: int) -> None:
     """After any number of draws, every dataset is less than D draws from its exact share."""
@@ -101,7 +101,7 @@ def test_draws_are_spread_evenly(shares: tuple[int, ...], seed: int, lanes: int)
     assert np.abs(drawn - due).max() < max(2, len(shares))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shares=QUOTAS, seed=SEEDS, data=st.data())
 def test_any_access_and_any_rank_gives_the_same(shares: tuple[int, ...], seed: int, data: st.DataObject) -> None:
     lanes, members = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
@@ -119,7 +119,7 @@ def test_any_access_and_any_rank_gives_the_same(shares: tuple[int, ...], seed: i
     np.testing.assert_array_equal(np.concatenate([own for _, own in reversed(singles)]), whole[1])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=SEEDS, shares=st.tuples(st.integers(1, 5), st.integers(1, 5)), lanes=st.integers(1, 3))
 def test_every_epoch_of_every_dataset_is_a_permutation(seed: int, shares: tuple[int, int], lanes: int) -> None:
     """Combined with the order: a dataset's own positions are positions in its own SampleOrder."""

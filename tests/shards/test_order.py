@@ -29,7 +29,7 @@ def stream(order: SampleOrder, batch_size: int, num_positions: int) -> NDArray[n
     return ids[:num_positions]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), seed=st.integers(0, 2**40), lanes=st.integers(1, 6), window=st.integers(1, 4))
 def test_every_epoch_is_an_exact_permutation(data: st.DataObject, seed: int, lanes: int, window: int) -> None:
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=14).filter(lambda s: sum(s) >= lanes))
@@ -41,7 +41,7 @@ def test_every_epoch_is_an_exact_permutation(data: st.DataObject, seed: int, lan
         assert sorted(ids[epoch * n : (epoch + 1) * n]) == list(range(n))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**40), step=st.integers(0, 500), lanes=st.sampled_from([1, 2, 4, 6]))
 def test_any_number_of_ranks_reads_the_same_global_batch(seed: int, step: int, lanes: int) -> None:
     sizes = np.array([5, 1, 7, 3, 3, 8, 2])
@@ -54,7 +54,7 @@ def test_any_number_of_ranks_reads_the_same_global_batch(seed: int, step: int, l
     np.testing.assert_array_equal(fresh.batch(step, 12), whole)  # random access equals sequential
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), seed=st.integers(0, 2**40), lanes=st.integers(1, 6), window=st.integers(1, 4))
 def test_any_number_of_ranks_from_any_step(data: st.DataObject, seed: int, lanes: int, window: int) -> None:
     """Uneven blocks, N divisible by nothing, all numbers of ranks, positions one by one and in any order."""
@@ -71,7 +71,7 @@ def test_any_number_of_ranks_from_any_step(data: st.DataObject, seed: int, lanes
     assert [int(fresh.at(positions[[entry]])[0]) for entry in shuffled] == whole[shuffled].tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), seed=st.integers(0, 2**40), lanes=st.integers(1, 4))
 def test_batches_run_on_across_the_end_of_an_epoch(data: st.DataObject, seed: int, lanes: int) -> None:
     """No sample is dropped, repeated or padded there, for any batch size, even one larger than the dataset."""

@@ -180,7 +180,7 @@ def test_bytes_are_freed_as_they_are_consumed(packed: Path) -> None:
     assert reader.held_bytes == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_memory_never_exceeds_the_bound(packed: Path, data: st.DataObject) -> None:
     dataset = open_dataset(str(packed))

@@ -41,7 +41,7 @@ def largest_centred(height: int, width: int, config: AugmentConfig) -> tuple[int
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     height=st.integers(1, 700),
     width=st.integers(1, 700),
@@ -136,7 +136,7 @@ def test_no_flip_and_no_crop_where_the_configuration_says_so() -> None:
         assert crop == Crop(top=0, left=0, height=9, width=14, flip=False)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), seed=st.integers(0, 2**40))
 def test_draws_do_not_depend_on_who_else_is_in_the_batch(data: st.DataObject, seed: int) -> None:
     ids = np.array(data.draw(st.lists(st.integers(0, 2**40), min_size=1, max_size=12)))

@@ -82,7 +82,7 @@ def some_batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images, targets_of(torch.randint(-1, 5, (count, 2), generator=generator), 5, name="sigmoid")
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(ranks=st.sampled_from([1, 2, 4, 8]), micro=st.sampled_from([2, 4, 6, 8, 12, 24, 48]))
 def test_no_boundary_changes_a_bit(ranks: int, micro: int) -> None:
     images, targets = some_batch(48)

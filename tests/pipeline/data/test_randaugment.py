@@ -232,7 +232,7 @@ def test_both_signs_are_drawn_equally_often() -> None:
     assert 900 < sum(positive) < 1100
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sample=st.integers(0, 2**40), magnitude=st.integers(0, 20), num_ops=st.integers(0, 4))
 def test_the_input_stays_and_views_are_read_as_they_look(sample: int, magnitude: int, num_ops: int) -> None:
     config = RandAugmentConfig(num_ops=num_ops, magnitude=magnitude)

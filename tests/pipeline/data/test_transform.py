@@ -81,7 +81,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @needs_library
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     height=st.integers(1, 200),
     width=st.integers(1, 200),

@@ -54,7 +54,7 @@ def test_vit_h14_starts_without_a_flag(gpu: str, num_ranks: int, expected: tuple
     assert fit.memory.peak <= gpu_budget(GPUS[gpu].memory_bytes, where=gpu).bytes
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(gigabytes=st.integers(5, 200), ranks=st.sampled_from([1, 8, 32]), alpha=st.sampled_from([0.0, 0.2]))
 def test_no_larger_one_fits_and_the_batch_stays(gigabytes: int, ranks: int, alpha: float) -> None:
     job = recipe("vit_l16_jft")
