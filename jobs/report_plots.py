@@ -80,18 +80,22 @@ def curve_plot(
     else:
         path = " ".join(f"{x(step):.1f},{y(scale(value)):.1f}" for step, value in points)
         body.append(f'<polyline class="curve thin" points="{path}"/>')
-    base = HEIGHT - _BOTTOM
-    body.append(f'<path class="axis" d="M{_LEFT} {base}H{WIDTH - _RIGHT}"/>')
-    for at in _ticks(first, last, is_whole=True):
-        anchor = "end" if x(at) > WIDTH - _RIGHT - 20 else "middle"
-        body.append(f'<text x="{x(at):.1f}" y="{base + 18}" text-anchor="{anchor}">{escape(_step(at))}</text>')
-    body.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 6}" text-anchor="end">step</text>')
+    body += _axis_of_steps(first, last, x)
     body.append(f'<text x="4" y="13">{escape(unit or curve.name)}{" (log scale)" if is_log else ""}</text>')
     about = (
         f"{curve.name} over steps {first:,} to {last:,}: from {text(curve.values[0])} to {text(curve.values[-1])}, "
         f"least {text(low)}, most {text(high)}."
     )
     return _svg(about, WIDTH, HEIGHT, body)
+
+
+def _axis_of_steps(first: int, last: int, x: Callable[[float], float]) -> list[str]:
+    base = HEIGHT - _BOTTOM
+    body = [f'<path class="axis" d="M{_LEFT} {base}H{WIDTH - _RIGHT}"/>']
+    for at in _ticks(first, last, is_whole=True):
+        anchor = "end" if x(at) > WIDTH - _RIGHT - 20 else "middle"
+        body.append(f'<text x="{x(at):.1f}" y="{base + 18}" text-anchor="{anchor}">{escape(_step(at))}</text>')
+    return [*body, f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 6}" text-anchor="end">step</text>']
 
 
 def time_bar(parts: Mapping[str, float], words: Mapping[str, str]) -> Markup:
