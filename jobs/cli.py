@@ -29,7 +29,8 @@ from jobs.processes import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
 from jobs.run_flags import RunOptions, take_run_flags
 from jobs.screen import put
-from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, WITH_SMOKE, Stage, recipes_of
+from jobs.stage import Stage
+from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, WITH_SMOKE, recipes_of
 from jobs.streams import prepare_streams, use_utf8
 from jobs.threads import wait_quietly
 from jobs.warmup import with_warmup
@@ -119,6 +120,10 @@ def _tool(name: str, words: list[str]) -> int:
     requested = any(word in HELP_WORDS for word in words)
     if requested or not words:
         return _show(second_words(name, {}, columns()), requested=requested)
+    if name == "submit":
+        return int(
+            importlib.import_module(TOOLS[name].module).run(words, override=_overridden, environ=dict(os.environ))
+        )
     if name == "show":
         return int(importlib.import_module(TOOLS[name].module).run(words, override=_overridden))
     return int(importlib.import_module(TOOLS[name].module).run(words))

@@ -6,41 +6,14 @@ and an entry in STAGES. The table names modules instead of importing them: a com
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from jobs.stage import Stage
 
 RECIPE, URL, PATH = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml"
 WEIGHTS = "WEIGHTS IMAGE..."  # the second word, and the words after it without a flag
 JOB, RUN = "RECIPE|FILE|RUN", "RUN"
 WITH_SMOKE = ("pretrain", "finetune")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One word of the command line."""
-
-    summary: str
-    second: str
-    """What the second word is; empty: there is none."""
-    module: str
-    """Where `run` is."""
-    job: tuple[str, str] = ("", "")
-    """Module and name of the job's dataclass."""
-    recipes: str = ""
-    """Where RECIPES is, name -> function that returns a job, if the second word can be a recipe."""
-    loads_torch: bool = False
-    """Whether `run` loads torch, which takes seconds: the command says first that it is starting."""
-    required: tuple[str, ...] = ()
-    """Flags that must have a value, if the job has them. Of several between bars, the first that the job has."""
-    usual: tuple[str, ...] = ()
-    """Flags that --help shows; --help-all shows the others. Empty: all."""
-    examples: tuple[str, ...] = ()
-    """Commands, without the first word `patchline`."""
-
-    @property
-    def field(self) -> str:
-        """The job's field that the second word sets, if it is not a recipe: `url` of URL|FILE.yaml."""
-        return self.second.replace("|", " ").partition(" ")[0].lower()
 
 
 _TRAINING = (
@@ -282,6 +255,15 @@ TOOLS = {
         second="[STAGE] A B",
         module="jobs.diff",
         examples=("diff vit_b16_i21k vit_b16_i21k_augreg", "diff my.yaml runs/mine"),
+    ),
+    "submit": Stage(
+        summary="submit a stage to Slurm: its script is written, checked and queued",
+        second="STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--dry-run]",
+        module="jobs.submit",
+        examples=(
+            "submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 --data.url URL --run-dir /shared/h14",
+            "submit pretrain vit_h14_jft --cluster cluster.yaml --dry-run --data.url URL --run-dir /shared/h14",
+        ),
     ),
 }
 COMMANDS = {**STAGES, **TOOLS}

@@ -63,7 +63,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
         ("training",),
     ),
     "jobs": (
-        ("exit_codes", "stages", "dataset_jobs", "model_jobs"),
+        ("exit_codes", "stage", "stages", "dataset_jobs", "model_jobs"),
         ("recipes",),
         ("yaml_tree", "fields", "field_names", "later_fields", "warmup", "record", "record_leaves"),
         ("flags", "run_flags", "mistakes", "own_recipes", "resolve", "lookup", "origin", "nearest_recipe"),
@@ -72,6 +72,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("evaluate", "predict", "plan", "show", "diff", "demo", "launch", "placing", "screen", "interrupts"),
             *("ls", "run_table", "doctor", "verify_resume", "killed_runs", "trial_verdict", "trial_report"),
             *("report", "report_facts", "report_page", "report_plots", "report_curves"),
+            *("cluster", "batch_script", "submit", "done_check"),
         ),
         ("cli", "endings", "help", "completion", "processes", "streams", "threads"),
     ),
@@ -152,6 +153,8 @@ TESTED_ELSEWHERE = {
         for name in ("pretrain", "finetune", "evaluate", "plan")
     },
     "jobs/recipes/verify_resume.py": "jobs/test_verify_resume.py",
+    "jobs/stage.py": "jobs/test_stages.py",
+    "jobs/submit.py": "slurm/test_submit.py",
     "pipeline/config_values.py": "jobs/test_every_config.py",
     **{f"jobs/report_{name}.py": "jobs/test_report.py" for name in ("facts", "page", "curves")},
     "shards/images/config.py": "shards/images/test_resize.py",

@@ -1,0 +1,98 @@
+"""The batch script of a job: the site's lines, the command's words, and the body that slurm/stage.sbatch is. Pure."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.cluster import ClusterConfig
+
+_BODY_BEGINS = "# Run one stage of Patchline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One job. `words`: those of the command, the stage first. `folder`: where the script, the log and the records go;
+    `chdir`: what relative paths in the words are relative to. Both are absolute."""
+
+    words: tuple[str, ...]
+    name: str
+    comment: str
+    nodes: int
+    time_limit: str
+    folder: Path
+    chdir: Path
+
+
+def batch_script(request: Request, cluster: ClusterConfig, *, body: str) -> str:
+    """The text of a script for sbatch. `body`: that of slurm/stage.sbatch, of which the head is replaced."""
+    shown = shlex.join(["patchline", *request.words]).replace("\n", "\\n")
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH {option}" for option in _options(request, cluster)),
+        "",
+        "# Written by `patchline submit`, for the command:",
+        f"#   {shown}",
+        f"# To submit it by hand: sbatch {shlex.quote(request.name + '.sbatch')} in this folder.",
+        "",
+        "# A signal that comes while the lines of the site run must not end this shell.",
+        "trap 'is_asked=yes' USR1 TERM",
+        "",
+        *_site(cluster),
+        f"patchline=({shlex.join(cluster.command)})",
+        f"set -- {shlex.join(request.words)}",
+        "",
+    ]
+    return "\n".join([*lines, body[body.index(_BODY_BEGINS) :]])
+
+
+def _options(request: Request, cluster: ClusterConfig) -> list[str]:
+    limit = request.time_limit or cluster.time_limit
+    log = str(request.folder).replace("%", "%%") + "/%x-%j.out"
+    named = {
+        "job-name": request.name,
+        "comment": request.comment,
+        "chdir": _quoted(str(request.chdir)),
+        "output": _quoted(log),
+        "open-mode": "append",
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "constraint": _quoted(cluster.constraint) if cluster.constraint else "",
+        "nodes": str(request.nodes),
+        "gpus-per-node": str(cluster.gpus_per_node or ""),
+        "ntasks-per-node": str(cluster.gpus_per_node or 1),
+        "cpus-per-task": str(cluster.cpus_per_rank or ""),
+        "time": limit,
+        "signal": f"B:USR1@{cluster.margin_seconds}",
+    }
+    return [
+        *(f"--{name}={value}" for name, value in named.items() if value),
+        "--exclusive",
+        "--requeue",
+        *cluster.options,
+    ]
+
+
+def _quoted(text: str) -> str:
+    """As sbatch reads a value in a line #SBATCH."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _site(cluster: ClusterConfig) -> list[str]:
+    values = {
+        "PATCHLINE_MARGIN": str(cluster.margin_seconds),
+        "PATCHLINE_RETRIES": str(cluster.retries),
+        "AWS_ENDPOINT_URL": cluster.s3_endpoint,
+        "AWS_PROFILE": cluster.s3_profile,
+        "TMPDIR": cluster.scratch,
+    }
+    return [f"export {name}={shlex.quote(value)}" for name, value in values.items() if value] + list(cluster.setup)
+
+
+def names_of(words: Sequence[str]) -> str:
+    """A job's name from its stage and recipe, of letters that Slurm and the shell read without quotes."""
+    text = "-".join(Path(word).name for word in words[:2])
+    return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_.-") else "_" for letter in text)[
+        :60
+    ]

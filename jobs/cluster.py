@@ -1,0 +1,102 @@
+"""cluster.yaml: what all jobs on a cluster share, for `patchline submit`. slurm/cluster.example.yaml shows it."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, cast
+
+from jobs.fields import job_from
+from jobs.yaml_tree import Fields, read_tree
+from shards.config_values import Range, refuse_wrong_values, shown_value
+from shards.errors import UserError
+
+# What sbatch reads in a line #SBATCH without quotes, and a site's names, constraints and lists are made of.
+_WORD = re.compile(r"[A-Za-z0-9_.,:;&|*+@/=()\[\]{}-]+")
+_OPTION = re.compile(rf"--[a-z][a-z0-9-]*(={_WORD.pattern})?")
+_LIMIT = re.compile(r"[0-9]{1,4}(-[0-9]{1,2}(:[0-9]{2}){0,2}|:[0-9]{2}(:[0-9]{2})?)?")
+_OURS = (
+    *("array", "chdir", "comment", "dependency", "error", "exclusive", "gpus-per-node", "job-name", "nodes", "ntasks"),
+    *("ntasks-per-node", "open-mode", "output", "requeue", "no-requeue", "signal", "time", "wrap"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """What is empty is left to the cluster."""
+
+    partition: str = ""
+    """Slurm's partition."""
+    account: str = ""
+    """Account that the time is charged to."""
+    qos: str = ""
+    """Quality of service."""
+    constraint: str = ""
+    """Features that nodes must have, such as h100."""
+    gpus_per_node: Annotated[int, Range(0, 1024, zero="none: one rank per node")] = 0
+    """GPUs of each node, one rank per GPU."""
+    cpus_per_rank: Annotated[int, Range(0, 4096, zero="an equal share of the node's")] = 0
+    """CPUs of each rank."""
+    time_limit: str = ""
+    """Time limit of a job, in Slurm's words: 90 (minutes), 24:00:00, 2-00:00:00."""
+    margin_seconds: Annotated[int, Range(10, 86_400)] = 120
+    """How long before the time limit the ranks are asked to save: longer than a step and a save take."""
+    retries: Annotated[int, Range(0, 100)] = 2
+    """How often a crash is tried again in one allocation."""
+    options: tuple[str, ...] = ()
+    """More options of sbatch, such as --reservation=vit."""
+    setup: tuple[str, ...] = ()
+    """Lines of shell before the command, such as `module load cuda/12.6`."""
+    command: tuple[str, ...] = ()
+    """The words that run patchline on a node, such as apptainer exec --nv image.sif patchline; empty: the patchline
+    that submits, which must be on storage that the nodes share."""
+    s3_endpoint: str = ""
+    """The S3-compatible store, such as https://s3.example.org; empty: AWS."""
+    s3_profile: str = ""
+    """Profile of ~/.aws/credentials. The secrets themselves are never submitted."""
+    scratch: str = ""
+    """Folder for temporary files on each node (TMPDIR)."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+        for name in ("partition", "account", "qos", "constraint"):
+            value = getattr(self, name)
+            if value and not _WORD.fullmatch(value):
+                raise UserError(f"{name} is {shown_value(value)}; allowed: letters, digits and _.,:;&|*+@/=()[]{{}}-")
+        if self.time_limit:
+            refuse_wrong_limit(self.time_limit, what="time_limit")
+        for option in self.options:
+            if not _OPTION.fullmatch(option):
+                raise UserError(f"options has {shown_value(option)}; allowed: --name or --name=value, without spaces")
+            if option.removeprefix("--").partition("=")[0] in _OURS:
+                raise UserError(f"options has {shown_value(option)}, which patchline sets itself; leave it out")
+        for name in ("setup", "command"):
+            for line in getattr(self, name):
+                if not line.strip() or not line.isprintable():
+                    raise UserError(f"{name} has {shown_value(line)}; allowed: one line of printable characters")
+        for name in ("s3_endpoint", "s3_profile", "scratch"):
+            if not getattr(self, name).isprintable():
+                raise UserError(f"{name} is {shown_value(getattr(self, name))}; allowed: printable characters")
+        if self.s3_endpoint and not re.fullmatch(r"https?://[^/@\s]+(/[^@\s]*)?", self.s3_endpoint):
+            raise UserError(
+                f"s3_endpoint is {shown_value(self.s3_endpoint)}; allowed: http(s)://HOST[:PORT], without a password"
+            )
+
+
+def refuse_wrong_limit(text: str, *, what: str) -> None:
+    """UserError if a time limit is not in Slurm's words."""
+    if not _LIMIT.fullmatch(text):
+        raise UserError(f"{what} is {shown_value(text)}; allowed: MINUTES, HH:MM:SS or D-HH:MM:SS, such as 24:00:00")
+
+
+def read_cluster(path: Path) -> ClusterConfig:
+    """The settings in a YAML file. UserError, with the line, for what is wrong."""
+    tree = read_tree(path)
+    if not isinstance(tree, Fields):
+        raise UserError(f"{path} has no fields; copy slurm/cluster.example.yaml and change it")
+    try:
+        found, report = job_from(tree, kind=ClusterConfig, base=ClusterConfig())
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if report.faults:
+        raise UserError("\n".join(f"{path}, line {line}: {message}" for line, message in sorted(report.faults)[:8]))
+    return cast("ClusterConfig", found)

@@ -1,0 +1,247 @@
+"""`patchline submit STAGE RECIPE --cluster FILE [--nodes N] [...]`: writes the batch script of a job, and submits it.
+
+The words of the stage are checked as the stage would check them, and the script by `sbatch --test-only`, before it is
+submitted. A run that has a job in the queue gets no second one. Does not load torch.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jobs import exit_codes
+from jobs.batch_script import Request, batch_script, names_of
+from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit
+from jobs.flags import flags_of
+from jobs.lookup import job_of
+from jobs.mistakes import refuse_missing
+from jobs.screen import put
+from jobs.stages import STAGES
+from shards.config_values import shown_value, whole_number
+from shards.errors import UserError
+from shards.terminal import printable_name
+
+log = logging.getLogger(__name__)
+Override = Callable[[Any, list[str], str], Any]
+SUBMITTED = ("pretrain", "finetune", "evaluate")
+USAGE = "patchline submit STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--dry-run] [--any.field VALUE ...]"
+_MOST_NODES, _ANSWER_SECONDS = 100_000, 120
+_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
+_BODIES = (Path(__file__).parent / "stage.sbatch", Path(__file__).parents[1] / "slurm" / "stage.sbatch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The flags of submit itself."""
+
+    cluster: str = ""
+    nodes: int = 1
+    time_limit: str = ""
+    is_dry: bool = False
+
+
+def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
+    """Submits, and returns the exit code. UserError for what Slurm or the stage would refuse."""
+    options, words = take_options(words)
+    if len(words) < 2 or words[1].startswith("-"):
+        raise UserError(f"usage: {USAGE}")
+    stage, recipe = words[:2]
+    if stage not in SUBMITTED:
+        raise UserError(f"{shown_value(stage)} is no stage that submit knows; allowed: {', '.join(SUBMITTED)}")
+    if not options.cluster:
+        raise UserError("--cluster is missing: the YAML file of your cluster's settings, as slurm/cluster.example.yaml")
+    job = override(job_of(recipe, stage), words[2:], f"patchline {stage} {recipe}")
+    refuse_missing(list(flags_of(job)), STAGES[stage].required)
+    cluster = _with_command(read_cluster(Path(options.cluster)), environ)
+    folder = _folder(getattr(job, "run_dir", ""), stage)
+    request = Request(
+        words=tuple(words),
+        name=names_of(words),
+        comment=f"patchline-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}",
+        nodes=options.nodes,
+        time_limit=options.time_limit,
+        folder=folder,
+        chdir=Path.cwd(),
+    )
+    text = batch_script(request, cluster, body=_body())
+    if options.is_dry:
+        put(text)
+        return _tell_test(request, text, environ)
+    return _submit(request, text, environ)
+
+
+def take_options(words: list[str]) -> tuple[Options, list[str]]:
+    """The flags of submit out of a command's words, and the other words. UserError if one is wrong."""
+    options, rest, left = Options(), [], iter(words)
+    for word in left:
+        name, has_value, value = word.partition("=")
+        if word == "--dry-run":
+            options = replace(options, is_dry=True)
+        elif name not in ("--cluster", "--nodes", "--time"):
+            rest.append(word)
+        else:
+            given = value if has_value else next(left, "")
+            options = _with(options, name, given)
+    return options, rest
+
+
+def _with(options: Options, name: str, value: str) -> Options:
+    if name == "--cluster":
+        return replace(options, cluster=value)
+    if name == "--time":
+        refuse_wrong_limit(value, what="--time")
+        return replace(options, time_limit=value)
+    nodes = whole_number(value)
+    if nodes is None or not 1 <= nodes <= _MOST_NODES:
+        raise UserError(f"--nodes is {shown_value(value)}; allowed: 1 to {_MOST_NODES:,}")
+    return replace(options, nodes=nodes)
+
+
+def _with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> ClusterConfig:
+    if cluster.command:
+        return cluster
+    found = shutil.which("patchline", path=environ.get("PATH"))
+    if found is None:
+        raise UserError("patchline is not on the PATH; set `command:` in the file of your cluster's settings")
+    return replace(cluster, command=(str(Path(found).absolute()),))
+
+
+def _folder(run_dir: str, stage: str) -> Path:
+    """Where the script and the log go: RUN/submit, or ./patchline-STAGE for a stage without a run directory."""
+    return (Path(run_dir) / "submit" if run_dir else Path(f"patchline-{stage}")).absolute()
+
+
+def _body() -> str:
+    return next(path for path in _BODIES if path.is_file()).read_text()
+
+
+def _submit(request: Request, text: str, environ: Mapping[str, str]) -> int:
+    _need_sbatch(environ)
+    try:
+        request.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make {request.folder}: {error.strerror}; give a folder that you may write to"
+        ) from error
+    with _alone(request.folder):
+        waiting = _queued(request, environ)
+        if waiting:
+            log.info("%s has a job already: %s; nothing was submitted", request.name, ", ".join(waiting))
+            return exit_codes.DONE
+        path = request.folder / f"{request.name}.sbatch"
+        path.touch(mode=0o600)
+        path.write_text(text)
+        log.info("%s", _tested(path, environ))
+        job_id = _sbatch(["--parsable", str(path)], environ).strip().partition(";")[0]
+        if not job_id.isdecimal():
+            raise UserError(f"sbatch answered {shown_value(job_id)} instead of a job's number; see squeue")
+        line = {"job": int(job_id), "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
+        with (request.folder / "submitted.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    shown = printable_name(str(request.folder))
+    log.info(
+        "job %s: %s on %s nodes; its log: %s/%s-%s.out",
+        job_id,
+        request.name,
+        request.nodes,
+        shown,
+        request.name,
+        job_id,
+    )
+    return exit_codes.DONE
+
+
+def _tell_test(request: Request, text: str, environ: Mapping[str, str]) -> int:
+    """Says what Slurm would do with the script, if there is a Slurm; writes nothing that stays."""
+    if shutil.which("sbatch", path=environ.get("PATH")) is None:
+        log.warning("no sbatch on this machine, so Slurm was not asked about it")
+        return exit_codes.DONE
+    log.info("%s", _asked(["--test-only"], environ, text=text))
+    waiting = _queued(request, environ)
+    if waiting:
+        log.info("%s has a job already: %s", request.name, ", ".join(waiting))
+    return exit_codes.DONE
+
+
+def _tested(path: Path, environ: Mapping[str, str]) -> str:
+    return _asked(["--test-only", str(path)], environ)
+
+
+def _asked(words: list[str], environ: Mapping[str, str], text: str = "") -> str:
+    """Slurm's own answer, in one line, to `sbatch --test-only`. UserError with the remedy, if it refuses."""
+    done = _ran(["sbatch", *words], environ, text=text)
+    said = " ".join(line.removeprefix("sbatch: ").strip() for line in done.stderr.splitlines() if line.strip())
+    if done.returncode == 0:
+        return printable_name(said)
+    raise UserError(f"Slurm would refuse this job: {said.removeprefix('error: ')[:400]}; {_remedy(said)}")
+
+
+def _remedy(said: str) -> str:
+    found = said.lower()
+    if "configuration source" in found or "contact slurm controller" in found:
+        return "run this on a login node of the cluster, once its controller answers"
+    if "partition" in found:
+        return "`sinfo -s` lists the partitions: correct `partition:` in your cluster's settings"
+    if "account" in found or "qos" in found:
+        return "correct `account:` and `qos:` in your cluster's settings"
+    if "time limit" in found:
+        return "lower --time; `sinfo -o '%P %l'` lists the limits"
+    if "node" in found or "processor" in found or "cpu" in found:
+        return "lower --nodes, gpus_per_node or cpus_per_rank; `sinfo -o '%P %D %c %G'` lists what there is"
+    return "correct your cluster's settings, or the flags of submit"
+
+
+def _queued(request: Request, environ: Mapping[str, str]) -> list[str]:
+    """The jobs of this run that wait or run, such as `12 RUNNING`."""
+    answer = _ran(["squeue", "--me", "--noheader", "--format=%i %T %k"], environ)
+    if answer.returncode != 0:
+        raise UserError(f"squeue does not answer: {answer.stderr.strip()[:200]}; try again when Slurm does")
+    found = [line.split() for line in answer.stdout.splitlines()]
+    return [" ".join(words[:2]) for words in found if len(words) == 3 and words[2] == request.comment]
+
+
+def _sbatch(words: list[str], environ: Mapping[str, str]) -> str:
+    done = _ran(["sbatch", *words], environ)
+    if done.returncode != 0:
+        raise UserError(f"sbatch failed: {done.stderr.strip()[:400]}")
+    return done.stdout
+
+
+def _need_sbatch(environ: Mapping[str, str]) -> None:
+    if shutil.which("sbatch", path=environ.get("PATH")) is None:
+        raise UserError("no sbatch on the PATH: run this on a login node of the cluster, or with --dry-run anywhere")
+
+
+def _ran(words: list[str], environ: Mapping[str, str], text: str = "") -> "subprocess.CompletedProcess[str]":
+    """A program of Slurm. Jobs inherit the environment, which Slurm stores: variables that look secret stay here."""
+    clean = {name: value for name, value in environ.items() if not _SECRET.search(name)}
+    try:
+        return subprocess.run(
+            words,
+            env=clean,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{words[0]} has not answered for {_ANSWER_SECONDS} s; try again when Slurm does") from None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One submission of a run at a time, on this host."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

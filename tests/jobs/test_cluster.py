@@ -1,0 +1,48 @@
+"""cluster.yaml is read strictly, and nothing in it can become an option or a line that it should not be."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.cluster import ClusterConfig, read_cluster
+from shards.errors import UserError
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "slurm" / "cluster.example.yaml"
+
+
+def test_the_example_is_read() -> None:
+    found = read_cluster(EXAMPLE)
+    assert (found.partition, found.gpus_per_node, found.time_limit) == ("gpu", 8, "24:00:00")
+    assert found.setup == ("module load cuda/12.6",)
+    assert found.options == ("--exclude=node017",)
+
+
+def test_every_field_is_in_the_example() -> None:
+    text = EXAMPLE.read_text()
+    assert all(f"{name}:" in text for name in ClusterConfig.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("partition: 'gpu --wrap=id'", "partition is 'gpu --wrap=id'; allowed: letters"),
+        ('account: "me\\n#SBATCH --uid=0"', "account is "),
+        ("options: ['--wrap=id']", "options has '--wrap=id', which patchline sets itself"),
+        ("options: ['--exclude=a b']", "allowed: --name or --name=value"),
+        ("options: [--requeue]", "which patchline sets itself"),
+        ("time_limit: 1 day", "time_limit is '1 day'; allowed: MINUTES"),
+        ("margin_seconds: 1", "margin_seconds is 1; allowed: 10 to"),
+        ('setup: ["module load a\\nrm -r b"]', "setup has 'module load a\\nrm -r b'; allowed: one line"),
+        ("s3_endpoint: https://me:secret@s3.example.org", "without a password"),
+        ("gpus: 8", "unknown field gpus"),
+        ("gpus_per_node: eight", "gpus_per_node is eight; allowed: a whole number"),
+        ("- partition", "has no fields"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(line + "\n")
+    with pytest.raises(UserError) as error:
+        read_cluster(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)

@@ -1,0 +1,95 @@
+"""`patchline submit` on a real Slurm of two nodes."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.rigs.slurm import SlurmCluster
+from tests.slurm.test_stage import PATCHLINE, program, wait_until_ended
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def submit(cluster: SlurmCluster, *words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [str(PATCHLINE), "submit", *words],
+        env=cluster.job_environment() | environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=cluster.folder,
+    )
+
+
+def settings_in(folder: Path, *lines: str) -> str:
+    path = folder / "cluster.yaml"
+    path.write_text("\n".join(["partition: main", *lines, ""]))
+    return f"--cluster={path}"
+
+
+def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Real training on two nodes, in a folder whose name needs quotes; secrets do not come along."""
+    data, run_dir = tmp_path / "digits", tmp_path / 'my "50%" runs' / "one"
+    subprocess.run([PATCHLINE, "pack", "digits", "--out", data], check=True, timeout=120)
+    cluster = settings_in(tmp_path, f"command: [{PATCHLINE}]", f"setup: [env >{tmp_path}/environment]")
+    words = (
+        "pretrain",
+        "digits_smoke",
+        cluster,
+        "--nodes=2",
+        f"--data.url={data}",
+        f"--run-dir={run_dir}",
+        "--steps=30",
+    )
+    first = submit(slurm_cluster, *words, AWS_SECRET_ACCESS_KEY="of-mine", PLAIN="there")
+    assert first.returncode == 0, first.stderr
+    again = submit(slurm_cluster, *words)
+    assert (again.returncode, "has a job already" in again.stderr) == (0, True), again.stderr
+    (line,) = [json.loads(line) for line in (run_dir / "submit" / "submitted.jsonl").read_text().splitlines()]
+    job = wait_until_ended(slurm_cluster, line["job"])
+    log = (run_dir / "submit" / f"pretrain-digits_smoke-{line['job']}.out").read_text()
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log
+    assert (run_dir / "DONE").exists()
+    environment = (tmp_path / "environment").read_text()
+    assert "PLAIN=there" in environment
+    assert "of-mine" not in environment + (run_dir / "submit" / line["script"]).read_text()
+    assert (run_dir / "submit" / line["script"]).stat().st_mode & 0o777 == 0o600
+    by_hand = slurm_cluster.sbatch(run_dir / "submit" / line["script"])
+    assert wait_until_ended(slurm_cluster, by_hand)["JobState"] == "COMPLETED", "it runs with sbatch alone"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "message"),
+    [
+        (["partition: gpuu"], [], "`sinfo -s` lists the partitions"),
+        ([], ["--nodes=3"], "lower --nodes"),
+        ([], ["--nodes=0"], "--nodes is '0'; allowed: 1 to"),
+        ([], ["--time=soon"], "--time is 'soon'; allowed: MINUTES"),
+        ([], ["--global-batsh=8"], "--global-batch"),
+    ],
+)
+def test_what_slurm_or_the_stage_would_refuse_is_not_submitted(
+    slurm_cluster: SlurmCluster, tmp_path: Path, lines: list[str], words: list[str], message: str
+) -> None:
+    path = settings_in(tmp_path)
+    if lines:
+        (tmp_path / "cluster.yaml").write_text("\n".join([*lines, ""]))
+    ended = submit(slurm_cluster, "pretrain", "digits_smoke", path, "--data.url=d", f"--run-dir={tmp_path}/run", *words)
+    assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
+    assert not (tmp_path / "run" / "submit" / "submitted.jsonl").exists()
+
+
+def test_a_dry_run_shows_the_script_and_slurms_answer(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    words = ("evaluate", "resize", settings_in(tmp_path), "--weights=w", "--data.url=d", "--dry-run")
+    ended = submit(slurm_cluster, *words)
+    assert ended.returncode == 0, ended.stderr
+    assert "to start at" in ended.stderr
+    script = program(tmp_path / "script", "")
+    script.write_text(ended.stdout)
+    subprocess.run(["bash", "-n", script], check=True, timeout=60)
+    assert not (slurm_cluster.folder / "patchline-evaluate").exists()
+    nowhere = submit(slurm_cluster, *words[:-1], PATH=str(PATCHLINE.parent))
+    assert (nowhere.returncode, "no sbatch on the PATH" in nowhere.stderr) == (2, True), nowhere.stderr
