@@ -68,8 +68,7 @@ def summary(facts: ReportFacts) -> str:
         origin = "scratch" if one.step is None else f"step {one.step:,}"
         lines.append(f"restart {one.attempt.partition('-')[0]} from {origin}: {one.cause}")
         lost = "" if one.lost_steps is None else f", {plural(one.lost_steps, 'step')} lost"
-        startup = "" if one.startup_seconds is None else f", start-up {duration(one.startup_seconds)}"
-        lines.append(f"    cost {duration(one.seconds)}{lost}{startup}")
+        lines.append(f"    cost {duration(one.seconds)}{lost}, start-up {duration(one.startup_seconds)}")
         lines += [f"    topology {one.topology}"] if one.topology else []
     for finding in facts.findings[:10]:
         lines.append(f"guard: step {finding['step']:,}: {finding['kind'].replace('_', ' ')}, {finding['action']}")

@@ -29,14 +29,15 @@ WORDS = {
 class Restart:
     """A start after the first, or a rewind. `step`: the one that it continued from, None from scratch. `lost_steps`:
     those that were done and lost, as far as the metrics told. `seconds`: lost work and waiting; `startup_seconds`: of
-    the new start, None if it saved nothing or is not known. `topology`: ranks, ZeRO stage, device, if they changed."""
+    the new start; if that saved nothing, until it was put on record. `topology`: ranks, ZeRO stage, device, if they
+    changed."""
 
     attempt: str
     cause: str
     step: int | None
     lost_steps: int | None
     seconds: float
-    startup_seconds: float | None
+    startup_seconds: float
     topology: str = ""
 
 
@@ -108,7 +109,8 @@ def _restarts(lines: Sequence[Line], starts: Sequence[Start]) -> list[Restart]:
         base = _before(lines, start.unix_time)
         since = max(base["unix_time"] if base else 0.0, _began(before, lines))
         own = next((line for line in lines if line["attempt"] == start.attempt and "rewind" not in line), None)
-        startup = _seconds(own, "startup") - (_seconds(base, "startup") if base else 0.0) if own else None
+        startup = _seconds(own, "startup") if own else start.startup_seconds
+        startup -= _seconds(base, "startup") if base else 0.0
         attempts = {line["attempt"] for line in lines if before.unix_time < line["unix_time"] <= start.unix_time}
         last_attempt = start.left.attempt if start.left.attempt in attempts else before.attempt
         now, was = topology_of(start), topology_of(before)
@@ -120,7 +122,7 @@ def _restarts(lines: Sequence[Line], starts: Sequence[Start]) -> list[Restart]:
                 step=start.resumed_from,
                 lost_steps=max(0, start.left.reached - (start.resumed_from or 0)) if reached else None,
                 seconds=max(0.0, _began(start, lines) - since),
-                startup_seconds=startup if startup is None else max(0.0, startup),
+                startup_seconds=max(0.0, startup),
                 topology=f"{was} -> {now}" if now != was else "",
             )
         )

@@ -44,10 +44,12 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 ROOMS = ("shards", "pipeline", "jobs", "slurm", "patchline")
 # Who starts a thread beside a pool: most only wait, so that a signal, a silent rank or a parent's end is noticed; the
-# checkpoint writer is a process of its own, whose two threads have different priorities.
+# checkpoint writer is a process of its own, whose two threads have different priorities; a service that loggers send to
+# may never answer.
 WATCHERS = [
     *("shards/parallel.py", "pipeline/checkpoints/writer_process.py"),
     *("pipeline/training/wakeup.py", "pipeline/training/heartbeat.py", "pipeline/training/heartbeat_files.py"),
+    "pipeline/training/logger_thread.py",
 ]
 
 
