@@ -162,6 +162,13 @@ STAGES = {
         usual=(
             "--gpu",
             "--num-gpus",
+            "--nodes",
+            "--gpus-per-node",
+            "--max-time",
+            "--price",
+            "--failures-per-node-day",
+            "--simulate",
+            "--out",
             "--days",
             "--num-images",
             "--num-classes",
@@ -170,7 +177,11 @@ STAGES = {
             "--training.model.name",
             "--training.model.image-size",
         ),
-        examples=("plan vit_h14_jft --gpu h100 --num-gpus 64", "plan runs/digits/job.yaml --days 30"),
+        examples=(
+            "plan vit_h14_jft --gpu h100 --num-gpus 64",
+            "plan vit_h14_jft --gpu h200 --nodes 1 8 16 32",
+            "plan runs/digits/job.yaml --days 30",
+        ),
     ),
     "verify-resume": Stage(
         summary="kill a short run of a recipe, continue it, and compare every bit",
