@@ -14,11 +14,13 @@ from pipeline.training.cost import Cost
 from pipeline.training.failure_simulator import Simulated, simulate
 from pipeline.training.forecast import forecast
 from shards.errors import UserError
-from shards.quantities import duration, plural, size
+from shards.quantities import duration, plural, short_count, size
 
 _NUM_RUNS = 100
 _MOST_EVENTS = 20_000_000  # saves and failures of all simulated runs, about a minute
 _DAY_SECONDS = 86_400.0
+_LEAST = 0.1  # shown with two decimals
+_MOST = 999_999.5  # shown in full
 Row = tuple[NodesPlan, Simulated | None]
 
 
@@ -96,11 +98,11 @@ def _time_table(job: PlanJob, rows: Sequence[Row]) -> Table:
         cells = (
             f"{plan.num_nodes:,}",
             f"{plan.num_gpus:,}",
-            f"{plan.images_per_second:,.0f}",
+            _few(plan.images_per_second),
             f"{_percent(plan.outcome.goodput)} %",
             _few(plan.outcome.num_failures),
             f"{plan.outcome.num_pieces:,}",
-            _few(plan.days),
+            _days(plan.days),
             _few(plan.gpu_hours),
         )
         table.add_row(*cells, *([_few(plan.cost)] if job.price else []))
@@ -130,8 +132,8 @@ def _store_table(job: PlanJob, rows: Sequence[Row]) -> Table:
             _few(traffic.read_bytes_per_second / 1e9),
             _few(traffic.reads_per_second),
             duration(plan.interval_seconds),
-            _short(plan.stall_seconds),
-            _short(plan.commit_seconds),
+            _few(plan.stall_seconds),
+            _few(plan.commit_seconds),
             _few(traffic.upload_bytes_per_second / 1e9),
             _few(traffic.peak_upload_bytes_per_second / 1e9),
         )
@@ -142,8 +144,8 @@ def _goodput_table(job: PlanJob, rows: Sequence[Row]) -> Table:
     names = list(rows[0][0].goodputs)
     caption = (
         "Percent of the wall time that trains, at published failures per node and day: 0.00234 and 0.0065 on Meta's "
-        "two clusters and 0.0237 of jobs of 1,024 GPUs there (arXiv 2410.21680), 0.00379 for Llama 3 (arXiv 2407.21783), "
-        "0.016 for OPT-175B (its logbook)."
+        "two clusters and 0.0237 of jobs of 1,024 GPUs there (arXiv 2410.21680), 0.00379 for Llama 3 "
+        "(arXiv 2407.21783), 0.016 for OPT-175B (its logbook)."
     )
     simulated = []
     if job.simulate:
@@ -177,20 +179,26 @@ def _percent(share: float) -> str:
 
 
 def _few(number: float) -> str:
-    """Three digits of what is small, all of what is large."""
+    """Three digits of what is small or huge, all of what is large."""
+    if 0 < number < _LEAST:
+        return f"{number:.2g}"
+    if number >= _MOST:
+        return short_count(number)
     digits = 0 if number >= 100 else 1 if number >= 10 else 2
     return f"{number:,.{digits}f}"
 
 
-def _short(seconds: float) -> str:
-    return f"{seconds:,.3f}" if seconds < 0.1 else _few(seconds)
+def _days(days: float) -> str:
+    """Without the word, or a shorter time with its unit."""
+    return _few(days) if days >= _LEAST else duration(days * _DAY_SECONDS)
 
 
 def summary(job: PlanJob, rows: Sequence[Row]) -> str:
     """One sentence, for readers of the picture: what the least and the most nodes need."""
     (first, _), (last, _) = rows[0], rows[-1]
     parts = [
-        f"{plural(plan.num_nodes, 'node')}: {_few(plan.days)} days, goodput {_percent(plan.outcome.goodput)} %"
+        f"{plural(plan.num_nodes, 'node')}: {duration(plan.days * _DAY_SECONDS)}, goodput "
+        f"{_percent(plan.outcome.goodput)} %"
         for plan in ((first, last) if len(rows) > 1 else (first,))
     ]
     return f"{job.recipe or 'A run'} on {job.gpus_per_node} x {job.gpu} per node. {'; '.join(parts)}."

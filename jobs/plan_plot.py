@@ -5,9 +5,12 @@ An SVG, or an HTML page with it. Both follow the reader's choice of light or dar
 
 import io
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from jobs.model_jobs import PlanJob
 from jobs.plan_nodes import Row, summary
@@ -93,7 +96,7 @@ def _draw_goodput(axes: "Axes", rows: Sequence[Row]) -> None:
         shares = [100 * plan.goodputs[name] for plan, _ in rows]
         axes.plot(nodes, shares, color=colour, linewidth=1.4, marker="o", markersize=3, label=name)
     chosen = [100 * plan.outcome.goodput for plan, _ in rows]
-    axes.plot(nodes, chosen, color=INK, linewidth=2, linestyle=(0, (1, 1.5)), label="this plan")
+    axes.plot(nodes, chosen, color=INK, linewidth=2, linestyle=(0, (1, 1.5)), marker=".", label="this plan")
     found = [(plan.num_nodes, one) for plan, one in rows if one]
     if found:
         axes.errorbar(
@@ -108,7 +111,9 @@ def _draw_goodput(axes: "Axes", rows: Sequence[Row]) -> None:
         )
     axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower left")
     axes.set_title("Goodput, % of the wall time", fontsize=11, color=INK, loc="left")
-    axes.set_ylim(top=min(100.0, axes.get_ylim()[1]))
+    axes.ticklabel_format(axis="y", useOffset=False)
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(0.0, min(low, high - 1)), min(100.0, max(high, low + 1)))
 
 
 def _draw_days(axes: "Axes", rows: Sequence[Row]) -> None:
@@ -131,8 +136,8 @@ def _draw_hours(axes: "Axes", rows: Sequence[Row], *, price: float) -> None:
     axes.yaxis.set_major_formatter(lambda at, _: _count(at))
     told = "GPU-hours"
     if price:
-        told = f"GPU-hours (left) and cost at {price:g} each (right)"
-        right = axes.secondary_yaxis("right", functions=(lambda one: one * price, lambda one: one / price))
+        told = f"GPU-hours; right: cost at {price:g} each"
+        right = axes.secondary_yaxis("right", functions=(partial(np.multiply, price), partial(np.multiply, 1 / price)))
         right.yaxis.set_major_formatter(lambda at, _: _count(at))
         right.tick_params(colors=INK, labelsize=8)
         right.spines["right"].set_color(INK)
