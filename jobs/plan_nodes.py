@@ -102,7 +102,7 @@ def _time_table(job: PlanJob, rows: Sequence[Row]) -> Table:
             f"{_percent(plan.outcome.goodput)} %",
             _few(plan.outcome.num_failures),
             f"{plan.outcome.num_pieces:,}",
-            _days(plan.days),
+            _few(plan.days),
             _few(plan.gpu_hours),
         )
         table.add_row(*cells, *([_few(plan.cost)] if job.price else []))
@@ -186,11 +186,6 @@ def _few(number: float) -> str:
         return short_count(number)
     digits = 0 if number >= 100 else 1 if number >= 10 else 2
     return f"{number:,.{digits}f}"
-
-
-def _days(days: float) -> str:
-    """Without the word, or a shorter time with its unit."""
-    return _few(days) if days >= _LEAST else duration(days * _DAY_SECONDS)
 
 
 def summary(job: PlanJob, rows: Sequence[Row]) -> str:

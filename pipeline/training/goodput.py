@@ -15,6 +15,8 @@ renewal-reward theorem, the goodput of a long run is the expected work of a job 
 import math
 from dataclasses import dataclass
 
+_ROUNDING = 1e-9  # relative
+
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
@@ -60,21 +62,29 @@ class _Job:
 
 
 def outcome(regime: Regime, *, work_seconds: float) -> Outcome:
-    """Of a run that would take `work_seconds` if nothing interrupted it. The last job is rarely a whole one, but has a
-    whole start-up and a whole last save."""
+    """Of a run that would take `work_seconds` if nothing interrupted it. Its last job ends early, but has a whole
+    start-up and a whole last save: after the last failure one more job starts, and the limit's number is rounded up."""
     job = _job(regime)
     num_jobs = work_seconds / job.work
-    more = (math.ceil(num_jobs) - num_jobs) * (regime.startup + regime.commit)
-    waits = job.fails * min(regime.queue, regime.down) + (1 - job.fails) * regime.queue
-    held = job.alive + job.fails * max(0.0, regime.down - regime.queue)
-    wall_seconds = num_jobs * (held + waits) + more
+    num_whole = math.ceil(num_jobs * (1 - _ROUNDING))
+    failures = num_jobs * job.fails
+    held = num_jobs * job.alive + failures * max(0.0, regime.down - regime.queue)
+    more = job.fails + (1 - job.fails) * max(0.0, num_whole - num_jobs)
+    held += more * (regime.startup + regime.commit)
+    waits = failures * min(regime.queue, regime.down) + (num_whole - 1) * (1 - job.fails) * regime.queue
     return Outcome(
-        goodput=work_seconds / wall_seconds,
-        wall_seconds=wall_seconds,
-        held_seconds=num_jobs * held + more,
-        num_failures=num_jobs * job.fails,
-        num_pieces=math.ceil(work_seconds / _trained(regime, regime.limit)) if regime.limit < math.inf else 1,
+        goodput=work_seconds / (held + waits),
+        wall_seconds=held + waits,
+        held_seconds=held,
+        num_failures=failures,
+        num_pieces=_num_pieces(regime, work_seconds),
     )
+
+
+def _num_pieces(regime: Regime, work_seconds: float) -> int:
+    if regime.limit == math.inf:
+        return 1
+    return math.ceil(work_seconds / _trained(regime, regime.limit) * (1 - _ROUNDING))
 
 
 def _job(regime: Regime) -> _Job:
