@@ -60,9 +60,10 @@ def measured(run_dir: Path, lines: list[Line], begins: list[float], *, mean_to_f
     before to the first step; of a start that saved nothing it is unknown."""
     saves = [line for line in read_metrics(run_dir) if "checkpoint/commit_seconds" in line]
     trained, startups = [], []
-    for before, line in pairwise([None, *lines]):
-        spent = {name: line["seconds"][name] - (before["seconds"][name] if before else 0.0) for name in BUSY}
-        if before and before["attempt"] == line["attempt"]:
+    nothing: Line = {"attempt": "", "seconds": dict.fromkeys(BUSY, 0.0)}
+    for before, line in pairwise([nothing, *lines]):
+        spent = {name: line["seconds"][name] - before["seconds"][name] for name in BUSY}
+        if before["attempt"] == line["attempt"]:
             trained.append(spent["compute"] + spent["data_wait"])
         else:
             began = max(one for one in begins if one < line["unix_time"])
