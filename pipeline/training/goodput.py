@@ -15,7 +15,7 @@ renewal-reward theorem, the goodput of a long run is the expected work of a job 
 import math
 from dataclasses import dataclass
 
-_ROUNDING = 1e-9  # relative
+_ROUNDING = 1e-6  # relative
 
 
 @dataclass(frozen=True, kw_only=True)
