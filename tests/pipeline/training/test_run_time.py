@@ -55,11 +55,7 @@ def test_a_run_of_one_start_has_no_time_of_restarts() -> None:
 
 
 def test_the_start_up_of_a_start_that_saved_nothing_is_known_until_it_was_put_on_record() -> None:
-    starts = [
-        start(101, "1", startup=1, total=1),
-        start(122, "2", startup=4, total=12),
-        start(140, "3", startup=5, total=30),
-    ]
+    starts = [start(101, "1", startup=1, total=1), start(122, "2", startup=4, total=12), start(140, "3", startup=5, total=30)]
     lines = [line(110, "1", startup=2, compute=8), line(150, "3", startup=6, compute=16, restarts=18)]
     assert [one.startup_seconds for one in time_of(lines, starts, unix_end=150).restarts] == [2, 4]
 
