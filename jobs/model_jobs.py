@@ -8,6 +8,7 @@ pipeline/training/config.py.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from jobs.cluster_jobs import OnNodes, refuse_wrong_nodes
 from pipeline.config_values import Device, LossName
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import Gelu, ResNetEpsilons
@@ -44,7 +45,7 @@ class EvaluateJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanJob:
+class PlanJob(OnNodes):
     """The job to plan, and the dataset that it is meant for."""
 
     recipe: str = ""
@@ -78,6 +79,7 @@ class PlanJob:
                 raise UserError(
                     f"--{name.replace('_', '-')} {value} says nothing without --gpu; add --gpu h100, or yours"
                 )
+        refuse_wrong_nodes(self, gpu=self.gpu, is_num_gpus_given=self.num_gpus != PlanJob.num_gpus)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from rich.table import Table
 
 from jobs import exit_codes
 from jobs.model_jobs import PlanJob
+from jobs.plan_nodes import Row, node_rows, node_tables, rows_as_json
+from jobs.plan_plot import write_plot
 from jobs.screen import put, show_table
 from pipeline.training.cost import Cost, cost_of
 from pipeline.training.forecast import COPY_BYTES_PER_SECOND, Forecast, forecast
@@ -28,15 +30,17 @@ def run(job: PlanJob) -> int:
     """Prints the table, or one JSON object."""
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
     found = None
-    if job.gpu:
+    if job.gpu and not job.nodes:
         try:
             found = forecast(
                 job.training, cost, gpu=job.gpu, num_gpus=job.num_gpus, mfu=job.mfu, num_classes=job.num_classes
             )
         except UserError as error:
             raise UserError(_in_plan(str(error))) from None
+    nodes = _nodes(job, cost)
     if job.json:
-        put(json.dumps({"cost": asdict(cost), "forecast": asdict(found) if found else None}, allow_nan=False) + "\n")
+        told = {"cost": asdict(cost), "forecast": asdict(found) if found else None, "nodes": rows_as_json(nodes)}
+        put(json.dumps(told, allow_nan=False) + "\n")
         return exit_codes.DONE
     title = printable_name(f"patchline plan {job.recipe}".rstrip())
     table = Table(title=title, show_header=False, title_justify="left")
@@ -44,8 +48,22 @@ def run(job: PlanJob) -> int:
     table.add_column(overflow="fold")
     for name, value in [*rows_of(job, cost), *(forecast_rows(found) if found else [])]:
         table.add_row(name, printable_name(value))
-    show_table(table)
+    for one in (table, *(node_tables(job, nodes) if nodes else ())):
+        show_table(one)
     return exit_codes.DONE
+
+
+def _nodes(job: PlanJob, cost: Cost) -> list[Row]:
+    """The plans for `--nodes`, drawn if the job says where."""
+    if not job.nodes:
+        return []
+    try:
+        found = node_rows(job, cost)
+    except UserError as error:
+        raise UserError(_in_plan(str(error))) from None
+    if job.out:
+        write_plot(job, found)
+    return found
 
 
 def rows_of(job: PlanJob, cost: Cost) -> Rows:

@@ -63,7 +63,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
         ("training",),
     ),
     "jobs": (
-        ("exit_codes", "stage", "stages", "dataset_jobs", "model_jobs"),
+        ("exit_codes", "stage", "stages", "dataset_jobs", "cluster_jobs", "model_jobs"),
         ("recipes",),
         ("yaml_tree", "fields", "field_names", "later_fields", "warmup", "record", "record_leaves"),
         ("flags", "run_flags", "mistakes", "own_recipes", "resolve", "lookup", "origin", "nearest_recipe"),
@@ -72,7 +72,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("evaluate", "predict", "plan", "show", "diff", "demo", "launch", "placing", "screen", "interrupts"),
             *("ls", "run_table", "doctor", "verify_resume", "killed_runs", "trial_verdict", "trial_report"),
             *("report", "report_facts", "report_page", "report_plots", "report_curves"),
-            *("cluster", "batch_script", "submit", "done_check"),
+            *("cluster", "batch_script", "submit", "done_check", "plan_nodes", "plan_plot"),
         ),
         ("cli", "endings", "help", "completion", "processes", "streams", "threads"),
     ),

@@ -1,0 +1,53 @@
+"""`patchline plan --nodes`: tables of 80 columns, and JSON."""
+
+import json
+
+import pytest
+
+from tests.rigs.processes import patchline
+
+NODES = ("plan", "vit_h14_jft", "--gpu", "h200", "--nodes", "32", "1", "8")
+
+
+def test_the_tables_over_the_nodes() -> None:
+    ended = patchline(*NODES, "--price", "2.5", "--max-time", "24", "--simulate")
+    assert ended.code == 0, ended.errors
+    assert all(len(line) <= 80 for line in ended.output.splitlines())
+    assert "…" not in ended.output, "no column is cut"
+    shown = [line.split() for line in ended.output.splitlines()]
+    by_nodes = {row[0]: row for row in shown if "%" in row and row[0] in ("1", "8", "32")}
+    assert list(by_nodes) == ["1", "8", "32"], "in ascending order"
+    assert by_nodes["8"] == ["8", "64", "17,654", "99.6", "%", "0.14", "3", "2.79", "4,283", "10,707"]
+    text = " ".join(ended.output.split())
+    for words in (
+        "0.0065 failures per node and day, 10 min 2 s to restart, 3 min 0 s of start-up; jobs of at most 24 hours",
+        "images of 110,000 bytes (--image-bytes) in blocks of 64: 7.2 MB per request",
+        "With 32 nodes ranks share lanes and read them several times",
+        "nodes above simulated RSC-2 Llama 3 RSC-1 OPT-175B RSC 1k GPUs",
+        "99.6 ± 0.",
+    ):
+        assert words in text, ended.output
+
+
+def test_without_a_price_there_is_no_cost() -> None:
+    ended = patchline(*NODES)
+    assert ended.code == 0
+    assert "cost" not in ended.output
+    assert "simulated" not in ended.output
+
+
+def test_json_has_everything() -> None:
+    found = json.loads(patchline(*NODES, "--price", "3", "--simulate", "--json").output)
+    assert found["forecast"] is None
+    assert [one["num_nodes"] for one in found["nodes"]] == [1, 8, 32]
+    for one in found["nodes"]:
+        assert one["cost"] == pytest.approx(3 * one["gpu_hours"])
+        assert one["outcome"]["goodput"] == pytest.approx(one["simulated"]["goodput"], abs=0.02)
+    assert json.loads(patchline("plan", "vit_h14_jft", "--gpu", "h200", "--json").output)["nodes"] == []
+
+
+def test_a_small_run_is_not_shown_as_nothing() -> None:
+    ended = patchline("plan", "digits_smoke", "--gpu", "h100", "--nodes", "1", "--price", "2")
+    assert ended.code == 0
+    assert "…" not in ended.output
+    assert "3 min 0 s" in ended.output
