@@ -62,11 +62,13 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     job = override(job_of(recipe, stage), words[2:], f"patchline {stage} {recipe}")
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
     cluster = _with_command(read_cluster(Path(options.cluster)), environ)
-    folder = _folder(getattr(job, "run_dir", ""), stage)
+    run_dir = getattr(job, "run_dir", "")
+    folder = _folder(run_dir, stage)
+    work = [str(folder)] if run_dir else [str(folder), *words]  # evaluations of one folder are different work
     request = Request(
         words=tuple(words),
         name=names_of(words),
-        comment=f"patchline-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}",
+        comment=f"patchline-{hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]}",
         nodes=options.nodes,
         time_limit=options.time_limit,
         folder=folder,

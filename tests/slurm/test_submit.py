@@ -91,5 +91,8 @@ def test_a_dry_run_shows_the_script_and_slurms_answer(slurm_cluster: SlurmCluste
     script.write_text(ended.stdout)
     subprocess.run(["bash", "-n", script], check=True, timeout=60)
     assert not (slurm_cluster.folder / "patchline-evaluate").exists()
+    other = submit(slurm_cluster, *words, "--data.batch-size=8").stdout
+    comments = [next(line for line in text.splitlines() if "--comment=" in line) for text in (ended.stdout, other)]
+    assert comments[0] != comments[1], "another evaluation is another job"
     nowhere = submit(slurm_cluster, *words[:-1], PATH=str(PATCHLINE.parent))
     assert (nowhere.returncode, "no sbatch on the PATH" in nowhere.stderr) == (2, True), nowhere.stderr
