@@ -53,7 +53,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Job:
+class _Expected:
     """Expected values of one job. `fails`: the probability that a failure ends it."""
 
     work: float
@@ -87,18 +87,18 @@ def _num_pieces(regime: Regime, work_seconds: float) -> int:
     return math.ceil(work_seconds / _trained(regime, regime.limit) * (1 - _ROUNDING))
 
 
-def _job(regime: Regime) -> _Job:
+def _job(regime: Regime) -> _Expected:
     mean, cycle = regime.mean_to_failure, regime.interval + regime.stall
     first = regime.startup + regime.interval + regime.commit
     if regime.limit == math.inf:
         work = regime.interval * math.exp(-first / mean) / -math.expm1(-cycle / mean)
-        return _Job(work=work, alive=mean, fails=1.0)
+        return _Expected(work=work, alive=mean, fails=1.0)
     num_commits = math.floor((regime.limit - first) / cycle) + 1 if regime.limit >= first else 0
     series = math.expm1(-cycle * num_commits / mean) / math.expm1(-cycle / mean)
     fails = -math.expm1(-(regime.limit + regime.commit) / mean)
     rest = _trained(regime, regime.limit) - num_commits * regime.interval
     work = regime.interval * math.exp(-first / mean) * series + (1 - fails) * rest
-    return _Job(work=work, alive=mean * fails, fails=fails)
+    return _Expected(work=work, alive=mean * fails, fails=fails)
 
 
 def _trained(regime: Regime, limit: float) -> float:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 
 from jobs import help as pages
+from jobs.cluster import ClusterConfig
 from jobs.fields import job_from
 from jobs.flags import Flag, flags_of, groups_of, sentences
 from jobs.mistakes import refuse_wrong_words, required_flags
@@ -49,7 +50,7 @@ def inside(kind: Any) -> Iterator[Any]:
                 yield from inside(one)
 
 
-OTHERS = (Change, RetryConfig, Usage, SampleRules, AdoptSpec, PackSpec, Hints)
+OTHERS = (Change, RetryConfig, Usage, SampleRules, AdoptSpec, PackSpec, Hints, ClusterConfig)
 CONFIGS = list(dict.fromkeys(one for kind in (*JOBS, *OTHERS) for one in inside(kind)))
 NEEDED: dict[Any, dict[str, Any]] = {  # fields without a default
     AdoptSpec: {"rules": SampleRules()},
