@@ -24,6 +24,7 @@ from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit
 from jobs.flags import flags_of
 from jobs.lookup import job_of
 from jobs.mistakes import refuse_missing
+from jobs.run_flags import take_run_flags
 from jobs.screen import put
 from jobs.stages import STAGES
 from shards.config_values import shown_value, whole_number
@@ -59,10 +60,13 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
         raise UserError(f"{shown_value(stage)} is no stage that submit knows; allowed: {', '.join(SUBMITTED)}")
     if not options.cluster:
         raise UserError("--cluster is missing: the YAML file of your cluster's settings, as slurm/cluster.example.yaml")
-    job = override(job_of(recipe, stage), words[2:], f"patchline {stage} {recipe}")
+    fields, _ = take_run_flags(stage, words[2:])
+    job = override(job_of(recipe, stage), fields, f"patchline {stage} {recipe}")
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
     cluster = _with_command(read_cluster(Path(options.cluster)), environ)
     run_dir = getattr(job, "run_dir", "")
+    if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
+        words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
     folder = _folder(run_dir, stage)
     work = [str(folder)] if run_dir else [str(folder), *words]  # evaluations of one folder are different work
     request = Request(
@@ -237,6 +241,8 @@ def _ran(words: list[str], environ: Mapping[str, str], text: str = "") -> "subpr
             timeout=_ANSWER_SECONDS,
             check=False,
         )
+    except OSError as error:
+        raise UserError(f"cannot run {words[0]}: {error.strerror}; it comes with Slurm, as sbatch does") from error
     except subprocess.TimeoutExpired:
         raise UserError(f"{words[0]} has not answered for {_ANSWER_SECONDS} s; try again when Slurm does") from None
 

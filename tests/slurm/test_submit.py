@@ -94,5 +94,9 @@ def test_a_dry_run_shows_the_script_and_slurms_answer(slurm_cluster: SlurmCluste
     other = submit(slurm_cluster, *words, "--data.batch-size=8").stdout
     comments = [next(line for line in text.splitlines() if "--comment=" in line) for text in (ended.stdout, other)]
     assert comments[0] != comments[1], "another evaluation is another job"
+    own = tmp_path / "own.yaml"
+    own.write_text(f"recipe: digits_smoke\nrun_dir: {tmp_path}/run\ndata: {{url: d}}\n")
+    from_file = submit(slurm_cluster, "pretrain", str(own), words[2], "--extend", "--dry-run")
+    assert f"\nset -- pretrain {own} --extend --run-dir {tmp_path}/run\n" in from_file.stdout, from_file.stderr
     nowhere = submit(slurm_cluster, *words[:-1], PATH=str(PATCHLINE.parent))
     assert (nowhere.returncode, "no sbatch on the PATH" in nowhere.stderr) == (2, True), nowhere.stderr
