@@ -8,9 +8,8 @@ import fcntl
 import hashlib
 import json
 import logging
-import re
 import shutil
-import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from jobs.lookup import job_of
 from jobs.mistakes import refuse_missing
 from jobs.run_flags import take_run_flags
 from jobs.screen import put
+from jobs.slurm import need_sbatch, queued, slurms_answer, submitted
 from jobs.stages import STAGES
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 Override = Callable[[Any, list[str], str], Any]
 SUBMITTED = ("pretrain", "finetune", "evaluate")
 USAGE = "patchline submit STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--dry-run] [--any.field VALUE ...]"
-_MOST_NODES, _ANSWER_SECONDS = 100_000, 120
-_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
+_MOST_NODES = 100_000
 _BODIES = (Path(__file__).parent / "stage.sbatch", Path(__file__).parents[1] / "slurm" / "stage.sbatch")
 
 
@@ -115,7 +114,8 @@ def _with(options: Options, name: str, value: str) -> Options:
 def _with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> ClusterConfig:
     if cluster.command:
         return cluster
-    found = shutil.which("patchline", path=environ.get("PATH"))
+    beside = Path(sys.executable).parent / "patchline"  # of this environment, on the PATH or not
+    found = shutil.which("patchline", path=environ.get("PATH")) if not beside.is_file() else str(beside)
     if found is None:
         raise UserError("patchline is not on the PATH; set `command:` in the file of your cluster's settings")
     return replace(cluster, command=(str(Path(found).absolute()),))
@@ -131,7 +131,7 @@ def _body() -> str:
 
 
 def _submit(request: Request, text: str, environ: Mapping[str, str]) -> int:
-    _need_sbatch(environ)
+    need_sbatch(environ)
     try:
         request.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -139,18 +139,16 @@ def _submit(request: Request, text: str, environ: Mapping[str, str]) -> int:
             f"cannot make {request.folder}: {error.strerror}; give a folder that you may write to"
         ) from error
     with _alone(request.folder):
-        waiting = _queued(request, environ)
+        waiting = _jobs_of(request, environ)
         if waiting:
-            log.info("%s has a job already: %s; nothing was submitted", request.name, ", ".join(waiting))
+            log.info("%s has a job already: %s; nothing was submitted", request.name, waiting)
             return exit_codes.DONE
         path = request.folder / f"{request.name}.sbatch"
         path.touch(mode=0o600)
         path.write_text(text)
-        log.info("%s", _tested(path, environ))
-        job_id = _sbatch(["--parsable", str(path)], environ).strip().partition(";")[0]
-        if not job_id.isdecimal():
-            raise UserError(f"sbatch answered {shown_value(job_id)} instead of a job's number; see squeue")
-        line = {"job": int(job_id), "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
+        log.info("%s", slurms_answer([str(path)], environ))
+        job_id = submitted([str(path)], environ)
+        line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
         with (request.folder / "submitted.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
     shown = printable_name(str(request.folder))
@@ -171,80 +169,16 @@ def _tell_test(request: Request, text: str, environ: Mapping[str, str]) -> int:
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         log.warning("no sbatch on this machine, so Slurm was not asked about it")
         return exit_codes.DONE
-    log.info("%s", _asked(["--test-only"], environ, text=text))
-    waiting = _queued(request, environ)
+    log.info("%s", slurms_answer([], environ, text=text))
+    waiting = _jobs_of(request, environ)
     if waiting:
-        log.info("%s has a job already: %s", request.name, ", ".join(waiting))
+        log.info("%s has a job already: %s", request.name, waiting)
     return exit_codes.DONE
 
 
-def _tested(path: Path, environ: Mapping[str, str]) -> str:
-    return _asked(["--test-only", str(path)], environ)
-
-
-def _asked(words: list[str], environ: Mapping[str, str], text: str = "") -> str:
-    """Slurm's own answer, in one line, to `sbatch --test-only`. UserError with the remedy, if it refuses."""
-    done = _ran(["sbatch", *words], environ, text=text)
-    said = " ".join(line.removeprefix("sbatch: ").strip() for line in done.stderr.splitlines() if line.strip())
-    if done.returncode == 0:
-        return printable_name(said)
-    raise UserError(f"Slurm would refuse this job: {said.removeprefix('error: ')[:400]}; {_remedy(said)}")
-
-
-def _remedy(said: str) -> str:
-    found = said.lower()
-    if "configuration source" in found or "contact slurm controller" in found:
-        return "run this on a login node of the cluster, once its controller answers"
-    if "partition" in found:
-        return "`sinfo -s` lists the partitions: correct `partition:` in your cluster's settings"
-    if "account" in found or "qos" in found:
-        return "correct `account:` and `qos:` in your cluster's settings"
-    if "time limit" in found:
-        return "lower --time; `sinfo -o '%P %l'` lists the limits"
-    if "node" in found or "processor" in found or "cpu" in found:
-        return "lower --nodes, gpus_per_node or cpus_per_rank; `sinfo -o '%P %D %c %G'` lists what there is"
-    return "correct your cluster's settings, or the flags of submit"
-
-
-def _queued(request: Request, environ: Mapping[str, str]) -> list[str]:
+def _jobs_of(request: Request, environ: Mapping[str, str]) -> str:
     """The jobs of this run that wait or run, such as `12 RUNNING`."""
-    answer = _ran(["squeue", "--me", "--noheader", "--format=%i %T %k"], environ)
-    if answer.returncode != 0:
-        raise UserError(f"squeue does not answer: {answer.stderr.strip()[:200]}; try again when Slurm does")
-    found = [line.split() for line in answer.stdout.splitlines()]
-    return [" ".join(words[:2]) for words in found if len(words) == 3 and words[2] == request.comment]
-
-
-def _sbatch(words: list[str], environ: Mapping[str, str]) -> str:
-    done = _ran(["sbatch", *words], environ)
-    if done.returncode != 0:
-        raise UserError(f"sbatch failed: {done.stderr.strip()[:400]}")
-    return done.stdout
-
-
-def _need_sbatch(environ: Mapping[str, str]) -> None:
-    if shutil.which("sbatch", path=environ.get("PATH")) is None:
-        raise UserError("no sbatch on the PATH: run this on a login node of the cluster, or with --dry-run anywhere")
-
-
-def _ran(words: list[str], environ: Mapping[str, str], text: str = "") -> "subprocess.CompletedProcess[str]":
-    """A program of Slurm. Jobs inherit the environment, which Slurm stores: variables that look secret stay here."""
-    clean = {name: value for name, value in environ.items() if not _SECRET.search(name)}
-    try:
-        return subprocess.run(
-            words,
-            env=clean,
-            input=text,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_SECONDS,
-            check=False,
-        )
-    except OSError as error:
-        raise UserError(f"cannot run {words[0]}: {error.strerror}; it comes with Slurm, as sbatch does") from error
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{words[0]} has not answered for {_ANSWER_SECONDS} s; try again when Slurm does") from None
+    return ", ".join(f"{one.job} {one.state}" for one in queued(request.comment, environ))
 
 
 @contextmanager

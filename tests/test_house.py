@@ -72,7 +72,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("evaluate", "predict", "plan", "show", "diff", "demo", "launch", "placing", "screen", "interrupts"),
             *("ls", "run_table", "doctor", "verify_resume", "killed_runs", "trial_verdict", "trial_report"),
             *("report", "report_facts", "report_page", "report_plots", "report_curves"),
-            *("cluster", "batch_script", "submit", "done_check", "plan_nodes", "plan_plot"),
+            *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
         ),
         ("cli", "endings", "help", "completion", "processes", "streams", "threads"),
     ),

@@ -18,18 +18,27 @@ class Tail:
     modified: float
 
     def last(self, is_usable: Callable[[Line], bool], *, containing: bytes = b"") -> Line | None:
-        """The last usable line, of those with `containing` in them. None if there is none; a line that begins before
-        these bytes does not count."""
+        """The last usable line, of those with `containing` in them, which has no line break. None if there is none; a
+        line that begins before these bytes does not count."""
         end = len(self.data)
         while end > 0:
-            first = self.data.rfind(b"\n", 0, end) + 1
-            if first == 0 and len(self.data) < self.num_bytes:
+            if containing:
+                end = self._end_of_line(self.data.rfind(containing, 0, end), most=end)
+            first = self.data.rfind(b"\n", 0, max(0, end)) + 1
+            if end < 0 or (first == 0 and len(self.data) < self.num_bytes):
                 return None
             text = self.data[first:end]
-            if text and containing in text and (found := object_in(text)) is not None and is_usable(found):
+            if text and (found := object_in(text)) is not None and is_usable(found):
                 return found
             end = first - 1
         return None
+
+    def _end_of_line(self, position: int, *, most: int) -> int:
+        """Of the line with a position, up to `most`; -1 for none."""
+        if position < 0:
+            return -1
+        end = self.data.find(b"\n", position, most)
+        return most if end < 0 else end
 
 
 def read_tail(path: Path, *, most_bytes: int) -> Tail | None:

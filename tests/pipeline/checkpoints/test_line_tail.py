@@ -36,11 +36,31 @@ def test_the_last_usable_line(tmp_path: Path, data: bytes, most_bytes: int, step
     assert (tail.num_bytes, len(tail.data)) == (len(data), min(len(data), most_bytes))
 
 
-def test_only_lines_with_a_mark_are_parsed(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text('{"step": 1, "score": 2}\n{"step": 3}\n')
+@pytest.mark.parametrize(
+    ("data", "step"),
+    [
+        pytest.param('{"step": 1, "score": 2}\n{"step": 3}\n', 1, id="further back"),
+        pytest.param('{"step": 1, "score": 2}\n{"step": 3, "score": 4}', 3, id="the last one, without a line break"),
+        pytest.param(
+            '{"step": 1, "score": 2}\n{"score": "step"}\n{"step": 3}\n', 1, id="behind one that is not usable"
+        ),
+        pytest.param('{"step": 1, "score": 2}\n{"step": 3, "score', 1, id="half a mark"),
+        pytest.param('{"step": 3}\n', None, id="none"),
+    ],
+)
+def test_only_lines_with_a_mark_are_parsed(tmp_path: Path, data: str, step: int | None) -> None:
+    (tmp_path / "file").write_text(data)
     tail = read_tail(tmp_path / "file", most_bytes=100)
     assert tail
-    assert tail.last(has_step, containing=b'"score"') == {"step": 1, "score": 2}
+    found = tail.last(has_step, containing=b'"score"')
+    assert (found or {}).get("step") == step
+
+
+def test_a_mark_in_a_line_that_begins_before_the_end(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text('{"step": 1, "score": 2}\n{"step": 3}\n')
+    tail = read_tail(tmp_path / "file", most_bytes=24)
+    assert tail
+    assert tail.last(has_step, containing=b'"score"') is None
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
