@@ -9,80 +9,30 @@ Everything is in one new folder and is stopped by process id: the daemons that w
 """
 
 import os
-import pwd
 import re
-import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.rigs.slurm_files import SlurmConfig, search_path, write_files
+
+__all__ = ["PROGRAMS", "SlurmCluster", "SlurmConfig", "missing_programs"]
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo", "squeue", "scancel")
 POLL_SECONDS = 0.2
 LOG_TAIL_LINES = 40
 
-# cred_expire=5: a requeued job waits for its credential to expire, 2 minutes by default. ReturnToService=2:
-# a node that comes back is used again. KillWait=5: seconds from TERM to KILL when a job is cut off.
-CONF = """\
-ClusterName=rig
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={controller_port}
-SlurmUser={user}
-SlurmdUser={user}
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SwitchType=switch/none
-CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
-MpiDefault=none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SlurmdParameters=config_overrides
-ReturnToService=2
-RequeueExit=75
-SlurmdTimeout=30
-KillWait=5
-MinJobAge=600
-SchedulerParameters=sched_interval=5,bf_interval=5,batch_sched_delay=0
-{nodes}
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
-
 
 def missing_programs() -> list[str]:
     """The programs of PROGRAMS that are not installed here (the daemons may be outside a user's PATH)."""
-    return [name for name in PROGRAMS if shutil.which(name, path=_search_path()) is None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmConfig:
-    """Size and timeouts of the cluster."""
-
-    num_nodes: int = 2
-    cpus_per_node: int = 2
-    start_seconds: float = 60.0
-    stop_seconds: float = 15.0
-
-    def __post_init__(self) -> None:
-        if self.num_nodes < 1 or self.cpus_per_node < 1:
-            raise ValueError(f"a cluster has at least 1 node of 1 CPU, got {self.num_nodes} x {self.cpus_per_node}")
+    return [name for name in PROGRAMS if shutil.which(name, path=search_path()) is None]
 
 
 class SlurmCluster:
@@ -93,16 +43,16 @@ class SlurmCluster:
         # Short, because a socket's path has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-")).resolve()
         self.conf_path = self.folder / "slurm.conf"
-        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}  # by node, or by program
 
     def __enter__(self) -> Self:
         try:
-            self._write_files()
-            self._start("munged", "--foreground", "--force", *self._munge_options())
+            write_files(self.folder, self.config)
+            self._start("munged", "munged", "--foreground", "--force", *self._munge_options())
             self.wait_for((self.folder / "munge.socket").exists, deadline_seconds=self.config.start_seconds)
-            self._start("slurmctld", "-D", "-f", str(self.conf_path))
+            self.start_controller()
             for name in self.node_names:
-                self._start("slurmd", "-D", "-f", str(self.conf_path), "-N", name)
+                self.start_node(name)
             self.wait_for(self._all_idle, deadline_seconds=self.config.start_seconds)
         except BaseException:
             self.stop()
@@ -116,7 +66,7 @@ class SlurmCluster:
 
     @property
     def node_names(self) -> list[str]:
-        return [f"n{i + 1}" for i in range(self.config.num_nodes)]
+        return self.config.node_names
 
     # For tests.
 
@@ -164,12 +114,36 @@ class SlurmCluster:
         deadline = time.monotonic() + deadline_seconds
         pause = threading.Event()
         while not predicate():
-            dead = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
+            dead = [daemon.args for daemon in self._daemons.values() if daemon.poll() is not None]
             if dead:
                 raise RuntimeError(f"daemon ended by itself: {dead}\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not so within {deadline_seconds:g} s\n{self.log_tail()}")
             pause.wait(POLL_SECONDS)
+
+    # Faults. After each, `wait_for` goes on without the daemons that were killed.
+
+    def kill_node(self, name: str, *, spares_jobs: bool = False) -> None:
+        """The node vanishes: SIGKILL for its slurmd, and unless `spares_jobs` for all that runs on it."""
+        daemon = self._daemons.pop(name)
+        daemon.kill()
+        daemon.wait()
+        for pid in [] if spares_jobs else self.processes(node=name):
+            _kill(pid)
+
+    def start_node(self, name: str) -> None:
+        """The node comes, or comes back."""
+        self._start(name, "slurmd", "-D", "-f", str(self.conf_path), "-N", name)
+
+    def kill_controller(self) -> None:
+        """SIGKILL for slurmctld."""
+        daemon = self._daemons.pop("slurmctld")
+        daemon.kill()
+        daemon.wait()
+
+    def start_controller(self) -> None:
+        """Starts slurmctld, with the state that it left."""
+        self._start("slurmctld", "slurmctld", "-D", "-f", str(self.conf_path))
 
     def log_tail(self) -> str:
         """The last lines of every log and job output in the cluster's folder, and the queue."""
@@ -184,16 +158,19 @@ class SlurmCluster:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
         return kept | {
             "SLURM_CONF": str(self.conf_path),
-            "PATH": _search_path(),
+            "PATH": search_path(),
         }
 
-    def processes(self) -> list[int]:
-        """Ids of all processes with this cluster's SLURM_CONF in their environment: daemons, steps, ranks."""
+    def processes(self, *, node: str = "") -> list[int]:
+        """Ids of all processes with this cluster's SLURM_CONF in their environment: daemons, steps, ranks. With `node`,
+        those of a node: tasks have Slurm's variable, what slurmd starts for itself has ours."""
         mark = f"SLURM_CONF={self.conf_path}".encode()
+        nodes = {f"SLURMD_NODENAME={node}".encode(), f"RIG_NODE={node}".encode()}
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
-                if mark in path.read_bytes().split(b"\0"):
+                variables = set(path.read_bytes().split(b"\0"))
+                if mark in variables and (not node or nodes & variables):
                     found.append(int(path.parent.name))
             except OSError:  # it has ended since, or we may not read it
                 continue
@@ -204,7 +181,7 @@ class SlurmCluster:
         if len(self._daemons) > 1:
             me = f"--user={os.getuid()}"
             subprocess.run(["scancel", me], env=self.job_environment(), capture_output=True, timeout=60, check=False)
-        for daemon in reversed(self._daemons):
+        for daemon in reversed(self._daemons.values()):
             daemon.terminate()
             try:
                 daemon.wait(self.config.stop_seconds)
@@ -222,51 +199,24 @@ class SlurmCluster:
 
     # Starting.
 
-    def _write_files(self) -> None:
-        (self.folder / "state").mkdir()
-        for name in self.node_names:
-            (self.folder / f"spool-{name}").mkdir()
-        key = self.folder / "munge.key"
-        key.touch(mode=0o600)
-        key.write_bytes(secrets.token_bytes(1024))
-        key.chmod(0o400)
-        controller_port, *node_ports = _free_ports(1 + self.config.num_nodes)
-        nodes = "\n".join(
-            f"NodeName={name} NodeHostName=rig-{name} NodeAddr=127.0.0.1 Port={port} "
-            f"CPUs={self.config.cpus_per_node} RealMemory=4000 State=UNKNOWN"
-            for name, port in zip(self.node_names, node_ports, strict=True)
-        )
-        self.conf_path.write_text(
-            CONF.format(
-                host=socket.gethostname().split(".")[0],
-                controller_port=controller_port,
-                user=_user_name(),
-                folder=self.folder,
-                nodes=nodes,
-            )
-        )
-
     def _munge_options(self) -> list[str]:
         files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "seed-file": "seed"}
         options = [f"--{option}={self.folder}/munge.{suffix}" for option, suffix in files.items()]
         return [*options, f"--log-file={self.folder}/munged.log"]
 
-    def _start(self, program: str, *arguments: str) -> None:
-        path = shutil.which(program, path=_search_path())
+    def _start(self, name: str, program: str, *arguments: str) -> None:
+        path = shutil.which(program, path=search_path())
         if path is None:
             raise FileNotFoundError(f"{program} is not installed; the rig needs {', '.join(PROGRAMS)}")
-        number = len(self._daemons)
-        with (self.folder / f"start-{number}-{program}.log").open("wb") as log:
-            self._daemons.append(
-                subprocess.Popen(
-                    [path, *arguments],
-                    env=self.job_environment(),
-                    cwd=self.folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+        with (self.folder / f"start-{name}.log").open("ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                [path, *arguments],
+                env=self.job_environment() | {"RIG_NODE": name},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def _all_idle(self) -> bool:
@@ -275,26 +225,6 @@ class SlurmCluster:
         except (RuntimeError, subprocess.TimeoutExpired):  # the controller does not answer yet
             return False
         return len(states) == self.config.num_nodes and set(states) == {"idle"}
-
-
-def _search_path() -> str:
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-
-
-def _user_name() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago. All are held until the last is known, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [int(held.getsockname()[1]) for held in sockets]
-    finally:
-        for held in sockets:
-            held.close()
 
 
 def _kill(pid: int) -> None:

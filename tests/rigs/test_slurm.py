@@ -45,3 +45,29 @@ def test_nothing_is_left_after_the_end() -> None:
 def test_commands_that_fail_say_why(slurm_cluster: SlurmCluster) -> None:
     with pytest.raises(RuntimeError, match="Invalid job id"):
         slurm_cluster.scontrol("show", "job", "4000000")
+
+
+def test_nodes_and_the_controller_can_be_lost_and_come_back() -> None:
+    with SlurmCluster(SlurmConfig(num_nodes=2)) as cluster:
+        script = cluster.folder / "sleeps.sbatch"
+        script.write_text("#!/bin/bash\nsrun bash -c 'echo up; sleep 600'\n")
+        output = cluster.folder / "sleeps.out"
+        job_id = cluster.sbatch(script, options=["--nodes=2", "--nodelist=n[1-2]", f"--output={output}"])
+        cluster.wait_for(lambda: output.exists() and "up\nup" in output.read_text(), deadline_seconds=30)
+        assert cluster.processes(node="n2")
+        cluster.kill_node("n2")
+        assert cluster.processes(node="n2") == []
+        assert cluster.processes(node="n1")
+        cluster.kill_controller()
+        cluster.start_controller()
+        cluster.start_node("n2")
+        cluster.wait_for(lambda: answers(cluster, job_id), deadline_seconds=30)
+        cluster.command("scancel", str(job_id))
+        cluster.wait_for(lambda: cluster.squeue_state(job_id) == "CANCELLED", deadline_seconds=30)
+
+
+def answers(cluster: SlurmCluster, job_id: int) -> bool:
+    try:
+        return cluster.squeue_state(job_id) in ("RUNNING", "PENDING")
+    except RuntimeError:
+        return False

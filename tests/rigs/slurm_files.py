@@ -1,0 +1,104 @@
+"""The size of the rig's Slurm, and the files that its daemons read."""
+
+import os
+import pwd
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+# cred_expire=5: a requeued job waits for its credential to expire, 2 minutes by default. ReturnToService=2:
+# a node that comes back is used again. KillWait=5: seconds from TERM to KILL when a job is cut off.
+CONF = """\
+ClusterName=rig
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SwitchType=switch/none
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+ReturnToService=2
+RequeueExit=75
+SlurmdTimeout=30
+KillWait=5
+MinJobAge=600
+SchedulerParameters=sched_interval=5,bf_interval=5,batch_sched_delay=0
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """Size and timeouts of the cluster."""
+
+    num_nodes: int = 2
+    cpus_per_node: int = 2
+    start_seconds: float = 60.0
+    stop_seconds: float = 15.0
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1 or self.cpus_per_node < 1:
+            raise ValueError(f"a cluster has at least 1 node of 1 CPU, got {self.num_nodes} x {self.cpus_per_node}")
+
+    @property
+    def node_names(self) -> list[str]:
+        return [f"n{i + 1}" for i in range(self.num_nodes)]
+
+
+def write_files(folder: Path, config: SlurmConfig) -> None:
+    """slurm.conf, munge's key and the daemons' folders, in an empty folder."""
+    (folder / "state").mkdir()
+    for name in config.node_names:
+        (folder / f"spool-{name}").mkdir()
+    key = folder / "munge.key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(1024))
+    key.chmod(0o400)
+    controller_port, *node_ports = _free_ports(1 + config.num_nodes)
+    nodes = "\n".join(
+        f"NodeName={name} NodeHostName=rig-{name} NodeAddr=127.0.0.1 Port={port} "
+        f"CPUs={config.cpus_per_node} RealMemory=4000 State=UNKNOWN"
+        for name, port in zip(config.node_names, node_ports, strict=True)
+    )
+    text = CONF.format(
+        host=socket.gethostname().split(".")[0],
+        controller_port=controller_port,
+        user=pwd.getpwuid(os.getuid()).pw_name,
+        folder=folder,
+        nodes=nodes,
+    )
+    (folder / "slurm.conf").write_text(text)
+
+
+def search_path() -> str:
+    """PATH with the daemons' folders."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago. All are held until the last is known, so that they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [int(held.getsockname()[1]) for held in sockets]
+    finally:
+        for held in sockets:
+            held.close()
