@@ -53,7 +53,7 @@ class SlurmCluster:
             self.start_controller()
             for name in self.node_names:
                 self.start_node(name)
-            self.wait_for(self._all_idle, deadline_seconds=self.config.start_seconds)
+            self.wait_for(self.all_idle, deadline_seconds=self.config.start_seconds)
         except BaseException:
             self.stop()
             raise
@@ -128,7 +128,12 @@ class SlurmCluster:
         daemon = self._daemons.pop(name)
         daemon.kill()
         daemon.wait()
-        for pid in [] if spares_jobs else self.processes(node=name):
+        if not spares_jobs:
+            self.kill_jobs_of(name)
+
+    def kill_jobs_of(self, name: str) -> None:
+        """SIGKILL for all that runs on a node beside its slurmd."""
+        for pid in self.processes(node=name):
             _kill(pid)
 
     def start_node(self, name: str) -> None:
@@ -219,7 +224,8 @@ class SlurmCluster:
                 start_new_session=True,
             )
 
-    def _all_idle(self) -> bool:
+    def all_idle(self) -> bool:
+        """Whether all nodes are up, and have nothing to do."""
         try:
             states = self.command("sinfo", "--noheader", "--Node", "--format=%T").split()
         except (RuntimeError, subprocess.TimeoutExpired):  # the controller does not answer yet
