@@ -13,6 +13,8 @@ NEWER_PYTHON ?= $(shell for name in python3.14 python3.13 "$$HOME"/.pyenv/versio
 TORCH ?= torch==2.13.0
 # More arguments for pytest, for example: make test ARGS='-m "not slow" tests/shards'
 ARGS ?=
+# How many tests run at the same time. Each may use two cores and a few GB.
+WORKERS ?= 2
 # The benchmarks' folder of photographs, and the folder for copies in each loader's layout (4 GB, kept).
 IMAGES ?=
 WORK ?= runs/bench
@@ -43,7 +45,7 @@ demo: .venv/.demo ## Run the whole pipeline on real handwritten digits, at most 
 	$(VENV)/bin/patchline demo
 
 test: .venv/.all ## Run all tests; those that need missing programs are skipped with the reason
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 # The packages that shards/ and its tests import. Slow tests and tests that need Ceph run only in make test.
 SHARDS_NEEDS := numpy pyarrow pillow imagehash boto3 webdataset jinja2 rich matplotlib pydantic pyyaml scikit-learn \

@@ -65,6 +65,7 @@ def large_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_vit_h14_takes_a_step_on_two_ranks_inside_20_gb(digits_url: str, large_folder: Path) -> None:
     """Its head is zero, so the first gradient reaches only the head. There Adam moves each weight by the learning
     rate. All other matrices change only by their weight decay, exactly to the last bit of fp32."""

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -16,6 +17,13 @@ pytestmark = pytest.mark.slow
 TIME = re.compile(r"\d\d:\d\d:\d\d ")
 LIVE = re.compile(r"(step )?\d[\d,]*/\d[\d,]*  loss ")
 CONTINUATION = re.compile(r"^ {9}")
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A path that fits into a line of 80 columns."""
+    with TemporaryDirectory(prefix="s-") as folder:
+        yield Path(folder).resolve()
 
 
 @pytest.fixture(params=[80])

@@ -53,9 +53,11 @@ def test_disagreements(claims: list[Claim], expected: str) -> None:
 
 def what_they_say(claims: list[Claim]) -> list[str]:
     port = free_port()
+    stores = []  # kept until all have read: the first rank's is the server
 
     def as_rank(claim: Claim) -> str:
         store = TCPStore("127.0.0.1", port, len(claims), is_master=claim.rank == 0, timeout=WAIT)
+        stores.append(store)
         try:
             agree_on_device(store, claim, num_ranks=len(claims))
         except UserError as error:

@@ -187,7 +187,7 @@ def test_a_root_that_may_not_be_cleaned_is_logged(s3_bucket: str, caplog: pytest
 
 
 @pytest.mark.rgw
-def test_an_upload_that_is_changed_on_the_way_is_refused(
+def test_ceph_refuses_an_upload_that_is_changed_on_the_way(
     ceph_bucket: str, ceph_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every body is signed with its SHA-256, a checksum that stores have verified for as long as they know SigV4."""

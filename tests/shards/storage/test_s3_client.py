@@ -142,7 +142,7 @@ def test_what_a_credential_process_says_is_not_repeated(
 
 @pytest.mark.rgw
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
-def test_wrong_keys_are_said_to_be_denied(ceph_bucket: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_ceph_denies_wrong_keys(ceph_bucket: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "hidden")
     with pytest.raises(UserError, match=rf"access denied.*{ceph_bucket}") as caught:
         open_store(f"s3://{ceph_bucket}").read("a")
@@ -262,7 +262,7 @@ def test_clients_are_not_carried_across_a_fork(s3_endpoint: str, monkeypatch: py
 
 
 @pytest.mark.rgw
-def test_a_small_body_comes_with_its_headers(ceph_bucket: str) -> None:
+def test_a_small_body_of_ceph_comes_with_its_headers(ceph_bucket: str) -> None:
     """Without the acknowledgement of the headers, each would take at least 40 ms."""
     store = open_store(f"s3://{ceph_bucket}")
     store.write("x", b"0123456789")

@@ -1,0 +1,88 @@
+"""A pytest plugin for pytest-xdist (`-n 2 --dist loadfile`): which tests share a worker, and which begin first.
+
+The tests of a file stay together, because they share fixtures. So do all tests of a server that takes long to start,
+which are known by their ids. Groups with slow tests begin first, so that no worker is left with a long one at the end.
+While a test that is marked `alone` runs, the other workers wait.
+"""
+
+import fcntl
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
+
+SERVERS = {"slurm": "slurm", "rgw": "ceph"}
+"""The marker of the tests that need a server, and a word in their ids."""
+SLOW = 100
+"""What a slow test weighs, in other tests."""
+_DOOR, _ROOM = Path(__file__), Path(__file__).parents[1] / "conftest.py"  # locked, not read
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sorts the tests in a worker, since groups are sent out in the order of the tests."""
+    for item in items:
+        for marker, word in SERVERS.items():
+            if item.get_closest_marker(marker) and group_of(item.nodeid) != word:
+                raise pytest.UsageError(f"{item.nodeid} is marked {marker}, and its id must have {word} in it")
+    if not hasattr(config, "workerinput"):
+        return
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(group_of(item.nodeid), []).append(item)
+    items[:] = [item for group in sorted(groups.values(), key=weight, reverse=True) for item in group]
+
+
+def group_of(nodeid: str) -> str:
+    """A server's word, or the test's file."""
+    return next((word for word in SERVERS.values() if word in nodeid), nodeid.partition("::")[0])
+
+
+def weight(items: list[pytest.Item]) -> int:
+    """How long a group's tests take, roughly."""
+    return sum(SLOW if item.get_closest_marker("slow") else 1 for item in items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadFileScheduling | None":
+    """Sends out our groups where pytest-xdist would send out files."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415  # only where it is installed
+
+    class Groups(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest-timeout's: waiting is no time of the test's own
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Runs a test beside those of other workers, or alone."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    with _locked(_ROOM, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH):
+        return (yield)
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    """Who waits for the room stands in the door, so that nobody passes. Closing is not enough, since forked
+    children have the same open files."""
+    with path.open() as room:
+        with _DOOR.open() as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(room, how)
+            finally:
+                fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(room, fcntl.LOCK_UN)
