@@ -152,7 +152,9 @@ def test_a_fresh_connection_is_new_and_used_once(store: S3Store, proxy: FaultyPr
 
 
 @pytest.mark.rgw
-def test_a_connection_to_ceph_is_used_again(ceph_bucket: str, ceph_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_to_ceph_is_used_again(
+    ceph_bucket: str, ceph_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unless its body broke off: what is left of it would be taken for the next answer."""
     store = S3Store(bucket=ceph_bucket, budget=RetryBudget(QUICK))
     store.write("x", DATA)
