@@ -6,21 +6,18 @@ While a test that is marked `alone` runs, the other workers wait.
 """
 
 import fcntl
+import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from xdist.scheduler import LoadFileScheduling
 
 SERVERS = {"slurm": "slurm", "rgw": "ceph"}
 """The marker of the tests that need a server, and a word in their ids."""
 SLOW = 100
 """What a slow test weighs, in other tests."""
-_DOOR, _ROOM = Path(__file__), Path(__file__).parents[1] / "conftest.py"  # locked, not read
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -48,13 +45,13 @@ def weight(items: list[pytest.Item]) -> int:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadFileScheduling | None":
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Sends out our groups where pytest-xdist would send out files."""
     if config.getoption("dist") != "loadfile":
         return None
-    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415  # only where it is installed
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # noqa: PLC0415  # not everywhere
 
-    class Groups(LoadFileScheduling):
+    class Groups(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
 
@@ -67,22 +64,30 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Runs a test beside those of other workers, or alone."""
     if not hasattr(item.config, "workerinput"):
         return (yield)
-    with _locked(_ROOM, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH):
+    how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    with _locked(item.config.rootpath, item.config.inipath or Path(__file__), how):
         return (yield)
 
 
 @contextmanager
-def _locked(path: Path, how: int) -> Iterator[None]:
-    """Who waits for the room stands in the door, so that nobody passes. Closing is not enough, since forked
-    children have the same open files."""
-    with path.open() as room:
-        with _DOOR.open() as door:
-            fcntl.flock(door, fcntl.LOCK_EX)
-            try:
-                fcntl.flock(room, how)
-            finally:
-                fcntl.flock(door, fcntl.LOCK_UN)
+def _locked(door: Path, room: Path, how: int) -> Iterator[None]:
+    """Who waits for the room stands in the door, so that nobody passes. A folder and a file that are there anyway."""
+    with _opened(door) as outside, _opened(room) as inside:
+        fcntl.flock(outside, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(inside, how)
+        finally:
+            fcntl.flock(outside, fcntl.LOCK_UN)
         try:
             yield
         finally:
-            fcntl.flock(room, fcntl.LOCK_UN)
+            fcntl.flock(inside, fcntl.LOCK_UN)  # closing is not enough: forked children have the same open file
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        yield number
+    finally:
+        os.close(number)
