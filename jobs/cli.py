@@ -30,9 +30,10 @@ from jobs.resolve import default_job
 from jobs.run_flags import RunOptions, take_run_flags
 from jobs.screen import put
 from jobs.stage import Stage
-from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, WITH_SMOKE, recipes_of
+from jobs.stages import COMMANDS, RECIPE, STAGES, WEIGHTS, WITH_SMOKE, recipes_of
 from jobs.streams import prepare_streams, use_utf8
 from jobs.threads import wait_quietly
+from jobs.tools import TOOLS
 from jobs.warmup import with_warmup
 from shards.command_output import command_output
 from shards.errors import UserError
@@ -116,17 +117,15 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
 
 
 def _tool(name: str, words: list[str]) -> int:
-    """show and diff, which parse their own words."""
+    """Commands that parse their own words."""
     requested = any(word in HELP_WORDS for word in words)
-    if requested or not words:
+    if requested or not (words or name == "status"):
         return _show(second_words(name, {}, columns()), requested=requested)
-    if name == "submit":
-        return int(
-            importlib.import_module(TOOLS[name].module).run(words, override=_overridden, environ=dict(os.environ))
-        )
-    if name == "show":
-        return int(importlib.import_module(TOOLS[name].module).run(words, override=_overridden))
-    return int(importlib.import_module(TOOLS[name].module).run(words))
+    needs: dict[str, Any] = {"override": _overridden, "environ": dict(os.environ), "command": name}
+    own = {"submit": ("override", "environ"), "show": ("override",), "status": ("environ",)}
+    own |= dict.fromkeys(("stop", "save", "cancel"), ("command", "environ"))
+    given = {key: needs[key] for key in own.get(name, ())}
+    return int(importlib.import_module(TOOLS[name].module).run(words, **given))
 
 
 def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:

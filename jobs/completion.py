@@ -1,5 +1,6 @@
 """`patchline completion bash|zsh|fish`: a script for the shell, and the words that it then requests."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +11,8 @@ from jobs.lookup import SHOWN
 from jobs.resolve import WITH_RECIPES, default_job
 from jobs.run_flags import run_flags_of
 from jobs.screen import put
-from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, recipes_of
+from jobs.stages import COMMANDS, RECIPE, STAGES, recipes_of
+from jobs.tools import TOOLS
 from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
 
@@ -38,6 +40,7 @@ function __patchline
 end
 complete --command patchline --arguments '(__patchline)'
 """
+_FLAG = re.compile(r"--[a-z-]+")
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
@@ -69,8 +72,10 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
     if not before:
         return [*COMMANDS, "--help", "--version"]
     stage = before[0]
-    if stage in TOOLS and not begun.startswith("-"):
-        return _shown_words(before[1:])
+    if stage in TOOLS and begun.startswith("-"):
+        return [*_FLAG.findall(TOOLS[stage].second), "--help"]
+    if stage in TOOLS:
+        return _shown_words(before[1:]) if TOOLS[stage].is_about_jobs else ()
     if stage not in STAGES:
         return ()
     if len(before) == 1 and not begun.startswith("-"):

@@ -54,7 +54,8 @@ def overview(width: int) -> str:
 def second_words(name: str, recipes: Recipes, width: int) -> str:
     """`patchline STAGE`: what the second word can be."""
     stage = COMMANDS[name]
-    blocks = [f"usage: patchline {name} {stage.second} [--any.flag VALUE ...]", f"{_sentence(stage.summary)}"]
+    flags = " [--any.flag VALUE ...]" if stage.is_about_jobs else ""
+    blocks = [f"usage: patchline {name} {stage.second}{flags}", f"{_sentence(stage.summary)}"]
     if stage.second == RECIPE:
         rows = [(recipe, _first_line(function)) for recipe, function in recipes.items()]
         blocks.append(_rows(rows, width))

@@ -55,18 +55,18 @@ def run(job: LsJob) -> int:
     folders = _folders(root)
     pool = Pool(_THREADS, name="ls")
     try:
-        futures = [pool.submit(lambda path=path: _run_at(root, path, now)) for path in folders]  # type: ignore[misc]
+        futures = [pool.submit(lambda path=path: run_at(root, path, now)) for path in folders]  # type: ignore[misc]
         runs = [one for one in (future.result() for future in futures) if one]
     finally:
         pool.close()
     runs = in_order(runs, by=job.sort, reverse=job.reverse)
     if job.json:
-        put("".join(json.dumps(_as_json(one), allow_nan=False) + "\n" for one in runs))
+        put("".join(json.dumps(as_json(one), allow_nan=False) + "\n" for one in runs))
         return exit_codes.DONE
     if not runs:
         log.info("no run in %s, down to %d levels: a run's folder has a %s", job.dir, _MOST_DEPTH, _RECORD)
         return exit_codes.DONE
-    put(table_of([_row(one) for one in runs], now=now, columns=columns_of(sys.stdout) or _PIPE_COLUMNS))
+    put(table_of([row_of(one) for one in runs], now=now, columns=columns_of(sys.stdout) or _PIPE_COLUMNS))
     return exit_codes.DONE
 
 
@@ -148,7 +148,7 @@ def _may_be_run(names: set[str]) -> bool:
     return _RECORD in names or sum(name in names for name in SIGNS_OF_A_RUN) > 1
 
 
-def _run_at(root: Path, path: Path, now: float) -> Run | None:
+def run_at(root: Path, path: Path, now: float) -> Run | None:
     """The run in a folder; None if its record is of another stage."""
     reasons: list[str] = []
     leaves: Leaves = {}
@@ -179,17 +179,18 @@ def _run_at(root: Path, path: Path, now: float) -> Run | None:
     )
 
 
-def _row(one: Run) -> Row:
+def row_of(one: Run, *, more: Sequence[str] = ()) -> Row:
+    """Its line in the table, with more lines below it."""
     return Row(
         run=one.path,
         recipe=one.recipe.words() if one.recipe else "",
         num_steps=one.num_steps,
         facts=one.facts,
-        reasons=one.reasons,
+        reasons=(*one.reasons, *more),
     )
 
 
-def _as_json(one: Run) -> dict[str, Any]:
+def as_json(one: Run) -> dict[str, Any]:
     """Numbers that are not finite, as a loss may be, are null."""
     facts = one.facts
     numbers = {

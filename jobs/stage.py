@@ -22,6 +22,8 @@ class Stage:
     """Flags that must have a value, if the job has them. Of several between bars, the first that the job has."""
     usual: tuple[str, ...] = ()
     """Flags that --help shows; --help-all shows the others. Empty: all."""
+    is_about_jobs: bool = True
+    """Whether its words are those of a job, so that any of the job's flags may follow; otherwise `second` has all."""
     examples: tuple[str, ...] = ()
     """Commands, without the first word `patchline`."""
 

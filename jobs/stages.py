@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jobs.stage import Stage
+from jobs.tools import TOOLS
 
 RECIPE, URL, PATH = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml"
 WEIGHTS = "WEIGHTS IMAGE..."  # the second word, and the words after it without a flag
-JOB, RUN = "RECIPE|FILE|RUN", "RUN"
+RUN = "RUN"
 WITH_SMOKE = ("pretrain", "finetune")
 
 
@@ -243,30 +244,6 @@ STAGES = {
     ),
 }
 
-# They show jobs instead of running them, and parse their own words.
-TOOLS = {
-    "show": Stage(
-        summary="print a recipe or file with every field, as YAML",
-        second=f"[STAGE] {JOB}",
-        module="jobs.show",
-        examples=("show digits_smoke", "show my.yaml --schedule.learning-rate 1e-4", "show finetune cifar10"),
-    ),
-    "diff": Stage(
-        summary="list the fields in which two recipes, files or runs differ",
-        second="[STAGE] A B",
-        module="jobs.diff",
-        examples=("diff vit_b16_i21k vit_b16_i21k_augreg", "diff my.yaml runs/mine"),
-    ),
-    "submit": Stage(
-        summary="submit a stage to Slurm: its script is written, checked and queued",
-        second="STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--dry-run]",
-        module="jobs.submit",
-        examples=(
-            "submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 --data.url URL --run-dir /shared/h14",
-            "submit pretrain vit_h14_jft --cluster cluster.yaml --dry-run --data.url URL --run-dir /shared/h14",
-        ),
-    ),
-}
 COMMANDS = {**STAGES, **TOOLS}
 
 

@@ -1,0 +1,120 @@
+"""What Slurm knows of a run's jobs: asked of squeue, scontrol and sinfo, so that no accounting database is needed.
+
+The numbers of the jobs are from the run's own folder: `patchline submit` and the batch script leave them there.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.slurm import ran
+from pipeline.checkpoints.json_lines import object_in
+from pipeline.checkpoints.line_tail import read_tail
+from shards.errors import InvalidDataError
+
+FINISHED = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "DEADLINE",
+    "BOOT_FAIL",
+)
+_RECORDS = ("submitted.jsonl", "tries.jsonl")
+_TAIL_BYTES, _MOST_TEXT = 1 << 16, 1 << 20
+_FIELD = re.compile(r"(?:^|\s)(\w+(?::\w+)*)=(.*?)(?=\s\w+(?::\w+)*=|$)")
+_MOST_NODES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """A job, in Slurm's own words. `starts`: how often it was requeued. `reason`: why it waits or ended, empty if Slurm
+    gives none. `nodes`: such as `n[1-2]`. Times are Slurm's text, empty if unknown. `log`: the file of its output."""
+
+    job: str
+    name: str
+    state: str
+    reason: str
+    nodes: str
+    starts: int
+    run_time: str
+    time_limit: str
+    start_time: str
+    dependency: str
+    exit_code: str
+    log: str
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it neither waits nor runs."""
+        return self.state in FINISHED
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """A node: its state, such as `down*`, and the reason that somebody or Slurm gave."""
+
+    name: str
+    state: str
+    reason: str
+
+
+def numbers_of(run_dir: Path) -> list[int]:
+    """The jobs that are on record in RUN/submit, newest first; damaged lines are passed over."""
+    found: set[int] = set()
+    for name in _RECORDS:
+        try:
+            tail = read_tail(run_dir / "submit" / name, most_bytes=_TAIL_BYTES)
+        except (OSError, InvalidDataError):
+            continue
+        lines = tail.data.split(b"\n") if tail else []
+        numbers = [(object_in(line) or {}).get("job") for line in lines]
+        found |= {number for number in numbers if type(number) is int and 0 < number < 1 << 32}
+    return sorted(found, reverse=True)
+
+
+def facts_of(number: int, environ: Mapping[str, str]) -> JobFacts | None:
+    """The job; None if Slurm does not know it, or not any more. UserError if Slurm's programs are missing or silent."""
+    done = ran(["scontrol", "--oneliner", "show", "job", str(number)], environ)
+    return parsed(done.stdout) if done.returncode == 0 else None
+
+
+def parsed(text: str) -> JobFacts | None:
+    """A job from the first line of `scontrol --oneliner show job`. Pure."""
+    line = text[:_MOST_TEXT].partition("\n")[0]
+    found = dict(
+        reversed(_FIELD.findall(line))
+    )  # the first wins: a comment, which comes later, may have anything in it
+    if not found.get("JobId") or not found.get("JobState"):
+        return None
+    known = {name: value if value not in ("(null)", "None", "N/A", "Unknown") else "" for name, value in found.items()}
+    array, task = known.get("ArrayJobId", ""), known.get("ArrayTaskId", "")
+    starts = known.get("Restarts", "")
+    return JobFacts(
+        job=f"{array}_{task}" if array and task else known["JobId"],
+        name=known.get("JobName", ""),
+        state=known["JobState"],
+        reason=known.get("Reason", ""),
+        nodes=known.get("NodeList", ""),
+        starts=int(starts) if starts.isascii() and starts.isdecimal() and len(starts) < 10 else 0,
+        run_time=known.get("RunTime", ""),
+        time_limit=known.get("TimeLimit", ""),
+        start_time=known.get("StartTime", ""),
+        dependency=known.get("Dependency", ""),
+        exit_code=known.get("ExitCode", ""),
+        log=known.get("StdOut", ""),
+    )
+
+
+def nodes_in(nodes: str, environ: Mapping[str, str]) -> list[NodeFacts]:
+    """The nodes of a list such as `n[1-2]`; empty if Slurm does not answer."""
+    if not nodes:
+        return []
+    done = ran(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T|%E"], environ)
+    lines = [line.split("|", 2) for line in done.stdout.splitlines()[:_MOST_NODES]] if done.returncode == 0 else []
+    found = {line[0]: NodeFacts(name=line[0], state=line[1], reason=line[2]) for line in lines if len(line) == 3}
+    return list(found.values())

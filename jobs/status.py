@@ -1,0 +1,117 @@
+"""`patchline status [RUN...]`: where runs stand, what their jobs wait for, and the command that mends it."""
+
+import json
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.logs import newest_log
+from jobs.ls import as_json, row_of, run_at
+from jobs.queue_jobs import JobFacts, facts_of, nodes_in, numbers_of
+from jobs.queue_reasons import Finding, finding_of, findings_of_nodes
+from jobs.run_table import table_of
+from jobs.screen import put
+from pipeline.checkpoints.line_tail import read_tail
+from shards.errors import InvalidDataError, UserError
+from shards.terminal import columns_of
+
+log = logging.getLogger(__name__)
+USAGE = "patchline status [RUN ...] [--json]"
+_MOST_JOBS = 4  # of a run, the newest; those that wait or run are all shown
+_MOST_ASKED, _LOG_BYTES = 64, 1 << 16
+_FULL = (
+    (b"No space left on device", "a disk is full", "delete what is not needed, and submit again if the run has ended"),
+    (
+        b"Disk quota exceeded",
+        "your quota is used up",
+        "delete what is not needed (`quota -s`, `lfs quota`), and submit again",
+    ),
+)
+_PIPE_COLUMNS = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """A run's jobs, newest first, and what is to be said about them, most important first."""
+
+    jobs: tuple[JobFacts, ...]
+    findings: tuple[Finding, ...]
+
+
+def run(words: list[str], *, environ: Mapping[str, str]) -> int:
+    """Prints a table, or one line of JSON per run; 0 if every run could be read. UserError for what is no run."""
+    unknown = [word for word in words if word.startswith("-") and word != "--json"]
+    if unknown:
+        raise UserError(f"there is no flag {unknown[0]}; usage: {USAGE}")
+    folders = [Path(word) for word in words if word != "--json"] or [Path()]
+    has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
+    now = time.time()
+    shown = []
+    for folder in folders:
+        found = run_at(folder, folder, now) if folder.is_dir() else None
+        if found is None or not (folder / "job.yaml").exists():
+            raise UserError(
+                f"{str(folder)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
+            )
+        shown.append((found, status_of(folder, environ if has_slurm else None)))
+    if "--json" in words:
+        lines = [as_json(found) | {"jobs": [asdict(job) for job in status.jobs]} for found, status in shown]
+        findings = [[asdict(finding) for finding in status.findings] for _, status in shown]
+        put("".join(json.dumps(line | {"findings": own}) + "\n" for line, own in zip(lines, findings, strict=True)))
+        return exit_codes.DONE
+    rows = [row_of(found, more=_lines(status)) for found, status in shown]
+    put(table_of(rows, now=now, columns=columns_of(sys.stdout) or _PIPE_COLUMNS))
+    if not has_slurm:
+        log.info("no Slurm on this machine, so nothing is known of jobs")
+    return exit_codes.DONE
+
+
+def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
+    """What Slurm and the folder say of the run's jobs. `environ`: None without Slurm."""
+    jobs = jobs_of(run_dir, environ) if environ is not None else []
+    findings = []
+    for job in jobs:
+        found = finding_of(job)
+        starts = f", start {job.starts + 1}" if job.starts else ""
+        findings.append(Finding(words=f"job {job.job}{starts}: {found.words}", todo=found.todo))
+        if not job.is_finished and environ is not None:
+            findings += findings_of_nodes(nodes_in(job.nodes, environ))
+    return Status(jobs=tuple(jobs), findings=(*_of_folder(run_dir), *findings))
+
+
+def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
+    """Those that wait or run, and the newest of the others."""
+    found = [facts_of(number, environ) for number in numbers_of(run_dir)[:_MOST_ASKED]]
+    known = [job for job in found if job]
+    return [job for place, job in enumerate(known) if place < _MOST_JOBS or not job.is_finished]
+
+
+def _of_folder(run_dir: Path) -> list[Finding]:
+    """What its files say, of those that no table of runs shows."""
+    found = []
+    if (run_dir / "STOP").exists():
+        words = "is asked to stop, and stays stopped, by its file STOP"
+        found.append(Finding(words=words, todo=f"to continue: rm {run_dir / 'STOP'}, and submit again"))
+    if (run_dir / "submit" / "gave-up").exists():
+        todo = f"patchline report {run_dir} says why; once it is mended, submit again"
+        found.append(Finding(words="has given up: tries in a row saved nothing new", todo=todo))
+    path = newest_log(run_dir)
+    with suppress(OSError, InvalidDataError):
+        tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None
+        for said, words, todo in _FULL:
+            if tail and said in tail.data:
+                found.append(Finding(words=f"its log says: {said.decode()}; {words}", todo=todo))
+    return found
+
+
+def _lines(status: Status) -> Sequence[str]:
+    lines = []
+    for finding in status.findings:
+        lines += [finding.words] + ([f"> {finding.todo}"] if finding.todo else [])
+    return lines

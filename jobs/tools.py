@@ -1,0 +1,64 @@
+"""Commands that run no job of their own, and parse their own words: they show jobs, submit them, or look after runs."""
+
+from jobs.stage import Stage
+
+JOB, RUN = "RECIPE|FILE|RUN", "RUN"
+
+TOOLS = {
+    "show": Stage(
+        summary="print a recipe or file with every field, as YAML",
+        second=f"[STAGE] {JOB}",
+        module="jobs.show",
+        examples=("show digits_smoke", "show my.yaml --schedule.learning-rate 1e-4", "show finetune cifar10"),
+    ),
+    "diff": Stage(
+        summary="list the fields in which two recipes, files or runs differ",
+        second="[STAGE] A B",
+        module="jobs.diff",
+        examples=("diff vit_b16_i21k vit_b16_i21k_augreg", "diff my.yaml runs/mine"),
+    ),
+    "submit": Stage(
+        summary="submit a stage to Slurm: its script is written, checked and queued",
+        second="STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--dry-run]",
+        module="jobs.submit",
+        examples=(
+            "submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 --data.url URL --run-dir /shared/h14",
+            "submit pretrain vit_h14_jft --cluster cluster.yaml --dry-run --data.url URL --run-dir /shared/h14",
+        ),
+    ),
+    "status": Stage(
+        summary="show where runs stand, and what their Slurm jobs wait for",
+        second="[RUN ...] [--json]",
+        module="jobs.status",
+        is_about_jobs=False,
+        examples=("status /shared/h14", "status /shared/runs/* --json"),
+    ),
+    "logs": Stage(
+        summary="show the last lines of a run's job, of all ranks or of one",
+        second="RUN [--rank N] [--lines N] [--follow]",
+        module="jobs.logs",
+        is_about_jobs=False,
+        examples=("logs /shared/h14 --rank 3", "logs /shared/h14 --follow"),
+    ),
+    "stop": Stage(
+        summary="ask a run to save and stop, and to stay stopped",
+        second=RUN,
+        module="jobs.ask_run",
+        is_about_jobs=False,
+        examples=("stop /shared/h14",),
+    ),
+    "save": Stage(
+        summary="ask a running run to save now, and to go on",
+        second=RUN,
+        module="jobs.ask_run",
+        is_about_jobs=False,
+        examples=("save /shared/h14",),
+    ),
+    "cancel": Stage(
+        summary="cancel a run's Slurm jobs, those that wait and those that run",
+        second=RUN,
+        module="jobs.ask_run",
+        is_about_jobs=False,
+        examples=("cancel /shared/h14",),
+    ),
+}

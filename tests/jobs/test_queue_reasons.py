@@ -1,0 +1,89 @@
+"""Reasons in plain words. The texts of Slurm were recorded on a real one."""
+
+from dataclasses import replace
+
+import pytest
+
+from jobs.queue_jobs import JobFacts, NodeFacts
+from jobs.queue_reasons import Finding, finding_of, findings_of_nodes
+
+JOB = JobFacts(
+    job="12",
+    name="pretrain-x",
+    state="PENDING",
+    reason="",
+    nodes="",
+    starts=0,
+    run_time="00:00:00",
+    time_limit="01:00:00",
+    start_time="",
+    dependency="",
+    exit_code="0:0",
+    log="",
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "todo"),
+    [
+        ("Resources", "waits for nodes to become free", ""),
+        ("JobHeldUser", "is held by its user", "scontrol release 12"),
+        ("launch_failed_requeued_held", "a node could not start it", "scontrol release 12"),
+        ("job_requeued_in_held_state", "was requeued, and is held", "scontrol release 12"),
+        ("ReqNodeNotAvail,_UnavailableNodes:n2", "down, drained or reserved", "sinfo -R"),
+        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "down, drained or reserved", "sinfo -R"),
+        ("PartitionTimeLimit", "more time than its partition allows", "scontrol update JobId=12 TimeLimit=LIMIT"),
+        ("QOSMaxJobsPerUserLimit", "limit of its QOS or account (QOSMaxJobsPerUserLimit)", "scontrol show assoc_mgr"),
+        ("AssocGrpGRESMinutes", "limit of its QOS or account", "ask for more"),
+        ("SomethingNew", "waits: SomethingNew", ""),
+        ("", "Slurm has not said yet why", ""),
+    ],
+)
+def test_waiting(reason: str, words: str, todo: str) -> None:
+    found = finding_of(replace(JOB, reason=reason))
+    assert words in found.words
+    assert todo in found.todo
+    assert bool(found.todo) is bool(todo)
+
+
+def test_what_it_waits_for() -> None:
+    never = finding_of(replace(JOB, reason="DependencyNeverSatisfied", dependency="afterok:1(failed)"))
+    expected = "will never start: it waited for the success of job 1, which failed"
+    assert never == Finding(words=expected, todo="scancel 12, then submit again")
+    after = replace(JOB, reason="Dependency", dependency="afterany:2(unfulfilled),afterany:3_*(unfulfilled)")
+    assert finding_of(after).words == "waits for job 2 and job 3_*"
+    chain = finding_of(replace(JOB, reason="Dependency", dependency="singleton(unfulfilled)"))
+    assert chain.words == "waits for its earlier jobs of the same name"
+    begins = finding_of(replace(JOB, reason="BeginTime", start_time="2026-11-23T11:45:43"))
+    assert begins.words.startswith("may start again from 2026-11-23 11:45:43 on")
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "words"),
+    [
+        ("RUNNING", "0:0", "runs for 00:00:00 of 01:00:00 on n1"),
+        ("TIMEOUT", "0:0", "was ended at its time limit"),
+        ("NODE_FAIL", "0:0", "lost a node"),
+        ("FAILED", "2:0", "was refused for a mistake"),
+        ("FAILED", "78:0", "gave up"),
+        ("FAILED", "9:0", "failed with exit code 9:0"),
+        ("FAILED", "", "failed with exit code ?"),
+        ("COMPLETED", "0:0", "completed"),
+        ("RESIZING", "0:0", "is RESIZING"),
+    ],
+)
+def test_other_states(state: str, exit_code: str, words: str) -> None:
+    assert finding_of(replace(JOB, state=state, exit_code=exit_code, nodes="n1")).words.startswith(words)
+
+
+def test_nodes_that_are_not_well() -> None:
+    states = ("allocated", "mixed", "idle", "down*", "draining", "allocated*", "planned")
+    nodes = [NodeFacts(name=f"n{at}", state=state, reason="none") for at, state in enumerate(states)]
+    found = findings_of_nodes([*nodes, NodeFacts(name="n9", state="drained", reason="Duplicate jobid")])
+    assert [finding.words for finding in found] == [
+        "node n3 is down, does not answer",
+        "node n4 is draining",
+        "node n5 is allocated, does not answer",
+        "node n9 is drained: Duplicate jobid",
+    ]
+    assert found[3].todo == "once it is repaired: scontrol update NodeName=n9 State=resume"

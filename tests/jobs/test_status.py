@@ -1,0 +1,102 @@
+"""`patchline status` of folders, with Slurm's programs as scripts. tests/slurm/test_watching.py has the real ones."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.test_ls import make
+from tests.jobs.test_queue_jobs import RUNNING
+from tests.jobs.test_slurm import programs
+from tests.rigs.processes import patchline
+
+WAITING = "JobId=7 JobName=a JobState=PENDING Reason=launch_failed_requeued_held Restarts=1 ExitCode=0:0 NodeList="
+
+
+def submitted(run_dir: Path, *jobs: int) -> Path:
+    (run_dir / "submit").mkdir(exist_ok=True)
+    (run_dir / "submit" / "submitted.jsonl").write_text("".join(json.dumps({"job": job}) + "\n" for job in jobs))
+    return run_dir
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """Job 2 runs on two nodes, one of them drained; job 7 is held; the others are not known."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "2").write_text(RUNNING)
+    (tmp_path / "bin" / "7").write_text(WAITING)
+    return programs(
+        tmp_path / "bin",
+        scontrol=f'cat "{tmp_path}/bin/$4" || exit 1',
+        sinfo="printf 'n1|allocated|none\\nn2|drained|bad disk\\n'",
+    )
+
+
+def test_every_job_has_a_line_and_what_mends_it(tmp_path: Path, slurm: dict[str, str]) -> None:
+    run_dir = submitted(make(tmp_path / "one", step=100), 1, 2, 7)
+    ended = patchline("status", str(run_dir), environ=slurm)
+    assert (ended.code, ended.errors) == (0, "")
+    _, row, *lines = [line.strip() for line in ended.output.splitlines()]
+    assert row.split()[:4] == ["one", "digits_smoke", "stopped", "100/300"]
+    assert lines[-5:] == [
+        "job 7, start 2: is held: a node could not start it, so Slurm requeued it",
+        "> scontrol release 7; `sinfo -R` may name a drained node",
+        "job 2, start 4: runs for 00:00:12 of 00:10:00 on n[1-2]",
+        "node n2 is drained: bad disk",
+        "> once it is repaired: scontrol update NodeName=n2 State=resume",
+    ]
+
+
+def test_json(tmp_path: Path, slurm: dict[str, str]) -> None:
+    run_dir = submitted(make(tmp_path / "one", step=100), 2)
+    ended = patchline("status", str(run_dir), str(run_dir), "--json", environ=slurm)
+    first, second = [json.loads(line) for line in ended.output.splitlines()]
+    assert first == second
+    assert (first["run"], first["step"], first["jobs"][0]["job"], len(first["findings"])) == ("one", 100, "2", 2)
+
+
+def test_what_the_folder_says(tmp_path: Path, slurm: dict[str, str]) -> None:
+    run_dir = submitted(make(tmp_path / "one", step=100))
+    (run_dir / "STOP").touch()
+    (run_dir / "submit" / "gave-up").touch()
+    (run_dir / "submit" / "a-1.out").write_text("0: OSError: [Errno 28] No space left on device\n")
+    said = patchline("status", str(run_dir), environ=slurm).output
+    for words in ("is asked to stop", "has given up: tries in a row saved nothing new", "a disk is full"):
+        assert words in said
+
+
+def test_without_slurm(tmp_path: Path) -> None:
+    run_dir = submitted(make(tmp_path / "one", step=100), 2)
+    environ = {"PATH": str(tmp_path)}
+    ended = patchline("status", str(run_dir), environ=environ)
+    assert ended.code == 0
+    assert "one" in ended.output
+    assert "no Slurm on this machine" in ended.errors
+    before = Path.cwd()
+    os.chdir(run_dir)
+    try:
+        assert "100/300" in patchline("status", environ=environ).output, "the folder here, if none is named"
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "'nowhere' is no run: it has no job.yaml"),
+        (["--jsn"], "there is no flag --jsn; usage: patchline status [RUN ...] [--json]"),
+    ],
+)
+def test_mistakes(tmp_path: Path, words: list[str], message: str) -> None:
+    ended = patchline("status", *words)
+    assert ended.code == 2
+    assert message in " ".join(ended.errors.split())
+
+
+def test_a_silent_slurm_is_one_message(tmp_path: Path) -> None:
+    """As while the controller restarts: the job is not known, and nothing else fails."""
+    run_dir = submitted(make(tmp_path / "one", step=100), 2)
+    environ = programs(tmp_path, scontrol="echo 'Unable to contact slurm controller' >&2; exit 1")
+    ended = patchline("status", str(run_dir), environ=environ)
+    assert (ended.code, "100/300" in ended.output) == (0, True)
