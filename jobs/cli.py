@@ -92,7 +92,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         return _show(f"patchline {version('patchline')}\n", requested=True)
     stage, words = argv[0], argv[1:]
     if stage in TOOLS:
-        return _tool(stage, words)
+        return _tool(stage, words, interrupts)
     if stage not in STAGES:
         raise unknown_stage(stage, list(COMMANDS))
     refuse_lost_folder()
@@ -116,16 +116,18 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     return _start(stage, words[0], job, options, interrupts)
 
 
-def _tool(name: str, words: list[str]) -> int:
+def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
     """Commands that parse their own words."""
     requested = any(word in HELP_WORDS for word in words)
     if requested or not (words or name == "status"):
         return _show(second_words(name, {}, columns()), requested=requested)
     needs: dict[str, Any] = {"override": _overridden, "environ": dict(os.environ), "command": name}
-    own = {"submit": ("override", "environ"), "show": ("override",), "status": ("environ",)}
+    own = {"submit": ("override", "environ"), "show": ("override",), "status": ("environ",), "watch": ("environ",)}
     own |= dict.fromkeys(("stop", "save", "cancel"), ("command", "environ"))
     given = {key: needs[key] for key in own.get(name, ())}
-    return int(importlib.import_module(TOOLS[name].module).run(words, **given))
+    module = importlib.import_module(TOOLS[name].module)
+    interrupts.works()
+    return int(module.run(words, **given))
 
 
 def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:

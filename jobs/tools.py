@@ -33,6 +33,13 @@ TOOLS = {
         is_about_jobs=False,
         examples=("status /shared/h14", "status /shared/runs/* --json"),
     ),
+    "watch": Stage(
+        summary="watch a run, its Slurm jobs and its log, drawn again and again",
+        second="RUN [--seconds N]",
+        module="jobs.watch",
+        is_about_jobs=False,
+        examples=("watch /shared/h14",),
+    ),
     "logs": Stage(
         summary="show the last lines of a run's job, of all ranks or of one",
         second="RUN [--rank N] [--lines N] [--follow]",

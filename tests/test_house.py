@@ -73,7 +73,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("ls", "run_table", "doctor", "verify_resume", "killed_runs", "trial_verdict", "trial_report"),
             *("report", "report_facts", "report_page", "report_plots", "report_curves"),
             *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
-            *("queue_jobs", "queue_reasons", "status", "logs", "ask_run"),
+            *("queue_jobs", "queue_reasons", "status", "logs", "ask_run", "watch", "watch_view"),
         ),
         ("cli", "endings", "help", "completion", "processes", "streams", "threads"),
     ),
