@@ -145,7 +145,7 @@ def _start(stage: str, word: str, job: Any, options: RunOptions, interrupts: Int
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # loaded once, not by every worker
     module = importlib.import_module(name)
     interrupts.works()
-    if stage in ("demo", "verify-resume"):  # they start stages as processes, in this environment
+    if stage in ("demo", "verify-resume", "doctor"):  # they start processes, in this environment
         return int(module.run(job, environ=dict(os.environ)))
     code = int(module.run(job, **options.arguments(), **_origin(stage, word)))
     if code == exit_codes.CONTINUE and "TORCHELASTIC_ERROR_FILE" in os.environ:
@@ -193,6 +193,8 @@ def _second_word_first(stage: Stage, words: list[str], *, requested: bool) -> li
     """The words with the command's second word first, even if it was given as a flag; for help, any word will do."""
     if stage.second == RECIPE:
         return words
+    if stage.module == "jobs.doctor" and words and not requested:
+        return [stage.second, *importlib.import_module(stage.module).arranged(words)]
     if not stage.second or requested:
         return [stage.second, *words]
     return _place_first(words, flag=f"--{stage.field}")

@@ -1,12 +1,15 @@
-"""`patchline doctor`: what of this machine a run needs, and what to do about what is missing. Needs no run."""
+"""`patchline doctor`: what of this machine a run needs, and what to do about what is missing; or of a run, what went
+wrong with it (jobs/run_doctor.py)."""
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from jobs import exit_codes
 from jobs.model_jobs import DoctorJob
+from jobs.run_doctor import look_at
 from jobs.screen import put
 from pipeline.training.machine_checks import STATUSES, Check, local_checks
 from pipeline.training.probing import Probe, run_probes
@@ -27,8 +30,10 @@ _TORCH = Probe(
 _DECODER = Probe(name="JPEG decoder", words=("decoder",), todo="run `make setup` again")
 
 
-def run(job: DoctorJob) -> int:
+def run(job: DoctorJob, *, environ: Mapping[str, str]) -> int:
     """Prints the table, or one JSON object; 0 if there is no fault, else 1."""
+    if job.run:
+        return look_at(Path(job.run), environ, as_json=job.json)
     if job.s3_url and not job.s3_url.startswith("s3://"):
         raise UserError(f"--s3-url is {job.s3_url!r}; give s3://bucket/prefix, and a folder as --folder")
     probes = [_TORCH, _DECODER, Probe(name="disk", words=("disk", job.folder), todo="mount it again, or give --folder")]
@@ -44,6 +49,11 @@ def run(job: DoctorJob) -> int:
         put(table_of(checks, columns=columns_of(sys.stdout) or _PIPE_COLUMNS))
         put(f"\n{plural(counts['fault'], 'fault')}, {plural(counts['warning'], 'warning')}\n")
     return exit_codes.FAULTS_FOUND if counts["fault"] else exit_codes.DONE
+
+
+def arranged(words: Sequence[str]) -> list[str]:
+    """The words with a run, which may stand first, behind --run; without one it is about this machine."""
+    return ["--run", *words] if words and words[0][:1] not in ("", "-") else [*words]
 
 
 def table_of(checks: Sequence[Check], *, columns: int) -> str:

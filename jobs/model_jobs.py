@@ -159,6 +159,8 @@ class ReportJob:
 class DoctorJob:
     """What to look at beside the machine itself."""
 
+    run: str = ""
+    """Run directory: what went wrong with this run, instead of the machine."""
     folder: str = "."
     """Folder whose disk is checked: where runs or datasets will be."""
     s3_url: str = ""

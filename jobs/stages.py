@@ -221,11 +221,16 @@ STAGES = {
         examples=("export runs/digits/weights --out digits_hf --format hugging_face",),
     ),
     "doctor": Stage(
-        summary="check this machine: GPU, decoder, disk, memory, versions, S3",
+        summary="check this machine, or say what went wrong with a run",
         second="",
         module="jobs.doctor",
         job=("jobs.model_jobs", "DoctorJob"),
-        examples=("doctor", "doctor --folder /shared/runs --s3-url s3://bucket/prefix", "doctor --json"),
+        examples=(
+            "doctor",
+            "doctor runs/digits",
+            "doctor --folder /shared/runs --s3-url s3://bucket/prefix",
+            "doctor --json",
+        ),
     ),
     "demo": Stage(
         summary="run the whole pipeline on real images in five minutes",

@@ -22,10 +22,11 @@ from shards.terminal import printable_name
 if TYPE_CHECKING:
     from rich.text import Text
 
+FINDINGS = "guard.jsonl"  # as in findings.py
 _TAIL_BYTES, _LOG_BYTES = 1 << 16, 1 << 14
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"running": "green", "done": "green", "failed": "red", "stopped": "yellow", "never started": "yellow"}
-_SHARES = (("perf/mfu", "MFU"), ("perf/mfu_of_measured_peak", "of this machine's peak"))
+_SHARES = (("perf/mfu", "MFU"), ("perf/mfu_of_measured_peak", "of measured peak"))
 _LATE_SECONDS = 60.0
 _MOST_LOG = 200
 
@@ -35,8 +36,8 @@ class View:
     """A run at a moment. Empty or None: not known.
 
     `losses`: of the last lines of metrics, oldest first. `of_peak`: such as `41% MFU`. `saved`: the step of the last
-    checkpoint. `status`: what Slurm said `status_age` seconds ago; without an answer `complaint` says why. `log`: its
-    last lines, oldest first.
+    checkpoint. `alarm`: the guard's last finding. `status`: what Slurm said `status_age` seconds ago; without an answer
+    `complaint` says why. `log`: its last lines, oldest first.
     """
 
     run: Run
@@ -45,6 +46,7 @@ class View:
     of_peak: str = ""
     seconds_left: float | None = None
     saved: int | None = None
+    alarm: str = ""
     status: Status | None = None
     status_age: float = 0.0
     complaint: str = ""
@@ -73,6 +75,7 @@ def view_of(
         of_peak=f"{shares[0][0]:.0%} {shares[0][1]}" if shares else "",
         seconds_left=_seconds_left(run, last.get("step_seconds")),
         saved=saved[-1] if saved else None,
+        alarm=_alarm(run_dir),
         status=status,
         status_age=status_age,
         complaint=complaint,
@@ -89,6 +92,14 @@ def _lines(path: Path) -> list[dict[str, float]]:
         return []
     found = [object_in(line) for line in tail.data.split(b"\n")] if tail else []
     return [line for line in found if line and is_step(line.get("step"))]
+
+
+def _alarm(run_dir: Path) -> str:
+    lines = _lines(run_dir / FINDINGS)
+    if not lines:
+        return ""
+    kind, action = (str(lines[-1].get(key, "?"))[:40].replace("_", " ") for key in ("kind", "action"))
+    return f"guard: step {lines[-1]['step']:,}: {kind}; it did: {action}"
 
 
 def _seconds_left(run: Run, step_seconds: object) -> float | None:
@@ -137,13 +148,15 @@ def _head(view: View, columns: int) -> "list[Text]":
         "" if view.saved is None else f"saved step {view.saved:,}",
     ]
     seen = "" if facts.last_seen is None else f"last sign of life {clock(max(0.0, view.now - facts.last_seen))} ago"
-    lines = [first, _progress(view, columns), _text(fitted("   ".join(word for word in numbers if word), columns))]
+    told = wrapped("   ".join(word for word in numbers if word), columns, most_lines=2)
+    lines = [first, _progress(view, columns), *(_text(part) for part in told)]
     if len(view.losses) > 1:
         bars = sparkline(view.losses[-max(1, columns - 6) :])
         lines.append(_text("loss  ").append(bars, style="cyan"))
     if seen:
         is_late = facts.state == "running" and view.now - (facts.last_seen or 0) > _LATE_SECONDS
         lines.append(_text(seen, "red" if is_late else "dim"))
+    lines += [_text(fitted(view.alarm, columns), "yellow")] if view.alarm else []
     for reason in run.reasons:
         lines += [_text(part, "red") for part in wrapped(reason, columns, most_lines=2)]
     return lines

@@ -74,6 +74,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("report", "report_facts", "report_page", "report_plots", "report_curves"),
             *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
             *("queue_jobs", "queue_reasons", "status", "logs", "ask_run", "watch", "watch_view"),
+            *("run_evidence", "run_causes", "run_doctor"),
         ),
         ("cli", "endings", "help", "completion", "processes", "streams", "threads"),
     ),

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from jobs import help as pages
+from jobs.doctor import arranged as with_run
 from jobs.flags import flags_of
 from jobs.mistakes import refuse_wrong_words, required_flags
 from jobs.predict import arranged
@@ -73,7 +74,7 @@ def test_examples_are_commands_that_would_run(stage: str) -> None:
         if second.endswith(".yaml"):
             continue
         job = default_job(stage, second)
-        words = arranged(words) if stage == "predict" else words
+        words = {"predict": arranged, "doctor": with_run}.get(stage, list)(words)
         refuse_wrong_words(words, list(flags_of(job)), command=stage)
         given = {word for word in words if word.startswith("--")}
         assert {flag.name for flag in required_flags(list(flags_of(job)), STAGES[stage].required)} <= given

@@ -94,3 +94,12 @@ def test_a_run_of_which_little_is_known(tmp_path: Path) -> None:
 )
 def test_sparkline(values: list[float], bars: str) -> None:
     assert sparkline(values) == bars
+
+
+def test_the_last_finding_of_the_guard_is_an_alarm(tmp_path: Path) -> None:
+    run_dir = make(tmp_path / "run", step=100)
+    lines = [{"step": step, "kind": "non_finite", "action": "no update\x1b[2J"} for step in (7, 90)]
+    (run_dir / "guard.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "{")
+    found = view_of(run_dir)
+    assert found
+    assert r"guard: step 90: non finite; it did: no update\x1b[2J" in texts(found, 80, 24)

@@ -1,0 +1,56 @@
+"""`patchline doctor RUN`: what went wrong with a run, most likely cause first, and what mends it."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.run_causes import Cause, causes_of
+from jobs.run_evidence import Evidence, evidence_of
+from jobs.screen import put
+from shards.terminal import columns_of, printable_name, wrapped
+
+_PIPE_COLUMNS = 120
+
+
+def look_at(run_dir: Path, environ: Mapping[str, str], *, as_json: bool) -> int:
+    """Prints the causes; 1 if something is wrong, else 0. UserError if there is no run."""
+    found = evidence_of(run_dir, environ)
+    causes = causes_of(found)
+    faults = [cause for cause in causes if cause.is_fault]
+    if as_json:
+        line = {
+            "run": str(run_dir),
+            "state": found.facts.run.state,
+            "step": found.facts.run.step,
+            "causes": [asdict(cause) for cause in causes],
+        }
+        put(json.dumps(line) + "\n")
+    else:
+        put(text_of(found, causes, columns=columns_of(sys.stdout) or _PIPE_COLUMNS))
+    return exit_codes.FAULTS_FOUND if faults else exit_codes.DONE
+
+
+def text_of(found: Evidence, causes: Sequence[Cause], *, columns: int) -> str:
+    """The causes with numbers, then what is worth knowing."""
+    facts = found.facts
+    step = f"{facts.run.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
+    lines = [f"{printable_name(facts.name)}: {facts.stage} of {facts.recipe.words()}, {facts.run.state}, step {step}"]
+    faults = [cause for cause in causes if cause.is_fault]
+    lines += [] if faults else ["nothing is wrong"]
+    for number, cause in enumerate(faults, 1):
+        lines += _lines(cause, head=f"{number}. ", columns=columns)
+    others = [cause for cause in causes if not cause.is_fault]
+    for cause in others:
+        lines += _lines(cause, head="-  ", columns=columns)
+    if not found.has_slurm:
+        lines.append("no Slurm on this machine, so nothing is known of jobs")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _lines(cause: Cause, *, head: str, columns: int) -> list[str]:
+    parts = [head + cause.words, f"   seen: {cause.evidence}"]
+    parts += [f"   > {cause.todo}"] if cause.todo else []
+    return [wrapped(printable_name(part), columns, indent="     ") for part in parts]

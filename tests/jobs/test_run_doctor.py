@@ -1,0 +1,84 @@
+"""`patchline doctor RUN` of real runs: healthy, killed, stopped, refused."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.test_ls import heartbeat_is_there, make
+from tests.rigs.kills import step_at_least, wait_until
+from tests.rigs.processes import patchline
+from tests.rigs.training import FinishedRuns, pretrain_words, start
+
+
+def looked_at(run_dir: Path) -> tuple[int, Any]:
+    ended = patchline("doctor", str(run_dir), "--json")
+    assert ended.errors == ""
+    return ended.code, json.loads(ended.output)
+
+
+@pytest.mark.slow
+def test_a_healthy_run(finished_runs: FinishedRuns, tmp_path: Path) -> None:
+    shutil.copytree(finished_runs.get(2, "--engine.zero-stage", "1"), tmp_path / "run")
+    ended = patchline("doctor", str(tmp_path / "run"))
+    assert (ended.code, ended.output.splitlines()[1]) == (0, "nothing is wrong")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_and_is_stopped(digits_url: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    words = pretrain_words(digits_url, run_dir, "--steps", "4000", "--hang.step-seconds", "20")
+    ranks = start(words, num_ranks=1, log_dir=tmp_path)
+    try:
+        assert wait_until(ranks, step_at_least(5), run_dir)
+        assert wait_until(ranks, heartbeat_is_there, run_dir)
+        code, found = looked_at(run_dir)
+        assert (code, found["state"]) == (0, "running"), found
+    finally:
+        ranks.kill()
+    code, found = looked_at(run_dir)
+    assert (code, found["state"]) == (1, "failed")
+    first = found["causes"][0]
+    assert "its process is gone" in first["words"]
+    assert "dmesg" in first["todo"]
+    ranks = start(words, num_ranks=1, log_dir=tmp_path)
+    try:
+        assert wait_until(ranks, step_at_least(found["step"] + 3), run_dir)
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        assert ranks.wait() == 75
+    finally:
+        ranks.kill()
+    code, found = looked_at(run_dir)
+    assert (code, found["state"]) == (0, "stopped"), found
+    words_of = [cause["words"] for cause in found["causes"]]
+    assert words_of[0] == "it was stopped by SIGTERM, with its work saved"
+    assert any(one.startswith("earlier: killed or crashed") for one in words_of)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite(digits_url: str, tmp_path: Path) -> None:
+    words = pretrain_words(digits_url, tmp_path / "run", "--schedule.learning-rate", "1e30", "--clip-norm", "0")
+    assert patchline(*words, "--engine.precision", "fp32", "--max-skipped-updates", "2").code == 78
+    code, found = looked_at(tmp_path / "run")
+    assert code == 1
+    assert "not finite" in found["causes"][0]["words"] or "non-finite" in found["causes"][0]["words"]
+
+
+def test_the_screen_fits_and_nothing_in_it_acts(tmp_path: Path) -> None:
+    run_dir = make(tmp_path / "run", step=5)
+    (run_dir / "submit").mkdir()
+    (run_dir / "submit" / "x-1.out").write_text("0: error: a\x1b[2J name\n")
+    (run_dir / "STOP").touch()
+    ended = patchline("doctor", str(run_dir))
+    assert (ended.code, ended.errors, "\x1b" in ended.output) == (1, "", False)
+    lines = ended.output.splitlines()
+    assert lines[1].startswith("1. it was asked to stop, and stays stopped")
+    assert max(map(len, lines)) <= 120
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    ended = patchline("doctor", str(tmp_path))
+    assert (ended.code, "no run in" in ended.errors) == (2, True)
