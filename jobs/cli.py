@@ -40,6 +40,7 @@ from shards.terminal import columns_of, message_text
 
 log = logging.getLogger("patchline")
 DONE_CHECK = "__done"  # asked by slurm/stage.sbatch; not for users
+GATE = "__gate"  # run by the jobs between the steps of a chain
 
 
 def entry() -> None:
@@ -85,8 +86,8 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         return _run([*argv[1:], "--help"], interrupts)
     if argv[0] == ASK:
         return _show("".join(f"{word}\n" for word in candidates(argv[1:])), requested=True)
-    if argv[0] == DONE_CHECK:
-        return int(importlib.import_module("jobs.done_check").run(argv[1:]))
+    if argv[0] in (DONE_CHECK, GATE):
+        return _of_scripts(argv[0], argv[1:])
     if argv[0] == "--version":
         return _show(f"patchline {version('patchline')}\n", requested=True)
     stage, words = argv[0], argv[1:]
@@ -115,6 +116,13 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     return _start(stage, words[0], job, options, interrupts)
 
 
+def _of_scripts(name: str, words: list[str]) -> int:
+    """What the batch scripts ask."""
+    if name == DONE_CHECK:
+        return int(importlib.import_module("jobs.done_check").run(words))
+    return int(importlib.import_module("jobs.chain").gate(words, override=_overridden, environ=dict(os.environ)))
+
+
 def _tool(name: str, words: list[str]) -> int:
     """show and diff, which parse their own words."""
     requested = any(word in HELP_WORDS for word in words)
@@ -124,6 +132,8 @@ def _tool(name: str, words: list[str]) -> int:
         return int(
             importlib.import_module(TOOLS[name].module).run(words, override=_overridden, environ=dict(os.environ))
         )
+    if name == "cancel":
+        return int(importlib.import_module(TOOLS[name].module).run(words, environ=dict(os.environ)))
     if name == "show":
         return int(importlib.import_module(TOOLS[name].module).run(words, override=_overridden))
     return int(importlib.import_module(TOOLS[name].module).run(words))

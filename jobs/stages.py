@@ -258,13 +258,20 @@ TOOLS = {
         examples=("diff vit_b16_i21k vit_b16_i21k_augreg", "diff my.yaml runs/mine"),
     ),
     "submit": Stage(
-        summary="submit a stage to Slurm: its script is written, checked and queued",
-        second="STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--dry-run]",
+        summary="submit a stage or a chain of stages to Slurm: scripts are written, checked and queued",
+        second="STAGE RECIPE|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--dry-run]",
         module="jobs.submit",
         examples=(
             "submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 --data.url URL --run-dir /shared/h14",
             "submit pretrain vit_h14_jft --cluster cluster.yaml --dry-run --data.url URL --run-dir /shared/h14",
+            "submit chain.yaml --cluster cluster.yaml",
         ),
+    ),
+    "cancel": Stage(
+        summary="cancel all jobs of a run or a chain, waiting or running",
+        second="RUN|CHAIN",
+        module="jobs.cancel",
+        examples=("cancel runs/h14", "cancel /shared/birds"),
     ),
 }
 COMMANDS = {**STAGES, **TOOLS}
