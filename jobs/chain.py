@@ -34,7 +34,7 @@ from jobs.chain_units import Unit
 from jobs.cluster import ClusterConfig, read_cluster
 from jobs.slurm import QueuedJob, answers, most_array_tasks, queued, submitted
 from jobs.submitted import Override
-from shards.errors import UserError
+from shards.errors import TransientError, UnreachableError, UserError
 from shards.quantities import plural
 
 log = logging.getLogger(__name__)
@@ -81,13 +81,14 @@ def gate(words: list[str], *, override: Override, environ: Mapping[str, str]) ->
     while True:
         try:
             return advance(chain)
-        except UserError as error:
-            refusals += answers(environ)
+        except (UserError, TransientError) as error:
+            is_storage = isinstance(error, UnreachableError | TransientError)
+            refusals += not is_storage and answers(environ)
             if refusals >= _REFUSALS:
                 return give_up(chain, str(error))
             log.warning("%s; asking again", error)
         if time.monotonic() > deadline:
-            log.error("Slurm has not answered for %.0f s", PATIENCE_SECONDS)
+            log.error("Slurm or the storage has not answered for %.0f s", PATIENCE_SECONDS)
             return exit_codes.CRASH
         time.sleep(_PAUSE_SECONDS)
 

@@ -158,7 +158,7 @@ TESTED_ELSEWHERE = {
     "jobs/stage.py": "jobs/test_stages.py",
     "jobs/submit.py": "slurm/test_submit.py",
     "jobs/submitted.py": "slurm/test_submit.py",
-    **{f"jobs/{name}.py": "slurm/test_chain.py" for name in ("chain", "chain_checks", "chain_jobs", "chain_submit")},
+    **{f"jobs/{name}.py": "slurm/test_chain.py" for name in ("chain_checks", "chain_jobs", "chain_submit")},
     "jobs/cancel.py": "slurm/test_chain.py",
     "pipeline/config_values.py": "jobs/test_every_config.py",
     **{f"jobs/report_{name}.py": "jobs/test_report.py" for name in ("facts", "page", "curves")},

@@ -145,3 +145,44 @@ def test_a_cancelled_chain_submits_nothing_more_and_can_be_submitted_again(
     submit_chain(slurm_cluster, path, command=f"'{waits}'")
     assert [job.tag for job in jobs_of(folder, "pretrain")] == ["pretrain.e2.r0"]
     assert subprocess.run(words, env=environ, check=False, timeout=120).returncode == 0
+
+
+def test_a_dry_run_shows_scripts_graph_and_slurms_answers_and_writes_nothing(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    path = chain_file(tmp_path, PACK, PRETRAIN, FINETUNE, EVALUATE, REPORT)
+    shown = submit(slurm_cluster, str(path), settings_in(tmp_path), "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.count("#!/usr/bin/env bash") == 16
+    assert "[finetune]  finetune x 2; after pretrain and pack.merge" in shown.stdout
+    assert shown.stderr.count("to start at") == 16
+    assert not (tmp_path / "a chain").exists()
+    refused = submit(slurm_cluster, str(chain_file(tmp_path, PRETRAIN)), settings_in(tmp_path))
+    assert (refused.returncode, "names 'pack'" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_links_continue_a_run_where_requeueing_is_forbidden(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """The first link is asked to stop, the second ends the run, the third ends at once; none is requeued."""
+    data, run_dir = tmp_path / "digits", tmp_path / "run"
+    subprocess.run([PATCHLINE, "pack", "digits", "--out", data], check=True, timeout=120)
+    stops = program(
+        tmp_path / "stops",
+        f'[[ $1 != pretrain ]] || mkdir "{tmp_path}/stopped" 2>/dev/null && {{ sleep 2; exit 75; }}',
+        f'exec {PATCHLINE} "$@"',
+    )
+    settings = settings_in(tmp_path, "requeue: no", f"command: ['{stops}']")
+    words = ("pretrain", "digits_smoke", settings, "--links=3", f"--data.url={data}", f"--run-dir={run_dir}")
+    small = ("--steps=10", "--global-batch=32", "--schedule.warmup-steps=2")
+    first = submit(slurm_cluster, *words, *small)
+    assert first.returncode == 0, first.stderr
+    again = submit(slurm_cluster, *words, *small)
+    assert "has a job already" in again.stderr
+    ids = [json.loads(line)["job"] for line in (run_dir / "submit" / "submitted.jsonl").read_text().splitlines()]
+    assert len(ids) == 3
+    slurm_cluster.wait_for(
+        lambda: slurm_cluster.command("squeue", "--noheader").strip() == "", deadline_seconds=CHAIN_SECONDS
+    )
+    jobs = [slurm_cluster.job(number) for number in ids]
+    text = "\n".join(path.read_text() for path in sorted((run_dir / "submit").glob("*.out")))
+    assert [(job["ExitCode"], job["Restarts"]) for job in jobs] == [("75:0", "0"), ("0:0", "0"), ("0:0", "0")], text
+    assert "done by a job before this one" in text
