@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jobs.cluster import ClusterConfig
 
+_BODIES = (Path(__file__).parent / "stage.sbatch", Path(__file__).parents[1] / "slurm" / "stage.sbatch")
 _BODY_BEGINS = "# Run one stage of Patchline"
 
 
@@ -22,6 +23,22 @@ class Request:
     time_limit: str
     folder: Path
     chdir: Path
+    has_ranks: bool = True
+    """Whether it has a process per GPU, and the nodes to itself; else it is one process."""
+    cpus: int = 0
+    """CPUs of each process; 0: those of the cluster's settings."""
+    dependency: str = ""
+    array: str = ""
+    """For --array, such as 0-3,7%2; `tail` then chooses the task's words."""
+    tail: tuple[str, ...] = ()
+    """Lines of shell after the words."""
+    state: str = ""
+    """Folder for the records of a stage without a run directory."""
+
+
+def stage_body() -> str:
+    """The text of slurm/stage.sbatch, of this installation or checkout."""
+    return next(path for path in _BODIES if path.is_file()).read_text()
 
 
 def batch_script(request: Request, cluster: ClusterConfig, *, body: str) -> str:
@@ -39,8 +56,10 @@ def batch_script(request: Request, cluster: ClusterConfig, *, body: str) -> str:
         "trap 'is_asked=yes' USR1 TERM",
         "",
         *_site(cluster),
+        *([f"export PATCHLINE_STATE={shlex.quote(request.state)}"] if request.state else []),
         f"patchline=({shlex.join(cluster.command)})",
         f"set -- {shlex.join(request.words)}",
+        *request.tail,
         "",
     ]
     return "\n".join([*lines, body[body.index(_BODY_BEGINS) :]])
@@ -48,28 +67,31 @@ def batch_script(request: Request, cluster: ClusterConfig, *, body: str) -> str:
 
 def _options(request: Request, cluster: ClusterConfig) -> list[str]:
     limit = request.time_limit or cluster.time_limit
-    log = str(request.folder).replace("%", "%%") + "/%x-%j.out"
+    log = str(request.folder).replace("%", "%%") + ("/%x-%A_%a.out" if request.array else "/%x-%j.out")
+    gpus = cluster.gpus_per_node if request.has_ranks else 0
     named = {
         "job-name": request.name,
         "comment": request.comment,
         "chdir": _quoted(str(request.chdir)),
         "output": _quoted(log),
         "open-mode": "append",
-        "partition": cluster.partition,
+        "partition": (cluster.cpu_partition if not request.has_ranks else "") or cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
-        "constraint": _quoted(cluster.constraint) if cluster.constraint else "",
+        "constraint": _quoted(cluster.constraint) if cluster.constraint and request.has_ranks else "",
         "nodes": str(request.nodes),
-        "gpus-per-node": str(cluster.gpus_per_node or ""),
-        "ntasks-per-node": str(cluster.gpus_per_node or 1),
-        "cpus-per-task": str(cluster.cpus_per_rank or ""),
+        "gpus-per-node": str(gpus or ""),
+        "ntasks-per-node": str(gpus or 1),
+        "cpus-per-task": str(request.cpus or (cluster.cpus_per_rank if request.has_ranks else 1) or ""),
         "time": limit,
+        "array": request.array,
+        "dependency": request.dependency,
         "signal": f"B:USR1@{cluster.margin_seconds}",
     }
     return [
         *(f"--{name}={value}" for name, value in named.items() if value),
-        "--exclusive",
-        "--requeue",
+        *(["--exclusive"] if request.has_ranks else []),
+        "--requeue" if cluster.requeue else "--no-requeue",
         *cluster.options,
     ]
 
@@ -83,6 +105,7 @@ def _site(cluster: ClusterConfig) -> list[str]:
     values = {
         "PATCHLINE_MARGIN": str(cluster.margin_seconds),
         "PATCHLINE_RETRIES": str(cluster.retries),
+        "PATCHLINE_REQUEUE": "" if cluster.requeue else "no",
         "AWS_ENDPOINT_URL": cluster.s3_endpoint,
         "AWS_PROFILE": cluster.s3_profile,
         "TMPDIR": cluster.scratch,

@@ -41,6 +41,7 @@ from shards.terminal import columns_of, message_text
 
 log = logging.getLogger("patchline")
 DONE_CHECK = "__done"  # asked by slurm/stage.sbatch; not for users
+GATE = "__gate"  # run by the jobs between the steps of a chain
 
 
 def entry() -> None:
@@ -86,8 +87,8 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         return _run([*argv[1:], "--help"], interrupts)
     if argv[0] == ASK:
         return _show("".join(f"{word}\n" for word in candidates(argv[1:])), requested=True)
-    if argv[0] == DONE_CHECK:
-        return int(importlib.import_module("jobs.done_check").run(argv[1:]))
+    if argv[0] in (DONE_CHECK, GATE):
+        return _of_scripts(argv[0], argv[1:])
     if argv[0] == "--version":
         return _show(f"patchline {version('patchline')}\n", requested=True)
     stage, words = argv[0], argv[1:]
@@ -116,14 +117,22 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     return _start(stage, words[0], job, options, interrupts)
 
 
+def _of_scripts(name: str, words: list[str]) -> int:
+    """What the batch scripts ask."""
+    if name == DONE_CHECK:
+        return int(importlib.import_module("jobs.done_check").run(words))
+    return int(importlib.import_module("jobs.chain").gate(words, override=_overridden, environ=dict(os.environ)))
+
+
 def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
     """Commands that parse their own words."""
     requested = any(word in HELP_WORDS for word in words)
     if requested or not (words or name == "status"):
         return _show(second_words(name, {}, columns()), requested=requested)
     needs: dict[str, Any] = {"override": _overridden, "environ": dict(os.environ), "command": name}
-    own = {"submit": ("override", "environ"), "show": ("override",), "status": ("environ",), "watch": ("environ",)}
-    own |= dict.fromkeys(("stop", "save", "cancel"), ("command", "environ"))
+    own = {"submit": ("override", "environ"), "show": ("override",)}
+    own |= dict.fromkeys(("status", "watch", "cancel"), ("environ",))
+    own |= dict.fromkeys(("stop", "save"), ("command",))
     given = {key: needs[key] for key in own.get(name, ())}
     module = importlib.import_module(TOOLS[name].module)
     interrupts.works()

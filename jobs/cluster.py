@@ -30,6 +30,8 @@ class ClusterConfig:
     """Account that the time is charged to."""
     qos: str = ""
     """Quality of service."""
+    cpu_partition: str = ""
+    """Partition for jobs without GPUs: packing, checks, reports and the gates of a chain; empty: that of the others."""
     constraint: str = ""
     """Features that nodes must have, such as h100."""
     gpus_per_node: Annotated[int, Range(0, 1024, zero="none: one rank per node")] = 0
@@ -42,6 +44,8 @@ class ClusterConfig:
     """How long before the time limit the ranks are asked to save: longer than a step and a save take."""
     retries: Annotated[int, Range(0, 100)] = 2
     """How often a crash is tried again in one allocation."""
+    requeue: bool = True
+    """Whether jobs may be requeued; no: a run is continued by a chain of jobs (`--links`)."""
     options: tuple[str, ...] = ()
     """More options of sbatch, such as --reservation=vit."""
     setup: tuple[str, ...] = ()
@@ -58,7 +62,7 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
-        for name in ("partition", "account", "qos", "constraint"):
+        for name in ("partition", "cpu_partition", "account", "qos", "constraint"):
             value = getattr(self, name)
             if value and not _WORD.fullmatch(value):
                 raise UserError(f"{name} is {shown_value(value)}; allowed: letters, digits and _.,:;&|*+@/=()[]{{}}-")

@@ -17,6 +17,7 @@ from shards.packing.about import describe
 from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
 from shards.packing.merge import discard_work, merge, refuse_quarantine
+from shards.packing.missing import shards_of_part
 from shards.packing.plan import Plan, read_plan, refuse_other_versions
 from shards.packing.planning import make_plan
 from shards.packing.scan import ScanTask, scan_slice
@@ -29,7 +30,7 @@ from shards.quantities import plural
 from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source
 from shards.store import MissingObjectError, Store, open_store
 
-__all__ = ["PackJob", "Phase", "run", "source_of_split"]
+__all__ = ["PackJob", "Phase", "complete", "run", "source_of_split", "spec_of"]
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def _phases(job: PackJob) -> int:
     if job.run_dir:
         write_record(Path(job.run_dir), stage="pack", job=job)
     plan = read_plan(store, spec)
-    if plan is not None and (packed := _complete(store, plan)):
+    if plan is not None and (packed := complete(store, plan)):
         discard_work(store)  # if the command was killed just before
         log.info("%s is already packed: %d samples; its source was not read again", store.url, plan.num_samples)
         describe(store, packed, job.about())
@@ -156,7 +157,7 @@ def _refuse_quarantine(plan: Plan, job: PackJob, store: Store) -> None:
 def _shards(job: PackJob, spec: PackSpec, plan: Plan) -> None:
     refuse_other_versions(plan, spec)
     part, num_parts = job.share
-    mine = range(part, plan.num_shards, num_parts)
+    mine = shards_of_part(part, num_parts, num_shards=plan.num_shards)
     tasks = (
         ShardTask(
             url=job.out,
@@ -180,7 +181,7 @@ def _needed(plan: Plan | None, store: Store) -> Plan:
     return plan
 
 
-def _complete(store: Store, plan: Plan) -> Manifest | None:
+def complete(store: Store, plan: Plan) -> Manifest | None:
     """The manifest, if this plan is packed already."""
     try:
         manifest = Manifest.from_bytes(store.read(MANIFEST_PATH))

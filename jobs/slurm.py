@@ -12,15 +12,19 @@ from shards.errors import UserError
 from shards.terminal import printable_name
 
 _ANSWER_SECONDS = 120
+# What Slurm and stage.sbatch tell one job, and a job that it submits must not take for its own.
+_OF_JOB = re.compile(r"SLURM_(?!CONF$)|PMI|PMIX|MASTER_(ADDR|PORT)$|PATCHLINE_(STATE|MARGIN|RETRIES|REQUEUE)$")
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """A job that waits or runs. `job`: its number, `12` or `12_3` of an array; `state`: such as RUNNING."""
+    """A job that waits or runs. `job`: its number, `12` or `12_3` of an array; `state`: such as RUNNING;
+    `tag`: what its comment ends with, after the names of a run and a chain."""
 
     job: str
     state: str
+    tag: str = ""
 
 
 def need_sbatch(environ: Mapping[str, str]) -> None:
@@ -32,7 +36,7 @@ def need_sbatch(environ: Mapping[str, str]) -> None:
 def ran(words: list[str], environ: Mapping[str, str], text: str = "") -> "subprocess.CompletedProcess[str]":
     """A program of Slurm, with `text` as its input. Jobs inherit the environment, which Slurm stores: variables that
     look secret stay here. UserError if there is no such program, or no answer in time."""
-    clean = {name: value for name, value in environ.items() if not _SECRET.search(name)}
+    clean = {name: value for name, value in environ.items() if not _SECRET.search(name) and not _OF_JOB.match(name)}
     try:
         return subprocess.run(
             words,
@@ -70,13 +74,41 @@ def submitted(words: list[str], environ: Mapping[str, str]) -> int:
     return int(job)
 
 
-def queued(comment: str, environ: Mapping[str, str]) -> list[QueuedJob]:
-    """The own jobs with this comment, which has no spaces, that wait or run."""
-    answer = ran(["squeue", "--me", "--noheader", "--format=%i %T %k"], environ)
+def queued(name: str, environ: Mapping[str, str], *, with_ended: bool = False) -> list[QueuedJob]:
+    """The own jobs that wait or run and have this name, without spaces and commas, in their comments: RUN, or
+    RUN,CHAIN,TAG. With those that ended a short time ago, if asked for."""
+    states = ["--states=all"] if with_ended else []
+    answer = ran(["squeue", "--me", "--noheader", *states, "--format=%i %T %k"], environ)
     if answer.returncode != 0:
         raise UserError(f"squeue does not answer: {answer.stderr.strip()[:200]}; try again when Slurm does")
     found = [line.split() for line in answer.stdout.splitlines()]
-    return [QueuedJob(job=words[0], state=words[1]) for words in found if len(words) == 3 and words[2] == comment]
+    return [
+        QueuedJob(job=words[0], state=words[1], tag=words[2].partition(",")[2].rpartition(",")[2])
+        for words in found
+        if len(words) == 3 and name in words[2].split(",")
+    ]
+
+
+def answers(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm's controller answers now."""
+    try:
+        return ran(["squeue", "--me", "--noheader"], environ).returncode == 0
+    except UserError:
+        return False
+
+
+def cancelled(jobs: list[str], environ: Mapping[str, str]) -> None:
+    """Cancels jobs, waiting or running. UserError if Slurm does not."""
+    done = ran(["scancel", *jobs], environ)
+    if done.returncode != 0:
+        raise UserError(f"scancel failed: {done.stderr.strip()[:300]}; try again when Slurm answers")
+
+
+def most_array_tasks(environ: Mapping[str, str]) -> int:
+    """How many tasks one array may have: Slurm's MaxArraySize, which bounds the index. 1,001 if Slurm does not say."""
+    answer = ran(["scontrol", "show", "config"], environ)
+    found = re.search(r"^MaxArraySize\s*=\s*([0-9]{1,9})\s*$", answer.stdout, re.MULTILINE)
+    return max(1, int(found[1])) if found else 1001
 
 
 def _remedy(said: str) -> str:

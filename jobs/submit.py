@@ -4,39 +4,35 @@ The words of the stage are checked as the stage would check them, and the script
 submitted. A run that has a job in the queue gets no second one. Does not load torch.
 """
 
-import fcntl
-import hashlib
 import json
 import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from jobs import exit_codes
-from jobs.batch_script import Request, batch_script, names_of
+from jobs.batch_script import Request, batch_script, names_of, stage_body
+from jobs.chain_state import alone
+from jobs.chain_submit import submit_chain
 from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit
-from jobs.flags import flags_of
-from jobs.lookup import job_of
-from jobs.mistakes import refuse_missing
-from jobs.run_flags import take_run_flags
 from jobs.screen import put
 from jobs.slurm import need_sbatch, queued, slurms_answer, submitted
-from jobs.stages import STAGES
+from jobs.stages import WITH_SMOKE
+from jobs.submitted import Override, comment_of, job_of_words, submit_folder, submitted_stage
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
 from shards.terminal import printable_name
 
 log = logging.getLogger(__name__)
-Override = Callable[[Any, list[str], str], Any]
-SUBMITTED = ("pretrain", "finetune", "evaluate")
-USAGE = "patchline submit STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--dry-run] [--any.field VALUE ...]"
+USAGE = (
+    "patchline submit STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--dry-run] "
+    "[--any.field VALUE ...]"
+)
 _MOST_NODES = 100_000
-_BODIES = (Path(__file__).parent / "stage.sbatch", Path(__file__).parents[1] / "slurm" / "stage.sbatch")
+_MOST_LINKS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,42 +42,50 @@ class Options:
     cluster: str = ""
     nodes: int = 1
     time_limit: str = ""
+    links: int = 1
     is_dry: bool = False
 
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
     """Submits, and returns the exit code. UserError for what Slurm or the stage would refuse."""
     options, words = take_options(words)
+    if (
+        len(words) == 1
+        and words[0].endswith((".yaml", ".yml"))
+        and options == Options(cluster=options.cluster, is_dry=options.is_dry)
+    ):
+        cluster = read_settings(options.cluster, environ)
+        return submit_chain(
+            Path(words[0]), Path(options.cluster), cluster, is_dry=options.is_dry, override=override, environ=environ
+        )
     if len(words) < 2 or words[1].startswith("-"):
-        raise UserError(f"usage: {USAGE}")
-    stage, recipe = words[:2]
-    if stage not in SUBMITTED:
-        raise UserError(f"{shown_value(stage)} is no stage that submit knows; allowed: {', '.join(SUBMITTED)}")
-    if not options.cluster:
-        raise UserError("--cluster is missing: the YAML file of your cluster's settings, as slurm/cluster.example.yaml")
-    fields, _ = take_run_flags(stage, words[2:])
-    job = override(job_of(recipe, stage), fields, f"patchline {stage} {recipe}")
-    refuse_missing(list(flags_of(job)), STAGES[stage].required)
-    cluster = _with_command(read_cluster(Path(options.cluster)), environ)
+        raise UserError(f"usage: {USAGE}\n    or: patchline submit CHAIN.yaml --cluster FILE [--dry-run]")
+    stage, row = words[0], submitted_stage(words[0])
+    _refuse_wrong_numbers(options, stage, has_ranks=row.has_ranks)
+    cluster = read_settings(options.cluster, environ)
+    job = job_of_words(words, override)
     run_dir = getattr(job, "run_dir", "")
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
         words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
-    folder = _folder(run_dir, stage)
+    folder = submit_folder(run_dir, stage)
     work = [str(folder)] if run_dir else [str(folder), *words]  # evaluations of one folder are different work
+    comment, name = comment_of(work), names_of(words)
     request = Request(
         words=tuple(words),
-        name=names_of(words),
-        comment=f"patchline-{hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]}",
+        name=f"{name}-{comment[-8:]}" if options.links > 1 else name,  # singleton: jobs of one name wait for each other
+        comment=comment,
         nodes=options.nodes,
         time_limit=options.time_limit,
         folder=folder,
         chdir=Path.cwd(),
+        has_ranks=row.has_ranks,
+        dependency="singleton" if options.links > 1 else "",
     )
-    text = batch_script(request, cluster, body=_body())
+    text = batch_script(request, cluster, body=stage_body())
     if options.is_dry:
         put(text)
         return _tell_test(request, text, environ)
-    return _submit(request, text, environ)
+    return _submit(request, text, environ, links=options.links)
 
 
 def take_options(words: list[str]) -> tuple[Options, list[str]]:
@@ -91,7 +95,7 @@ def take_options(words: list[str]) -> tuple[Options, list[str]]:
         name, has_value, value = word.partition("=")
         if word == "--dry-run":
             options = replace(options, is_dry=True)
-        elif name not in ("--cluster", "--nodes", "--time"):
+        elif name not in ("--cluster", "--nodes", "--time", "--links"):
             rest.append(word)
         else:
             given = value if has_value else next(left, "")
@@ -105,10 +109,24 @@ def _with(options: Options, name: str, value: str) -> Options:
     if name == "--time":
         refuse_wrong_limit(value, what="--time")
         return replace(options, time_limit=value)
-    nodes = whole_number(value)
-    if nodes is None or not 1 <= nodes <= _MOST_NODES:
-        raise UserError(f"--nodes is {shown_value(value)}; allowed: 1 to {_MOST_NODES:,}")
-    return replace(options, nodes=nodes)
+    number, most = whole_number(value), _MOST_NODES if name == "--nodes" else _MOST_LINKS
+    if number is None or not 1 <= number <= most:
+        raise UserError(f"{name} is {shown_value(value)}; allowed: 1 to {most:,}")
+    return replace(options, nodes=number) if name == "--nodes" else replace(options, links=number)
+
+
+def _refuse_wrong_numbers(options: Options, stage: str, *, has_ranks: bool) -> None:
+    if options.nodes > 1 and not has_ranks:
+        raise UserError(f"--nodes is {options.nodes}, and {stage} runs on one; leave it out")
+    if options.links > 1 and stage not in WITH_SMOKE:
+        raise UserError(f"--links is of {' and '.join(WITH_SMOKE)}, whose runs are continued; leave it out")
+
+
+def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
+    """The cluster's settings, with the command that runs patchline there. UserError for what is wrong."""
+    if not path:
+        raise UserError("--cluster is missing: the YAML file of your cluster's settings, as slurm/cluster.example.yaml")
+    return _with_command(read_cluster(Path(path)), environ)
 
 
 def _with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> ClusterConfig:
@@ -121,16 +139,7 @@ def _with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> Cluster
     return replace(cluster, command=(str(Path(found).absolute()),))
 
 
-def _folder(run_dir: str, stage: str) -> Path:
-    """Where the script and the log go: RUN/submit, or ./patchline-STAGE for a stage without a run directory."""
-    return (Path(run_dir) / "submit" if run_dir else Path(f"patchline-{stage}")).absolute()
-
-
-def _body() -> str:
-    return next(path for path in _BODIES if path.is_file()).read_text()
-
-
-def _submit(request: Request, text: str, environ: Mapping[str, str]) -> int:
+def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: int) -> int:
     need_sbatch(environ)
     try:
         request.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -138,7 +147,7 @@ def _submit(request: Request, text: str, environ: Mapping[str, str]) -> int:
         raise UserError(
             f"cannot make {request.folder}: {error.strerror}; give a folder that you may write to"
         ) from error
-    with _alone(request.folder):
+    with alone(request.folder):
         waiting = _jobs_of(request, environ)
         if waiting:
             log.info("%s has a job already: %s; nothing was submitted", request.name, waiting)
@@ -147,20 +156,15 @@ def _submit(request: Request, text: str, environ: Mapping[str, str]) -> int:
         path.touch(mode=0o600)
         path.write_text(text)
         log.info("%s", slurms_answer([str(path)], environ))
-        job_id = submitted([str(path)], environ)
-        line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
-        with (request.folder / "submitted.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        ids = [submitted([str(path)], environ) for _ in range(links)]
+        for job_id in ids:
+            line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
+            with (request.folder / "submitted.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
     shown = printable_name(str(request.folder))
-    log.info(
-        "job %s: %s on %s nodes; its log: %s/%s-%s.out",
-        job_id,
-        request.name,
-        request.nodes,
-        shown,
-        request.name,
-        job_id,
-    )
+    for job_id in ids:
+        log_path = f"{shown}/{request.name}-{job_id}.out"
+        log.info("job %s: %s on %s nodes; its log: %s", job_id, request.name, request.nodes, log_path)
     return exit_codes.DONE
 
 
@@ -179,11 +183,3 @@ def _tell_test(request: Request, text: str, environ: Mapping[str, str]) -> int:
 def _jobs_of(request: Request, environ: Mapping[str, str]) -> str:
     """The jobs of this run that wait or run, such as `12 RUNNING`."""
     return ", ".join(f"{one.job} {one.state}" for one in queued(request.comment, environ))
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One submission of a run at a time, on this host."""
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

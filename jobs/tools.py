@@ -18,12 +18,13 @@ TOOLS = {
         examples=("diff vit_b16_i21k vit_b16_i21k_augreg", "diff my.yaml runs/mine"),
     ),
     "submit": Stage(
-        summary="submit a stage to Slurm: its script is written, checked and queued",
-        second="STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--dry-run]",
+        summary="submit a stage, or a chain of stages, to Slurm",
+        second="STAGE RECIPE|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--dry-run]",
         module="jobs.submit",
         examples=(
             "submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 --data.url URL --run-dir /shared/h14",
             "submit pretrain vit_h14_jft --cluster cluster.yaml --dry-run --data.url URL --run-dir /shared/h14",
+            "submit chain.yaml --cluster cluster.yaml",
         ),
     ),
     "status": Stage(
@@ -62,10 +63,10 @@ TOOLS = {
         examples=("save /shared/h14",),
     ),
     "cancel": Stage(
-        summary="cancel a run's Slurm jobs, those that wait and those that run",
-        second=RUN,
-        module="jobs.ask_run",
+        summary="cancel all jobs of a run or a chain, waiting or running",
+        second="RUN|CHAIN",
+        module="jobs.cancel",
         is_about_jobs=False,
-        examples=("cancel /shared/h14",),
+        examples=("cancel /shared/h14", "cancel /shared/birds"),
     ),
 }

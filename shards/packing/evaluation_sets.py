@@ -180,6 +180,11 @@ def _made_of(task: HashTask) -> bytes:
     return f"{task.evaluation_set.fingerprint} {task.shard} {task.hash_name}".encode()
 
 
+def is_hashed(store: Store, task: HashTask) -> bool:
+    """Whether the hashes of a shard's images are there."""
+    return _read_hashes(store, task) is not None
+
+
 def _read_hashes(store: Store, task: HashTask) -> pa.Table | None:
     try:
         table = read_checked(store.read(_path(task)), _RULES, most_rows=MOST_ROWS)

@@ -1,13 +1,10 @@
-"""`patchline stop`, `save` and `cancel`, with Slurm's programs as scripts."""
+"""`patchline stop` and `save`, of real runs."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.jobs.test_ls import make
-from tests.jobs.test_queue_jobs import RUNNING
-from tests.jobs.test_slurm import programs
-from tests.jobs.test_status import WAITING, submitted
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.processes import patchline
 from tests.rigs.training import STEPS, pretrain_words, start
@@ -41,29 +38,7 @@ def test_a_finished_run_is_not_stopped(digits_url: str, tmp_path: Path) -> None:
     assert not (run_dir / "STOP").exists()
 
 
-def test_cancel_takes_those_that_wait_first(tmp_path: Path) -> None:
-    (tmp_path / "2").write_text(RUNNING)
-    (tmp_path / "7").write_text(WAITING)
-    (tmp_path / "5").write_text(WAITING.replace("PENDING", "COMPLETED").replace("JobId=7", "JobId=5"))
-    environ = programs(
-        tmp_path, scontrol=f'cat "{tmp_path}/$4" || exit 1', scancel=f'echo "$@" >>"{tmp_path}/cancelled"'
-    )
-    run_dir = submitted(make(tmp_path / "run", step=3), 1, 2, 5, 7)
-    ended = patchline("cancel", str(run_dir), environ=environ)
-    assert ended.code == 0, ended.errors
-    assert (tmp_path / "cancelled").read_text().split() == ["7", "2"]
-    assert "cancelled job 7, which was PENDING" in ended.errors
-    (tmp_path / "2").unlink()
-    (tmp_path / "7").unlink()
-    ended = patchline("cancel", str(run_dir), environ=environ)
-    assert (ended.code, "has no job that waits or runs" in ended.errors) == (0, True)
-    refusing = programs(tmp_path, scancel="echo 'scancel: error: Kill job error' >&2; exit 1")
-    (tmp_path / "7").write_text(WAITING)
-    ended = patchline("cancel", str(run_dir), environ=refusing)
-    assert (ended.code, "scancel 7 failed: scancel: error: Kill job error" in ended.errors) == (2, True), ended.errors
-
-
-@pytest.mark.parametrize("command", ["stop", "save", "cancel"])
+@pytest.mark.parametrize("command", ["stop", "save"])
 def test_mistakes(tmp_path: Path, command: str) -> None:
     for words, message in (
         (["nowhere"], "'nowhere' is no run: it has no job.yaml"),
@@ -73,10 +48,7 @@ def test_mistakes(tmp_path: Path, command: str) -> None:
         ended = patchline(command, *words)
         assert (ended.code, message in " ".join(ended.errors.split())) == (2, True), ended.errors
     run_dir = make(tmp_path / "run", step=3)
-    if command == "cancel":
-        ended = patchline(command, str(run_dir), environ={"PATH": str(tmp_path)})
-        assert (ended.code, "no scancel on the PATH" in ended.errors) == (2, True)
-    elif command == "stop":
+    if command == "stop":
         (run_dir / "STOP").symlink_to(tmp_path / "elsewhere")
         ended = patchline(command, str(run_dir))
         assert (ended.code, "cannot write" in ended.errors) == (2, True)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 
 from jobs import help as pages
+from jobs.chain_file import ChainConfig, StepConfig
 from jobs.cluster import ClusterConfig
 from jobs.fields import job_from
 from jobs.flags import Flag, flags_of, groups_of, sentences
@@ -36,7 +37,18 @@ from shards.storage.retries import RetryConfig
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 JOBS = list(dict.fromkeys(job_class(stage) for stage in STAGES))
 # Made by our own code alone, of values that were checked before.
-NOT_GIVEN = {"Share", "Size", "ResNetSize", "SavedJob", "QueuedJob", "ObjectSource", "_Source", "Found", "SumSource"}
+NOT_GIVEN = {
+    "Share",
+    "Size",
+    "ResNetSize",
+    "SavedJob",
+    "QueuedJob",
+    "ChainJob",
+    "ObjectSource",
+    "_Source",
+    "Found",
+    "SumSource",
+}
 ENDINGS = ("Config", "Hints", "Job", "Rules", "Source", "Spec")  # of the names of configurations
 WITHOUT_RANGE = {"TrainingJob.seed", "VerifyResumeJob.seed", "ModelConfig.head_bias"}  # any number will do
 
@@ -50,10 +62,13 @@ def inside(kind: Any) -> Iterator[Any]:
                 yield from inside(one)
 
 
-OTHERS = (Change, RetryConfig, Usage, SampleRules, AdoptSpec, PackSpec, Hints, ClusterConfig)
+OTHERS = (Change, RetryConfig, Usage, SampleRules, AdoptSpec, PackSpec, Hints, ClusterConfig, ChainConfig, StepConfig)
 CONFIGS = list(dict.fromkeys(one for kind in (*JOBS, *OTHERS) for one in inside(kind)))
+STEP = {"name": "one", "stage": "verify", "recipe": "data"}
 NEEDED: dict[Any, dict[str, Any]] = {  # fields without a default
     AdoptSpec: {"rules": SampleRules()},
+    StepConfig: STEP,
+    ChainConfig: {"folder": "chain", "steps": (StepConfig(**STEP),)},
     PackSpec: {"source": FolderSource(), "split": "train", "samples_per_shard": 4, "samples_per_block": 2, "seed": 1},
 }
 FIELDS = [(kind, field) for kind in CONFIGS for field in fields(kind)]

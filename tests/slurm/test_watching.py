@@ -67,7 +67,7 @@ def test_a_running_a_held_and_a_waiting_job(slurm_cluster: SlurmCluster, tmp_pat
     )
     for run_dir in (waits, held, first):
         said = patchline(slurm_cluster, "cancel", str(run_dir)).stderr
-        assert "cancelled job" in said
+        assert "cancelled " in said
         job = status(slurm_cluster, run_dir)["jobs"][0]["job"]
         assert wait_until_ended(slurm_cluster, int(job))["JobState"] == "CANCELLED"
     assert "was cancelled > submit again to continue" in words_of(status(slurm_cluster, first))

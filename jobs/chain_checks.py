@@ -1,0 +1,132 @@
+"""What a unit of a chain still lacks, from the store and the markers, never from exit codes; and what cannot be mended
+by submitting it again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jobs import done_check, exit_codes
+from jobs.chain_state import ChainJob, read_record_of
+from jobs.chain_units import Unit
+from jobs.pack import complete, spec_of
+from jobs.record_leaves import read_leaves
+from jobs.submitted import Override, job_of_words
+from shards.errors import InvalidDataError
+from shards.packing.missing import unpacked_parts, unscanned_parts
+from shards.packing.plan import read_plan
+from shards.store import open_store
+
+STOPPED_BY_HAND = "cancelled"  # RUN/submit/cancelled, of `patchline cancel RUN`
+_HOPELESS = ("at fault", "gave up", "stopped")  # as stage.sbatch writes them to tries.jsonl
+
+
+def missing_tasks(unit: Unit, *, state: Path, override: Override) -> list[int]:
+    """The numbers of the tasks that are not complete."""
+    if unit.stage == "pack":
+        return _missing_of_pack(unit, override)
+    return [
+        number
+        for number, words in enumerate(unit.words)
+        if not _is_complete(unit, job_of_words(list(words), override), state=state)
+    ]
+
+
+def hopeless(unit: Unit, jobs: list[ChainJob], *, state: Path) -> str:
+    """Why the unit's last jobs need not be submitted again: one message; empty if they may."""
+    for job in jobs:
+        for number, run_dir in enumerate(unit.run_dirs()):
+            mark = job.marks[number] if number < len(job.marks) else 0
+            if run_dir and number in job.tasks:
+                if (Path(run_dir) / "submit" / STOPPED_BY_HAND).exists():
+                    return f"{unit.name} was cancelled by `patchline cancel {run_dir}`"
+                if end := _last_end(Path(run_dir) / "submit" / "tries.jsonl", mark):
+                    return _message(unit, end, Path(run_dir) / "submit")
+        for path in sorted(state_of(state, job).glob("patchline-*/submit/tries.jsonl")):
+            if end := _last_end(path, 0):
+                return _message(unit, end, state)
+    return ""
+
+
+def state_of(state: Path, job: ChainJob) -> Path:
+    """Where the jobs of stages without a run directory leave their records."""
+    return state / "jobs" / job.tag
+
+
+def marks_of(unit: Unit) -> tuple[int, ...]:
+    """The sizes of the runs' records of tries: what is behind them was written by jobs submitted from now on."""
+    paths = [Path(run_dir) / "submit" / "tries.jsonl" if run_dir else None for run_dir in unit.run_dirs()]
+    return tuple(path.stat().st_size if path and path.exists() else 0 for path in paths)
+
+
+def _message(unit: Unit, end: str, folder: Path) -> str:
+    what = {
+        "at fault": "ended with a mistake or a fault",
+        "gave up": "saved nothing new in three tries",
+        "stopped": "was stopped",
+    }
+    return f"{unit.name} {what[end]}, and would end the same way again; see its log in {folder}"
+
+
+def _last_end(path: Path, mark: int) -> str:
+    try:
+        lines = path.read_bytes()[mark:].decode(errors="replace").splitlines()
+        end = str(json.loads(lines[-1])["end"]) if lines else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return end if end in _HOPELESS else ""
+
+
+def _missing_of_pack(unit: Unit, override: Override) -> list[int]:
+    job = job_of_words(list(unit.words[0]), override)
+    store, spec = open_store(job.out), spec_of(job)
+    plan, one = read_plan(store, spec), [0]
+    if plan is not None and complete(store, plan):
+        return []
+    if job.phase == "scan":
+        return [] if plan else unscanned_parts(store, spec, url=job.out, num_parts=unit.num_parts)
+    if job.phase == "plan":
+        return [] if plan else one
+    if job.phase == "shards":
+        return unpacked_parts(store, plan, num_parts=unit.num_parts) if plan else list(range(unit.num_parts))
+    return one
+
+
+def _is_complete(unit: Unit, job: Any, *, state: Path) -> bool:
+    if unit.stage in ("pretrain", "finetune"):
+        return _has_steps(Path(job.run_dir), job.steps)
+    if unit.stage == "evaluate":
+        return _is_evaluated(Path(job.run_dir), job)
+    if unit.stage == "report":
+        return _is_after(Path(job.out) if job.out else Path(job.run) / "report.html", Path(job.run) / "DONE")
+    return _is_on_record(unit, state=state)
+
+
+def _has_steps(run_dir: Path, steps: int) -> bool:
+    if not (run_dir / "DONE").exists() or done_check.run([str(run_dir)]) != exit_codes.DONE:
+        return False
+    return int(read_leaves(run_dir / "job.yaml").get("job.steps", "0")) >= steps
+
+
+def _is_evaluated(run_dir: Path, job: Any) -> bool:
+    """Its scores are of these weights and this dataset, and of no older weights."""
+    try:
+        json.loads((run_dir / "scores.json").read_text())
+        leaves = read_leaves(run_dir / "job.yaml")
+    except (OSError, ValueError, InvalidDataError):
+        return False
+    same = (leaves.get("job.weights"), leaves.get("job.data.url")) == (job.weights, job.data.url)
+    return same and _is_after(run_dir / "scores.json", Path(job.weights) / "model.safetensors")
+
+
+def _is_after(path: Path, cause: Path) -> bool:
+    """Whether a file is there, and not older than what it was made of; both times are of one file system."""
+    return path.is_file() and (not cause.exists() or path.stat().st_mtime >= cause.stat().st_mtime)
+
+
+def _is_on_record(unit: Unit, *, state: Path) -> bool:
+    """Of a stage that writes nothing: stage.sbatch recorded that all its ranks ended well."""
+    epoch = read_record_of(state).epoch
+    return any(
+        '"end": "done"' in path.read_text(errors="replace")
+        for path in (state / "jobs").glob(f"{unit.name}.e{epoch}.r*/patchline-*/submit/tries.jsonl")
+    )

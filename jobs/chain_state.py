@@ -1,0 +1,158 @@
+"""The state of a chain, in FOLDER/chain: what was frozen at submission, the record of its jobs, and how it ended.
+
+plan.json       the frozen steps; chain.yaml and cluster.yaml beside it are copies for people
+record.jsonl    a line for each beginning, job and completed unit
+gave-up         why it ended before its end, one message
+cancelled       written by `patchline cancel` before anything is cancelled
+done            when all units were complete
+"""
+
+import fcntl
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from jobs.chain_file import STATE
+from jobs.chain_units import Unit
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import read_local_file
+from shards.typed_json import read_record
+
+GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
+GATE = "gate"
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainPlan:
+    """What was frozen. `chdir`: what relative paths are relative to; `command`: the words that run patchline."""
+
+    units: tuple[Unit, ...]
+    rounds: int
+    chdir: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainJob:
+    """A submitted job. `kind`: job or gate; `round`: 0 at first; `tasks`: numbers of the unit's tasks; `marks`: sizes
+    of the runs' tries.jsonl at submission, in bytes."""
+
+    unit: str
+    kind: str
+    round: int
+    tag: str
+    job: int
+    tasks: tuple[int, ...] = ()
+    marks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainStep:
+    """A unit, and how far it is: complete, submitted or waiting; `jobs`: all of it, the gates last."""
+
+    name: str
+    stage: str
+    state: str
+    jobs: tuple[ChainJob, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What happened since the last beginning of the chain, which is the `epoch`-th."""
+
+    epoch: int
+    jobs: tuple[ChainJob, ...]
+    complete: frozenset[str]
+
+
+def state_folder(word: str) -> Path:
+    """FOLDER/chain of a chain's folder, absolute."""
+    return (Path(word) / STATE).absolute()
+
+
+def is_chain(word: str) -> bool:
+    """Whether a folder is that of a chain which was submitted."""
+    return (state_folder(word) / PLAN).is_file()
+
+
+def chain_comment(state: Path) -> str:
+    """The name of a chain's jobs in the queue."""
+    return f"patchline-chain-{hashlib.sha256(str(state).encode()).hexdigest()[:16]}"
+
+
+def read_plan_of(state: Path) -> ChainPlan:
+    """The frozen chain. UserError if there is none."""
+    try:
+        return read_record(ChainPlan, read_local_file(state / PLAN, most_bytes=_MOST_BYTES))
+    except OSError as error:
+        raise UserError(f"{state} has no chain ({error.strerror}); give the folder of one") from error
+    except ValueError as error:
+        raise InvalidDataError(f"{state / PLAN} is damaged: {error}; submit the chain in a new folder") from error
+
+
+def plan_json(plan: ChainPlan) -> str:
+    """As it is frozen."""
+    return json.dumps(asdict(plan), indent=1) + "\n"
+
+
+def read_record_of(state: Path) -> Record:
+    """The record since the last beginning; lines that were torn by a crash do not count."""
+    epoch, jobs, complete = 0, list[ChainJob](), set[str]()
+    path = state / RECORD
+    lines = read_local_file(path, most_bytes=_MOST_BYTES).decode().splitlines() if path.exists() else []
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if "began" in found:
+            epoch += 1
+            jobs.clear()
+            complete.clear()
+        elif "complete" in found:
+            complete.add(str(found["complete"]))
+        else:
+            found.pop("unix_time", None)
+            jobs.append(read_record(ChainJob, json.dumps(found)))
+    return Record(epoch=epoch, jobs=tuple(jobs), complete=frozenset(complete))
+
+
+def add_line(state: Path, **values: object) -> None:
+    """A line of the record, with the time."""
+    with (state / RECORD).open("a") as file:
+        file.write(json.dumps(values | {"unix_time": round(time.time(), 3)}) + "\n")
+
+
+def add_job(state: Path, job: ChainJob) -> None:
+    """A submitted job."""
+    add_line(state, **asdict(job))
+
+
+def ending(state: Path) -> str:
+    """Why nothing more is submitted: gave-up, cancelled or done; empty if the chain goes on."""
+    return next((name for name in (CANCELLED, GAVE_UP, DONE) if (state / name).exists()), "")
+
+
+def chain_steps(word: str) -> list[ChainStep]:
+    """The steps of the chain in a folder, with their jobs, for those who show them. Asks nobody but the files."""
+    state = state_folder(word)
+    plan, record = read_plan_of(state), read_record_of(state)
+    steps = []
+    for unit in plan.units:
+        own = sorted((job for job in record.jobs if job.unit == unit.name), key=lambda job: job.kind == GATE)
+        how = "complete" if unit.name in record.complete else "submitted" if own else "waiting"
+        steps.append(ChainStep(name=unit.name, stage=unit.stage, state=how, jobs=tuple(own)))
+    return steps
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process at a time, on this host and wherever the file system passes locks on."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,147 @@
+"""`patchline submit CHAIN.yaml`: freezes a chain in its folder and submits what can be; or shows all of it."""
+
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.batch_script import Request
+from jobs.chain import Chain, advance, script_of
+from jobs.chain_checks import STOPPED_BY_HAND
+from jobs.chain_file import read_chain
+from jobs.chain_jobs import gate_request, requests_of
+from jobs.chain_state import (
+    CANCELLED,
+    DONE,
+    GAVE_UP,
+    PLAN,
+    ChainPlan,
+    add_line,
+    alone,
+    plan_json,
+    state_folder,
+)
+from jobs.chain_units import Unit, units_of
+from jobs.cluster import ClusterConfig
+from jobs.screen import put
+from jobs.slurm import most_array_tasks, need_sbatch, slurms_answer
+from jobs.submitted import Override, job_of_words
+from shards.errors import UserError
+from shards.terminal import printable_name
+
+log = logging.getLogger(__name__)
+_MOST_ASKED = 20  # answers of `sbatch --test-only`
+
+
+def submit_chain(
+    path: Path,
+    cluster_path: Path,
+    cluster: ClusterConfig,
+    *,
+    is_dry: bool,
+    override: Override,
+    environ: Mapping[str, str],
+) -> int:
+    """Returns the exit code. UserError for what the file, a stage or Slurm would refuse."""
+    config = read_chain(path)
+    units = units_of(config)
+    for unit in units:
+        for words in unit.words:
+            _check(unit, list(words), override)
+    plan = ChainPlan(units=units, rounds=config.rounds, chdir=str(Path.cwd()), command=cluster.command)
+    chain = Chain(state=state_folder(config.folder), plan=plan, cluster=cluster, environ=environ, override=override)
+    if is_dry:
+        return _show(chain)
+    need_sbatch(environ)
+    for request in _first_requests(chain):
+        slurms_answer([], environ, text=script_of(chain, replace(request, dependency="")))
+    _make_folder(chain.state)
+    with alone(chain.state):
+        if not _begin(chain, {"chain.yaml": path.read_text(), "cluster.yaml": cluster_path.read_text()}):
+            return exit_codes.DONE
+    return advance(chain)
+
+
+def _check(unit: Unit, words: list[str], override: Override) -> None:
+    try:
+        job_of_words(words, override)
+    except UserError as error:
+        raise UserError(f"step {unit.step}: {error}") from error
+
+
+def _make_folder(state: Path) -> None:
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (state / "lock").touch()
+    except OSError as error:
+        raise UserError(f"cannot write to {state}: {error.strerror}; give a folder that you may write to") from error
+
+
+def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
+    """Freezes the chain and begins it, unless its jobs wait or run: then it says so, and returns False."""
+    state, text = chain.state, plan_json(chain.plan)
+    frozen = (state / PLAN).read_text() if (state / PLAN).exists() else ""
+    waiting = chain.queue()
+    shown = ", ".join(f"{one.job} {one.state}" for one in waiting[:10])
+    if waiting and frozen != text:
+        raise UserError(
+            f"another chain of {state.parent} has jobs ({shown}); cancel it with "
+            f"`patchline cancel {state.parent}`, or give another folder"
+        )
+    if waiting:
+        log.info("the chain has jobs already: %s; nothing was submitted", shown)
+        return False
+    for name, content in {**copies, PLAN: text}.items():
+        part = state / f"{name}.part"
+        part.write_text(content)
+        part.replace(state / name)
+    for name in (CANCELLED, GAVE_UP, DONE):
+        (state / name).unlink(missing_ok=True)
+    for run_dir in (Path(one) for unit in chain.plan.units for one in unit.run_dirs() if one):
+        (run_dir / "submit" / STOPPED_BY_HAND).unlink(missing_ok=True)
+    add_line(state, began=True)
+    return True
+
+
+def _first_requests(chain: Chain) -> list[Request]:
+    """A request for every unit, and for the gate behind it: as many as there will be if nothing goes wrong."""
+    requests = []
+    most = most_array_tasks(chain.environ) if shutil.which("scontrol", path=chain.environ.get("PATH")) else 1001
+    for unit in chain.plan.units:
+        tag = f"{unit.name}.e1.r0"
+        places = {"state": chain.state, "chdir": Path(chain.plan.chdir)}
+        pieces = requests_of(unit, range(unit.num_tasks), **places, tag=tag, most=most)
+        requests += [request for request, _ in pieces]
+        requests.append(gate_request(unit, **places, tag=f"gate.{tag}", after=[]))
+    return requests
+
+
+def graph_of(units: tuple[Unit, ...]) -> str:
+    """The units as lines of text, each with what it waits for."""
+    lines = []
+    for unit in units:
+        size = (
+            f" x {unit.num_tasks}" + (f", {unit.at_once} at once" if unit.at_once else "") if unit.num_tasks > 1 else ""
+        )
+        size += f", {unit.nodes} nodes" if unit.nodes > 1 else ""
+        size += f", {unit.links} links" if unit.links > 1 else ""
+        begins = f"after {' and '.join(unit.after)}" if unit.after else "first"
+        lines += [f"[{unit.name}]  {unit.stage}{size}; {begins}", "   |", f"   +--> gate {unit.name}", "   |"]
+    return "\n".join([*lines[:-1], "        complete: submits what is after it; missing: only that again"]) + "\n"
+
+
+def _show(chain: Chain) -> int:
+    """Prints every script and the graph, and what Slurm says; writes nothing."""
+    requests = _first_requests(chain)
+    for request in requests:
+        put(f"# ===== {request.name}\n{script_of(chain, request)}\n")
+    put(graph_of(chain.plan.units))
+    if shutil.which("sbatch", path=chain.environ.get("PATH")) is None:
+        log.warning("no sbatch on this machine, so Slurm was not asked about it")
+        return exit_codes.DONE
+    for request in requests[:_MOST_ASKED]:
+        said = slurms_answer([], chain.environ, text=script_of(chain, replace(request, dependency="")))
+        log.info("%s: %s", printable_name(request.name), said)
+    return exit_codes.DONE

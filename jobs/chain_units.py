@@ -1,0 +1,134 @@
+"""The steps of a chain as units: what is submitted together, and what a gate looks at afterwards. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.chain_file import INPUTS, ChainConfig, StepConfig
+from jobs.submitted import SECOND, SUBMITTED, value_in
+from shards.errors import UserError
+
+PHASES = ("scan", "plan", "shards", "merge")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Jobs of one kind. `words`: those of the command, one for all tasks that share a packing (`num_parts` of them),
+    or one for each run. `after`: the units that must be complete before."""
+
+    name: str
+    step: str
+    stage: str
+    words: tuple[tuple[str, ...], ...]
+    after: tuple[str, ...] = ()
+    num_parts: int = 1
+    at_once: int = 0
+    nodes: int = 1
+    time: str = ""
+    cpus: int = 0
+    links: int = 1
+
+    @property
+    def num_tasks(self) -> int:
+        """The tasks of its array; 1: no array."""
+        return max(self.num_parts, len(self.words))
+
+    def run_dirs(self) -> list[str]:
+        """The run directory of each of its words, empty for a stage without one."""
+        return [value_in(words, "--run-dir") for words in self.words]
+
+
+def units_of(chain: ChainConfig) -> tuple[Unit, ...]:
+    """All units, each after those that it needs. UserError for steps that do not fit each other."""
+    outputs: dict[str, list[str]] = {}
+    stages: dict[str, str] = {}
+    last: dict[str, str] = {}  # of a step, its last unit
+    units: list[Unit] = []
+    before: tuple[str, ...] = ()
+    for step in chain.steps:
+        words, outs = _words(step, Path(chain.folder), outputs, stages)
+        needed = dict.fromkeys((*(step.after or before), *(getattr(step, name) for name in INPUTS)))
+        after = tuple(last[name] for name in needed if name)
+        new = _units(step, words, after)
+        units += new
+        outputs[step.name], stages[step.name], last[step.name] = outs, step.stage, new[-1].name
+        before = (step.name,)
+    _refuse_shared(units)
+    return tuple(units)
+
+
+def _units(step: StepConfig, words: list[tuple[str, ...]], after: tuple[str, ...]) -> list[Unit]:
+    common = {"step": step.name, "stage": step.stage, "nodes": step.nodes, "time": step.time, "cpus": step.cpus}
+    if step.stage != "pack" or step.tasks == 1:
+        return [
+            Unit(name=step.name, words=tuple(words), after=after, at_once=step.at_once, links=step.links, **common)  # type: ignore[arg-type]
+        ]
+    units = []
+    for phase in PHASES:
+        is_array = phase in ("scan", "shards")
+        units.append(
+            Unit(
+                name=f"{step.name}.{phase}",
+                words=((*words[0], f"--phase={phase}"),),
+                after=after,
+                num_parts=step.tasks if is_array else 1,
+                at_once=step.at_once if is_array else 0,
+                **common,  # type: ignore[arg-type]
+            )
+        )
+        after = (units[-1].name,)
+    return units
+
+
+def _words(
+    step: StepConfig, folder: Path, outputs: dict[str, list[str]], stages: dict[str, str]
+) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The words of each of the step's runs, and what each writes."""
+    row, second = SUBMITTED[step.stage], step.recipe
+    given: list[list[str]] = [list(variant) for variant in step.variants] or [[]]
+    for name in INPUTS:
+        source = getattr(step, name)
+        if not source:
+            continue
+        wanted = "data" if name == "data" else "run"
+        if SUBMITTED[stages[source]].gives != wanted:
+            what = "dataset" if wanted == "data" else "run"
+            raise UserError(f"step {step.name}, {name}: {source} is a step of {stages[source]}, which makes no {what}")
+        paths = [f"{out}/weights" if name == "weights" else out for out in outputs[source]]
+        if len(paths) > 1 and step.variants:
+            raise UserError(f"step {step.name} and step {source} both have variants; write a step for each run")
+        given = [list(extra) for extra in given for _ in paths] if len(given) == 1 else given
+        flag = row.takes[name]
+        for place, extra in enumerate(given):
+            path = paths[place % len(paths)]
+            extra.insert(0, path if flag == SECOND else f"{flag}={path}")
+    is_second_taken = any(getattr(step, name) and row.takes[name] == SECOND for name in row.takes)
+    if bool(second) == is_second_taken:
+        allowed = ", or ".join(f"`{name}:`" for name, flag in row.takes.items() if flag == SECOND)
+        raise UserError(f"step {step.name} needs {'either ' + allowed + ' or ' if allowed else ''}`recipe:`")
+    words, outs = [], []
+    for place, extra in enumerate(given):
+        head = [step.stage, *([second] if second else [extra.pop(0)])]
+        rest = [*step.flags, *extra, *_workers(step)]
+        out = value_in(rest, row.out) if row.out else ""
+        if row.out and not out:
+            out = str(folder / step.name / str(place)) if len(given) > 1 else str(folder / step.name)
+            rest.append(f"{row.out}={out}")
+        words.append((*head, *rest))
+        outs.append(out)
+    return words, outs
+
+
+def _workers(step: StepConfig) -> list[str]:
+    has_some = any(flag.partition("=")[0] == "--workers" for flag in step.flags)
+    return [f"--workers={step.cpus}"] if step.cpus and step.stage in ("pack", "verify") and not has_some else []
+
+
+def _refuse_shared(units: Sequence[Unit]) -> None:
+    """UserError if two runs have one run directory."""
+    seen: dict[str, str] = {}
+    for unit in units:
+        for run_dir in filter(None, unit.run_dirs()):
+            if run_dir in seen:
+                raise UserError(f"{unit.name} and {seen[run_dir]} both write to {run_dir}; give each its own folder")
+            seen[run_dir] = unit.name

@@ -1,0 +1,85 @@
+"""The stages that `patchline submit` knows, and what a job of each needs. A new stage is a row of the table."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jobs.flags import flags_of
+from jobs.lookup import file_of
+from jobs.mistakes import refuse_missing, similar
+from jobs.resolve import default_job
+from jobs.run_flags import take_run_flags
+from jobs.stages import RECIPE, STAGES
+from shards.config_values import shown_value
+from shards.errors import UserError
+
+Override = Callable[[Any, list[str], str], Any]
+SECOND = "the second word"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """`has_ranks`: one process per GPU on all nodes, else one process. `takes`: what a step of a chain may take from an
+    earlier one (data, weights, run), and the flag that it becomes. `out`: the flag of the folder that it writes."""
+
+    has_ranks: bool = False
+    takes: Mapping[str, str] = field(default_factory=dict)
+    out: str = ""
+    gives: str = ""
+    """What a later step may take of it: data, or run, which has weights, too."""
+
+
+SUBMITTED = {
+    "pack": Submitted(out="--out", gives="data"),
+    "verify": Submitted(takes={"data": SECOND}),
+    "pretrain": Submitted(has_ranks=True, takes={"data": "--data.url"}, out="--run-dir", gives="run"),
+    "finetune": Submitted(
+        has_ranks=True, takes={"data": "--data.url", "weights": "--initial.weights"}, out="--run-dir", gives="run"
+    ),
+    "evaluate": Submitted(has_ranks=True, takes={"data": "--data.url", "weights": "--weights"}, out="--run-dir"),
+    "report": Submitted(takes={"run": SECOND}),
+}
+
+
+def submitted_stage(stage: str) -> Submitted:
+    """The row of a stage. UserError if submit does not know it."""
+    if stage not in SUBMITTED:
+        near = similar(stage, list(SUBMITTED))
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"{shown_value(stage)} is no stage that submit knows; {meant}allowed: {', '.join(SUBMITTED)}")
+    return SUBMITTED[stage]
+
+
+def job_of_words(words: list[str], override: Override) -> Any:
+    """The job of a command's words, the stage first. UserError for whatever the stage itself would refuse."""
+    stage, second = words[:2]
+    word = file_of(second) if STAGES[stage].second == RECIPE else second
+    fields, _ = take_run_flags(stage, words[2:])
+    job = override(default_job(stage, word), fields, f"patchline {stage} {second}")
+    refuse_missing(list(flags_of(job)), STAGES[stage].required)
+    return job
+
+
+def comment_of(work: list[str]) -> str:
+    """The name by which the jobs of one work are found in the queue: of its folder, and of its words if these tell it
+    apart."""
+    return f"patchline-{hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]}"
+
+
+def submit_folder(run_dir: str, stage: str) -> Path:
+    """Where the script and the log go: RUN/submit, or ./patchline-STAGE for a stage without a run directory."""
+    return (Path(run_dir) / "submit" if run_dir else Path(f"patchline-{stage}")).absolute()
+
+
+def value_in(words: tuple[str, ...] | list[str], flag: str) -> str:
+    """The last value of a flag among words of the form --flag=value or --flag value; empty if it has none."""
+    found = ""
+    for place, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            found = word.partition("=")[2]
+        elif word == flag and place + 1 < len(words):
+            found = words[place + 1]
+    return found

@@ -1,0 +1,63 @@
+"""A chain's state: what is frozen comes back, and a record that a crash tore still counts."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.chain_state import (
+    RECORD,
+    ChainJob,
+    ChainPlan,
+    add_job,
+    add_line,
+    chain_steps,
+    ending,
+    is_chain,
+    plan_json,
+    read_plan_of,
+    read_record_of,
+    state_folder,
+)
+from jobs.chain_units import Unit
+from shards.errors import UserError
+
+UNITS = (
+    Unit(name="pack.scan", step="pack", stage="pack", words=(("pack", "a b", "--x='$(id)'"),), num_parts=4),
+    Unit(name="train", step="train", stage="pretrain", words=(("pretrain", "r"),), after=("pack.scan",)),
+)
+PLAN = ChainPlan(units=UNITS, rounds=3, chdir="/here", command=("patchline",))
+
+
+def test_what_is_frozen_comes_back(tmp_path: Path) -> None:
+    state = state_folder(str(tmp_path))
+    state.mkdir()
+    assert not is_chain(str(tmp_path))
+    with pytest.raises(UserError, match="has no chain"):
+        read_plan_of(state)
+    (state / "plan.json").write_text(plan_json(PLAN))
+    assert is_chain(str(tmp_path))
+    assert read_plan_of(state) == PLAN
+    (state / "plan.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        read_plan_of(state)
+
+
+def test_the_record_counts_from_the_last_beginning(tmp_path: Path) -> None:
+    state = state_folder(str(tmp_path))
+    state.mkdir()
+    (state / "plan.json").write_text(plan_json(PLAN))
+    job = ChainJob(unit="pack.scan", kind="job", round=0, tag="t", job=7, tasks=(0, 3), marks=(0,))
+    add_line(state, began=True)
+    add_job(state, job)
+    add_line(state, complete="pack.scan")
+    with (state / RECORD).open("a") as file:
+        file.write('{"unit": "train", "ki\n')
+    assert read_record_of(state).jobs == (job,)
+    assert [(step.state, step.jobs) for step in chain_steps(str(tmp_path))] == [("complete", (job,)), ("waiting", ())]
+    add_line(state, began=True)
+    found = read_record_of(state)
+    assert (found.epoch, found.jobs, found.complete) == (2, (), frozenset())
+    assert ending(state) == ""
+    (state / "gave-up").touch()
+    (state / "cancelled").touch()
+    assert ending(state) == "cancelled"
