@@ -80,6 +80,8 @@ def test_a_whole_chain_ends_by_itself_and_submits_nothing_twice(slurm_cluster: S
     assert [step.state for step in chain_steps(str(folder))] == ["complete"] * 8
     for unit in ("pack.scan", "pack.plan", "pack.shards", "pack.merge", "pretrain", "finetune", "evaluate", "report"):
         assert len(jobs_of(folder, unit)) == 1, logs(folder)
+    numbers = [job.job for job in read_record_of(folder / "chain").jobs]
+    assert {slurm_cluster.job(number)["ExitCode"] for number in numbers} == {"0:0"}, logs(folder)
     assert (folder / "pretrain" / "report.html").exists()
     assert all(json.loads((folder / "evaluate" / n / "scores.json").read_text())["num_images"] for n in ("0", "1"))
 
@@ -167,7 +169,7 @@ def test_links_continue_a_run_where_requeueing_is_forbidden(slurm_cluster: Slurm
     subprocess.run([PATCHLINE, "pack", "digits", "--out", data], check=True, timeout=120)
     stops = program(
         tmp_path / "stops",
-        f'[[ $1 != pretrain ]] || mkdir "{tmp_path}/stopped" 2>/dev/null && {{ sleep 2; exit 75; }}',
+        f'if [[ $1 == pretrain ]] && mkdir "{tmp_path}/stopped" 2>/dev/null; then sleep 2; exit 75; fi',
         f'exec {PATCHLINE} "$@"',
     )
     settings = settings_in(tmp_path, "requeue: no", f"command: ['{stops}']")
@@ -184,5 +186,5 @@ def test_links_continue_a_run_where_requeueing_is_forbidden(slurm_cluster: Slurm
     )
     jobs = [slurm_cluster.job(number) for number in ids]
     text = "\n".join(path.read_text() for path in sorted((run_dir / "submit").glob("*.out")))
-    assert [(job["ExitCode"], job["Restarts"]) for job in jobs] == [("75:0", "0"), ("0:0", "0"), ("0:0", "0")], text
+    assert [(job["ExitCode"], job["Restarts"]) for job in jobs] == [("74:0", "0"), ("0:0", "0"), ("0:0", "0")], text
     assert "done by a job before this one" in text
