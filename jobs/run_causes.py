@@ -111,7 +111,7 @@ def _of_queue(found: Evidence) -> Iterator[Cause]:
         if job.is_finished and at > 0:
             continue
         one, asked = finding_of(job), f"scontrol show job {job.job}"
-        is_fault = bool(one.todo) and not (job.is_finished and found.facts.run.state == "done")
+        is_fault = bool(one.todo) and not (job.is_finished and found.facts.run.state in ("done", "running"))
         rank = 2 if job.state == "PENDING" else 20
         yield Cause(
             rank=rank if is_fault else 90,
