@@ -12,6 +12,7 @@ without it, as on a node that has never run this. Command (10 minutes on two cor
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -34,7 +35,7 @@ EAGER, KEPT, EMPTY = "not compiled", "compiled, cache kept", "compiled, cache em
 ARMS = (EAGER, KEPT, EMPTY)
 # What happens before the new process begins, and after it what the run has put on record of its start.
 AROUND = ("noticed", "ranks_ended", "next_try", "process")
-FIGURES = (*AROUND, *START_PARTS, "whole")
+FIGURES: tuple[str, ...] = (*AROUND, *START_PARTS, "whole")
 _STEPS, _SAVE, _SECONDS = 100_000, 20, 300.0
 _RUN = (
     *("digits_smoke", f"--steps={_STEPS}", "--global-batch=32", "--schedule.warmup-steps=5", "--device=cpu"),
@@ -46,6 +47,7 @@ def main() -> None:
     """Measures all arms; prints and keeps the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
 
@@ -57,7 +59,7 @@ def main() -> None:
         patchline = str(Path(sys.executable).parent / "patchline")
         subprocess.run([patchline, "pack", "digits", "--out", folder / "digits"], check=True, capture_output=True)
         arm = partial(measured, cluster=cluster, folder=folder, patchline=patchline)
-        rounds = in_turn(ARMS, arm, rounds=arguments.rounds, keep=keep)
+        rounds = in_turn(arguments.arms, arm, rounds=arguments.rounds, keep=keep)
     say(table(results(rounds, arguments.rounds)["arms"]))
 
 
@@ -103,8 +105,10 @@ def parts_of(run_dir: Path, *, job: int, killed: float) -> Report:
 
 def results(rounds: list[Round], num_rounds: int) -> dict[str, Any]:
     """The results as they are kept, in seconds."""
+    arms = [arm for arm in ARMS if arm in rounds[0]]
+    chosen = "" if len(arms) == len(ARMS) else f" --arms {shlex.join(arms)}"
     return {
-        "command": f"python -m benchmarks.restart --rounds {num_rounds} --out benchmarks/results/restart.json",
+        "command": f"python -m benchmarks.restart --rounds {num_rounds}{chosen} --out benchmarks/results/restart.json",
         "machine": machine(),
         "arms": summary(rounds, FIGURES),
         "rounds": rounds,
