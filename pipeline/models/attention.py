@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.autograd.function import once_differentiable
 
 _MOST_TOKENS = 640  # with more, PyTorch's pieces are as fast
 _CACHED_BYTES = 8 << 20  # of fp32 scores at a time: more would not stay in the cache
@@ -21,7 +22,9 @@ def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     """softmax(q k^T / sqrt(d)) v of q, k and v in one tensor: [B, h, N, d], in its precision."""
     is_trained = qkv_3BhNd.requires_grad and torch.is_grad_enabled() and qkv_3BhNd.shape[-2] <= _MOST_TOKENS
     if is_trained and qkv_3BhNd.device.type == "cpu" and qkv_3BhNd.dtype == torch.bfloat16:
-        result: torch.Tensor = _attend_on_cpu(qkv_3BhNd)
+        # Uncompiled as plain functions: the first call of a custom operator would load torch._dynamo, which takes 1 s.
+        operator = _attend_on_cpu if torch.compiler.is_compiling() else _Attend.apply
+        result: torch.Tensor = operator(qkv_3BhNd)  # type: ignore[no-untyped-call]
         return result
     return _by_pytorch(qkv_3BhNd)
 
@@ -31,15 +34,12 @@ def _by_pytorch(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
 
 
-# Custom operators, so that torch.compile leaves them as they are: it would unroll the loop.
-@torch.library.custom_op("patchline::attend_on_cpu", mutates_args=())
-def _attend_on_cpu(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+def _forward(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     # Usually it has these strides already: then nothing is copied.
     return _by_pytorch(qkv_3BhNd).transpose(1, 2).contiguous().transpose(1, 2)
 
 
-@torch.library.custom_op("patchline::attend_on_cpu_backward", mutates_args=())
-def _attend_on_cpu_backward(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+def _backward(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     """The attention weights are recomputed; all else is matrix products. Nothing that grows with N^2 is kept."""
     dqkv_3BhNd = torch.empty_like(qkv_3BhNd)  # with the same strides: the three gradients need not be joined by a copy
     _, batch, heads, tokens, _ = qkv_3BhNd.shape
@@ -86,12 +86,31 @@ def _keep(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None: 
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, da_BhNd: torch.Tensor) -> torch.Tensor:
+def _backward_by_operator(ctx: Any, da_BhNd: torch.Tensor) -> torch.Tensor:
     (qkv_3BhNd,) = ctx.saved_tensors
     result: torch.Tensor = _attend_on_cpu_backward(da_BhNd, qkv_3BhNd)
     return result
 
 
+class _Attend(torch.autograd.Function):
+    """The same without operators."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+        """The result, [B, h, N, d]."""
+        ctx.save_for_backward(qkv_3BhNd)
+        return _forward(qkv_3BhNd)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, da_BhNd: torch.Tensor) -> torch.Tensor:
+        """The gradient of `qkv_3BhNd`."""
+        return _backward(da_BhNd, *ctx.saved_tensors)
+
+
+# Custom operators, so that torch.compile leaves them as they are: it would unroll the loop.
+_attend_on_cpu = torch.library.custom_op("patchline::attend_on_cpu", _forward, mutates_args=())
+_attend_on_cpu_backward = torch.library.custom_op("patchline::attend_on_cpu_backward", _backward, mutates_args=())
 _attend_on_cpu.register_fake(_fake_result)
 _attend_on_cpu_backward.register_fake(_fake_gradient)
-_attend_on_cpu.register_autograd(_backward, setup_context=_keep)
+_attend_on_cpu.register_autograd(_backward_by_operator, setup_context=_keep)

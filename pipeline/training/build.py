@@ -28,7 +28,7 @@ from pipeline.training.prepare import Prepared
 from pipeline.training.reporter import Reporter, open_reporter
 from pipeline.training.same_bits import BITS, say_bits
 from pipeline.training.saving import Saving, describe, state_bytes
-from pipeline.training.start import start_engine
+from pipeline.training.start import fill_engine, start_engine
 from pipeline.training.step_costs import StepCosts
 from pipeline.training.step_sums import SumSource
 from pipeline.training.streams import streams_of
@@ -117,7 +117,10 @@ def _engine(parts: Parts, found: Manifest | None) -> tuple[Engine, BatchPlan]:
     fit = agreed_fit(job, prepared.plan, prepared.budget, world, record=found.record if found else None)
     if checks_gradients(job.engine, fit.plan, world.device):
         check_gradients(job, fit.plan, world)
-    engine, plan = start_engine(job, fit.plan, parts.checkpoints, found, is_compiled=prepared.is_compiled)
+    engine, plan = start_engine(job, fit.plan, world, is_compiled=prepared.is_compiled)
+    prepared.parts.ends("model")
+    fill_engine(engine, job, parts.checkpoints, found)
+    prepared.parts.ends("load")
     # A trial on a GPU may have cut the share into several passes, which DeepSpeed adds up in other code.
     is_other = min(plan.accumulation, 2) != min(fit.plan.accumulation, 2)
     if is_other and checks_gradients(job.engine, plan, world.device):

@@ -17,6 +17,7 @@ from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.config import EngineConfig, OptimizerConfig, reduced_in, with_buckets_of
 from pipeline.training.frozen import FrozenWeights
 from pipeline.training.layers import freeze
+from pipeline.training.light_imports import leave_dynamo_out, without
 from pipeline.training.optimizer import RATE_FACTOR, build_optimizer, update_averages
 from pipeline.training.zero_state import (
     create_moments,
@@ -81,7 +82,9 @@ def deepspeed_config(
 def _quiet_deepspeed() -> Any:
     """DeepSpeed, ready to use, without what it does that nobody here wants."""
     # Not at the top: importing it chooses an accelerator from the environment, which `world.enter` prepares.
-    import deepspeed  # noqa: PLC0415
+    with without("mlflow"):
+        import deepspeed  # noqa: PLC0415
+    leave_dynamo_out()
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings(

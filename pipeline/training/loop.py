@@ -77,8 +77,8 @@ class Loop:
                 except WaitGivenUpError:
                     self._read()
                     return self._stop_here()
-                if self.reporter and self.step == self._start:
-                    self.reporter.shows(*self.train_step.first_images(batch, NUM_IMAGES))
+                if self.step == self._start:
+                    self._begins(batch)
                 request = self._train_on(batch)
                 is_due = request > StopRequest.NOTHING or self.when.is_due(self.step)
                 if is_due:
@@ -97,12 +97,19 @@ class Loop:
             self._save()
         return LoopEnd.ALL_STEPS
 
+    def _begins(self, batch: Batch) -> None:
+        """Before the first step of this loop, with its batch."""
+        if self.reporter:
+            self.reporter.shows(*self.train_step.first_images(batch, NUM_IMAGES))
+        self.watch.parts.ends("first_batch")
+
     def _train_on(self, batch: Batch) -> StopRequest:
         """Launches one step; returns what the ranks are asked to do after the steps whose outcomes were read."""
         launched = self.train_step.launch(batch)
         self.position = self.train_step.stream.typed_position
         if self.reporter:
             self.reporter.launched(launched.step)
+            self.watch.parts.has_begun(self.watch.ledger.run_dir, attempt=self.watch.stopping.pulse.attempt)
         request = self._read()
         self._unread = launched
         is_last = self.step == self.job.steps

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensorboard.compat.proto.summary_pb2 import Summary
-from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
 
 from pipeline.checkpoints.json_lines import Line, Lines, is_step, naming, read_lines, write_whole
+from pipeline.training.light_imports import without
 from pipeline.training.loggers import Curves
 from shards.errors import InvalidDataError
+
+with without("boto3"):  # of which TensorBoard would write to buckets; a run directory is a folder
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import hparams
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"

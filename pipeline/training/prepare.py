@@ -1,6 +1,6 @@
 """Checks a job against its data and its ranks, before any rank is joined."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.checkpoints.attempts import list_committed
@@ -13,6 +13,7 @@ from pipeline.training.deepspeed_version import deepspeed_version, refuse_untest
 from pipeline.training.device_memory import Budget, budget_of
 from pipeline.training.logger_choice import refuse_unusable_loggers
 from pipeline.training.start import starting_weights, will_compile
+from pipeline.training.start_parts import StartParts
 from pipeline.world import World
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
@@ -25,7 +26,7 @@ class Prepared:
 
     `plan`: of the whole share in one pass, if the job names no micro-batch: the ranks agree on one later, within the
     `budget`. `is_compiled`: whether the model's blocks are compiled. `extend`: whether the job may have more steps than
-    the run that it continues.
+    the run that it continues. `parts`: what the start has taken so far.
     """
 
     job: TrainingJob
@@ -38,10 +39,18 @@ class Prepared:
     held_out: Dataset | None
     is_compiled: bool
     extend: bool
+    parts: StartParts = field(default_factory=StartParts)
 
 
 def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared:
     """The job, checked. Raises UserError."""
+    parts = StartParts()
+    prepared = _checked(job, world, parts, extend=extend)
+    parts.ends("data")
+    return prepared
+
+
+def _checked(job: TrainingJob, world: World, parts: StartParts, *, extend: bool) -> Prepared:
     _refuse_missing(job)
     refuse_untested_deepspeed(job.engine, deepspeed_version())
     plan = plan_batch(
@@ -78,6 +87,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         held_out=held_out,
         is_compiled=will_compile(job.engine, world.device),
         extend=extend,
+        parts=parts,
     )
 
 

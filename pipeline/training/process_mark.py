@@ -6,6 +6,7 @@ began, the kernel's boot and the namespace of the numbers, it does.
 
 import os
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +50,14 @@ def own_mark() -> ProcessMark:
     """Of this process."""
     found = _stat(os.getpid())
     return ProcessMark(host=socket.gethostname(), kernel=_kernel(), pid=os.getpid(), began=found[1] if found else 0)
+
+
+def age_of_process() -> float:
+    """Seconds since the kernel started this process, to a hundredth; 0 if that cannot be told."""
+    found = _stat(os.getpid())
+    if found is None:
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - found[1] / os.sysconf("SC_CLK_TCK"))
 
 
 def _kernel() -> str:

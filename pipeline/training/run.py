@@ -84,8 +84,7 @@ def train(
     """Runs a job, from its newest checkpoint if it has one, to its end or until it is asked to stop.
 
     `record`: what stands on record of it. `extend`: the job may have more steps than the run that it continues.
-    `profile`: the steps that rank 0 traces. Raises UserError.
-    """
+    `profile`: the steps that rank 0 traces. Raises UserError."""
     if job.engine.deterministic:
         fix_kernels(world)
     # 2. Check the job against its data.
@@ -101,6 +100,7 @@ def train(
         try:
             with joined(world, timeout=collective_timeout(job.hang)):
                 refuse_other_runs(prepared)
+                prepared.parts.ends("rendezvous")
                 if _is_done(prepared):
                     say_untraced(profile, world)
                     return Ending.DONE
@@ -131,19 +131,18 @@ def _writer(prepared: Prepared) -> Iterator[Writer | None]:
 
 def _watch(prepared: Prepared, signals: Signals, stopping: Stopping, stack: ExitStack, *, profile: range) -> Watch:
     """What the run looks at and writes to while it trains; `stack` closes what needs it."""
-    world, run_dir = prepared.world, prepared.run_dir
+    world, run_dir, parts = prepared.world, prepared.run_dir, prepared.parts
     clock = SaveClock(prepared.job.checkpoint, num_nodes=world.num_nodes, decides=world.is_first)
     times, trace = StepTimes(marks_of(world.device)), None
     if profile and world.is_first:
         trace = stack.enter_context(closing(StepTrace(run_dir, profile, times, device=world.device)))
     ledger = Ledger(run_dir, says=world.is_first)
-    return Watch(signals=signals, stopping=stopping, ledger=ledger, clock=clock, times=times, trace=trace)
+    return Watch(signals=signals, stopping=stopping, ledger=ledger, clock=clock, times=times, trace=trace, parts=parts)
 
 
 def _start_to_end(prepared: Prepared, writer: Writer | None, watch: Watch, record: RunRecord) -> Ending:
     """Steps 4 to 7."""
-    world = prepared.world
-    bf16 = bf16_of(world.device)
+    world, bf16 = prepared.world, bf16_of(prepared.world.device)
     with _in_its_folder(prepared.run_dir):
         with watch.ledger.time("startup"):
             # 4. Find the checkpoint.
@@ -154,6 +153,7 @@ def _start_to_end(prepared: Prepared, writer: Writer | None, watch: Watch, recor
                 watch.ledger.complete(found.id, found.record.get("seconds"))
         if left:
             _put_on_record(prepared, checkpoints, found, watch.ledger, left=left, origin=record.origin)
+        watch.parts.ends("checkpoint")
         parts, loop = Parts(prepared=prepared, checkpoints=checkpoints, watch=watch, writer=writer), None
         while True:
             watch.stopping.pulse.attempt = checkpoints.attempt.token

@@ -32,18 +32,16 @@ from pipeline.training.layers import freeze, is_trained
 from pipeline.training.memory import Topology, memory_of
 from pipeline.training.precision import choose_precision
 from pipeline.training.trial import engine_that_fits, one_pass
+from pipeline.world import World
 from shards.errors import InvalidDataError, UserError
 
 log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
 
 
-def start_engine(
-    job: TrainingJob, plan: BatchPlan, checkpoints: Checkpoints, manifest: Manifest | None, *, is_compiled: bool
-) -> tuple[Engine, BatchPlan]:
-    """The engine with the weights that the run starts from, and its plan: this one, or on a GPU one with a smaller
-    micro-batch if its memory does not suffice. `manifest`: of its checkpoint, None if it has none. Collective."""
-    weights, world = None if manifest else starting_weights(job), checkpoints.world
+def start_engine(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool) -> tuple[Engine, BatchPlan]:
+    """The engine, still to be filled, and its plan: this one, or on a GPU one with a smaller micro-batch if its memory
+    does not suffice. Collective."""
 
     def build(plan: BatchPlan) -> Engine:
         return Engine(
@@ -67,11 +65,15 @@ def start_engine(
         engine, plan = engine_that_fits(plan, build=build, trial=trial, pairs=pairs, world=world)
     else:
         engine = build(plan)
+    return engine, plan
+
+
+def fill_engine(engine: Engine, job: TrainingJob, checkpoints: Checkpoints, manifest: Manifest | None) -> None:
+    """Gives it the state that the run starts from. `manifest`: of its checkpoint, None if it has none. Collective."""
     if manifest:
         fill_from_checkpoint(engine, checkpoints, manifest, job=job)
-    elif weights:
-        _fill_from_weights(engine, weights)
-    return engine, plan
+    else:
+        _fill_from_weights(engine, starting_weights(job))
 
 
 def starting_weights(job: TrainingJob) -> TensorByName:

@@ -129,12 +129,16 @@ def add_start(
         origin=origin,
         process=own_mark(),
     )
-    path = run_dir / FILE_NAME
+    append_line(run_dir / FILE_NAME, asdict(start))
+
+
+def append_line(path: Path, line: Line) -> None:
+    """Appends an object, on a line of its own even if a killed process has left half a line."""
     with naming(path), path.open("a+b") as file:
         end = file.seek(0, 2)
         file.seek(max(0, end - 1))
-        before = b"" if file.read(1) in (b"", b"\n") else b"\n"  # a killed process may have left half a line
-        file.write(before + json.dumps(asdict(start)).encode() + b"\n")
+        before = b"" if file.read(1) in (b"", b"\n") else b"\n"
+        file.write(before + json.dumps(line).encode() + b"\n")
 
 
 def read_starts(run_dir: Path) -> list[Start]:

@@ -8,6 +8,7 @@ from pipeline.training.ledger import Account, Ledger
 from pipeline.training.pulse import Phase
 from pipeline.training.save_clock import SaveClock
 from pipeline.training.signals import Signals, StopRequest
+from pipeline.training.start_parts import StartParts
 from pipeline.training.step_times import Part, StepTimes
 from pipeline.training.step_trace import StepTrace
 from pipeline.training.stopping import Stopping
@@ -18,7 +19,7 @@ _PARTS: Mapping[Account, Part] = {"data_wait": "data_wait", "checkpoint": "check
 @dataclass(frozen=True, kw_only=True)
 class Watch:
     """A rank's stop requests, deadlines and ledger. `clock`: by default, time never asks for a checkpoint. `times`:
-    the parts of a step. `trace`: of the steps to profile, if there are any."""
+    the parts of a step. `trace`: of the steps to profile, if there are any. `parts`: of the start."""
 
     signals: Signals
     stopping: Stopping
@@ -26,6 +27,7 @@ class Watch:
     clock: SaveClock = field(default_factory=SaveClock)
     times: StepTimes = field(default_factory=StepTimes)
     trace: StepTrace | None = None
+    parts: StartParts = field(default_factory=StartParts)
 
     def step_begins(self, step: int) -> None:
         """A step begins, and the one before it ends."""

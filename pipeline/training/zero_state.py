@@ -7,6 +7,7 @@ rank holds at most one contiguous fragment of a parameter.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,10 +50,15 @@ def give_memory(model: torch.nn.Module, settings: Mapping[str, Any]) -> None:
 
     device = torch.device(get_accelerator().current_device_name())
     if settings["zero_optimization"]["stage"] < 3:
-        model.to_empty(device=device)
+        # Not `to_empty`, whose empty_like of a tensor on meta loads SymPy, which takes half a second.
+        model._apply(partial(_given_memory, device=device))  # type: ignore[no-untyped-call]
     else:
         dtype = next(model.parameters()).dtype
         zero.Init(module=_OneByOne(model, device), config_dict_or_path=dict(settings), dtype=dtype)
+
+
+def _given_memory(tensor: torch.Tensor, *, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
 
 
 class _OneByOne(torch.nn.Module):

@@ -4,6 +4,7 @@ Commands run as processes of their own (see tests/rigs/processes.py); one test s
 """
 
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from jobs import exit_codes
-from jobs.cli import main
+from jobs.cli import _imported, main
 from jobs.record import read_record
 from jobs.stages import STAGES
 from pipeline.models import ModelConfig, build_model
@@ -386,3 +387,12 @@ def test_a_library_that_aborts_at_the_end_makes_no_failure_of_work_that_is_done(
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=CHECKOUT)
     assert done.returncode == 0, done.stderr
     assert "no fault found" in done.stderr
+
+
+def test_imports_leave_the_garbage_collector_on() -> None:
+    assert gc.isenabled()
+    _imported("jobs.exit_codes")
+    assert gc.isenabled()
+    with pytest.raises(ModuleNotFoundError):
+        _imported("jobs.no_such_module")
+    assert gc.isenabled()

@@ -85,6 +85,15 @@ def test_between_forward_and_backward_only_q_k_and_v_are_kept() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_the_operator_of_compiled_blocks_computes_the_same_bits(shape: tuple[int, ...]) -> None:
+    qkv = fused(shape, torch.bfloat16)
+    compiled = torch.ops.patchline.attend_on_cpu(qkv)
+    assert torch.equal(compiled, attend(qkv))
+    assert compiled.stride() == attend(qkv).stride()
+    assert torch.equal(gradient(qkv, compiled), gradient(qkv, attend(qkv)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_torchs_own_check_of_an_operator(shape: tuple[int, ...]) -> None:
     """Checks schema, autograd, and that the shapes and strides declared for torch.compile are those of the results."""
     qkv = fused(shape, torch.bfloat16)

@@ -2,7 +2,10 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from pipeline.models import BiT, Model, ModelConfig, ViT, build_model, checkpoin
 from pipeline.models.build import blocks_of, compile_fault, unfilled_model
 from pipeline.models.initial import initial_tensor
 
+CHECKOUT = Path(__file__).resolve().parents[3]
 SMALL: dict[str, Any] = {"image_size": 32, "num_classes": 5}
 TRANSFORMER = SMALL | {"depth": 2, "width": 24, "mlp_width": 40, "num_heads": 3}
 VIT = ModelConfig(name="vit_b16", **TRANSFORMER)
@@ -161,3 +165,25 @@ def test_a_fault_of_the_compiler_is_told_in_a_line() -> None:
         torch._inductor.cpp_builder.cpp_compiler_search.cache_clear()
         assert compile_fault(cpu).startswith("InvalidCxxCompiler: No working C++ compiler found")
     torch._inductor.cpp_builder.cpp_compiler_search.cache_clear()
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_second_process_takes_its_kernels_from_the_cache(tmp_path: Path) -> None:
+    """A restart after a fault compiles nothing again, and computes the same bits."""
+    program = (
+        "import sys, torch\nfrom tests.pipeline.models.test_build import *\n"
+        "model = with_random_head(VIT)\ncompile_blocks(model)\nloss, gradients = loss_and_gradients(model)\n"
+        "from torch._dynamo.utils import counters\n"
+        "found = counters['aot_autograd']\n"
+        "digest = hash(tuple(float(value.double().sum()) for value in (loss, *gradients.values())))\n"
+        "print(found['autograd_cache_hit'], found['autograd_cache_miss'], digest)"
+    )
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(CHECKOUT)}
+    runs = [
+        subprocess.run([sys.executable, "-P", "-c", program], env=environ, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    (hits, misses, bits), (hits_again, misses_again, bits_again) = (run.stdout.split() for run in runs)
+    assert (int(hits), int(misses_again), bits_again) == (0, 0, bits)
+    assert hits_again == misses != "0"

@@ -17,6 +17,7 @@ from pipeline.training.config import EngineConfig
 from pipeline.training.ledger import Ledger
 from pipeline.training.prepare import prepare
 from pipeline.training.signals import Signals
+from pipeline.training.start_parts import StartParts
 from pipeline.training.stopping import Stopping
 from pipeline.training.watch import Watch
 from pipeline.world import World
@@ -86,10 +87,16 @@ def test_gradients_are_checked_as_they_are_added_up(
     seen = []
     monkeypatch.setattr(build, "agreed_fit", lambda *_, **__: SimpleNamespace(plan=plan_of(planned)))
     monkeypatch.setattr(build, "start_engine", lambda *_, **__: (None, plan_of(tried)))
+    monkeypatch.setattr(build, "fill_engine", lambda *_: None)
     monkeypatch.setattr(build, "checks_gradients", lambda *_: True)
     monkeypatch.setattr(build, "check_gradients", lambda _job, plan, _world: seen.append(plan.accumulation))
     prepared: Any = SimpleNamespace(
-        job=digits_smoke(), world=one_world(1, 2), plan=None, budget=None, is_compiled=False
+        job=digits_smoke(),
+        world=one_world(1, 2),
+        plan=None,
+        budget=None,
+        is_compiled=False,
+        parts=StartParts(),
     )
     parts: Any = SimpleNamespace(prepared=prepared, checkpoints=None)
     assert build._engine(parts, None)[1] == plan_of(tried)

@@ -240,3 +240,24 @@ def test_values_out_of_range_are_refused(fields: dict[str, Any]) -> None:
 def test_epsilon_and_the_heads_multiple_out_of_range_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"^optimizer\.\w+ is .*; allowed: (above 0|0 or more)$"):
         OptimizerConfig(**fields)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_step_has_the_bits_of_torchs_own(name: Any) -> None:
+    """Ours leaves out the wrapper that loads torch._dynamo, and nothing else."""
+    config = OptimizerConfig(name=name, weight_decay=0.1)
+    ours, theirs = build_model(MODEL), build_model(MODEL)
+    optimizer = build_optimizer(ours.named_parameters(), config)
+    plain = build_optimizer(theirs.named_parameters(), config)
+    for step in range(3):
+        for model in (ours, theirs):
+            generator = torch.Generator().manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+        for each in (optimizer, plain):
+            for group in each.param_groups:
+                group["lr"] = 0.1
+        optimizer.step()
+        type(plain).__base__.step(plain)  # type: ignore[union-attr]
+    assert all(torch.equal(*pair) for pair in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert not any(parameter.grad_fn for parameter in ours.parameters())

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from pipeline.training.process_mark import ProcessMark, own_mark
 
+CHECKOUT = Path(__file__).resolve().parents[3]
+
 
 @pytest.fixture
 def child() -> Iterator["subprocess.Popen[bytes]"]:
@@ -18,6 +21,13 @@ def child() -> Iterator["subprocess.Popen[bytes]"]:
     yield process
     process.kill()
     process.wait()
+
+
+def test_the_age_of_a_process_counts_from_its_start_by_the_kernel() -> None:
+    program = "from pipeline.training.process_mark import age_of_process; print(age_of_process())"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, cwd=CHECKOUT)
+    assert 0 < float(done.stdout) <= time.monotonic() - began + 0.02  # it is a multiple of 0.01
 
 
 def test_this_process_is_there() -> None:
