@@ -39,7 +39,8 @@ from shards.errors import UserError
 from shards.terminal import columns_of, message_text
 
 log = logging.getLogger("patchline")
-DONE_CHECK = "__done"  # asked by slurm/stage.sbatch; not for users
+# Asked by slurm/stage.sbatch and by preflight's job on the nodes; not for users.
+HIDDEN = {"__done": "jobs.done_check", "__probe": "jobs.node_probe"}
 
 
 def entry() -> None:
@@ -85,8 +86,8 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         return _run([*argv[1:], "--help"], interrupts)
     if argv[0] == ASK:
         return _show("".join(f"{word}\n" for word in candidates(argv[1:])), requested=True)
-    if argv[0] == DONE_CHECK:
-        return int(importlib.import_module("jobs.done_check").run(argv[1:]))
+    if argv[0] in HIDDEN:
+        return int(importlib.import_module(HIDDEN[argv[0]]).run(argv[1:]))
     if argv[0] == "--version":
         return _show(f"patchline {version('patchline')}\n", requested=True)
     stage, words = argv[0], argv[1:]
@@ -144,7 +145,7 @@ def _start(stage: str, word: str, job: Any, options: RunOptions, interrupts: Int
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # loaded once, not by every worker
     module = importlib.import_module(name)
     interrupts.works()
-    if stage in ("demo", "verify-resume"):  # they start stages as processes, in this environment
+    if stage in ("demo", "preflight", "verify-resume"):  # they start programs, in this environment
         return int(module.run(job, environ=dict(os.environ)))
     code = int(module.run(job, **options.arguments(), **_origin(stage, word)))
     if code == exit_codes.CONTINUE and "TORCHELASTIC_ERROR_FILE" in os.environ:

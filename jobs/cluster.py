@@ -1,7 +1,10 @@
 """cluster.yaml: what all jobs on a cluster share, for `patchline submit`. slurm/cluster.example.yaml shows it."""
 
 import re
-from dataclasses import dataclass
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -100,3 +103,14 @@ def read_cluster(path: Path) -> ClusterConfig:
     if report.faults:
         raise UserError("\n".join(f"{path}, line {line}: {message}" for line, message in sorted(report.faults)[:8]))
     return cast("ClusterConfig", found)
+
+
+def with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> ClusterConfig:
+    """The settings with the command of this environment, if they name none. UserError if it has none."""
+    if cluster.command:
+        return cluster
+    beside = Path(sys.executable).parent / "patchline"  # of this environment, on the PATH or not
+    found = shutil.which("patchline", path=environ.get("PATH")) if not beside.is_file() else str(beside)
+    if found is None:
+        raise UserError("patchline is not on the PATH; set `command:` in the file of your cluster's settings")
+    return replace(cluster, command=(str(Path(found).absolute()),))

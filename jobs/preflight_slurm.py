@@ -25,7 +25,7 @@ def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, st
         config = fields_of(_answer(["scontrol", "show", "config"], environ))
         named = _partition(cluster, environ)
     except UserError as error:
-        what, _, todo = str(error).rpartition("; ")
+        what, _, todo = str(error).partition("; ")
         return [Verdict(name="Slurm", status="failed", value=what or str(error), allowed="an answer", todo=todo)]
     partition = {} if named is None else named
     found = [
@@ -33,7 +33,9 @@ def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, st
         judge_partition(cluster.partition, partition),
     ]
     if partition:
-        states = _answer(["sinfo", "--noheader", "--Node", f"--partition={partition['PartitionName']}", "-o%T"], environ)
+        states = _answer(
+            ["sinfo", "--noheader", "--Node", f"--partition={partition['PartitionName']}", "-o%T"], environ
+        )
         found += [
             judge_limit(cluster, partition.get("MaxTime", "")),
             judge_nodes(nodes, states.split(), partition.get("MaxNodes", "")),
@@ -113,9 +115,7 @@ def judge_nodes(asked: int, states: list[str], most: str) -> Verdict:
     return Verdict(name="nodes", status="ok", value=value)
 
 
-def judge_config(
-    config: Mapping[str, str], partition: Mapping[str, str], cluster: ClusterConfig
-) -> list[Verdict]:
+def judge_config(config: Mapping[str, str], partition: Mapping[str, str], cluster: ClusterConfig) -> list[Verdict]:
     """The settings of the whole cluster on which a run's life depends. Pure."""
     return [
         _kill_wait(config, cluster),
@@ -156,9 +156,7 @@ def _requeue_exit(config: Mapping[str, str]) -> Verdict:
         return Verdict(name="RequeueExit", status="ok", value=f"{codes}, which has {exit_codes.CONTINUE}")
     value = f"{codes or 'none'}; a job requeues itself by scontrol, and ends with {exit_codes.CONTINUE} if that fails"
     todo = f"nothing, if `scontrol requeue` is allowed to users; else ask for RequeueExit={exit_codes.CONTINUE}"
-    return Verdict(
-        name="RequeueExit", status="warning", value=value, allowed=f"has {exit_codes.CONTINUE}", todo=todo
-    )
+    return Verdict(name="RequeueExit", status="warning", value=value, allowed=f"has {exit_codes.CONTINUE}", todo=todo)
 
 
 def holds(codes: str, code: int) -> bool:
@@ -208,7 +206,7 @@ def _admission(cluster: ClusterConfig, nodes: int, environ: Mapping[str, str]) -
     try:
         said = slurms_answer([*options_of(cluster, nodes=nodes), *limit, "--exclusive", "--wrap=true"], environ)
     except UserError as error:
-        what, _, todo = str(error).rpartition("; ")
+        what, _, todo = str(error).partition("; ")
         return Verdict(name="admission", status="failed", value=what, allowed="Slurm accepts such a job", todo=todo)
     return Verdict(name="admission", status="ok", value=said)
 

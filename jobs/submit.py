@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.batch_script import Request, batch_script, names_of
-from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit
+from jobs.cluster import read_cluster, refuse_wrong_limit, with_command
 from jobs.flags import flags_of
 from jobs.lookup import job_of
 from jobs.mistakes import refuse_missing
@@ -62,7 +61,7 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     fields, _ = take_run_flags(stage, words[2:])
     job = override(job_of(recipe, stage), fields, f"patchline {stage} {recipe}")
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
-    cluster = _with_command(read_cluster(Path(options.cluster)), environ)
+    cluster = with_command(read_cluster(Path(options.cluster)), environ)
     run_dir = getattr(job, "run_dir", "")
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
         words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
@@ -109,16 +108,6 @@ def _with(options: Options, name: str, value: str) -> Options:
     if nodes is None or not 1 <= nodes <= _MOST_NODES:
         raise UserError(f"--nodes is {shown_value(value)}; allowed: 1 to {_MOST_NODES:,}")
     return replace(options, nodes=nodes)
-
-
-def _with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> ClusterConfig:
-    if cluster.command:
-        return cluster
-    beside = Path(sys.executable).parent / "patchline"  # of this environment, on the PATH or not
-    found = shutil.which("patchline", path=environ.get("PATH")) if not beside.is_file() else str(beside)
-    if found is None:
-        raise UserError("patchline is not on the PATH; set `command:` in the file of your cluster's settings")
-    return replace(cluster, command=(str(Path(found).absolute()),))
 
 
 def _folder(run_dir: str, stage: str) -> Path:

@@ -36,7 +36,7 @@ from shards.storage.retries import RetryConfig
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 JOBS = list(dict.fromkeys(job_class(stage) for stage in STAGES))
 # Made by our own code alone, of values that were checked before.
-NOT_GIVEN = {"Share", "Size", "ResNetSize", "SavedJob", "ObjectSource", "_Source", "Found", "SumSource"}
+NOT_GIVEN = {"Share", "Size", "ResNetSize", "SavedJob", "ObjectSource", "_Source", "Found", "SumSource", "QueuedJob"}
 ENDINGS = ("Config", "Hints", "Job", "Rules", "Source", "Spec")  # of the names of configurations
 WITHOUT_RANGE = {"TrainingJob.seed", "VerifyResumeJob.seed", "ModelConfig.head_bias"}  # any number will do
 
