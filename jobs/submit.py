@@ -26,6 +26,7 @@ from jobs.run_flags import take_run_flags
 from jobs.screen import put
 from jobs.slurm import need_sbatch, queued, slurms_answer, submitted
 from jobs.stages import STAGES
+from jobs.submit_checks import refuse_what_cannot_work
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
 from shards.terminal import printable_name
@@ -46,6 +47,7 @@ class Options:
     nodes: int = 1
     time_limit: str = ""
     is_dry: bool = False
+    has_checks: bool = True
 
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
@@ -65,6 +67,8 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     run_dir = getattr(job, "run_dir", "")
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
         words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
+    if options.has_checks:
+        refuse_what_cannot_work(words, cluster, run_dir=run_dir, nodes=options.nodes, limit=options.time_limit)
     folder = _folder(run_dir, stage)
     work = [str(folder)] if run_dir else [str(folder), *words]  # evaluations of one folder are different work
     request = Request(
@@ -90,6 +94,8 @@ def take_options(words: list[str]) -> tuple[Options, list[str]]:
         name, has_value, value = word.partition("=")
         if word == "--dry-run":
             options = replace(options, is_dry=True)
+        elif word == "--no-check":
+            options = replace(options, has_checks=False)
         elif name not in ("--cluster", "--nodes", "--time"):
             rest.append(word)
         else:

@@ -73,7 +73,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("ls", "run_table", "doctor", "verify_resume", "killed_runs", "trial_verdict", "trial_report"),
             *("report", "report_facts", "report_page", "report_plots", "report_curves"),
             *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
-            *("preflight", "preflight_slurm", "preflight_nodes", "node_probe"),
+            *("preflight", "preflight_slurm", "preflight_nodes", "node_probe", "submit_checks"),
         ),
         ("cli", "endings", "help", "completion", "processes", "streams", "threads"),
     ),
