@@ -59,7 +59,7 @@ def _options(request: Request, cluster: ClusterConfig) -> list[str]:
         "account": cluster.account,
         "qos": cluster.qos,
         "constraint": _quoted(cluster.constraint) if cluster.constraint else "",
-        "nodes": str(request.nodes),
+        "nodes": str(request.nodes + cluster.spares),
         "gpus-per-node": str(cluster.gpus_per_node or ""),
         "ntasks-per-node": str(cluster.gpus_per_node or 1),
         "cpus-per-task": str(cluster.cpus_per_rank or ""),
@@ -70,6 +70,7 @@ def _options(request: Request, cluster: ClusterConfig) -> list[str]:
         *(f"--{name}={value}" for name, value in named.items() if value),
         "--exclusive",
         "--requeue",
+        *(["--no-kill"] if cluster.spares else []),
         *cluster.options,
     ]
 
@@ -83,6 +84,7 @@ def _site(cluster: ClusterConfig) -> list[str]:
     values = {
         "PATCHLINE_MARGIN": str(cluster.margin_seconds),
         "PATCHLINE_RETRIES": str(cluster.retries),
+        "PATCHLINE_SPARES": str(cluster.spares or ""),
         "AWS_ENDPOINT_URL": cluster.s3_endpoint,
         "AWS_PROFILE": cluster.s3_profile,
         "TMPDIR": cluster.scratch,

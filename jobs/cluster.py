@@ -19,6 +19,7 @@ _OPTION = re.compile(rf"--[a-z][a-z0-9-]*(={_WORD.pattern})?")
 _LIMIT = re.compile(r"[0-9]{1,4}(-[0-9]{1,2}(:[0-9]{2}){0,2}|:[0-9]{2}(:[0-9]{2})?)?")
 _OURS = (
     *("array", "chdir", "comment", "dependency", "error", "exclusive", "gpus-per-node", "job-name", "nodes", "ntasks"),
+    "no-kill",
     *("ntasks-per-node", "open-mode", "output", "requeue", "no-requeue", "signal", "time", "wrap"),
 )
 
@@ -45,6 +46,8 @@ class ClusterConfig:
     """How long before the time limit the ranks are asked to save: longer than a step and a save take."""
     retries: Annotated[int, Range(0, 100)] = 2
     """How often a crash is tried again in one allocation."""
+    spares: Annotated[int, Range(0, 1024, zero="none: a job that loses a node is requeued")] = 0
+    """Nodes that a job has beside those it is asked for, to take the place of sick or lost ones."""
     options: tuple[str, ...] = ()
     """More options of sbatch, such as --reservation=vit."""
     setup: tuple[str, ...] = ()

@@ -199,6 +199,18 @@ class SlurmCluster:
                 continue
         return found
 
+    def kill_node(self, name: str) -> None:
+        """The node vanishes: its slurmd, the slurmstepds below it and what they started are killed at once."""
+        (daemon,) = [one for one in self._daemons if isinstance(one.args, list) and one.args[-2:] == ["-N", name]]
+        self._daemons.remove(daemon)
+        mark = f"SLURMD_NODENAME={name}".encode()
+        tasks = [pid for pid in self.processes() if mark in _environ_of(pid)]
+        steps = {_parent_of(pid) for pid in tasks} - set(tasks)  # slurmstepd has the environment of its slurmd
+        daemon.kill()
+        daemon.wait()
+        for pid in [*steps - {1, os.getpid()}, *tasks]:
+            _kill(pid)
+
     def stop(self) -> None:
         """Cancels the jobs, then ends the daemons in the order of their dependencies, then the orphans."""
         if len(self._daemons) > 1:
@@ -295,6 +307,20 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for held in sockets:
             held.close()
+
+
+def _environ_of(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended since
+        return []
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 1
 
 
 def _kill(pid: int) -> None:
