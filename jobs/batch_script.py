@@ -79,7 +79,7 @@ def _options(request: Request, cluster: ClusterConfig) -> list[str]:
         "account": cluster.account,
         "qos": cluster.qos,
         "constraint": _quoted(cluster.constraint) if cluster.constraint and request.has_ranks else "",
-        "nodes": str(request.nodes),
+        "nodes": str(request.nodes + (cluster.spares if request.has_ranks else 0)),
         "gpus-per-node": str(gpus or ""),
         "ntasks-per-node": str(gpus or 1),
         "cpus-per-task": str(request.cpus or (cluster.cpus_per_rank if request.has_ranks else 1) or ""),
@@ -92,6 +92,7 @@ def _options(request: Request, cluster: ClusterConfig) -> list[str]:
         *(f"--{name}={value}" for name, value in named.items() if value),
         *(["--exclusive"] if request.has_ranks else []),
         "--requeue" if cluster.requeue else "--no-requeue",
+        *(["--no-kill"] if cluster.spares and request.has_ranks else []),
         *cluster.options,
     ]
 
@@ -106,6 +107,7 @@ def _site(cluster: ClusterConfig) -> list[str]:
         "PATCHLINE_MARGIN": str(cluster.margin_seconds),
         "PATCHLINE_RETRIES": str(cluster.retries),
         "PATCHLINE_REQUEUE": "" if cluster.requeue else "no",
+        "PATCHLINE_SPARES": str(cluster.spares or ""),
         "AWS_ENDPOINT_URL": cluster.s3_endpoint,
         "AWS_PROFILE": cluster.s3_profile,
         "TMPDIR": cluster.scratch,

@@ -42,8 +42,9 @@ from shards.errors import UserError
 from shards.terminal import columns_of, message_text
 
 log = logging.getLogger("patchline")
-DONE_CHECK = "__done"  # asked by slurm/stage.sbatch; not for users
-GATE = "__gate"  # run by the jobs between the steps of a chain
+# Asked by slurm/stage.sbatch, and by the jobs of chains and of preflight; not for users.
+GATE = "__gate"
+HIDDEN = {"__done": "jobs.done_check", "__probe": "jobs.node_probe"}
 
 
 def entry() -> None:
@@ -89,7 +90,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         return _run([*argv[1:], "--help"], interrupts)
     if argv[0] == ASK:
         return _show("".join(f"{word}\n" for word in candidates(argv[1:])), requested=True)
-    if argv[0] in (DONE_CHECK, GATE):
+    if argv[0] == GATE or argv[0] in HIDDEN:
         return _of_scripts(argv[0], argv[1:])
     if argv[0] == "--version":
         return _show(f"patchline {version('patchline')}\n", requested=True)
@@ -121,8 +122,8 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
 
 def _of_scripts(name: str, words: list[str]) -> int:
     """What the batch scripts ask."""
-    if name == DONE_CHECK:
-        return int(importlib.import_module("jobs.done_check").run(words))
+    if name in HIDDEN:
+        return int(importlib.import_module(HIDDEN[name]).run(words))
     return int(importlib.import_module("jobs.chain").gate(words, override=_overridden, environ=dict(os.environ)))
 
 
@@ -156,7 +157,7 @@ def _start(stage: str, word: str, job: Any, options: RunOptions, interrupts: Int
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # loaded once, not by every worker
     module = _imported(name)
     interrupts.works()
-    if stage in ("demo", "verify-resume", "doctor"):  # they start processes, in this environment
+    if stage in ("demo", "verify-resume", "doctor", "preflight"):  # they start programs, in this environment
         return int(module.run(job, environ=dict(os.environ)))
     code = int(module.run(job, **options.arguments(), **_origin(stage, word)))
     if code == exit_codes.CONTINUE and "TORCHELASTIC_ERROR_FILE" in os.environ:

@@ -1,7 +1,10 @@
 """cluster.yaml: what all jobs on a cluster share, for `patchline submit`. slurm/cluster.example.yaml shows it."""
 
 import re
-from dataclasses import dataclass
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -16,6 +19,7 @@ _OPTION = re.compile(rf"--[a-z][a-z0-9-]*(={_WORD.pattern})?")
 _LIMIT = re.compile(r"[0-9]{1,4}(-[0-9]{1,2}(:[0-9]{2}){0,2}|:[0-9]{2}(:[0-9]{2})?)?")
 _OURS = (
     *("array", "chdir", "comment", "dependency", "error", "exclusive", "gpus-per-node", "job-name", "nodes", "ntasks"),
+    "no-kill",
     *("ntasks-per-node", "open-mode", "output", "requeue", "no-requeue", "signal", "time", "wrap"),
 )
 
@@ -46,6 +50,8 @@ class ClusterConfig:
     """How often a crash is tried again in one allocation."""
     requeue: bool = True
     """Whether jobs may be requeued; no: a run is continued by a chain of jobs (`--links`)."""
+    spares: Annotated[int, Range(0, 1024, zero="none: a job that loses a node is requeued")] = 0
+    """Nodes that a job has beside those it is asked for, to take the place of sick or lost ones."""
     options: tuple[str, ...] = ()
     """More options of sbatch, such as --reservation=vit."""
     setup: tuple[str, ...] = ()
@@ -104,3 +110,14 @@ def read_cluster(path: Path) -> ClusterConfig:
     if report.faults:
         raise UserError("\n".join(f"{path}, line {line}: {message}" for line, message in sorted(report.faults)[:8]))
     return cast("ClusterConfig", found)
+
+
+def with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> ClusterConfig:
+    """The settings with the command of this environment, if they name none. UserError if it has none."""
+    if cluster.command:
+        return cluster
+    beside = Path(sys.executable).parent / "patchline"  # of this environment, on the PATH or not
+    found = shutil.which("patchline", path=environ.get("PATH")) if not beside.is_file() else str(beside)
+    if found is None:
+        raise UserError("patchline is not on the PATH; set `command:` in the file of your cluster's settings")
+    return replace(cluster, command=(str(Path(found).absolute()),))

@@ -1,4 +1,5 @@
-"""The flags of `patchline plan` about nodes: how many, how the queue treats jobs, how often nodes fail, what they cost.
+"""The flags of `patchline preflight`, and those of `patchline plan` about nodes: how many, how the queue treats jobs,
+how often nodes fail, what they cost.
 
 A configuration only: help and mistakes are answered without loading torch.
 """
@@ -6,7 +7,7 @@ A configuration only: help and mistakes are answered without loading torch.
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from shards.config_values import Range, shown_value
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 SUFFIXES = (".svg", ".html")
@@ -67,3 +68,32 @@ def refuse_wrong_nodes(job: OnNodes, *, gpu: str, is_num_gpus_given: bool) -> No
         raise UserError(f"--nodes is {shown_value(job.nodes)}; allowed: different numbers, such as --nodes 8 16 32")
     if job.out and not job.out.lower().endswith(SUFFIXES):
         raise UserError(f"--out is {job.out!r}; allowed: a name that ends in {' or '.join(SUFFIXES)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightJob:
+    """What of a cluster to check before the first job is submitted; what is empty is left out."""
+
+    cluster: str = ""
+    """YAML file of your cluster's settings, as slurm/cluster.example.yaml; empty: Slurm is left out."""
+    run_dir: str = ""
+    """Run directory, or a folder above it: a short job on two nodes checks that they share it."""
+    url: str = ""
+    """Where datasets or checkpoints will be, s3://bucket/prefix: small objects are written below it, and deleted."""
+    nodes: Annotated[int, Range(1, 100_000)] = 1
+    """Nodes that a job will ask for."""
+    deep: bool = False
+    """Also run a short job on all nodes: a timed matrix product on each, and an exchange between all."""
+    wait_seconds: Annotated[int, Range(1, 86_400)] = 60
+    """How long these short jobs may wait in the queue."""
+    json: bool = False
+    """Write the checks to standard output as one JSON object, for scripts."""
+    out: str = ""
+    """File to write the same JSON object to; empty: none."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+        if self.url and not self.url.startswith("s3://"):
+            raise UserError(f"--url is {shown_value(self.url)}; allowed: s3://bucket/prefix, or nothing")
+        if self.deep and not self.cluster:
+            raise UserError("--deep says nothing without --cluster; add --cluster cluster.yaml")

@@ -33,9 +33,13 @@ def need_sbatch(environ: Mapping[str, str]) -> None:
         raise UserError("no sbatch on the PATH: run this on a login node of the cluster, or with --dry-run anywhere")
 
 
-def ran(words: list[str], environ: Mapping[str, str], text: str = "") -> "subprocess.CompletedProcess[str]":
+def ran(
+    words: list[str], environ: Mapping[str, str], text: str = "", *, seconds: float = 0.0
+) -> "subprocess.CompletedProcess[str]":
     """A program of Slurm, with `text` as its input. Jobs inherit the environment, which Slurm stores: variables that
-    look secret stay here. UserError if there is no such program, or no answer in time."""
+    look secret stay here. `seconds`: how long it may take; 0: two minutes. UserError if there is no such program, or no
+    answer in time."""
+    limit = seconds or _ANSWER_SECONDS
     clean = {name: value for name, value in environ.items() if not _SECRET.search(name) and not _OF_JOB.match(name)}
     try:
         return subprocess.run(
@@ -45,13 +49,13 @@ def ran(words: list[str], environ: Mapping[str, str], text: str = "") -> "subpro
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_ANSWER_SECONDS,
+            timeout=limit,
             check=False,
         )
     except OSError as error:
         raise UserError(f"cannot run {words[0]}: {error.strerror}; it comes with Slurm, as sbatch does") from error
     except subprocess.TimeoutExpired:
-        raise UserError(f"{words[0]} has not answered for {_ANSWER_SECONDS} s; try again when Slurm does") from None
+        raise UserError(f"{words[0]} has not answered for {limit:g} s; try again when Slurm does") from None
 
 
 def slurms_answer(words: list[str], environ: Mapping[str, str], text: str = "") -> str:

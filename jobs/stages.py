@@ -232,6 +232,16 @@ STAGES = {
             "doctor --json",
         ),
     ),
+    "preflight": Stage(
+        summary="check a cluster: Slurm's limits, S3, a shared run directory, nodes",
+        second="",
+        module="jobs.preflight",
+        job=("jobs.cluster_jobs", "PreflightJob"),
+        examples=(
+            "preflight --cluster cluster.yaml --run-dir /shared/runs --url s3://bucket/prefix --nodes 8",
+            "preflight --cluster cluster.yaml --nodes 8 --deep",
+        ),
+    ),
     "demo": Stage(
         summary="run the whole pipeline on real images in five minutes",
         second="",

@@ -7,7 +7,6 @@ submitted. A run that has a job in the queue gets no second one. Does not load t
 import json
 import logging
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,10 +16,11 @@ from jobs import exit_codes
 from jobs.batch_script import Request, batch_script, names_of, stage_body
 from jobs.chain_state import alone
 from jobs.chain_submit import submit_chain
-from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit
+from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
 from jobs.screen import put
 from jobs.slurm import need_sbatch, queued, slurms_answer, submitted
 from jobs.stages import WITH_SMOKE
+from jobs.submit_checks import refuse_what_cannot_work
 from jobs.submitted import Override, comment_of, job_of_words, submit_folder, submitted_stage
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
@@ -44,6 +44,7 @@ class Options:
     time_limit: str = ""
     links: int = 1
     is_dry: bool = False
+    has_checks: bool = True
 
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
@@ -67,10 +68,21 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     run_dir = getattr(job, "run_dir", "")
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
         words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
-    folder = submit_folder(run_dir, stage)
+    if options.has_checks:
+        refuse_what_cannot_work(words, cluster, run_dir=run_dir, nodes=options.nodes, limit=options.time_limit)
+    request = _request(words, options, run_dir=run_dir, has_ranks=row.has_ranks)
+    text = batch_script(request, cluster, body=stage_body())
+    if options.is_dry:
+        put(text)
+        return _tell_test(request, text, environ)
+    return _submit(request, text, environ, links=options.links)
+
+
+def _request(words: list[str], options: Options, *, run_dir: str, has_ranks: bool) -> Request:
+    folder = submit_folder(run_dir, words[0])
     work = [str(folder)] if run_dir else [str(folder), *words]  # evaluations of one folder are different work
     comment, name = comment_of(work), names_of(words)
-    request = Request(
+    return Request(
         words=tuple(words),
         name=f"{name}-{comment[-8:]}" if options.links > 1 else name,  # singleton: jobs of one name wait for each other
         comment=comment,
@@ -78,14 +90,9 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
         time_limit=options.time_limit,
         folder=folder,
         chdir=Path.cwd(),
-        has_ranks=row.has_ranks,
+        has_ranks=has_ranks,
         dependency="singleton" if options.links > 1 else "",
     )
-    text = batch_script(request, cluster, body=stage_body())
-    if options.is_dry:
-        put(text)
-        return _tell_test(request, text, environ)
-    return _submit(request, text, environ, links=options.links)
 
 
 def take_options(words: list[str]) -> tuple[Options, list[str]]:
@@ -95,6 +102,8 @@ def take_options(words: list[str]) -> tuple[Options, list[str]]:
         name, has_value, value = word.partition("=")
         if word == "--dry-run":
             options = replace(options, is_dry=True)
+        elif word == "--no-check":
+            options = replace(options, has_checks=False)
         elif name not in ("--cluster", "--nodes", "--time", "--links"):
             rest.append(word)
         else:
@@ -126,17 +135,7 @@ def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
     """The cluster's settings, with the command that runs patchline there. UserError for what is wrong."""
     if not path:
         raise UserError("--cluster is missing: the YAML file of your cluster's settings, as slurm/cluster.example.yaml")
-    return _with_command(read_cluster(Path(path)), environ)
-
-
-def _with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> ClusterConfig:
-    if cluster.command:
-        return cluster
-    beside = Path(sys.executable).parent / "patchline"  # of this environment, on the PATH or not
-    found = shutil.which("patchline", path=environ.get("PATH")) if not beside.is_file() else str(beside)
-    if found is None:
-        raise UserError("patchline is not on the PATH; set `command:` in the file of your cluster's settings")
-    return replace(cluster, command=(str(Path(found).absolute()),))
+    return with_command(read_cluster(Path(path)), environ)
 
 
 def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: int) -> int:

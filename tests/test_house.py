@@ -77,6 +77,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("run_evidence", "run_causes", "run_doctor"),
             *("submitted", "arrays", "chain", "chain_file", "chain_units", "chain_state", "chain_checks", "chain_jobs"),
             *("chain_submit", "cancel"),
+            *("preflight", "preflight_slurm", "preflight_nodes", "node_probe", "submit_checks"),
         ),
         ("cli", "endings", "help", "completion", "processes", "streams", "threads"),
     ),

@@ -161,6 +161,38 @@ class ClientOfProcess:
         self.has_answered = True
 
 
+class GivenClient(ClientOfProcess):
+    """One client for all requests of this process: of a probe, whose settings are its own."""
+
+    def __init__(self, client: Any) -> None:
+        super().__init__()
+        self._given = client
+
+    def get(self) -> Any:
+        """The client."""
+        return self._given
+
+
+def probing_client(
+    *, endpoint: str = "", profile: str = "", addressing: str = "", checksums: str = "when_required"
+) -> Any:
+    """A client for a probe, which does not retry. `addressing`: path or virtual; empty: what stores use. Empty endpoint
+    or profile: those of the environment. UserError for a profile or an endpoint that cannot be used."""
+    try:
+        session = boto3.session.Session(profile_name=profile or None)
+    except boto_errors.ProfileNotFound as error:
+        raise UserError(
+            f"there is no profile {profile!r}; add it to ~/.aws/credentials, or correct s3_profile"
+        ) from error
+    own = Config(
+        retries={"mode": "standard", "total_max_attempts": 1},
+        request_checksum_calculation=checksums,
+        response_checksum_validation=checksums,
+        s3={"addressing_style": addressing} if addressing else None,
+    )
+    return _new_client(session, attempts=1, read_timeout_seconds=READ_TIMEOUT_SECONDS, endpoint=endpoint, own=own)
+
+
 @contextmanager
 def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess) -> Iterator[None]:
     """Turns the client's errors about the object `path` of the store `url` into ours, which say what to do."""
@@ -236,7 +268,9 @@ def _new_clients(answered: Callable[..., None]) -> _Clients:
     return _Clients(reading=reading, fresh=fresh, retrying=retrying)
 
 
-def _new_client(session: Any, *, attempts: int, read_timeout_seconds: int) -> Any:
+def _new_client(
+    session: Any, *, attempts: int, read_timeout_seconds: int, endpoint: str = "", own: Config | None = None
+) -> Any:
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
@@ -246,15 +280,17 @@ def _new_client(session: Any, *, attempts: int, read_timeout_seconds: int) -> An
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
+    config = config.merge(own) if own else config
     try:
-        client = session.client("s3", config=config)
+        client = session.client("s3", config=config, endpoint_url=endpoint or None)
     except ValueError as error:
         todo = "set AWS_ENDPOINT_URL to http://HOST:PORT or https://HOST, and AWS_DEFAULT_REGION to a region's name"
         raise UserError(f"S3 cannot be used: {without_secrets(str(error))}; {todo}") from error
     if ".amazonaws.com" in client.meta.endpoint_url or (client.meta.config.s3 or {}).get("addressing_style"):
         return client
     # Few other servers resolve bucket.host; users of those say so in their AWS configuration.
-    return session.client("s3", config=config.merge(Config(s3={"addressing_style": "path"})))
+    paths = config.merge(Config(s3={"addressing_style": "path"}))
+    return session.client("s3", config=paths, endpoint_url=endpoint or None)
 
 
 def _close_afterwards(request: Any, **_: object) -> None:

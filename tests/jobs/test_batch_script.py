@@ -87,3 +87,10 @@ def test_the_sites_settings_become_options_and_variables() -> None:
 
 def test_names_are_plain() -> None:
     assert names_of(["pretrain", "my/own recipes.py:f"]) == "pretrain-own_recipes.py_f"
+
+
+def test_spares_are_nodes_of_the_job_that_it_may_lose() -> None:
+    with_one = replace(CLUSTER, spares=1)
+    assert {"#SBATCH --nodes=3", "#SBATCH --no-kill"} <= set(lines_of(REQUEST, with_one))
+    assert "\nexport PATCHLINE_SPARES=1\n" in batch_script(REQUEST, with_one, body=BODY)
+    assert "--no-kill" not in "".join(lines_of(REQUEST, CLUSTER))

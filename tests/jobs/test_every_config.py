@@ -64,7 +64,7 @@ def inside(kind: Any) -> Iterator[Any]:
 
 OTHERS = (Change, RetryConfig, Usage, SampleRules, AdoptSpec, PackSpec, Hints, ClusterConfig, ChainConfig, StepConfig)
 CONFIGS = list(dict.fromkeys(one for kind in (*JOBS, *OTHERS) for one in inside(kind)))
-STEP = {"name": "one", "stage": "verify", "recipe": "data"}
+STEP: dict[str, Any] = {"name": "one", "stage": "verify", "recipe": "data"}
 NEEDED: dict[Any, dict[str, Any]] = {  # fields without a default
     AdoptSpec: {"rules": SampleRules()},
     StepConfig: STEP,

@@ -46,13 +46,15 @@ class Seen:
 @dataclass(kw_only=True)
 class FaultyProxy:
     """`faults` are those of the coming GETs in order (None: no fault). After them, `rates` gives the share of GETs
-    with each kind of fault, drawn with `seed`."""
+    with each kind of fault, drawn with `seed`. `is_lax`: the server behind it sees no condition of a write, as servers
+    that ignore them (s3rver 3.7.1); not for a server that checks signatures, which cover the header."""
 
     upstream: str
     endpoint: str = ""
     faults: list[Fault | None] = field(default_factory=list)
     rates: dict[str, float] = field(default_factory=dict)
     seed: int = 0
+    is_lax: bool = False
     seen: list[Seen] = field(default_factory=list)
     stalling: threading.Event = field(default_factory=threading.Event)  # set while an answer is stalled
     num_standing: int = 0  # connections that are stalled now
@@ -121,6 +123,8 @@ class Connection:
                 request = await self._head(self.client, left)
                 method, path, _ = request.lines[0].split(" ", 2)
                 if method != "GET" or "?" in path:
+                    if self.proxy.is_lax:
+                        request.lines = [one for one in request.lines if not one.lower().startswith("if-none-match:")]
                     await self._pass_on(request)
                     break
                 left = request.rest

@@ -1,0 +1,83 @@
+"""What `patchline submit` refuses before a job waits in the queue for it: a store or a run directory that cannot work,
+and a time limit in which nothing is saved. Each message says what to do; `--no-check` submits all the same."""
+
+from pathlib import Path
+
+from jobs.cluster import ClusterConfig
+from jobs.preflight_slurm import asked_seconds
+from pipeline.training.ledger import FILE_NAME as LEDGER
+from pipeline.training.ledger import last_line
+from shards.checking.s3_probe import unreachable
+from shards.errors import UserError
+from shards.quantities import duration
+from shards.terminal import printable_name
+
+_MOUNTS = Path("/proc/mounts")
+_LOCAL_TO_ONE_NODE = ("tmpfs", "ramfs", "devtmpfs")
+_ANYWAY = "or submit with --no-check"
+
+
+def refuse_what_cannot_work(words: list[str], cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str) -> None:
+    """UserError for the first of the checks that fails. `words`: of the stage; `limit`: --time, or empty."""
+    for url in urls_of(words):
+        fault = unreachable(url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile)
+        if fault:
+            raise UserError(f"{fault.value}; {fault.todo}, {_ANYWAY}")
+    if not run_dir:
+        return
+    kind = file_system(Path(run_dir), _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else "")
+    if nodes > 1 and kind in _LOCAL_TO_ONE_NODE:
+        raise UserError(
+            f"--run-dir {printable_name(run_dir)} is on {kind}, in the memory of this machine; allowed: storage that "
+            f"all nodes share; choose another folder, {_ANYWAY}"
+        )
+    stall = _mean_stall(Path(run_dir))
+    refuse_short_limit(stall, limit or cluster.time_limit, margin=cluster.margin_seconds)
+
+
+def urls_of(words: list[str]) -> list[str]:
+    """One URL for each bucket that the words name. Pure."""
+    values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
+    found: dict[str, str] = {}
+    for value in values:
+        if value.startswith("s3://") and len(value) > len("s3://"):
+            found.setdefault(value.split("/")[2], value)
+    return list(found.values())
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """The kind of the file system that a path is, or will be, on, from the text of /proc/mounts; empty if not known.
+    Pure but for links on the way."""
+    where, best, kind = path.absolute().resolve(), -1, ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = Path(fields[1].replace("\\040", " "))
+        if where.is_relative_to(point) and len(point.parts) >= best:  # of two on one point the later counts
+            best, kind = len(point.parts), fields[2]
+    return kind
+
+
+def refuse_short_limit(stall_seconds: float, limit: str, *, margin: int) -> None:
+    """UserError if a job would be cut off before it has saved. `stall_seconds`: what a save of this run has held it up
+    so far, 0 if not known. Pure."""
+    asked = asked_seconds(limit)
+    if asked is not None and asked <= margin:
+        raise UserError(
+            f"the time limit is {duration(asked)}, and the ranks are asked to save {margin} s before it; raise --time, "
+            "or lower margin_seconds to no less than a step and a save take"
+        )
+    if stall_seconds >= margin:
+        raise UserError(
+            f"a save has held this run up for {stall_seconds:,.0f} s so far, and margin_seconds is {margin}; raise "
+            f"margin_seconds in your cluster's settings above it, {_ANYWAY}"
+        )
+
+
+def _mean_stall(run_dir: Path) -> float:
+    """Mean seconds that a save of the run held it up, by its ledger, which has a line for each; 0 without one."""
+    last, path = last_line(run_dir), run_dir / LEDGER
+    if not last:
+        return 0.0
+    return float(last["seconds"]["checkpoint"]) / max(1, path.read_bytes().count(b"\n"))

@@ -1,0 +1,77 @@
+"""What submit refuses by itself: stores, run directories and time limits that cannot work, each with the remedy."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.cluster import ClusterConfig
+from jobs.submit_checks import file_system, refuse_short_limit, refuse_what_cannot_work, urls_of
+from shards.errors import UserError
+from tests.rigs.s3 import free_port
+
+MOUNTS = (
+    "overlay / overlay rw 0 0\ntmpfs /run tmpfs rw 0 0\nserver:/x /shared nfs4 rw 0 0\ntmpfs /my\\040runs tmpfs rw\n"
+)
+
+
+def test_one_url_for_each_bucket() -> None:
+    words = [
+        "pretrain",
+        "x",
+        "--data.url=s3://a/one",
+        "--checkpoint.url",
+        "s3://b/two",
+        "--run-dir=/s3",
+        "s3://a/other",
+    ]
+    assert urls_of(words) == ["s3://a/one", "s3://b/two"]
+
+
+def test_a_bucket_that_is_there_passes(s3_bucket: str, tmp_path: Path) -> None:
+    words = [f"--data.url=s3://{s3_bucket}/data"]
+    refuse_what_cannot_work(words, ClusterConfig(), run_dir=str(tmp_path), nodes=1, limit="")
+
+
+@pytest.mark.usefixtures("s3_endpoint")
+def test_buckets_that_cannot_be_used_are_refused() -> None:
+    with pytest.raises(UserError, match=r"there is no bucket 'none'.*create the bucket or correct the URL, or submit"):
+        refuse_what_cannot_work(["--data.url=s3://none/x"], ClusterConfig(), run_dir="", nodes=1, limit="")
+    away = ClusterConfig(s3_endpoint=f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(UserError, match="S3 is unreachable"):
+        refuse_what_cannot_work(["s3://none/x"], away, run_dir="", nodes=1, limit="")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/run/x", "tmpfs"), ("/shared/runs/new", "nfs4"), ("/home/x", "overlay"), ("/my runs/x", "tmpfs")],
+)
+def test_file_systems(path: str, kind: str) -> None:
+    assert file_system(Path(path), MOUNTS) == kind
+
+
+def test_a_run_directory_in_memory_is_refused_on_several_nodes() -> None:
+    shared = "/dev/shm/run"  # noqa: S108 - nothing is written there
+    refuse_what_cannot_work([], ClusterConfig(), run_dir=shared, nodes=1, limit="")
+    with pytest.raises(
+        UserError, match="on tmpfs, in the memory of this machine; allowed: storage that all nodes share"
+    ):
+        refuse_what_cannot_work([], ClusterConfig(), run_dir=shared, nodes=2, limit="")
+
+
+def test_time_limits() -> None:
+    refuse_short_limit(0.0, "", margin=120)
+    refuse_short_limit(10.0, "3", margin=120)
+    with pytest.raises(UserError, match="the ranks are asked to save 120 s before it; raise --time"):
+        refuse_short_limit(0.0, "2", margin=120)
+
+
+def test_a_margin_shorter_than_the_saves_of_the_run(tmp_path: Path) -> None:
+    names = ("restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation")
+    lines = [
+        {"step": step, "unix_time": 1.0, "seconds": dict.fromkeys(names, 0.0) | {"checkpoint": 150.0 * step}}
+        for step in (1, 2)
+    ]
+    (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UserError, match="held this run up for 150 s so far, and margin_seconds is 120"):
+        refuse_what_cannot_work([], ClusterConfig(), run_dir=str(tmp_path), nodes=1, limit="")

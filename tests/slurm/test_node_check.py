@@ -1,0 +1,111 @@
+"""slurm/stage.sbatch on a real Slurm of three nodes: sick nodes are left out, a spare takes the place of a lost one."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rigs.slurm import SlurmCluster, SlurmConfig
+from tests.slurm.test_stage import ENDED, SCRIPT, program
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+JOB_SECONDS = 200
+
+
+@pytest.fixture(scope="module")
+def three_nodes() -> Iterator[SlurmCluster]:
+    with SlurmCluster(SlurmConfig(num_nodes=3, cpus_per_node=1)) as cluster:
+        yield cluster
+
+
+def evaluate(cluster: SlurmCluster, patchline: Path, *options: str, **environ: str) -> tuple[dict[str, str], str]:
+    """A stage without a run directory, whose command is `patchline`; the job at its end, and its log."""
+    job_id = start(cluster, patchline, *options, **environ)
+    return ended(cluster, job_id)
+
+
+def start(cluster: SlurmCluster, patchline: Path, *options: str, **environ: str) -> int:
+    output = f"--output={cluster.folder}/%j.out"
+    words = ("evaluate", "resize", "--data.url", "data")
+    return cluster.sbatch(SCRIPT, *words, options=[output, *options], env={"PATCHLINE": str(patchline)} | environ)
+
+
+def ended(cluster: SlurmCluster, job_id: int) -> tuple[dict[str, str], str]:
+    cluster.wait_for(lambda: cluster.squeue_state(job_id) in ENDED, deadline_seconds=JOB_SECONDS)
+    return cluster.job(job_id), (cluster.folder / f"{job_id}.out").read_text()
+
+
+def without_scratch(folder: Path, *bad: str) -> dict[str, str]:
+    """TMPDIR that only some nodes have: the node's name is in its path."""
+    for name in {"n1", "n2", "n3"} - set(bad):
+        (folder / name).mkdir()
+    return {
+        "BASH_ENV": str(program(folder / "env", f"[[ -z ${{SLURMD_NODENAME-}} ]] || TMPDIR={folder}/$SLURMD_NODENAME"))
+    }
+
+
+def test_healthy_nodes_are_checked_quickly(three_nodes: SlurmCluster, tmp_path: Path) -> None:
+    names = program(tmp_path / "names", f'echo "$SLURMD_NODENAME" >>{tmp_path}/began')
+    job, log = evaluate(three_nodes, names, "--nodes=3")
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log
+    found = re.search(r"checked 3 nodes in (\d+) s, 3 are healthy, 3 are needed", log)
+    assert found, log
+    assert int(found[1]) <= 5
+    job, log = evaluate(three_nodes, names, "--nodes=3", PATCHLINE_PREFLIGHT="0")
+    assert (job["JobState"], "checked" in log) == ("COMPLETED", False)
+    assert sorted((tmp_path / "began").read_text().split()) == ["n1", "n1", "n2", "n2", "n3", "n3"]
+
+
+def test_a_sick_node_is_named_and_left_out(three_nodes: SlurmCluster, tmp_path: Path) -> None:
+    names = program(tmp_path / "names", f'echo "$SLURMD_NODENAME" >>{tmp_path}/began')
+    sick = without_scratch(tmp_path, "n2")
+    job, log = evaluate(three_nodes, names, "--nodes=3", "--no-kill", PATCHLINE_SPARES="1", **sick)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log
+    assert "node n2 is left out: no-scratch" in log
+    assert sorted((tmp_path / "began").read_text().split()) == ["n1", "n3"]
+
+
+def test_too_few_healthy_nodes_give_up_in_the_end(three_nodes: SlurmCluster, tmp_path: Path) -> None:
+    job, log = evaluate(
+        three_nodes,
+        program(tmp_path / "never", f"touch {tmp_path}/ran"),
+        "--nodes=3",
+        **without_scratch(tmp_path, "n3"),
+    )
+    assert (job["ExitCode"], job["Restarts"]) == ("78:0", "2"), log
+    assert "submit with --exclude=n3" in log
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_that_only_one_node_sees_ends_the_job(three_nodes: SlurmCluster, tmp_path: Path) -> None:
+    """The other nodes are elsewhere, where the relative path leads nowhere."""
+    elsewhere = program(tmp_path / "env", f"[[ ${{SLURMD_NODENAME-n1}} == n1 ]] || cd {tmp_path}")
+    never = program(tmp_path / "never", f"touch {tmp_path}/ran")
+    job, log = evaluate(three_nodes, never, "--nodes=3", "--nodelist=n[1-3]", BASH_ENV=str(elsewhere))
+    assert (job["ExitCode"], job["Restarts"]) == ("78:0", "0"), log
+    assert "the nodes do not share" in log
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_spare_takes_the_place_of_a_node_that_vanished(three_nodes: SlurmCluster, tmp_path: Path) -> None:
+    """Last: the cluster has one node less afterwards."""
+    waits = program(
+        tmp_path / "waits",
+        f'echo "$SLURMD_NODENAME" >>{tmp_path}/began',
+        f"[[ ! -e {tmp_path}/lost ]] || exit 0",
+        f"until [[ -e {tmp_path}/lost ]]; do sleep 0.2; done",
+        "exit 9",
+    )
+    job_id = start(three_nodes, waits, "--nodes=3", "--no-kill", PATCHLINE_SPARES="1")
+    began = tmp_path / "began"
+    three_nodes.wait_for(lambda: began.exists() and len(began.read_text().split()) == 2, deadline_seconds=JOB_SECONDS)
+    three_nodes.kill_node("n2")
+    killed = time.monotonic()
+    (tmp_path / "lost").touch()
+    job, log = ended(three_nodes, job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log
+    assert "node n2 is left out: no-answer" in log
+    assert began.read_text().split()[2:] in (["n1", "n3"], ["n3", "n1"])
+    assert time.monotonic() - killed < 120

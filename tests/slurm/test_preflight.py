@@ -1,0 +1,61 @@
+"""`patchline preflight` on a real Slurm of two nodes."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rigs.slurm import SlurmCluster
+from tests.slurm.test_stage import PATCHLINE
+from tests.slurm.test_submit import settings_in
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def preflight(cluster: SlurmCluster, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    ended = subprocess.run(
+        [str(PATCHLINE), "preflight", "--json", *words],
+        env=cluster.job_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.stdout, ended.stderr
+    return ended.returncode, {one["name"]: one for one in json.loads(ended.stdout)["checks"]}
+
+
+def test_a_cluster_that_is_well(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Files go from node to node, and all nodes exchange numbers; nothing stays in the folder."""
+    words = (settings_in(tmp_path), f"--run-dir={slurm_cluster.folder}", "--nodes=2", "--deep", "--wait-seconds=120")
+    code, found = preflight(slurm_cluster, *words)
+    assert code == 0, found
+    assert found["partition"]["value"] == "main is up"
+    assert "written and read on n1 and n2" in found["run directory"]["value"]
+    assert found["exchange"]["status"] == "ok", found["exchange"]
+    assert "on 2 nodes" in found["product"]["value"]  # which of two is slow on a busy machine is chance
+    assert found["RequeueExit"]["status"] == "ok"
+    assert found["KillWait"]["status"] == "warning", "5 s in this cluster"
+    assert list(slurm_cluster.folder.glob(".patchline-preflight-*")) == []
+
+
+def test_what_slurm_would_refuse_fails(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    code, found = preflight(slurm_cluster, settings_in(tmp_path), "--nodes=3")
+    assert (code, found["nodes"]["status"], found["admission"]["status"]) == (1, "failed", "failed")
+    other = tmp_path / "other.yaml"
+    other.write_text("partition: gpuu\n")
+    code, found = preflight(slurm_cluster, f"--cluster={other}", f"--run-dir={tmp_path}")
+    assert (code, found["partition"]["status"], "run directory" in found) == (1, "failed", False)
+
+
+def test_a_full_queue_is_a_warning(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    holds = int(slurm_cluster.command("sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap=sleep 300"))
+    try:
+        slurm_cluster.wait_for(lambda: slurm_cluster.squeue_state(holds) == "RUNNING", deadline_seconds=60)
+        code, found = preflight(slurm_cluster, settings_in(tmp_path), f"--run-dir={tmp_path}", "--wait-seconds=2")
+    finally:
+        slurm_cluster.command("scancel", str(holds))
+    assert (code, found["run directory"]["status"]) == (0, "warning")
+    assert "no nodes were free within 2 s" in found["run directory"]["value"]
