@@ -23,7 +23,7 @@ VENV := $(CURDIR)/.venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh .githooks/*) .ci/run
 
-.PHONY: help setup demo test test-shards lint soak fuzz bench-env bench clean
+.PHONY: help setup demo slurm-demo test test-shards lint soak fuzz bench-env bench clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -43,6 +43,9 @@ setup: .venv/.all ## Make .venv with everything that demo, test and lint need
 
 demo: .venv/.demo ## Run the whole pipeline on real handwritten digits, at most 5 minutes on 2 cores
 	$(VENV)/bin/patchline demo
+
+slurm-demo: .venv/.demo ## Start a real Slurm on this machine, and run a chain of jobs with a kill in the middle, 1 minute
+	$(VENV)/bin/python -m tests.rigs.slurm_demo
 
 test: .venv/.all ## Run all tests; those that need missing programs are skipped with the reason
 	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
@@ -104,8 +107,8 @@ bench: .venv/.all ## Compare steps, checkpoints, loader and S3 with other tools,
 	$(VENV)/bin/python -m benchmarks.loader --images "$(IMAGES)" --work "$(WORK)" --out benchmarks/results/loader.json
 	$(VENV)/bin/python -m benchmarks.s3 --images "$(IMAGES)" --work "$(WORK)" --out benchmarks/results/s3.json
 
-clean: ## Remove .venv, .venv-bench, .venv-shards, caches and the demo's folder
-	rm -rf .venv .venv-bench .venv-shards demo-run build dist pipeline/data/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## Remove .venv, .venv-bench, .venv-shards, caches and the demos' folders
+	rm -rf .venv .venv-bench .venv-shards demo-run slurm-demo-run build dist pipeline/data/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Sources of the optional crop decoder, which is rebuilt when one of them changes.
