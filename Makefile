@@ -78,6 +78,7 @@ soak: .venv/.all ## Kill, stop and resume runs many times; each must end like th
 	$(VENV)/bin/python -m tests.soak.stops
 	$(VENV)/bin/python -m tests.soak.packing
 	$(VENV)/bin/python -m tests.soak.loader
+	$(VENV)/bin/python -m tests.soak.chain_faults
 
 SECONDS ?= 3600
 SEED ?= 1
