@@ -34,7 +34,9 @@ def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster,
     """Real training on two nodes, in a folder whose name needs quotes; secrets do not come along."""
     data, run_dir = tmp_path / "digits", tmp_path / 'my "50%" runs' / "one"
     subprocess.run([PATCHLINE, "pack", "digits", "--out", data], check=True, timeout=120)
-    cluster = settings_in(tmp_path, f"command: [{PATCHLINE}]", f"setup: [env >{tmp_path}/environment]")
+    cluster = settings_in(
+        tmp_path, f"command: [{PATCHLINE}]", f"setup: [env >{tmp_path}/environment]", "options: [--hold]"
+    )
     words = (
         "pretrain",
         "digits_smoke",
@@ -49,6 +51,7 @@ def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster,
     again = submit(slurm_cluster, *words)
     assert (again.returncode, "has a job already" in again.stderr) == (0, True), again.stderr
     (line,) = [json.loads(line) for line in (run_dir / "submit" / "submitted.jsonl").read_text().splitlines()]
+    slurm_cluster.scontrol("release", str(line["job"]))  # held until now, lest it end before it is submitted again
     job = wait_until_ended(slurm_cluster, line["job"])
     log = (run_dir / "submit" / f"pretrain-digits_smoke-{line['job']}.out").read_text()
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log
@@ -58,6 +61,7 @@ def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster,
     assert "of-mine" not in environment + (run_dir / "submit" / line["script"]).read_text()
     assert (run_dir / "submit" / line["script"]).stat().st_mode & 0o777 == 0o600
     by_hand = slurm_cluster.sbatch(run_dir / "submit" / line["script"])
+    slurm_cluster.scontrol("release", str(by_hand))
     assert wait_until_ended(slurm_cluster, by_hand)["JobState"] == "COMPLETED", "it runs with sbatch alone"
 
 
