@@ -42,6 +42,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("weights", "--help"),
     ("ls", "--help"),
     ("doctor", "--help"),
+    ("preflight", "--help"),
     ("verify-resume", "--help"),
     ("report", "--help"),
     ("show", "pretrain", "digits_smoke"),

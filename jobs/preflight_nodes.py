@@ -98,7 +98,7 @@ def judge_shared(text: str, *, where: str, command: str) -> list[Verdict]:
         said.setdefault(printable_name(match["node"]), {})[match["what"]] = match["more"]
     bad = {node: _why(what, list(said)) for node, what in said.items() if "shared" not in what}
     silent = [node for node, what in said.items() if "silent" in what]
-    names = " and ".join(said)
+    names = " and ".join(sorted(said))
     if bad or len(said) < 2:
         value = f"{where}: " + ("; ".join(f"{node} {why}" for node, why in bad.items()) or f"only {names} answered")
         found = [_failed("run directory", value, "give --run-dir a folder on storage that all nodes mount")]

@@ -8,14 +8,15 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from shards.checking.verdict import Verdict
 from shards.errors import TransientError, UserError
+from shards.pool import Pool
 from shards.quantities import size
 from shards.storage.s3_client import PART_BYTES, REQUEST_ERRORS, GivenClient, probing_client, storage_errors
 
@@ -229,8 +230,12 @@ def _race(place: _Place) -> Verdict:
         start.wait(timeout=30)
         return _creates(place, "race", b"%d" % number)
 
-    with ThreadPoolExecutor(RACERS) as pool:
-        winners = sum(pool.map(one, range(RACERS)))
+    pool = Pool(RACERS, name="race")
+    try:
+        futures = [pool.submit(partial(one, number)) for number in range(RACERS)]
+        winners = sum(future.result() for future in futures)
+    finally:
+        pool.close()
     place.facts["race_winners"] = winners
     value = f"{winners} of {RACERS} writers at once created the same object"
     if winners == 1:

@@ -1,6 +1,7 @@
 """What a packing still lacks, by what lies at the store: a gate between the phases decides by it what runs again."""
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from shards.images.config import PERCEPTUAL_HASH
 from shards.index import read_commit
@@ -10,6 +11,7 @@ from shards.packing.listing import LISTING_PATH, Listing
 from shards.packing.plan import Plan
 from shards.packing.scan import is_scanned, scan_footer
 from shards.packing.spec import PackSpec
+from shards.pool import Pool
 from shards.store import MissingObjectError, Store
 from shards.typed_json import read_record
 
@@ -31,8 +33,7 @@ def unpacked_parts(store: Store, plan: Plan, *, num_parts: int) -> list[int]:
         except (MissingObjectError, ValueError):
             return True
 
-    with ThreadPoolExecutor(_READERS) as pool:
-        missing = list(pool.map(is_missing, range(plan.num_shards)))
+    missing = _each(is_missing, range(plan.num_shards))
     return [
         part
         for part in range(num_parts)
@@ -50,11 +51,19 @@ def unscanned_parts(store: Store, spec: PackSpec, *, url: str, num_parts: int) -
         return list(range(num_parts))
     if listing.scan_hash != scan_hash:
         return list(range(num_parts))
-    with ThreadPoolExecutor(_READERS) as pool:
-        footers = [scan_footer(scan_hash, piece.sha256) for piece in listing.slices]
-        found = list(pool.map(lambda item: is_scanned(store, *item), enumerate(footers)))
+    footers = [scan_footer(scan_hash, piece.sha256) for piece in listing.slices]
+    found = _each(lambda number: is_scanned(store, number, footers[number]), range(len(footers)))
     missing = {number % num_parts for number, is_there in enumerate(found) if not is_there}
     if spec.is_hashed:
         every = hash_tasks(url, find_sets(spec.dedup.against), hash_name=PERCEPTUAL_HASH)
         missing |= {number % num_parts for number, task in enumerate(every) if not is_hashed(store, task)}
     return sorted(missing)
+
+
+def _each(ask: Callable[[int], bool], numbers: Sequence[int]) -> list[bool]:
+    """The answers in order, a few at the same time."""
+    pool = Pool(_READERS, name="missing")
+    try:
+        return [future.result() for future in [pool.submit(partial(ask, number)) for number in numbers]]
+    finally:
+        pool.close()
