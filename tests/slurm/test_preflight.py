@@ -51,7 +51,8 @@ def test_what_slurm_would_refuse_fails(slurm_cluster: SlurmCluster, tmp_path: Pa
 
 
 def test_a_full_queue_is_a_warning(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    holds = int(slurm_cluster.command("sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap=sleep 300"))
+    words = ("--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 300")
+    holds = int(slurm_cluster.command("sbatch", "--parsable", *words))
     try:
         slurm_cluster.wait_for(lambda: slurm_cluster.squeue_state(holds) == "RUNNING", deadline_seconds=60)
         code, found = preflight(slurm_cluster, settings_in(tmp_path), f"--run-dir={tmp_path}", "--wait-seconds=2")

@@ -536,6 +536,7 @@ def test_every_request_is_counted_once(reads_of: Reads, tmp_path: Path) -> None:
     assert (counts.requests, counts.bytes) == (3, 30 + len(DATA))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["silence", "stall", "500"])
 @pytest.mark.parametrize("how", ["read", "read_range"])
 def test_whoever_waits_for_a_read_is_let_go_at_a_close(
