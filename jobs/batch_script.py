@@ -55,7 +55,7 @@ def batch_script(request: Request, cluster: ClusterConfig, *, body: str) -> str:
         "# A signal that comes while the lines of the site run must not end this shell.",
         "trap 'is_asked=yes' USR1 TERM",
         "",
-        *_site(cluster),
+        *_site(cluster, has_ranks=request.has_ranks),
         *([f"export PATCHLINE_STATE={shlex.quote(request.state)}"] if request.state else []),
         f"patchline=({shlex.join(cluster.command)})",
         f"set -- {shlex.join(request.words)}",
@@ -102,12 +102,13 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _site(cluster: ClusterConfig) -> list[str]:
+def _site(cluster: ClusterConfig, *, has_ranks: bool) -> list[str]:
     values = {
         "PATCHLINE_MARGIN": str(cluster.margin_seconds),
         "PATCHLINE_RETRIES": str(cluster.retries),
         "PATCHLINE_REQUEUE": "" if cluster.requeue else "no",
-        "PATCHLINE_SPARES": str(cluster.spares or ""),
+        "PATCHLINE_SPARES": str(cluster.spares or "") if has_ranks else "",
+        "PATCHLINE_LAUNCHER": cluster.launcher if has_ranks and cluster.launcher != "srun" else "",
         "AWS_ENDPOINT_URL": cluster.s3_endpoint,
         "AWS_PROFILE": cluster.s3_profile,
         "TMPDIR": cluster.scratch,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 from jobs.fields import job_from
 from jobs.yaml_tree import Fields, read_tree
@@ -50,6 +50,8 @@ class ClusterConfig:
     """How often a crash is tried again in one allocation."""
     requeue: bool = True
     """Whether jobs may be requeued; no: a run is continued by a chain of jobs (`--links`)."""
+    launcher: Literal["srun", "torchrun"] = "srun"
+    """What starts the ranks: srun, one task per rank; or one torchrun per node."""
     spares: Annotated[int, Range(0, 1024, zero="none: a job that loses a node is requeued")] = 0
     """Nodes that a job has beside those it is asked for, to take the place of sick or lost ones."""
     options: tuple[str, ...] = ()

@@ -13,7 +13,9 @@ from shards.terminal import printable_name
 
 _ANSWER_SECONDS = 120
 # What Slurm and stage.sbatch tell one job, and a job that it submits must not take for its own.
-_OF_JOB = re.compile(r"SLURM_(?!CONF$)|PMI|PMIX|MASTER_(ADDR|PORT)$|PATCHLINE_(STATE|MARGIN|RETRIES|REQUEUE)$")
+_OF_JOB = re.compile(
+    r"SLURM_(?!CONF$)|PMI|PMIX|MASTER_(ADDR|PORT)$|PATCHLINE_(STATE|MARGIN|RETRIES|REQUEUE|SPARES|LAUNCHER|S3_ANSWERED)$"
+)
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
 
 

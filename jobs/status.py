@@ -1,4 +1,5 @@
-"""`patchline status [RUN...]`: where runs stand, what their jobs wait for, and the command that mends it."""
+"""`patchline status [RUN|CHAIN...]`: where runs and chains stand, what their jobs wait for, and the command that mends
+it."""
 
 import json
 import logging
@@ -9,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from jobs import exit_codes
+from jobs.chain_state import is_chain
+from jobs.chain_status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.logs import newest_log
-from jobs.ls import as_json, row_of, run_at
+from jobs.ls import Run, as_json, row_of, run_at
 from jobs.queue_jobs import JobFacts, facts_of, nodes_in, numbers_of
 from jobs.queue_reasons import Finding, finding_of, findings_of_nodes
 from jobs.run_table import table_of
@@ -22,7 +26,7 @@ from shards.errors import InvalidDataError, UserError
 from shards.terminal import columns_of
 
 log = logging.getLogger(__name__)
-USAGE = "patchline status [RUN ...] [--json]"
+USAGE = "patchline status [RUN|CHAIN ...] [--json]"
 _MOST_JOBS = 4  # of a run, the newest; those that wait or run are all shown
 _MOST_ASKED, _LOG_BYTES = 64, 1 << 16
 _FULL = (
@@ -52,24 +56,44 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     folders = [Path(word) for word in words if word != "--json"] or [Path()]
     has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
     now = time.time()
-    shown = []
-    for folder in folders:
-        found = run_at(folder, folder, now) if folder.is_dir() else None
-        if found is None or not (folder / "job.yaml").exists():
-            raise UserError(
-                f"{str(folder)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
-            )
-        shown.append((found, status_of(folder, environ if has_slurm else None)))
+    asked = environ if has_slurm else None
+    chains = [status_of_chain(folder, asked) for folder in folders if is_chain(str(folder))]
+    shown = [(found, status_of(path, asked)) for found, path in _runs(folders, now)]
     if "--json" in words:
-        lines = [as_json(found) | {"jobs": [asdict(job) for job in status.jobs]} for found, status in shown]
-        findings = [[asdict(finding) for finding in status.findings] for _, status in shown]
-        put("".join(json.dumps(line | {"findings": own}) + "\n" for line, own in zip(lines, findings, strict=True)))
+        lines = [chain_json(chain) for chain in chains] + [_as_json(found, status) for found, status in shown]
+        put("".join(json.dumps(line) + "\n" for line in lines))
         return exit_codes.DONE
-    rows = [row_of(found, more=_lines(status)) for found, status in shown]
-    put(table_of(rows, now=now, columns=columns_of(sys.stdout) or _PIPE_COLUMNS))
+    columns = columns_of(sys.stdout) or _PIPE_COLUMNS
+    put("".join(f"{line}\n" for chain in chains for line in lines_of(chain, columns=columns)))
+    if shown:
+        rows = [row_of(found, more=_lines(status)) for found, status in shown]
+        put(table_of(rows, now=now, columns=columns))
     if not has_slurm:
         log.info("no Slurm on this machine, so nothing is known of jobs")
     return exit_codes.DONE
+
+
+def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
+    """Those that were named, and those of chains. UserError for a folder that is neither."""
+    named = [(path, path) for path in folders if not is_chain(str(path))]
+    of_chains = [(folder, path) for folder in folders if is_chain(str(folder)) for path in runs_of(folder)]
+    found = []
+    for root, path in named + of_chains:
+        is_below = path.is_relative_to(root.absolute()) and path != root
+        run_there = run_at(root.absolute() if is_below else path, path, now) if path.is_dir() else None
+        if run_there is not None and (path / "job.yaml").exists():
+            found.append((run_there, path))
+        elif root == path:
+            raise UserError(
+                f"{str(path)!r} is neither a run nor a chain: it has no job.yaml and no chain/plan.json; "
+                "`patchline ls DIR` lists the runs in a folder"
+            )
+    return found
+
+
+def _as_json(found: Run, status: Status) -> dict[str, Any]:
+    findings = [asdict(finding) for finding in status.findings]
+    return as_json(found) | {"jobs": [asdict(job) for job in status.jobs], "findings": findings}
 
 
 def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:

@@ -28,11 +28,10 @@ from shards.terminal import printable_name
 
 log = logging.getLogger(__name__)
 USAGE = (
-    "patchline submit STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--dry-run] "
-    "[--any.field VALUE ...]"
+    "patchline submit STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] "
+    "[--dry-run] [--no-check] [--any.field VALUE ...]"
 )
-_MOST_NODES = 100_000
-_MOST_LINKS = 1000
+_NUMBERS = {"--nodes": (1, 100_000), "--links": (1, 1000), "--spares": (0, 1024)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,8 @@ class Options:
     nodes: int = 1
     time_limit: str = ""
     links: int = 1
+    spares: int | None = None
+    """None: as in the cluster's settings."""
     is_dry: bool = False
     has_checks: bool = True
 
@@ -64,6 +65,8 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     stage, row = words[0], submitted_stage(words[0])
     _refuse_wrong_numbers(options, stage, has_ranks=row.has_ranks)
     cluster = read_settings(options.cluster, environ)
+    if options.spares is not None:
+        cluster = replace(cluster, spares=options.spares)
     job = job_of_words(words, override)
     run_dir = getattr(job, "run_dir", "")
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
@@ -104,7 +107,7 @@ def take_options(words: list[str]) -> tuple[Options, list[str]]:
             options = replace(options, is_dry=True)
         elif word == "--no-check":
             options = replace(options, has_checks=False)
-        elif name not in ("--cluster", "--nodes", "--time", "--links"):
+        elif name not in ("--cluster", "--nodes", "--time", "--links", "--spares"):
             rest.append(word)
         else:
             given = value if has_value else next(left, "")
@@ -118,15 +121,19 @@ def _with(options: Options, name: str, value: str) -> Options:
     if name == "--time":
         refuse_wrong_limit(value, what="--time")
         return replace(options, time_limit=value)
-    number, most = whole_number(value), _MOST_NODES if name == "--nodes" else _MOST_LINKS
-    if number is None or not 1 <= number <= most:
-        raise UserError(f"{name} is {shown_value(value)}; allowed: 1 to {most:,}")
-    return replace(options, nodes=number) if name == "--nodes" else replace(options, links=number)
+    number, (least, most) = whole_number(value), _NUMBERS[name]
+    if number is None or not least <= number <= most:
+        raise UserError(f"{name} is {shown_value(value)}; allowed: {least} to {most:,}")
+    if name == "--nodes":
+        return replace(options, nodes=number)
+    return replace(options, links=number) if name == "--links" else replace(options, spares=number)
 
 
 def _refuse_wrong_numbers(options: Options, stage: str, *, has_ranks: bool) -> None:
     if options.nodes > 1 and not has_ranks:
         raise UserError(f"--nodes is {options.nodes}, and {stage} runs on one; leave it out")
+    if options.spares and not has_ranks:
+        raise UserError(f"--spares is {options.spares}, and {stage} runs on one node; leave it out")
     if options.links > 1 and stage not in WITH_SMOKE:
         raise UserError(f"--links is of {' and '.join(WITH_SMOKE)}, whose runs are continued; leave it out")
 

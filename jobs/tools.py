@@ -19,7 +19,7 @@ TOOLS = {
     ),
     "submit": Stage(
         summary="submit a stage, or a chain of stages, to Slurm",
-        second="STAGE RECIPE|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--dry-run]",
+        second="STAGE RECIPE|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] [--dry-run]",
         module="jobs.submit",
         examples=(
             "submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 --data.url URL --run-dir /shared/h14",
@@ -28,8 +28,8 @@ TOOLS = {
         ),
     ),
     "status": Stage(
-        summary="show where runs stand, and what their Slurm jobs wait for",
-        second="[RUN ...] [--json]",
+        summary="show where runs and chains stand, and what their jobs wait for",
+        second="[RUN|CHAIN ...] [--json]",
         module="jobs.status",
         is_about_jobs=False,
         examples=("status /shared/h14", "status /shared/runs/* --json"),

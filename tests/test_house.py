@@ -76,7 +76,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("queue_jobs", "queue_reasons", "status", "logs", "ask_run", "watch", "watch_view"),
             *("run_evidence", "run_causes", "run_doctor"),
             *("submitted", "arrays", "chain", "chain_file", "chain_units", "chain_state", "chain_checks", "chain_jobs"),
-            *("chain_submit", "cancel"),
+            *("chain_submit", "chain_status", "cancel"),
             *("preflight", "preflight_slurm", "preflight_nodes", "node_probe", "submit_checks"),
         ),
         ("cli", "endings", "help", "completion", "processes", "streams", "threads"),

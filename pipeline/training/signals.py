@@ -15,6 +15,7 @@ from typing import Any, Self
 
 log = logging.getLogger(__name__)
 _File = tuple[int, int]  # inode, and nanoseconds of its last change
+_SLURMS = (signal.SIGUSR1, signal.SIGUSR2)
 _EXIT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -30,10 +31,11 @@ def install(
     numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
 ) -> dict[signal.Signals, Any]:
     """Sets a handler for these signals and returns the ones before it. An ignored signal stays ignored: nohup's HUP, a
-    background shell's INT. Outside the main thread nothing is set, as Python allows no handlers there."""
+    background shell's INT; but not Slurm's USR1 and USR2, which slurm/stage.sbatch ignores on behalf of torchrun.
+    Outside the main thread nothing is set, as Python allows no handlers there."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    caught = [number for number in numbers if number in _SLURMS or signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in caught}
 
 

@@ -94,3 +94,13 @@ def test_spares_are_nodes_of_the_job_that_it_may_lose() -> None:
     assert {"#SBATCH --nodes=3", "#SBATCH --no-kill"} <= set(lines_of(REQUEST, with_one))
     assert "\nexport PATCHLINE_SPARES=1\n" in batch_script(REQUEST, with_one, body=BODY)
     assert "--no-kill" not in "".join(lines_of(REQUEST, CLUSTER))
+
+
+def test_a_job_of_one_process_takes_neither_spares_nor_torchrun() -> None:
+    """Packing in a chain, on a cluster whose settings are for training."""
+    cluster = replace(CLUSTER, spares=1, launcher="torchrun")
+    assert "\nexport PATCHLINE_LAUNCHER=torchrun\n" in batch_script(REQUEST, cluster, body=BODY)
+    script = batch_script(replace(REQUEST, has_ranks=False, nodes=1), cluster, body=BODY)
+    assert "export PATCHLINE_SPARES" not in script
+    assert "export PATCHLINE_LAUNCHER" not in script
+    assert "#SBATCH --nodes=1\n" in script

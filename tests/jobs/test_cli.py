@@ -181,6 +181,14 @@ def test_a_store_that_does_not_answer_is_named(s3_endpoint: str, tmp_path: Path)
     assert_refused(ended, f"S3 is unreachable for s3://bucket/data at {endpoint}")
 
 
+def test_a_store_that_a_batch_job_has_just_reached_is_away_and_not_wrong(s3_endpoint: str) -> None:
+    """slurm/stage.sbatch tries again after 74, and never after 2."""
+    environ = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}", "PATCHLINE_S3_ANSWERED": "yes"}
+    ended = patchline("verify", "s3://bucket/data", environ=environ)
+    assert (ended.code, "S3 is unreachable" in ended.errors) == (exit_codes.CRASH, True), ended.errors
+    assert "run the same command to continue" in ended.errors
+
+
 def test_a_changed_model_can_not_go_on_with_a_record(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("stage: pretrain\njob:\n  stepz: 3\n")
     assert_refused(patchline("pretrain", str(tmp_path / "job.yaml")), "unknown field stepz")

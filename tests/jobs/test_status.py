@@ -84,8 +84,8 @@ def test_without_slurm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "'nowhere' is no run: it has no job.yaml"),
-        (["--jsn"], "there is no flag --jsn; usage: patchline status [RUN ...] [--json]"),
+        (["nowhere"], "'nowhere' is neither a run nor a chain: it has no job.yaml"),
+        (["--jsn"], "there is no flag --jsn; usage: patchline status [RUN|CHAIN ...] [--json]"),
     ],
 )
 def test_mistakes(tmp_path: Path, words: list[str], message: str) -> None:

@@ -72,10 +72,10 @@ class CuttingProxy:
 
 
 @contextmanager
-def cutting_proxy(upstream: str) -> Iterator[CuttingProxy]:
-    """Runs the proxy in a thread until the block ends."""
+def cutting_proxy(upstream: str, *, port: int = 0) -> Iterator[CuttingProxy]:
+    """Runs the proxy in a thread until the block ends. `port`: 0 for a free one."""
     proxy = CuttingProxy(upstream=upstream)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: _Handler(proxy, *args))
+    server = ThreadingHTTPServer(("127.0.0.1", port), lambda *args: _Handler(proxy, *args))
     proxy.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

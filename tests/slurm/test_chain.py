@@ -60,6 +60,12 @@ def logs(folder: Path) -> str:
     return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in paths)
 
 
+def status(cluster: SlurmCluster, folder: Path) -> str:
+    words = [str(PATCHLINE), "status", str(folder)]
+    environ = cluster.job_environment()
+    return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 def jobs_of(folder: Path, unit: str) -> Sequence[ChainJob]:
     return [job for job in read_record_of(state_folder(str(folder))).jobs if (job.unit, job.kind) == (unit, "job")]
 
@@ -83,6 +89,9 @@ def test_a_whole_chain_ends_by_itself_and_submits_nothing_twice(slurm_cluster: S
     numbers = [job.job for job in read_record_of(folder / "chain").jobs]
     assert {slurm_cluster.job(number)["ExitCode"] for number in numbers} == {"0:0"}, logs(folder)
     assert (folder / "pretrain" / "report.html").exists()
+    lines = status(slurm_cluster, folder).splitlines()
+    assert lines[0] == f"chain {folder}: done"
+    assert {"pretrain", "finetune/0", "finetune/1"} <= {line.split()[0] for line in lines[9:]}, lines
     assert all(json.loads((folder / "evaluate" / n / "scores.json").read_text())["num_images"] for n in ("0", "1"))
 
 
@@ -113,6 +122,9 @@ def test_a_crash_loop_ends_the_chain_with_one_message(slurm_cluster: SlurmCluste
     assert message.startswith(
         "pretrain saved nothing new in three tries, and would end the same way again; see its log"
     )
+    said = status(slurm_cluster, folder)
+    assert f"gave up, 0 of 2 steps complete: {message}" in " ".join(said.split())
+    assert "gave up: it would not succeed" in said
     (gate,) = [job for job in read_record_of(folder / "chain").jobs if job.kind == "gate"]
     assert slurm_cluster.job(gate.job)["ExitCode"] == "78:0"
     assert [len(jobs_of(folder, unit)) for unit in ("pretrain", "report")] == [1, 0]
@@ -135,12 +147,14 @@ def test_a_cancelled_chain_submits_nothing_more_and_can_be_submitted_again(
     (job,) = jobs_of(folder, "pretrain")
     slurm_cluster.wait_for(lambda: slurm_cluster.squeue_state(job.job) == "RUNNING", deadline_seconds=60)
     environ = slurm_cluster.job_environment()
+    assert f"job {job.job}: runs for" in status(slurm_cluster, folder)
     words = [str(PATCHLINE), "cancel", str(folder)]
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert f"cancelled {job.job}, which was RUNNING: pretrain.e1.r0.p0" in done.stderr
     assert "which was PENDING: gate.pretrain.e1.r0" in done.stderr
     assert slurm_cluster.command("squeue", "--noheader", "--states=PD,R").strip() == ""
+    assert f"chain {folder}: cancelled, 0 of 2 steps complete" in status(slurm_cluster, folder)
     late = [str(PATCHLINE), "__gate", str(folder), "pretrain"]
     gate = subprocess.run(late, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert (gate.returncode, "the chain is cancelled: nothing is submitted" in gate.stderr) == (78, True), gate.stderr

@@ -71,6 +71,8 @@ def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster,
         (["partition: gpuu"], [], "`sinfo -s` lists the partitions"),
         ([], ["--nodes=3"], "lower --nodes"),
         ([], ["--nodes=0"], "--nodes is '0'; allowed: 1 to"),
+        ([], ["--spares=-1"], "--spares is '-1'; allowed: 0 to"),
+        ([], ["--nodes=2", "--spares=1"], "lower --nodes"),
         ([], ["--time=soon"], "--time is 'soon'; allowed: MINUTES"),
         ([], ["--global-batsh=8"], "--global-batch"),
     ],
@@ -102,5 +104,7 @@ def test_a_dry_run_shows_the_script_and_slurms_answer(slurm_cluster: SlurmCluste
     own.write_text(f"recipe: digits_smoke\nrun_dir: {tmp_path}/run\ndata: {{url: d}}\n")
     from_file = submit(slurm_cluster, "pretrain", str(own), words[2], "--extend", "--dry-run")
     assert f"\nset -- pretrain {own} --extend --run-dir {tmp_path}/run\n" in from_file.stdout, from_file.stderr
+    spared = submit(slurm_cluster, "pretrain", str(own), words[2], "--spares=1", "--dry-run").stdout
+    assert {"#SBATCH --nodes=2", "#SBATCH --no-kill", "export PATCHLINE_SPARES=1"} <= set(spared.splitlines())
     nowhere = submit(slurm_cluster, *words[:-1], PATH=str(PATCHLINE.parent))
     assert (nowhere.returncode, "no sbatch on the PATH" in nowhere.stderr) == (2, True), nowhere.stderr

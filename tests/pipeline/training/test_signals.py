@@ -40,6 +40,17 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+def test_slurms_warnings_are_heard_even_if_they_were_ignored(tmp_path: Path) -> None:
+    """By the shell that starts torchrun, which they would end."""
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        with Signals(tmp_path, watch_markers=False) as signals:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert signals.request() == StopRequest.SAVE_AND_EXIT
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
 def test_handlers_are_restored_after_an_error_too(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGUSR2)
     with pytest.raises(ZeroDivisionError), Signals(tmp_path, watch_markers=False):

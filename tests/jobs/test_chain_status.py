@@ -1,0 +1,98 @@
+"""`patchline status` of chains, with Slurm's programs as scripts; tests/slurm/test_chain.py has real ones."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.chain_state import ChainJob, add_job, add_line, chain_comment, plan_json, state_folder
+from jobs.chain_status import num_tasks
+from jobs.chain_units import Unit
+from tests.jobs.test_chain_state import PLAN
+from tests.jobs.test_ls import make
+from tests.jobs.test_queue_jobs import RUNNING
+from tests.jobs.test_slurm import programs
+from tests.rigs.processes import patchline
+
+UNITS = (
+    Unit(name="pack.shards", step="pack", stage="pack", words=(("pack", "x"),), num_parts=8),
+    Unit(name="train", step="train", stage="pretrain", words=(("pretrain", "r", "--run-dir=train"),)),
+    Unit(name="report", step="report", stage="report", words=(("report", "train"),), after=("train",)),
+)
+JOB = ChainJob(unit="train", kind="job", round=0, tag="train.e1.r0", job=2)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Path:
+    """Packing is complete, training runs, the report waits."""
+    folder = tmp_path / "a chain"
+    state = state_folder(str(folder))
+    state.mkdir(parents=True)
+    (state / "plan.json").write_text(plan_json(replace(PLAN, units=UNITS, chdir=str(folder))))
+    add_line(state, began=True)
+    add_job(state, replace(JOB, unit="pack.shards", job=1))
+    add_line(state, complete="pack.shards")
+    add_job(state, JOB)
+    add_job(state, replace(JOB, kind="gate", tag="gate.train.e1.r0", job=3))
+    make(folder / "train", step=100)
+    return folder
+
+
+def slurm(chain: Path, *queue: str) -> dict[str, str]:
+    """squeue has these lines of the chain, and scontrol knows job 2."""
+    folder = chain.parent / "bin"
+    folder.mkdir(exist_ok=True)
+    (folder / "2").write_text(RUNNING)
+    comment = chain_comment(state_folder(str(chain)))
+    words = [line.split() for line in queue]
+    (folder / "queue").write_text("".join(f"{job} {state} -,{comment},{tag}\n" for job, state, tag in words))
+    return programs(folder, scontrol=f'cat "{folder}/$4" || exit 1', squeue=f'cat "{folder}/queue"', sinfo="true")
+
+
+def test_a_line_for_each_step_and_for_each_run(chain: Path) -> None:
+    ended = patchline("status", str(chain), environ=slurm(chain, "2 RUNNING train.e1.r0", "3 PENDING gate.train.e1.r0"))
+    assert (ended.code, ended.errors) == (0, "")
+    lines = [line.strip() for line in ended.output.splitlines()]
+    assert lines[:5] == [
+        f"chain {chain}: 1 of 3 steps complete",
+        "pack.shards  complete  (1 job, the last 1)",
+        "train        running  (2 jobs, the last 3)",
+        "job 2: runs for 00:00:12 of 00:10:00 on n[1-2]",
+        "report       waits for its turn",
+    ]
+    assert lines[6].split()[:4] == ["train", "digits_smoke", "stopped", "100/300"]
+
+
+def test_a_chain_that_gave_up_says_why_and_what_to_do(chain: Path) -> None:
+    (state_folder(str(chain)) / "gave-up").write_text("train saved nothing \x1b[31mnew\n")
+    ended = patchline("status", str(chain), environ=slurm(chain))
+    first, todo, *_ = ended.output.splitlines()
+    assert first.endswith("gave up, 1 of 3 steps complete: train saved nothing \\x1b[31mnew"), ended.output
+    assert "> once it is mended, submit the chain again" in todo
+
+
+def test_json_counts_the_tasks_of_arrays(chain: Path) -> None:
+    state = state_folder(str(chain))
+    add_line(state, began=True)
+    add_job(state, replace(JOB, unit="pack.shards", job=9))
+    queue = ("9_0 RUNNING pack.shards.e2.r0.p0", "9_[1-4,6%2] PENDING pack.shards.e2.r0.p0")
+    ended = patchline("status", str(chain), "--json", environ=slurm(chain, *queue))
+    found, run = [json.loads(line) for line in ended.output.splitlines()]
+    first = found["steps"][0]
+    assert (first["state"], first["running"], first["queued"], first["jobs"]) == ("running", 1, 5, [9])
+    assert (found["ending"], found["steps"][1]["state"], run["step"]) == (None, "waits for its turn", 100)
+
+
+def test_a_slurm_that_does_not_answer_leaves_the_files(chain: Path) -> None:
+    environ = programs(chain.parent, squeue="echo away >&2; exit 1", scontrol="exit 1", sinfo="exit 1")
+    ended = patchline("status", str(chain), environ=environ)
+    assert (ended.code, "squeue does not answer: away" in ended.errors) == (0, True)
+    assert "train        submitted" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("job", "count"), [("12", 1), ("12_3", 1), ("12_[0-3,7-9%2]", 7), ("12_[5]", 1), ("12_[1-x]", 1)]
+)
+def test_tasks_in_a_line_of_squeue(job: str, count: int) -> None:
+    assert num_tasks(job) == count

@@ -1,0 +1,72 @@
+"""slurm/stage.sbatch on a real Slurm while its S3 server does not answer."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shards.store import open_store
+from tests.rigs.cutting_proxy import cutting_proxy
+from tests.rigs.s3 import free_port
+from tests.rigs.slurm import SlurmCluster
+from tests.slurm.test_stage import PATCHLINE, SCRIPT, program, wait_until_ended
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def submit(cluster: SlurmCluster, folder: Path, command: Path, url: str, **environ: str) -> tuple[int, Path]:
+    """A packing into the bucket; the job and its log."""
+    log = folder / "log"
+    words = ("pack", "digits", f"--out={url}", "--samples-per-shard=500")
+    keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    env = keys | {"PATCHLINE": str(command), "PATCHLINE_STATE": str(folder)} | environ
+    return cluster.sbatch(SCRIPT, *words, options=[f"--output={log}"], env=env), log
+
+
+def test_a_server_that_is_away_at_the_start_is_waited_for(
+    slurm_cluster: SlurmCluster, s3_bucket: str, s3_endpoint: str, tmp_path: Path
+) -> None:
+    port, url = free_port(), f"s3://{s3_bucket}/digits"
+    job_id, log = submit(slurm_cluster, tmp_path, PATCHLINE, url, AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}")
+    slurm_cluster.wait_for(lambda: log.exists() and "waiting for it" in log.read_text(), deadline_seconds=60)
+    with cutting_proxy(s3_endpoint, port=port):
+        job = wait_until_ended(slurm_cluster, job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log.read_text()
+    assert "answers" in log.read_text()
+    assert open_store(url).exists("manifest.json")
+
+
+def test_a_server_that_goes_as_the_ranks_start_is_no_mistake(
+    slurm_cluster: SlurmCluster, s3_bucket: str, s3_endpoint: str, tmp_path: Path
+) -> None:
+    """A try meets a closed port, although the nodes have just reached it. The next one waits for it to open."""
+    port, url = free_port(), f"s3://{s3_bucket}/again"
+    endpoint = f"http://127.0.0.1:{port}"
+    waits = program(
+        tmp_path / "waits",
+        f"touch {tmp_path}/began; until [[ -e {tmp_path}/go ]]; do sleep 0.1; done",
+        f'exec {PATCHLINE} "$@"',
+    )
+    with cutting_proxy(s3_endpoint, port=port):
+        job_id, log = submit(slurm_cluster, tmp_path, waits, url, AWS_ENDPOINT_URL=endpoint)
+        slurm_cluster.wait_for((tmp_path / "began").exists, deadline_seconds=60)
+    (tmp_path / "go").touch()
+    slurm_cluster.wait_for(lambda: "waiting for it" in log.read_text(), deadline_seconds=60)
+    with cutting_proxy(s3_endpoint, port=port):
+        job = wait_until_ended(slurm_cluster, job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log.read_text()
+    assert "S3 is unreachable" in log.read_text()
+    assert open_store(url).exists("manifest.json")
+
+
+def test_the_last_try_gives_a_server_two_minutes(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Of a storage that answers, but with errors: exit code 74. The pause is read from the words of `sleep`."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    program(tools / "sleep", f'echo "$1" >>{tmp_path}/sleeps')
+    fails = program(tmp_path / "fails", "exit 74")
+    path = f"{tools}:{slurm_cluster.job_environment()['PATH']}"
+    job_id, log = submit(slurm_cluster, tmp_path, fails, str(tmp_path / "out"), PATH=path)
+    job = wait_until_ended(slurm_cluster, job_id)
+    assert (job["ExitCode"], job["Restarts"]) == ("78:0", "0"), log.read_text()
+    assert (tmp_path / "sleeps").read_text().split() == ["120"]
