@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jobs import done_check, exit_codes
+from jobs import exit_codes
 from jobs.chain_state import ChainJob, read_record_of
 from jobs.chain_units import Unit
 from jobs.pack import complete, spec_of
@@ -102,7 +102,11 @@ def _is_complete(unit: Unit, job: Any, *, state: Path) -> bool:
 
 
 def _has_steps(run_dir: Path, steps: int) -> bool:
-    if not (run_dir / "DONE").exists() or done_check.run([str(run_dir)]) != exit_codes.DONE:
+    if not (run_dir / "DONE").exists():
+        return False
+    from jobs import done_check  # noqa: PLC0415 - loads torch
+
+    if done_check.run([str(run_dir)]) != exit_codes.DONE:
         return False
     return int(read_leaves(run_dir / "job.yaml").get("job.steps", "0")) >= steps
 

@@ -39,10 +39,10 @@ def ran(
     words: list[str], environ: Mapping[str, str], text: str = "", *, seconds: float = 0.0
 ) -> "subprocess.CompletedProcess[str]":
     """A program of Slurm, with `text` as its input. Jobs inherit the environment, which Slurm stores: variables that
-    look secret stay here. `seconds`: how long it may take; 0: two minutes. UserError if there is no such program, or no
-    answer in time."""
+    look secret stay here, those that name files with secrets do not. `seconds`: how long it may take; 0: two minutes.
+    UserError if there is no such program, or no answer in time."""
     limit = seconds or _ANSWER_SECONDS
-    clean = {name: value for name, value in environ.items() if not _SECRET.search(name) and not _OF_JOB.match(name)}
+    clean = {name: value for name, value in environ.items() if not _is_secret(name) and not _OF_JOB.match(name)}
     try:
         return subprocess.run(
             words,
@@ -58,6 +58,10 @@ def ran(
         raise UserError(f"cannot run {words[0]}: {error.strerror}; it comes with Slurm, as sbatch does") from error
     except subprocess.TimeoutExpired:
         raise UserError(f"{words[0]} has not answered for {limit:g} s; try again when Slurm does") from None
+
+
+def _is_secret(name: str) -> bool:
+    return bool(_SECRET.search(name)) and not name.upper().endswith("_FILE")  # AWS_SHARED_CREDENTIALS_FILE
 
 
 def slurms_answer(words: list[str], environ: Mapping[str, str], text: str = "") -> str:

@@ -1,7 +1,7 @@
 """`patchline submit STAGE RECIPE --cluster FILE [--nodes N] [...]`: writes the batch script of a job, and submits it.
 
 The words of the stage are checked as the stage would check them, and the script by `sbatch --test-only`, before it is
-submitted. A run that has a job in the queue gets no second one. Does not load torch.
+submitted. A run that has a job in the queue gets no second one. Loads torch only to plan the saves of training on GPUs.
 """
 
 import json
@@ -72,7 +72,7 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
         words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
     if options.has_checks:
-        refuse_what_cannot_work(words, cluster, run_dir=run_dir, nodes=options.nodes, limit=options.time_limit)
+        refuse_what_cannot_work(words, cluster, run_dir=run_dir, nodes=options.nodes, limit=options.time_limit, job=job)
     request = _request(words, options, run_dir=run_dir, has_ranks=row.has_ranks)
     text = batch_script(request, cluster, body=stage_body())
     if options.is_dry:

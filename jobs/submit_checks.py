@@ -4,7 +4,9 @@ and a time limit in which nothing is saved. Each message says what to do; `--no-
 from pathlib import Path
 
 from jobs.cluster import ClusterConfig
+from jobs.model_jobs import PlanJob
 from jobs.preflight_slurm import asked_seconds
+from pipeline.training.config import TrainingJob
 from pipeline.training.ledger import FILE_NAME as LEDGER
 from pipeline.training.ledger import last_line
 from shards.checking.s3_probe import unreachable
@@ -14,11 +16,15 @@ from shards.terminal import printable_name
 
 _MOUNTS = Path("/proc/mounts")
 _LOCAL_TO_ONE_NODE = ("tmpfs", "ramfs", "devtmpfs")
+_ROOMIEST = "b200"  # whatever the GPU is, a checkpoint has the same bytes
 _ANYWAY = "or submit with --no-check"
 
 
-def refuse_what_cannot_work(words: list[str], cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str) -> None:
-    """UserError for the first of the checks that fails. `words`: of the stage; `limit`: --time, or empty."""
+def refuse_what_cannot_work(
+    words: list[str], cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str, job: object = None
+) -> None:
+    """UserError for the first of the checks that fails. `words`: of the stage, as `job` has them; `limit`: --time, or
+    empty."""
     for url in urls_of(words):
         fault = unreachable(url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile)
         if fault:
@@ -33,6 +39,32 @@ def refuse_what_cannot_work(words: list[str], cluster: ClusterConfig, *, run_dir
         )
     stall = _mean_stall(Path(run_dir))
     refuse_short_limit(stall, limit or cluster.time_limit, margin=cluster.margin_seconds)
+    if isinstance(job, TrainingJob) and cluster.gpus_per_node:
+        refuse_short_margin(planned_save_seconds(job, nodes=nodes, gpus=cluster.gpus_per_node), cluster.margin_seconds)
+
+
+def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
+    """How long a save takes on so many GPUs of each node, by the memory model and the rate that `patchline plan`
+    assumes of a node; 0 if the job cannot be planned."""
+    from pipeline.training.cost import cost_of  # noqa: PLC0415 - loads torch
+    from pipeline.training.forecast import forecast  # noqa: PLC0415
+
+    plan = PlanJob()
+    try:
+        cost = cost_of(job, num_images=0, num_classes=0, days=plan.days)
+        found = forecast(job, cost, gpu=_ROOMIEST, num_gpus=nodes * gpus, mfu=plan.mfu, num_classes=0)
+    except UserError:
+        return 0.0
+    return found.stall_seconds + found.checkpoint_bytes / nodes / (plan.writer_gb_per_second * 1e9)
+
+
+def refuse_short_margin(save_seconds: float, margin: int) -> None:
+    """UserError if a save takes longer than what is left for it before the time limit. Pure."""
+    if save_seconds >= margin:
+        raise UserError(
+            f"a save would take about {save_seconds:,.0f} s at {PlanJob().writer_gb_per_second:g} GB/s per node, and "
+            f"margin_seconds is {margin}; raise margin_seconds in your cluster's settings above it, {_ANYWAY}"
+        )
 
 
 def urls_of(words: list[str]) -> list[str]:

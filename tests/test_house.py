@@ -118,8 +118,10 @@ BANNED_NAMES = {"utils.py", "common.py", "helpers.py", "core.py", "base.py", "mi
 BANNED_CALLS = {"extractall", "eval", "exec", "system", "popen"} | {
     *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")  # they unpickle
 }
-# What describes a checkpoint, for a process that has no time to import torch.
+# What submits jobs and decides what runs next, and what describes a checkpoint for a process that has no time to import
+# torch.
 WITHOUT_TORCH = (
+    *("jobs.submit", "jobs.chain", "jobs.status"),
     "pipeline.models.safetensors_head",
     *(
         f"pipeline.checkpoints.{name}"
@@ -364,7 +366,7 @@ def test_importing_is_silent() -> None:
     "modules",
     [
         pytest.param([module for module in MODULES if place(module)[0] == "shards"], id="shards"),
-        pytest.param([*WITHOUT_TORCH], id="what describes a checkpoint"),
+        pytest.param([*WITHOUT_TORCH], id="what describes a checkpoint, and what submits"),
     ],
 )
 def test_these_work_without_torch(modules: list[str]) -> None:

@@ -20,7 +20,7 @@ PUBLISHED_RATES = {
     "RSC 1k GPUs": 0.0237,  # jobs of 1,024 GPUs there had a failure every 7.9 hours
 }
 MISSED_SECONDS = 300.0  # until Slurm misses a node that is gone: the default of SlurmdTimeout
-MARGIN_SECONDS = 120.0  # before the limit, slurm/pretrain.sbatch asks for the last save
+MARGIN_SECONDS = 120.0  # before the limit, slurm/stage.sbatch asks for the last save
 TAR_BYTES = 2_816  # of a sample beside its image: three tar headers, the padding, the label and the names
 _DAY_SECONDS, _HOUR_SECONDS = 86_400.0, 3_600.0
 

@@ -29,11 +29,12 @@ def test_jobs_inherit_no_secrets(tmp_path: Path) -> None:
     before = Path.cwd()
     os.chdir(tmp_path)
     try:
-        assert submitted(["x"], environ | {"PLAIN": "there"}) == 12
+        assert submitted(["x"], environ | {"PLAIN": "there", "AWS_SHARED_CREDENTIALS_FILE": "/x"}) == 12
     finally:
         os.chdir(before)
     seen = (tmp_path / "seen").read_text()
     assert "PLAIN=there" in seen
+    assert "AWS_SHARED_CREDENTIALS_FILE=/x" in seen, "a path is no secret"
     assert "mine" not in seen
 
 

@@ -1,12 +1,21 @@
 """What submit refuses by itself: stores, run directories and time limits that cannot work, each with the remedy."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jobs.cluster import ClusterConfig
-from jobs.submit_checks import file_system, refuse_short_limit, refuse_what_cannot_work, urls_of
+from jobs.recipes.pretrain import RECIPES
+from jobs.submit_checks import (
+    file_system,
+    planned_save_seconds,
+    refuse_short_limit,
+    refuse_short_margin,
+    refuse_what_cannot_work,
+    urls_of,
+)
 from shards.errors import UserError
 from tests.rigs.s3 import free_port
 
@@ -75,3 +84,24 @@ def test_a_margin_shorter_than_the_saves_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(UserError, match="held this run up for 150 s so far, and margin_seconds is 120"):
         refuse_what_cannot_work([], ClusterConfig(), run_dir=str(tmp_path), nodes=1, limit="")
+
+
+def test_a_margin_shorter_than_a_planned_save(tmp_path: Path) -> None:
+    """ViT-H/14 without its head has 631 M parameters, of 12 bytes each in fp32 masters and two moments, and writes them
+    at 1 GB/s per node."""
+    job = RECIPES["vit_h14_jft"]()
+    one, two = (planned_save_seconds(job, nodes=nodes, gpus=8) for nodes in (1, 2))
+    assert one == pytest.approx(0.631 * 12, rel=0.02)
+    assert two == pytest.approx(one / 2, rel=0.02)
+    refuse_short_margin(one, 10)
+    with pytest.raises(UserError, match="a save would take about 12 s at 1 GB/s per node, and margin_seconds is 10"):
+        refuse_short_margin(12.0, 10)
+    slow = replace(job, model=replace(job.model, depth=128))
+    cluster = ClusterConfig(gpus_per_node=8, margin_seconds=20)
+    with pytest.raises(UserError, match="a save would take about"):
+        refuse_what_cannot_work([], cluster, run_dir=str(tmp_path), nodes=1, limit="", job=slow)
+
+
+def test_what_cannot_be_planned_is_left_to_the_stage() -> None:
+    job = replace(RECIPES["vit_h14_jft"](), global_batch=4097)
+    assert planned_save_seconds(job, nodes=1, gpus=8) == 0.0

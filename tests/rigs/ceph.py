@@ -76,11 +76,19 @@ def missing_programs() -> list[str]:
 def ceph_gateway(folder: Path) -> Iterator[Gateway]:
     """Starts the four daemons with all their files in the new `folder`, yields once S3 answers, and stops them by
     pid."""
+    with ceph_cluster(folder) as cluster:
+        yield cluster.gateway()
+
+
+@contextmanager
+def ceph_cluster(folder: Path) -> Iterator["CephCluster"]:
+    """As `ceph_gateway`, for those who kill the gateway and start it again."""
     if missing := missing_programs():
         raise FileNotFoundError(f"Ceph is not installed: no {', '.join(missing)} on PATH")
-    cluster = _Cluster(folder)
+    cluster = CephCluster(folder)
     try:
-        yield cluster.start()
+        cluster.start()
+        yield cluster
     except BaseException as error:
         error.add_note(cluster.log_tail())
         raise
@@ -88,14 +96,16 @@ def ceph_gateway(folder: Path) -> Iterator[Gateway]:
         cluster.stop()
 
 
-class _Cluster:
+class CephCluster:
+    """The daemons, and what they have in the folder."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.conf, self.keyring = self.folder / "ceph.conf", self.folder / "keyring"
         self.mon_port, self.gateway_port = free_port(), free_port()
         self._daemons: list[subprocess.Popen[bytes]] = []
 
-    def start(self) -> Gateway:
+    def start(self) -> None:
         """Starts the daemons in order: each one needs those before it."""
         fsid = str(uuid.uuid4())
         self._write_conf(fsid)
@@ -104,8 +114,21 @@ class _Cluster:
         self._start("ceph-mgr", "-i", "a")
         self._start_osd()
         self._add_key("client.rgw.a", "mon", "allow rwx", "osd", "allow rwx", "mgr", "allow rw")
+        self.start_gateway()
+
+    def start_gateway(self) -> None:
+        """Starts the last of the daemons, and waits until it answers."""
         self._start("radosgw", "-n", "client.rgw.a")
         self._wait_for(self._gateway_answers)
+
+    def kill_gateway(self) -> None:
+        """SIGKILL: its port is closed from now on."""
+        daemon = self._daemons.pop()
+        daemon.kill()
+        daemon.wait()
+
+    def gateway(self) -> Gateway:
+        """Makes a user, whose keys it returns with the endpoint."""
         access_key, secret_key = secrets.token_hex(10), secrets.token_hex(20)
         keys = ["--access-key", access_key, "--secret-key", secret_key]
         self._run("radosgw-admin", "-n", "client.rgw.a", "user", "create", "--uid=test", "--display-name=test", *keys)

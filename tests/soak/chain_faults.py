@@ -1,9 +1,10 @@
 """A whole chain under faults, on a real Slurm of two nodes: `python -m tests.soak.chain_faults` (or `make soak`).
 
-The chain packs with an array of four tasks, pre-trains on two nodes, fine-tunes and evaluates. Once it is left alone.
-Once a task of the array is killed, and its training meets, one after the other: a rank killed, a node vanished (slurmd
-and all its steps), slurmctld killed and started again, scontrol requeue, USR1, and two time limits. It must end by
-itself with the losses and the weights of the chain that was left alone.
+The chain packs with an array of four tasks into Ceph's S3 gateway, pre-trains on two nodes, fine-tunes and evaluates.
+Once it is left alone. Once the gateway is away for a minute as packing begins, a task of the array is killed, and the
+training meets, one after the other: a rank killed, a node vanished (slurmd and all its steps), slurmctld killed and
+started again, the gateway away for a minute, scontrol requeue, USR1, and two time limits. It must end by itself with
+the losses and the weights of the chain that was left alone.
 
 Writes tests/soak/results/chain_faults.json, with the seconds from each fault to the next new step; from a time limit,
 those from the end of the job's start.
@@ -24,18 +25,21 @@ from typing import Any
 
 from jobs.chain_state import ending, read_record_of
 from jobs.screen import put
+from tests.rigs.ceph import CephCluster, Gateway, ceph_cluster
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
+from tests.rigs.test_ceph import client_of
 from tests.rigs.training import losses, resumed_steps
 
 RESULT = Path(__file__).parent / "results" / "chain_faults.json"
 PATCHLINE = Path(sys.executable).parent / "patchline"
 STEPS, EVERY = 1000, 60  # a fault every so many steps
-CHAIN_SECONDS = 1800.0
+CHAIN_SECONDS, AWAY_SECONDS = 1800.0, 60.0
+BUCKET = "chain"
 STAGES = ("pretrain", "finetune")
 CHAIN = """\
 folder: {folder}
 steps:
-  - {{name: pack, stage: pack, recipe: digits, flags: [--samples-per-shard=100], tasks: 4, at_once: 2}}
+  - {{name: pack, stage: pack, recipe: digits, flags: [--samples-per-shard=100, "--out={url}"], tasks: 4, at_once: 2}}
   - name: pretrain
     stage: pretrain
     recipe: digits_smoke
@@ -57,8 +61,9 @@ steps:
 class Run:
     """One chain in a folder."""
 
-    def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
+    def __init__(self, cluster: SlurmCluster, storage: CephCluster, keys: Gateway, folder: Path) -> None:
         self.cluster, self.folder, self.began = cluster, folder, time.monotonic()
+        self.storage, self.keys = storage, keys
         self.pretrain = folder / "chain" / "pretrain"
         self.faults: list[dict[str, Any]] = []
 
@@ -67,11 +72,24 @@ class Run:
 
     def submit(self) -> None:
         self.folder.mkdir()
-        (self.folder / "cluster.yaml").write_text(f"command: [{json.dumps(str(PATCHLINE))}]\nmargin_seconds: 30\n")
-        text = CHAIN.format(folder=json.dumps(str(self.folder / "chain")), steps=STEPS)
+        keys = self.folder / "keys"
+        keys.touch(mode=0o600)
+        secret = f"aws_access_key_id={self.keys.access_key}\naws_secret_access_key={self.keys.secret_key}\n"
+        keys.write_text(f"[chain]\n{secret}")
+        settings = {
+            "command": [str(PATCHLINE)],
+            "margin_seconds": 30,
+            "s3_endpoint": self.keys.endpoint,
+            "s3_profile": "chain",
+            "setup": [f"export AWS_SHARED_CREDENTIALS_FILE={keys}"],
+        }
+        (self.folder / "cluster.yaml").write_text(json.dumps(settings))  # JSON is YAML
+        url = f"s3://{BUCKET}/{self.folder.name}"
+        text = CHAIN.format(folder=json.dumps(str(self.folder / "chain")), steps=STEPS, url=url)
         (self.folder / "chain.yaml").write_text(text)
         words = [str(PATCHLINE), "submit", str(self.folder / "chain.yaml"), f"--cluster={self.folder}/cluster.yaml"]
-        subprocess.run(words, env=self.cluster.job_environment(), check=True, capture_output=True)
+        environ = self.cluster.job_environment() | {"AWS_SHARED_CREDENTIALS_FILE": str(keys)}
+        subprocess.run(words, env=environ, check=True, capture_output=True)
 
     def step(self) -> int:
         """The last step of pre-training so far."""
@@ -159,6 +177,14 @@ def reach_the_limit(run: Run) -> float:
     return time.monotonic()
 
 
+def lose_the_storage(run: Run) -> float:
+    """For a minute."""
+    run.storage.kill_gateway()
+    time.sleep(AWAY_SECONDS)
+    run.storage.start_gateway()
+    return time.monotonic()
+
+
 def requeue(run: Run) -> None:
     run.cluster.scontrol("requeue", str(run.job("pretrain")))
 
@@ -168,6 +194,8 @@ def signal_the_script(run: Run) -> None:
 
 
 def disturb(run: Run) -> None:
+    lose_the_storage(run)
+    run.say("the storage was away as packing began")
     array = run.job("pack.shards")
     run.wait(lambda: "RUNNING" in run.cluster.squeue_state(array), "packing runs")
     run.cluster.command("scancel", f"{array}_0")
@@ -175,6 +203,7 @@ def disturb(run: Run) -> None:
     run.strike("SIGKILL of a rank", lambda: kill_a_rank(run))
     run.strike("a node vanishes, and comes back", lambda: lose_a_node(run))
     run.strike("slurmctld is killed, and starts again", lambda: restart_the_controller(run), restarts=False)
+    run.strike("S3 is away for a minute", lambda: lose_the_storage(run), restarts=False)
     run.strike("scontrol requeue", lambda: requeue(run))
     run.strike("scancel --batch --signal=USR1", lambda: signal_the_script(run))
     run.strike("the time limit", lambda: reach_the_limit(run))
@@ -190,8 +219,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULT)
     out = parser.parse_args().out
-    with tempfile.TemporaryDirectory() as name, SlurmCluster(SlurmConfig(num_nodes=2, cpus_per_node=1)) as cluster:
-        left_alone, disturbed = Run(cluster, Path(name) / "alone"), Run(cluster, Path(name) / "disturbed")
+    with (
+        tempfile.TemporaryDirectory() as name,
+        SlurmCluster(SlurmConfig(num_nodes=2, cpus_per_node=1)) as cluster,
+        ceph_cluster(Path(name) / "ceph") as storage,
+    ):
+        keys = storage.gateway()
+        client_of(keys, secret_key=keys.secret_key).create_bucket(Bucket=BUCKET)
+        left_alone = Run(cluster, storage, keys, Path(name) / "alone")
+        disturbed = Run(cluster, storage, keys, Path(name) / "disturbed")
         left_alone.submit()
         ends = [left_alone.finish()]
         disturbed.began = time.monotonic()
