@@ -1,5 +1,7 @@
-"""The cause and the cost of every restart, of one real run that ended in every way in which a run can."""
+"""The cause and the cost of every restart, of one real run that ended in every way in which a run can; and what
+`patchline doctor RUN` says just after such an end."""
 
+import json
 import shutil
 import signal
 import time
@@ -58,6 +60,13 @@ def by_signal(number: signal.Signals) -> Callable[[Ranks], None]:
     return lambda ranks: ranks.processes[0].send_signal(number)
 
 
+def diagnosis(run_dir: Path) -> str:
+    """The most likely cause of the last end, as the doctor says it."""
+    ended = patchline("doctor", str(run_dir), "--json")
+    assert ended.code == 1, ended.errors
+    return str(json.loads(ended.output)["causes"][0]["words"])
+
+
 def assert_sums(found: ReportFacts, *, since: float) -> None:
     """The bar is the wall time: from the first record, which comes a moment after the start, to the end."""
     assert sum(found.time.parts.values()) == pytest.approx(found.time.wall_seconds, abs=1e-6)
@@ -77,9 +86,11 @@ def test_every_orderly_end_and_every_disorderly_one(digits_url: str, tmp_path: P
     (run_dir / "STOP").unlink()
     run_.until(by_signal(signal.SIGKILL))
     run_.until(lambda _: shutil.rmtree(data / "shards"))
+    assert str(data) in diagnosis(run_dir)
     shutil.copytree(Path(digits_url) / "shards", data / "shards")
     run_.words += ["--checkpoint.every-steps", "1000"]  # it hangs in a step, not in a save, whose limit is longer
     run_.until(lambda ranks: ranks.processes[1].send_signal(signal.SIGSTOP), num_ranks=2)
+    assert diagnosis(run_dir).startswith("it hung; rank 1 on "), diagnosis(run_dir)
     run_.until(by_signal(signal.SIGTERM))
     stopped, killed = exit_codes.CONTINUE, -signal.SIGKILL
     assert run_.codes[:5] == [stopped] * 4 + [killed], run_.codes
@@ -110,6 +121,7 @@ def test_a_full_disk_is_named_even_though_nothing_can_be_written(digits_url: str
             return (run_dir / "heartbeats" / "rank-00000.json").exists()
 
         run_.until(fill, also=is_beating)
+        assert "o space left" in diagnosis(run_dir)
         filler.unlink()
         run_.until(by_signal(signal.SIGTERM))
         found = run_.facts()
@@ -124,6 +136,7 @@ def test_what_the_guard_skipped_and_the_limit_that_ended_the_run(digits_url: str
     wild = ("--schedule.learning-rate", "1e30", "--max-skipped-updates", "2")
     assert patchline(*words, *wild).code == exit_codes.WILL_NOT_SUCCEED
     assert patchline(*words, *wild).code == exit_codes.WILL_NOT_SUCCEED
+    assert diagnosis(tmp_path / "run").startswith("the guard found a loss that is not finite at step 5, the last of 6")
     ended = patchline("report", str(tmp_path / "run"))
     assert ended.code == 0
     assert "guard: step 3: non finite, no update" in ended.output, ended.output
