@@ -70,9 +70,9 @@ class Ranks:
         return int((found or [codes[rank] for rank in self.failed] or [0])[0])
 
     def _find_failed(self) -> bool:
-        for rank, process in enumerate(self.processes):
-            if process.poll() and rank not in self.failed:
-                self.failed.append(rank)
+        found = [rank for rank, process in enumerate(self.processes) if process.poll() and rank not in self.failed]
+        # Of those found at once, the killed one is the cause: the others end because of it.
+        self.failed.extend(sorted(found, key=lambda rank: self.processes[rank].returncode >= 0))
         return bool(self.failed)
 
 

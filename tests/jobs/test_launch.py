@@ -33,6 +33,15 @@ def test_waiting_gives_the_first_code_that_is_not_zero(scripts: tuple[str, ...],
     assert not ranks.poll()
 
 
+def test_of_ranks_that_are_found_at_once_the_killed_one_is_the_cause() -> None:
+    """The others end because of it, sooner than they are looked at again."""
+    ranks = ranks_of("raise SystemExit(74)", "import os; os.kill(os.getpid(), 9)")
+    for process in ranks.processes:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # both have ended, and have not been asked yet
+    assert ranks.wait() == -signal.SIGKILL
+    assert ranks.failed == [1, 0]
+
+
 def test_when_a_rank_fails_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.launch._GRACE_SECONDS", 0.1)
     ranks = ranks_of("raise SystemExit(3)", "import signal; signal.pause()")

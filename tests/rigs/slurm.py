@@ -132,9 +132,11 @@ class SlurmCluster:
             self.kill_jobs_of(name)
 
     def kill_jobs_of(self, name: str) -> None:
-        """SIGKILL for all that runs on a node beside its slurmd."""
-        for pid in self.processes(node=name):
+        """SIGKILL for all that runs on a node beside its slurmd; returns once nothing of it is left."""
+        killed = self.processes(node=name)
+        for pid in killed:
             _kill(pid)
+        self.wait_for(lambda: not set(killed) & set(self.processes(node=name)), deadline_seconds=30)
 
     def start_node(self, name: str) -> None:
         """The node comes, or comes back."""
