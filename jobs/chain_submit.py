@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jobs import exit_codes
 from jobs.batch_script import Request
@@ -27,7 +28,8 @@ from jobs.chain_units import Unit, units_of
 from jobs.cluster import ClusterConfig
 from jobs.screen import put
 from jobs.slurm import most_array_tasks, need_sbatch, slurms_answer
-from jobs.submitted import Override, job_of_words
+from jobs.submit_checks import refuse_unreachable, refuse_wrong_place
+from jobs.submitted import Override, job_of_words, value_in
 from shards.errors import UserError
 from shards.terminal import printable_name
 
@@ -41,15 +43,19 @@ def submit_chain(
     cluster: ClusterConfig,
     *,
     is_dry: bool,
+    has_checks: bool,
     override: Override,
     environ: Mapping[str, str],
 ) -> int:
-    """Returns the exit code. UserError for what the file, a stage or Slurm would refuse."""
+    """Returns the exit code. UserError for what the file, a stage or Slurm would refuse, and with `has_checks` for what
+    cannot work."""
     config = read_chain(path)
     units = units_of(config)
-    for unit in units:
-        for words in unit.words:
-            _check(unit, list(words), override)
+    jobs = [(unit, words, _job_of(unit, words, override)) for unit in units for words in unit.words]
+    if has_checks:
+        refuse_unreachable([word for _, words, _ in jobs for word in words], cluster)
+        for unit, words, job in jobs:
+            _check(unit, words, job, cluster)
     plan = ChainPlan(units=units, rounds=config.rounds, chdir=str(Path.cwd()), command=cluster.command)
     chain = Chain(state=state_folder(config.folder), plan=plan, cluster=cluster, environ=environ, override=override)
     if is_dry:
@@ -64,9 +70,17 @@ def submit_chain(
     return advance(chain)
 
 
-def _check(unit: Unit, words: list[str], override: Override) -> None:
+def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
     try:
-        job_of_words(words, override)
+        return job_of_words(list(words), override)
+    except UserError as error:
+        raise UserError(f"step {unit.step}: {error}") from error
+
+
+def _check(unit: Unit, words: tuple[str, ...], job: Any, cluster: ClusterConfig) -> None:
+    run_dir = value_in(words, "--run-dir")
+    try:
+        refuse_wrong_place(cluster, run_dir=run_dir, nodes=unit.nodes, limit=unit.time, job=job)
     except UserError as error:
         raise UserError(f"step {unit.step}: {error}") from error
 

@@ -134,7 +134,7 @@ def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
     requested = any(word in HELP_WORDS for word in words)
     if requested or not (words or name == "status"):
         return _show(second_words(name, {}, columns()), requested=requested)
-    needs: dict[str, Any] = {"override": _overridden, "environ": dict(os.environ), "command": name}
+    needs: dict[str, Any] = {"override": _overridden, "environ": os.environ, "command": name}
     own = {"submit": ("override", "environ"), "show": ("override",)}
     own |= dict.fromkeys(("status", "watch", "cancel"), ("environ",))
     own |= dict.fromkeys(("stop", "save"), ("command",))

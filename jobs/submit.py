@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit, with_c
 from jobs.screen import put
 from jobs.slurm import need_sbatch, queued, slurms_answer, submitted
 from jobs.stages import WITH_SMOKE
-from jobs.submit_checks import refuse_what_cannot_work
+from jobs.submit_checks import refuse_unreachable, refuse_wrong_place
 from jobs.submitted import Override, comment_of, job_of_words, submit_folder, submitted_stage
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
@@ -48,20 +48,24 @@ class Options:
     has_checks: bool = True
 
 
-def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
+def run(words: list[str], *, override: Override, environ: MutableMapping[str, str]) -> int:
     """Submits, and returns the exit code. UserError for what Slurm or the stage would refuse."""
     options, words = take_options(words)
-    if (
-        len(words) == 1
-        and words[0].endswith((".yaml", ".yml"))
-        and options == Options(cluster=options.cluster, is_dry=options.is_dry)
-    ):
+    kept = {"cluster": options.cluster, "is_dry": options.is_dry, "has_checks": options.has_checks}
+    if len(words) == 1 and words[0].endswith((".yaml", ".yml")) and options == Options(**kept):  # type: ignore[arg-type]
         cluster = read_settings(options.cluster, environ)
+        reach_store(cluster, environ)
         return submit_chain(
-            Path(words[0]), Path(options.cluster), cluster, is_dry=options.is_dry, override=override, environ=environ
+            Path(words[0]),
+            Path(options.cluster),
+            cluster,
+            is_dry=options.is_dry,
+            has_checks=options.has_checks,
+            override=override,
+            environ=environ,
         )
     if len(words) < 2 or words[1].startswith("-"):
-        raise UserError(f"usage: {USAGE}\n    or: patchline submit CHAIN.yaml --cluster FILE [--dry-run]")
+        raise UserError(f"usage: {USAGE}\n    or: patchline submit CHAIN.yaml --cluster FILE [--dry-run] [--no-check]")
     stage, row = words[0], submitted_stage(words[0])
     _refuse_wrong_numbers(options, stage, has_ranks=row.has_ranks)
     cluster = read_settings(options.cluster, environ)
@@ -72,7 +76,8 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
         words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
     if options.has_checks:
-        refuse_what_cannot_work(words, cluster, run_dir=run_dir, nodes=options.nodes, limit=options.time_limit, job=job)
+        refuse_unreachable(words, cluster)
+        refuse_wrong_place(cluster, run_dir=run_dir, nodes=options.nodes, limit=options.time_limit, job=job)
     request = _request(words, options, run_dir=run_dir, has_ranks=row.has_ranks)
     text = batch_script(request, cluster, body=stage_body())
     if options.is_dry:
@@ -143,6 +148,13 @@ def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
     if not path:
         raise UserError("--cluster is missing: the YAML file of your cluster's settings, as slurm/cluster.example.yaml")
     return with_command(read_cluster(Path(path)), environ)
+
+
+def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> None:
+    """Makes this process look at the store as the jobs will."""
+    for name, value in (("AWS_ENDPOINT_URL", cluster.s3_endpoint), ("AWS_PROFILE", cluster.s3_profile)):
+        if value:
+            environ[name] = value
 
 
 def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: int) -> int:

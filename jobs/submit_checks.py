@@ -1,6 +1,7 @@
 """What `patchline submit` refuses before a job waits in the queue for it: a store or a run directory that cannot work,
 and a time limit in which nothing is saved. Each message says what to do; `--no-check` submits all the same."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.cluster import ClusterConfig
@@ -20,15 +21,17 @@ _ROOMIEST = "b200"  # whatever the GPU is, a checkpoint has the same bytes
 _ANYWAY = "or submit with --no-check"
 
 
-def refuse_what_cannot_work(
-    words: list[str], cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str, job: object = None
-) -> None:
-    """UserError for the first of the checks that fails. `words`: of the stage, as `job` has them; `limit`: --time, or
-    empty."""
+def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig) -> None:
+    """UserError for the first of the buckets in the words that cannot be used."""
     for url in urls_of(words):
         fault = unreachable(url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile)
         if fault:
             raise UserError(f"{fault.value}; {fault.todo}, {_ANYWAY}")
+
+
+def refuse_wrong_place(cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str, job: object = None) -> None:
+    """UserError for a run directory or a time limit that cannot work. `run_dir`: empty for a stage without one;
+    `limit`: --time, or empty."""
     if not run_dir:
         return
     kind = file_system(Path(run_dir), _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else "")
@@ -67,7 +70,7 @@ def refuse_short_margin(save_seconds: float, margin: int) -> None:
         )
 
 
-def urls_of(words: list[str]) -> list[str]:
+def urls_of(words: Sequence[str]) -> list[str]:
     """One URL for each bucket that the words name. Pure."""
     values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
     found: dict[str, str] = {}

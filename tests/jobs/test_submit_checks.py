@@ -13,7 +13,8 @@ from jobs.submit_checks import (
     planned_save_seconds,
     refuse_short_limit,
     refuse_short_margin,
-    refuse_what_cannot_work,
+    refuse_unreachable,
+    refuse_wrong_place,
     urls_of,
 )
 from shards.errors import UserError
@@ -37,18 +38,17 @@ def test_one_url_for_each_bucket() -> None:
     assert urls_of(words) == ["s3://a/one", "s3://b/two"]
 
 
-def test_a_bucket_that_is_there_passes(s3_bucket: str, tmp_path: Path) -> None:
-    words = [f"--data.url=s3://{s3_bucket}/data"]
-    refuse_what_cannot_work(words, ClusterConfig(), run_dir=str(tmp_path), nodes=1, limit="")
+def test_a_bucket_that_is_there_passes(s3_bucket: str) -> None:
+    refuse_unreachable([f"--data.url=s3://{s3_bucket}/data"], ClusterConfig())
 
 
 @pytest.mark.usefixtures("s3_endpoint")
 def test_buckets_that_cannot_be_used_are_refused() -> None:
     with pytest.raises(UserError, match=r"there is no bucket 'none'.*create the bucket or correct the URL, or submit"):
-        refuse_what_cannot_work(["--data.url=s3://none/x"], ClusterConfig(), run_dir="", nodes=1, limit="")
+        refuse_unreachable(["--data.url=s3://none/x"], ClusterConfig())
     away = ClusterConfig(s3_endpoint=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(UserError, match="S3 is unreachable"):
-        refuse_what_cannot_work(["s3://none/x"], away, run_dir="", nodes=1, limit="")
+        refuse_unreachable(["s3://none/x"], away)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_file_systems(path: str, kind: str) -> None:
 
 def test_a_run_directory_in_memory_is_refused_on_several_nodes() -> None:
     shared = "/dev/shm/run"  # noqa: S108 - nothing is written there
-    refuse_what_cannot_work([], ClusterConfig(), run_dir=shared, nodes=1, limit="")
+    refuse_wrong_place(ClusterConfig(), run_dir=shared, nodes=1, limit="")
     with pytest.raises(
         UserError, match="on tmpfs, in the memory of this machine; allowed: storage that all nodes share"
     ):
-        refuse_what_cannot_work([], ClusterConfig(), run_dir=shared, nodes=2, limit="")
+        refuse_wrong_place(ClusterConfig(), run_dir=shared, nodes=2, limit="")
 
 
 def test_time_limits() -> None:
@@ -83,7 +83,7 @@ def test_a_margin_shorter_than_the_saves_of_the_run(tmp_path: Path) -> None:
     ]
     (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(UserError, match="held this run up for 150 s so far, and margin_seconds is 120"):
-        refuse_what_cannot_work([], ClusterConfig(), run_dir=str(tmp_path), nodes=1, limit="")
+        refuse_wrong_place(ClusterConfig(), run_dir=str(tmp_path), nodes=1, limit="")
 
 
 def test_a_margin_shorter_than_a_planned_save(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_margin_shorter_than_a_planned_save(tmp_path: Path) -> None:
     slow = replace(job, model=replace(job.model, depth=128))
     cluster = ClusterConfig(gpus_per_node=8, margin_seconds=20)
     with pytest.raises(UserError, match="a save would take about"):
-        refuse_what_cannot_work([], cluster, run_dir=str(tmp_path), nodes=1, limit="", job=slow)
+        refuse_wrong_place(cluster, run_dir=str(tmp_path), nodes=1, limit="", job=slow)
 
 
 def test_what_cannot_be_planned_is_left_to_the_stage() -> None:

@@ -177,6 +177,19 @@ def test_a_dry_run_shows_scripts_graph_and_slurms_answers_and_writes_nothing(
     assert (refused.returncode, "names 'pack'" in refused.stderr) == (2, True), refused.stderr
 
 
+def test_a_chain_that_cannot_work_is_refused_before_anything_waits(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    away = settings_in(tmp_path, "s3_endpoint: http://127.0.0.1:1")
+    to_s3 = PACK.replace("flags: [", "flags: [--out=s3://none/x, ")
+    refused = submit(slurm_cluster, str(chain_file(tmp_path, to_s3)), away)
+    assert (refused.returncode, "S3 is unreachable" in refused.stderr) == (2, True), refused.stderr
+    in_memory = PRETRAIN.replace("data: pack,", "").replace("[--", "[--data.url=d, --run-dir=/dev/shm/run, --", 1)
+    path = chain_file(tmp_path, in_memory)
+    refused = submit(slurm_cluster, str(path), settings_in(tmp_path))
+    assert "step pretrain: --run-dir /dev/shm/run is on tmpfs" in refused.stderr
+    assert submit(slurm_cluster, str(path), settings_in(tmp_path), "--no-check", "--dry-run").returncode == 0
+    assert not (tmp_path / "a chain").exists()
+
+
 def test_links_continue_a_run_where_requeueing_is_forbidden(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """The first link is asked to stop, the second ends the run, the third ends at once; none is requeued."""
     data, run_dir = tmp_path / "digits", tmp_path / "run"

@@ -89,7 +89,9 @@ class Run:
         (self.folder / "chain.yaml").write_text(text)
         words = [str(PATCHLINE), "submit", str(self.folder / "chain.yaml"), f"--cluster={self.folder}/cluster.yaml"]
         environ = self.cluster.job_environment() | {"AWS_SHARED_CREDENTIALS_FILE": str(keys)}
-        subprocess.run(words, env=environ, check=True, capture_output=True)
+        done = subprocess.run(words, env=environ, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr)
 
     def step(self) -> int:
         """The last step of pre-training so far."""
