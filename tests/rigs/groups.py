@@ -1,8 +1,8 @@
 """A pytest plugin for pytest-xdist (`-n 2 --dist loadfile`): which tests share a worker, and which begin first.
 
 The tests of a file stay together, because they share fixtures. So do all tests of a server that takes long to start,
-which are known by their ids. Groups with slow tests begin first, so that no worker is left with a long one at the end.
-While a test that is marked `alone` runs, the other workers wait.
+which are known by their ids. Tests that are marked `alone` begin: while one runs, the other workers wait. Groups with
+slow tests come next, so that no worker is left with a long one at the end.
 """
 
 import fcntl
@@ -31,7 +31,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(group_of(item.nodeid), []).append(item)
-    items[:] = [item for group in sorted(groups.values(), key=weight, reverse=True) for item in group]
+    items[:] = [
+        item for group in sorted(groups.values(), key=weight, reverse=True) for item in sorted(group, key=_late)
+    ]
+
+
+def _late(item: pytest.Item) -> bool:
+    """Those that run alone come first: nobody has begun a long test yet that they would have to wait for."""
+    return not item.get_closest_marker("alone")
 
 
 def group_of(nodeid: str) -> str:
@@ -39,9 +46,10 @@ def group_of(nodeid: str) -> str:
     return next((word for word in SERVERS.values() if word in nodeid), nodeid.partition("::")[0])
 
 
-def weight(items: list[pytest.Item]) -> int:
-    """How long a group's tests take, roughly."""
-    return sum(SLOW if item.get_closest_marker("slow") else 1 for item in items)
+def weight(items: list[pytest.Item]) -> tuple[bool, int]:
+    """Whether a group has tests that run alone, and how long its tests take, roughly."""
+    slow = sum(SLOW if item.get_closest_marker("slow") else 1 for item in items)
+    return any(item.get_closest_marker("alone") for item in items), slow
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -32,7 +32,7 @@ from tests.rigs.training import losses, resumed_steps
 
 RESULT = Path(__file__).parent / "results" / "chain_faults.json"
 PATCHLINE = Path(sys.executable).parent / "patchline"
-STEPS, EVERY = 1000, 60  # a fault every so many steps
+STEPS, EVERY = 1000, 60  # a fault every so many steps; tests/slurm/test_chain_faults.py has fewer
 CHAIN_SECONDS, AWAY_SECONDS = 1800.0, 60.0
 BUCKET = "chain"
 STAGES = ("pretrain", "finetune")
@@ -61,9 +61,18 @@ steps:
 class Run:
     """One chain in a folder."""
 
-    def __init__(self, cluster: SlurmCluster, storage: CephCluster, keys: Gateway, folder: Path) -> None:
+    def __init__(
+        self,
+        cluster: SlurmCluster,
+        storage: CephCluster,
+        keys: Gateway,
+        folder: Path,
+        *,
+        steps: int = STEPS,
+        every: int = EVERY,
+    ) -> None:
         self.cluster, self.folder, self.began = cluster, folder, time.monotonic()
-        self.storage, self.keys = storage, keys
+        self.storage, self.keys, self.steps, self.every = storage, keys, steps, every
         self.pretrain = folder / "chain" / "pretrain"
         self.faults: list[dict[str, Any]] = []
 
@@ -85,7 +94,7 @@ class Run:
         }
         (self.folder / "cluster.yaml").write_text(json.dumps(settings))  # JSON is YAML
         url = f"s3://{BUCKET}/{self.folder.name}"
-        text = CHAIN.format(folder=json.dumps(str(self.folder / "chain")), steps=STEPS, url=url)
+        text = CHAIN.format(folder=json.dumps(str(self.folder / "chain")), steps=self.steps, url=url)
         (self.folder / "chain.yaml").write_text(text)
         words = [str(PATCHLINE), "submit", str(self.folder / "chain.yaml"), f"--cluster={self.folder}/cluster.yaml"]
         environ = self.cluster.job_environment() | {"AWS_SHARED_CREDENTIALS_FILE": str(keys)}
@@ -121,7 +130,7 @@ class Run:
     def strike(self, name: str, fault: Callable[[], float | None], *, restarts: bool = True) -> None:
         """Waits for the next step at which there is a fault, and measures the time from it, which the fault may return,
         to the next new step."""
-        at = EVERY * (len(self.faults) + 1)
+        at = self.every * (len(self.faults) + 1)
         self.wait(lambda: self.step() >= at, f"step {at}")
         num_starts, began = len(resumed_steps(self.pretrain)), time.monotonic()
         began = fault() or began
@@ -196,8 +205,7 @@ def signal_the_script(run: Run) -> None:
 
 
 def disturb(run: Run) -> None:
-    lose_the_storage(run)
-    run.say("the storage was away as packing began")
+    """All faults, one after the other."""
     array = run.job("pack.shards")
     run.wait(lambda: "RUNNING" in run.cluster.squeue_state(array), "packing runs")
     run.cluster.command("scancel", f"{array}_0")
@@ -234,6 +242,8 @@ def main() -> int:
         ends = [left_alone.finish()]
         disturbed.began = time.monotonic()
         disturbed.submit()
+        lose_the_storage(disturbed)
+        disturbed.say("the storage was away as packing began")
         disturb(disturbed)
         ends.append(disturbed.finish())
         pairs = [(left_alone.folder / "chain" / name, disturbed.folder / "chain" / name) for name in STAGES]

@@ -1,0 +1,61 @@
+"""A whole chain under every fault, on a real Slurm of two nodes and a real S3 store: it ends by itself, with the losses
+and the weights of the same stages run by hand. tests/soak/chain_faults.py is the longer campaign."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jobs.chain_state import read_plan_of
+from tests.rigs.ceph import ceph_cluster, missing_programs
+from tests.rigs.slurm import SlurmCluster, SlurmConfig
+from tests.rigs.test_ceph import client_of
+from tests.rigs.training import losses
+from tests.soak.chain_faults import BUCKET, PATCHLINE, STAGES, Run, disturb, weights
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+STEPS, EVERY = 400, 30
+
+
+def by_hand(run: Run, folder: Path) -> None:
+    """The training stages of the chain, with the words that it froze, in processes of this machine."""
+    units = {unit.name: unit for unit in read_plan_of(run.folder / "chain" / "chain").units}
+    environ = os.environ | {
+        "AWS_ENDPOINT_URL": run.keys.endpoint,
+        "AWS_ACCESS_KEY_ID": run.keys.access_key,
+        "AWS_SECRET_ACCESS_KEY": run.keys.secret_key,
+    }
+    for name in STAGES:
+        words = [word.replace(str(run.folder / "chain"), str(folder)) for word in units[name].words[0]]
+        command = [str(PATCHLINE), *words, "--processes=2", "--threads=1"]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(1500)
+def test_it_ends_by_itself_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """An array task killed, then in training: a rank killed, a node lost, slurmctld killed, S3 away for a minute, a
+    requeue, USR1, and the time limit twice."""
+    if missing_programs() and "rgw" not in os.environ.get("PATCHLINE_REQUIRE", ""):
+        pytest.skip(f"needs {', '.join(missing_programs())}")
+    with (
+        SlurmCluster(SlurmConfig(num_nodes=2, cpus_per_node=1)) as cluster,
+        ceph_cluster(tmp_path / "ceph") as storage,
+    ):
+        keys = storage.gateway()
+        client_of(keys, secret_key=keys.secret_key).create_bucket(Bucket=BUCKET)
+        run = Run(cluster, storage, keys, tmp_path / "chained", steps=STEPS, every=EVERY)
+        run.submit()
+        disturb(run)
+        assert run.finish() == "done"
+        by_hand(run, tmp_path / "by hand")
+    assert len(run.jobs("pack.shards")) == 2, "only the killed task is packed again"
+    for name in STAGES:
+        chained, expected = run.folder / "chain" / name, tmp_path / "by hand" / name
+        assert losses(chained) == losses(expected)
+        assert weights(chained) == weights(expected)
+    assert sorted(losses(run.pretrain)) == list(range(1, STEPS + 1)), "every step once"
+    assert json.loads((run.folder / "chain" / "evaluate" / "scores.json").read_text())["num_images"] == 1438
+    assert len(run.faults) == 8
