@@ -1,7 +1,7 @@
 """A pytest plugin for pytest-xdist (`-n 2 --dist loadfile`): which tests share a worker, and which begin first.
 
-The tests of a file stay together, because they share fixtures. So do all tests of a server that takes long to start,
-which are known by their ids. Tests that are marked `alone` begin: while one runs, the other workers wait. Groups with
+The tests of a file stay together, because they share fixtures. So do all tests of Ceph, which takes long to start; they
+are known by their ids. Tests that are marked `alone` begin: while one runs, the other workers wait. Groups with
 slow tests come next, so that no worker is left with a long one at the end.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-SERVERS = {"slurm": "slurm", "rgw": "ceph"}
-"""The marker of the tests that need a server, and a word in their ids."""
+SERVERS = {"rgw": "ceph"}
+"""The marker of the tests that share a server, and a word in their ids."""
 SLOW = 100
 """What a slow test weighs, in other tests."""
 

@@ -31,7 +31,7 @@ def test_{name}(number):
 
 
 def test_groups() -> None:
-    assert group_of("tests/slurm/test_x.py::test_y[a]") == "slurm"
+    assert group_of("tests/slurm/test_x.py::test_y[a]") == "tests/slurm/test_x.py"
     assert group_of("tests/shards/test_x.py::test_y[ceph]") == "ceph"
     assert group_of("tests/shards/test_x.py::test_y[s3]") == "tests/shards/test_x.py"
 
