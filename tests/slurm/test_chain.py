@@ -180,7 +180,8 @@ def test_a_dry_run_shows_scripts_graph_and_slurms_answers_and_writes_nothing(
 def test_a_chain_that_cannot_work_is_refused_before_anything_waits(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     away = settings_in(tmp_path, "s3_endpoint: http://127.0.0.1:1")
     to_s3 = PACK.replace("flags: [", "flags: [--out=s3://none/x, ")
-    refused = submit(slurm_cluster, str(chain_file(tmp_path, to_s3)), away)
+    keys = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "mine"}
+    refused = submit(slurm_cluster, str(chain_file(tmp_path, to_s3)), away, **keys)
     assert (refused.returncode, "S3 is unreachable" in refused.stderr) == (2, True), refused.stderr
     in_memory = PRETRAIN.replace("data: pack,", "").replace("[--", "[--data.url=d, --run-dir=/dev/shm/run, --", 1)
     path = chain_file(tmp_path, in_memory)

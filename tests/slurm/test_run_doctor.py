@@ -21,7 +21,7 @@ def submitted(cluster: SlurmCluster, folder: Path, *lines: str, options: str = "
     folder.mkdir()
     path = settings_in(folder, f"command: [{program(folder / 'ranks', *lines)}]", "retries: 0", options)
     run_dir = make(folder / "run")
-    words = ("pretrain", "digits_smoke", path, "--nodes=2", "--data.url=s3://b/d", f"--run-dir={run_dir}", "--no-check")
+    words = ("pretrain", "digits_smoke", path, "--nodes=2", "--data.url=d", f"--run-dir={run_dir}", "--no-check")
     assert (ended := submit(cluster, *words)).returncode == 0, ended.stderr
     return run_dir, json.loads((run_dir / "submit" / "submitted.jsonl").read_text())["job"]
 

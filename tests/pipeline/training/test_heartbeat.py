@@ -60,6 +60,7 @@ def said(run_dir: Path, *ranks: int) -> str:
     return "".join((run_dir / f"said-{rank}").read_text() for rank in ranks)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("num_steps", "stays", "code"),
     [
