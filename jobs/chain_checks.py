@@ -17,7 +17,7 @@ from shards.packing.plan import read_plan
 from shards.store import open_store
 
 STOPPED_BY_HAND = "cancelled"  # RUN/submit/cancelled, of `patchline cancel RUN`
-_HOPELESS = ("at fault", "gave up", "stopped")  # as stage.sbatch writes them to tries.jsonl
+_HOPELESS = ("at fault", "gave up", "told to stop")  # as stage.sbatch writes them to tries.jsonl
 
 
 def missing_tasks(unit: Unit, *, state: Path, override: Override) -> list[int]:
@@ -40,7 +40,7 @@ def hopeless(unit: Unit, jobs: list[ChainJob], *, state: Path) -> str:
                 if (Path(run_dir) / "submit" / STOPPED_BY_HAND).exists():
                     return f"{unit.name} was cancelled by `patchline cancel {run_dir}`"
                 if end := _last_end(Path(run_dir) / "submit" / "tries.jsonl", mark):
-                    return _message(unit, end, Path(run_dir) / "submit")
+                    return _message(unit, end, state / "jobs")
         for path in sorted(state_of(state, job).glob("patchline-*/submit/tries.jsonl")):
             if end := _last_end(path, 0):
                 return _message(unit, end, state)
@@ -62,7 +62,7 @@ def _message(unit: Unit, end: str, folder: Path) -> str:
     what = {
         "at fault": "ended with a mistake or a fault",
         "gave up": "saved nothing new in three tries",
-        "stopped": "was stopped",
+        "told to stop": "was stopped by its file STOP",
     }
     return f"{unit.name} {what[end]}, and would end the same way again; see its log in {folder}"
 

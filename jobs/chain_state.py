@@ -12,7 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -110,6 +110,8 @@ def read_record_of(state: Path) -> Record:
             found = json.loads(line)
         except ValueError:
             continue
+        if not isinstance(found, dict):
+            continue
         if "began" in found:
             epoch += 1
             jobs.clear()
@@ -118,7 +120,8 @@ def read_record_of(state: Path) -> Record:
             complete.add(str(found["complete"]))
         else:
             found.pop("unix_time", None)
-            jobs.append(read_record(ChainJob, json.dumps(found)))
+            with suppress(ValueError):
+                jobs.append(read_record(ChainJob, json.dumps(found)))
     return Record(epoch=epoch, jobs=tuple(jobs), complete=frozenset(complete))
 
 

@@ -81,7 +81,7 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
     for root, path in named + of_chains:
         is_below = path.is_relative_to(root.absolute()) and path != root
         run_there = run_at(root.absolute() if is_below else path, path, now) if path.is_dir() else None
-        if run_there is not None and (path / "job.yaml").exists():
+        if run_there is not None and any((path / name).exists() for name in ("job.yaml", "submit")):
             found.append((run_there, path))
         elif root == path:
             raise UserError(

@@ -51,7 +51,7 @@ def test_the_record_counts_from_the_last_beginning(tmp_path: Path) -> None:
     add_job(state, job)
     add_line(state, complete="pack.scan")
     with (state / RECORD).open("a") as file:
-        file.write('{"unit": "train", "ki\n')
+        file.write('"x"\n3\nnull\n{"unit": "train"}\n{"unit": "train", "ki\n')
     assert read_record_of(state).jobs == (job,)
     assert [(step.state, step.jobs) for step in chain_steps(str(tmp_path))] == [("complete", (job,)), ("waiting", ())]
     add_line(state, began=True)

@@ -100,3 +100,11 @@ def test_a_silent_slurm_is_one_message(tmp_path: Path) -> None:
     environ = programs(tmp_path, scontrol="echo 'Unable to contact slurm controller' >&2; exit 1")
     ended = patchline("status", str(run_dir), environ=environ)
     assert (ended.code, "100/300" in ended.output) == (0, True)
+
+
+def test_a_run_whose_job_has_not_started_is_a_run(tmp_path: Path, slurm: dict[str, str]) -> None:
+    """The first question after a submission: there is a folder with a record of the job, and nothing else."""
+    (tmp_path / "one").mkdir()
+    ended = patchline("status", str(submitted(tmp_path / "one", 7)), environ=slurm)
+    assert (ended.code, ended.errors) == (0, "")
+    assert "job 7, start 2: is held: a node could not start it" in ended.output

@@ -242,6 +242,38 @@ def test_a_signal_before_the_ranks_start_is_not_lost(slurm_cluster: SlurmCluster
     assert tries_of(run_dir)[0]["end"] == "asked to stop"
 
 
+def test_a_limit_that_comes_before_any_save_is_not_met_for_ever(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Three times in a row, and the job gives up; a run directory that is given twice is the last of the two."""
+    run_dir = tmp_path / "hasty"
+    asks = program(tmp_path / "asks", 'scancel --batch --signal=USR1 "$SLURM_JOB_ID"; sleep 60')
+    words = ("digits_smoke", f"--run-dir={tmp_path}/other")
+    job_id = submit(slurm_cluster, *words, run_dir=run_dir, options=["--nodes=1"], env={"PATCHLINE": str(asks)})
+    job = wait_until_ended(slurm_cluster, job_id)
+    output = output_of(slurm_cluster, run_dir).read_text()
+    assert (job["ExitCode"], job["Restarts"]) == ("78:0", "2"), output
+    assert "it needs more time before its limit" in output
+    assert [each["end"] for each in tries_of(run_dir)] == ["asked to stop", "asked to stop", "gave up"]
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_that_is_told_to_stop_is_another_end_than_one_that_continues(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """A chain submits again what was stopped by a time limit, and not what has a file STOP."""
+    run_dir = tmp_path / "told"
+    stops = program(tmp_path / "stops", f"touch {run_dir}/STOP; exit 75")
+    options = ["--nodes=1", "--no-requeue"]
+    job_id = submit(slurm_cluster, "digits_smoke", run_dir=run_dir, options=options, env={"PATCHLINE": str(stops)})
+    assert wait_until_ended(slurm_cluster, job_id)["ExitCode"] == "78:0"
+    assert [each["end"] for each in tries_of(run_dir)] == ["told to stop"]
+    (run_dir / "STOP").unlink()
+    saves = program(tmp_path / "saves", "exit 75")
+    env = {"PATCHLINE": str(saves), "PATCHLINE_REQUEUE": "no"}
+    again = submit(slurm_cluster, "digits_smoke", run_dir=run_dir, options=options, env=env)
+    assert wait_until_ended(slurm_cluster, again)["ExitCode"] == "74:0"
+    assert [each["end"] for each in tries_of(run_dir)] == ["told to stop", "stopped"]
+
+
 def test_a_marker_that_vouches_for_nothing_is_no_end(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     run_dir = tmp_path / "forged"
     words = f'if [[ $1 == __done ]]; then exec {PATCHLINE} "$@"; fi'
