@@ -40,6 +40,18 @@ def pieces_of(tasks: Sequence[int], *, most: int, at_once: int = 0) -> list[Piec
     return pieces
 
 
+def tasks_in(job: str) -> list[range]:
+    """The numbers of the tasks in a job as squeue shows it: of `12_3`, of `12_[0-3,7%2]`; none of `12`."""
+    tasks = job.partition("_")[2].strip("[]").partition("%")[0]
+    ends = [part.partition("-") for part in tasks.split(",")]
+    known = [(first, last or first) for first, _, last in ends]
+    return [range(int(first), int(last) + 1) for first, last in known if _is_number(first) and _is_number(last)]
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
 def _ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers as Slurm reads them: 0-3,7."""
     runs: list[list[int]] = []

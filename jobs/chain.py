@@ -5,14 +5,15 @@ markers and the queue, and submits what is missing, so that calling it again sub
 """
 
 import logging
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs import exit_codes
 from jobs.batch_script import Request, batch_script, stage_body
-from jobs.chain_checks import hopeless, marks_of, missing_tasks
+from jobs.chain_checks import hopeless, idle_rounds, marks_of, missing_tasks, saved_steps
 from jobs.chain_jobs import gate_cluster, gate_request, requests_of
 from jobs.chain_state import (
     DONE,
@@ -24,7 +25,6 @@ from jobs.chain_state import (
     add_job,
     add_line,
     alone,
-    chain_comment,
     ending,
     read_plan_of,
     read_record_of,
@@ -58,9 +58,16 @@ class Chain:
     override: Override
     me: int = 0
 
-    def queue(self, *, with_ended: bool = False) -> list[QueuedJob]:
-        """The chain's jobs in the queue."""
-        return queued(chain_comment(self.state), self.environ, with_ended=with_ended)
+    def own(self, queue: Sequence[QueuedJob]) -> list[QueuedJob]:
+        """The chain's jobs of those in the queue."""
+        return [one for one in queue if one.part_of(self.plan.name)]
+
+    def jobs_of(self, unit: Unit, queue: Sequence[QueuedJob]) -> list[QueuedJob]:
+        """The jobs of a unit, and any others that write to one of its runs: of a submission without the chain, or of
+        one before this."""
+        mine = re.compile(rf"{re.escape(unit.name)}\.e[0-9]+\.r")
+        own = [one for one in self.own(queue) if mine.match(one.tag)]
+        return own + [one for one in queue if one not in own and any(map(one.part_of, filter(None, unit.names)))]
 
 
 def open_chain(state: Path, *, environ: Mapping[str, str], override: Override, me: int = 0) -> Chain:
@@ -118,14 +125,13 @@ def give_up(chain: Chain, message: str) -> int:
 
 
 def _advance_units(chain: Chain) -> set[str]:
-    record, queue = read_record_of(chain.state), chain.queue()
+    record, queue = read_record_of(chain.state), queued(chain.environ)
     complete = set(record.complete)
     for unit in chain.plan.units:
         if unit.name in complete or not complete.issuperset(unit.after):
             continue
-        waiting = [one for one in queue if _is_of(one, unit, record)]
-        if waiting:
-            _ensure_gate(chain, unit, record, queue)
+        if waiting := chain.jobs_of(unit, queue):
+            _ensure_gate(chain, unit, record, queue, behind=waiting)
             continue
         missing = missing_tasks(unit, state=chain.state, override=chain.override)
         if not missing:
@@ -138,16 +144,17 @@ def _advance_units(chain: Chain) -> set[str]:
 
 
 def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) -> None:
-    """Submits what is missing. HopelessError if it would end the same way, or has been submitted often enough."""
+    """Submits what is missing. HopelessError if it would end the same way, or if too many rounds brought nothing."""
     mine = [job for job in record.jobs if job.unit == unit.name and job.kind != GATE]
     number = max((job.round for job in mine), default=-1) + 1
     last = [job for job in mine if job.round == number - 1]
     if reason := hopeless(unit, last, state=chain.state):
         raise HopelessError(reason)
-    if number > chain.plan.rounds:
+    idle = idle_rounds(mine, missing, saved_steps(unit))
+    if idle > chain.plan.rounds:
         what = "it" if unit.num_tasks == 1 else f"{plural(len(missing), 'task')} of it"
         raise HopelessError(
-            f"{unit.name} is not complete: {what} was submitted {plural(number, 'time')}; "
+            f"{unit.name} is not complete: {what} was submitted {plural(idle, 'time')} in a row without anything new; "
             f"see the logs in {chain.state / 'jobs'}, and submit the chain again to go on"
         )
     if number:
@@ -160,32 +167,44 @@ def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoc
     """Submits tasks of a unit, unless the queue has them already; the numbers of their jobs."""
     tag = f"{unit.name}.e{epoch}.r{number}"
     most = most_array_tasks(chain.environ) if unit.num_tasks > 1 else 1
-    wanted = requests_of(unit, tasks, state=chain.state, chdir=Path(chain.plan.chdir), tag=tag, most=most)
+    wanted = requests_of(unit, tasks, chain.plan, state=chain.state, tag=tag, most=most)
     ids: list[int] = []
     for request, piece in wanted:
         if piece.waits_for is not None and piece.array:
             request = replace(request, dependency=f"afterany:{ids[piece.waits_for]}")  # noqa: PLW2901
         job = ChainJob(
-            unit=unit.name, kind="job", round=number, tag=tag, job=0, tasks=piece.tasks, marks=marks_of(unit)
+            unit=unit.name,
+            kind="job",
+            round=number,
+            tag=tag,
+            job=0,
+            tasks=piece.tasks,
+            marks=marks_of(unit),
+            steps=saved_steps(unit),
         )
         ids.append(_submitted(chain, request, job))
     return ids
 
 
 def _submit_gate(chain: Chain, unit: Unit, after: list[int], *, number: int, epoch: int, again: str = "") -> None:
+    """A gate; and a second one behind it, which has nothing to do but if the first was lost with its node, where a
+    lost job is not requeued."""
     tag = f"{GATE}.{unit.name}.e{epoch}.r{number}{again}"
-    request = gate_request(unit, state=chain.state, chdir=Path(chain.plan.chdir), tag=tag, after=after)
-    _submitted(chain, request, ChainJob(unit=unit.name, kind=GATE, round=number, tag=tag, job=0))
+    for each in (tag,) if chain.cluster.requeue else (tag, f"{tag}.second"):
+        request = gate_request(unit, chain.plan, state=chain.state, tag=each, after=after)
+        after = [_submitted(chain, request, ChainJob(unit=unit.name, kind=GATE, round=number, tag=each, job=0))]
 
 
-def _ensure_gate(chain: Chain, unit: Unit, record: Record, queue: list[QueuedJob]) -> None:
+def _ensure_gate(
+    chain: Chain, unit: Unit, record: Record, queue: list[QueuedJob], *, behind: Sequence[QueuedJob]
+) -> None:
     """A gate behind jobs that wait or run: a dependency counts as met if a job is only on its way to be requeued."""
     mine = [job for job in record.jobs if job.unit == unit.name]
-    gates = [one for one in queue if one.tag.startswith(f"{GATE}.{unit.name}.e{record.epoch}.")]
-    if any(_number(one) != chain.me for one in gates):
+    is_gate = re.compile(rf"{GATE}\.{re.escape(unit.name)}\.e[0-9]+\.r")
+    if any(one.number != chain.me for one in chain.own(queue) if is_gate.match(one.tag)):
         return
     number = max((job.round for job in mine), default=0)
-    ids = list(dict.fromkeys(_number(one) for one in queue if _is_of(one, unit, record)))
+    ids = list(dict.fromkeys(one.number for one in behind))
     count = sum(job.kind == GATE for job in mine)
     _submit_gate(chain, unit, ids, number=number, epoch=record.epoch, again=f".g{count}")
 
@@ -194,9 +213,9 @@ def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
     """The number of the job: of a new one, or of one that was submitted just before a crash. HopelessError if the
     chain has been cancelled meanwhile."""
     tag = request.comment.rpartition(",")[2]
-    there = [one for one in chain.queue(with_ended=True) if one.tag == tag]
+    there = [one for one in chain.own(queued(chain.environ, with_ended=True)) if one.tag == tag]
     if there:
-        number = _number(there[0])
+        number = there[0].number
     else:
         if how := ending(chain.state):
             raise HopelessError(f"the chain is {how}")
@@ -215,12 +234,3 @@ def script_of(chain: Chain, request: Request) -> str:
     """The batch script of one of the chain's jobs."""
     is_gate = request.words[0] == "__gate"
     return batch_script(request, gate_cluster(chain.cluster) if is_gate else chain.cluster, body=stage_body())
-
-
-def _is_of(one: QueuedJob, unit: Unit, record: Record) -> bool:
-    return one.tag.startswith(f"{unit.name}.e{record.epoch}.r")
-
-
-def _number(one: QueuedJob) -> int:
-    """Of a job or of the array that it is in: 12 of `12`, `12_3` and `12_[4-9]`."""
-    return int(one.job.partition("_")[0])

@@ -2,6 +2,7 @@
 by submitting it again."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from jobs.chain_units import Unit
 from jobs.pack import complete, spec_of
 from jobs.record_leaves import read_leaves
 from jobs.submitted import Override, job_of_words
+from pipeline.training.ledger import last_line
 from shards.errors import InvalidDataError
 from shards.packing.missing import unpacked_parts, unscanned_parts
 from shards.packing.plan import read_plan
@@ -33,14 +35,15 @@ def missing_tasks(unit: Unit, *, state: Path, override: Override) -> list[int]:
 
 def hopeless(unit: Unit, jobs: list[ChainJob], *, state: Path) -> str:
     """Why the unit's last jobs need not be submitted again: one message; empty if they may."""
+    for run_dir in filter(None, unit.run_dirs()):
+        if (Path(run_dir) / "submit" / STOPPED_BY_HAND).exists():
+            return f"{unit.name} was cancelled by `patchline cancel {run_dir}`"
     for job in jobs:
         for number, run_dir in enumerate(unit.run_dirs()):
             mark = job.marks[number] if number < len(job.marks) else 0
-            if run_dir and number in job.tasks:
-                if (Path(run_dir) / "submit" / STOPPED_BY_HAND).exists():
-                    return f"{unit.name} was cancelled by `patchline cancel {run_dir}`"
-                if end := _last_end(Path(run_dir) / "submit" / "tries.jsonl", mark):
-                    return _message(unit, end, state / "jobs")
+            record = Path(run_dir) / "submit" / "tries.jsonl"
+            if run_dir and number in job.tasks and (end := _last_end(record, mark)):
+                return _message(unit, end, state / "jobs")
         for path in sorted(state_of(state, job).glob("patchline-*/submit/tries.jsonl")):
             if end := _last_end(path, 0):
                 return _message(unit, end, state)
@@ -56,6 +59,24 @@ def marks_of(unit: Unit) -> tuple[int, ...]:
     """The sizes of the runs' records of tries: what is behind them was written by jobs submitted from now on."""
     paths = [Path(run_dir) / "submit" / "tries.jsonl" if run_dir else None for run_dir in unit.run_dirs()]
     return tuple(path.stat().st_size if path and path.exists() else 0 for path in paths)
+
+
+def saved_steps(unit: Unit) -> tuple[int, ...]:
+    """The last step that each of the unit's runs has saved, by its ledger; 0: none."""
+    return tuple(int(last_line(Path(run_dir)).get("step", 0)) if run_dir else 0 for run_dir in unit.run_dirs())
+
+
+def idle_rounds(jobs: Sequence[ChainJob], missing: Sequence[int], steps: Sequence[int]) -> int:
+    """How many of the last rounds in a row brought nothing: as many tasks were missing afterwards, and no run had saved
+    a later step. `jobs`: all of the unit; `missing` and `steps`: as they are now. Pure."""
+    after, later, idle = len(missing), sum(steps), 0
+    for number in sorted({job.round for job in jobs}, reverse=True):
+        mine = [job for job in jobs if job.round == number]
+        before, earlier = len({task for job in mine for task in job.tasks}), sum(mine[0].steps)
+        if after < before or later > earlier:
+            break
+        after, later, idle = before, earlier, idle + 1
+    return idle
 
 
 def _message(unit: Unit, end: str, folder: Path) -> str:

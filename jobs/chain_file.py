@@ -77,6 +77,11 @@ class StepConfig:
                 raise UserError(
                     f"step {self.name}: {name} is of {' and '.join(stages)}, not of {self.stage}; leave it out"
                 )
+        if self.variants and self.links > 1:
+            raise UserError(
+                f"step {self.name}: links is of one run, not of variants; leave it out: the gate submits again each "
+                "variant that is not complete"
+            )
         if self.variants and not SUBMITTED[self.stage].has_ranks:
             raise UserError(f"step {self.name}: {self.stage} has no variants; write a step for each")
         if self.nodes > 1 and not SUBMITTED[self.stage].has_ranks:
@@ -91,7 +96,7 @@ class ChainConfig:
     """Folder of the chain, on storage that all nodes share: its state is in FOLDER/chain, a step's output in
     FOLDER/NAME."""
     rounds: Annotated[int, Range(0, 100)] = 3
-    """How often what is missing of a step is submitted again."""
+    """How often in a row what is missing of a step is submitted again without anything new."""
     steps: tuple[StepConfig, ...] = ()
     """The steps, each after those that it needs."""
 

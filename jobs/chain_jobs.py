@@ -7,13 +7,13 @@ from pathlib import Path
 
 from jobs.arrays import Piece, pieces_of
 from jobs.batch_script import Request
-from jobs.chain_state import GATE, chain_comment
+from jobs.chain_state import GATE, ChainPlan
 from jobs.chain_units import Unit
 from jobs.cluster import ClusterConfig
-from jobs.submitted import SUBMITTED, comment_of, submit_folder
+from jobs.submitted import SUBMITTED
 
-GATE_MINUTES = 30  # a gate waits at most 10 of them for Slurm
 _GATE_MARGIN = 30
+_MOST_RUNS = 24  # of one array: their names are in its comment, of which Slurm takes 1,023 letters
 
 
 def gate_cluster(cluster: ClusterConfig) -> ClusterConfig:
@@ -21,16 +21,16 @@ def gate_cluster(cluster: ClusterConfig) -> ClusterConfig:
     return replace(cluster, margin_seconds=_GATE_MARGIN)
 
 
-def gate_request(unit: Unit, *, state: Path, chdir: Path, tag: str, after: Sequence[int]) -> Request:
+def gate_request(unit: Unit, plan: ChainPlan, *, state: Path, tag: str, after: Sequence[int]) -> Request:
     """The job that looks at the unit once all these jobs have ended, however they end."""
     return Request(
         words=("__gate", str(state.parent), unit.name),
         name=f"{GATE}-{unit.name}",
-        comment=f"-,{chain_comment(state)},{tag}",
+        comment=f"-,{plan.name},{tag}",
         nodes=1,
-        time_limit=str(GATE_MINUTES),
+        time_limit=str(plan.gate_minutes),
         folder=state / "jobs",
-        chdir=chdir,
+        chdir=Path(plan.chdir),
         has_ranks=False,
         cpus=1,
         dependency="afterany:" + ":".join(map(str, after)) if after else "",
@@ -39,29 +39,27 @@ def gate_request(unit: Unit, *, state: Path, chdir: Path, tag: str, after: Seque
 
 
 def requests_of(
-    unit: Unit, tasks: Sequence[int], *, state: Path, chdir: Path, tag: str, most: int
+    unit: Unit, tasks: Sequence[int], plan: ChainPlan, *, state: Path, tag: str, most: int
 ) -> list[tuple[Request, Piece]]:
-    """The jobs of these tasks of a unit: one, several that continue each other, or an array in pieces."""
-    pieces = pieces_of(tasks, most=most, at_once=unit.at_once)
+    """The jobs of these tasks of a unit: one, several that continue each other, or an array in pieces. `most`: tasks
+    that Slurm allows in one array."""
+    pieces = pieces_of(tasks, most=min(most, _MOST_RUNS) if any(unit.names) else most, at_once=unit.at_once)
     if unit.num_tasks == 1:
         pieces = [replace(pieces[0], array="")] * unit.links
     return [
-        (_request(unit, piece, state=state, chdir=chdir, tag=f"{tag}.p{number}"), piece)
-        for number, piece in enumerate(pieces)
+        (_request(unit, piece, plan, state=state, tag=f"{tag}.p{number}"), piece) for number, piece in enumerate(pieces)
     ]
 
 
-def _request(unit: Unit, piece: Piece, *, state: Path, chdir: Path, tag: str) -> Request:
-    run_dir = unit.run_dirs()[0] if len(unit.words) == 1 else ""
-    run = comment_of([str(submit_folder(str(chdir / run_dir), unit.stage))]) if run_dir else "-"
+def _request(unit: Unit, piece: Piece, plan: ChainPlan, *, state: Path, tag: str) -> Request:
     return Request(
         words=unit.words[0],
-        name=f"{unit.name}-{chain_comment(state)[-8:]}" if unit.links > 1 else unit.name,
-        comment=f"{run},{chain_comment(state)},{tag}",
+        name=f"{unit.name}-{plan.name[-8:]}" if unit.links > 1 else unit.name,
+        comment=",".join([*_runs_in(unit, piece), plan.name, tag]),
         nodes=unit.nodes,
         time_limit=unit.time,
         folder=state / "jobs",
-        chdir=chdir,
+        chdir=Path(plan.chdir),
         has_ranks=SUBMITTED[unit.stage].has_ranks,
         cpus=unit.cpus,
         dependency="singleton" if unit.links > 1 else "",
@@ -69,6 +67,13 @@ def _request(unit: Unit, piece: Piece, *, state: Path, chdir: Path, tag: str) ->
         tail=tuple(_tail(unit, piece)),
         state=str(state / "jobs" / tag.rpartition(".")[0]),
     )
+
+
+def _runs_in(unit: Unit, piece: Piece) -> list[str]:
+    """The names of the runs in a job, each with its task in an array."""
+    if not any(unit.names):
+        return ["-"]
+    return [f"{unit.names[task]}@{task - piece.offset}" if piece.array else unit.names[task] for task in piece.tasks]
 
 
 def _tail(unit: Unit, piece: Piece) -> list[str]:

@@ -10,37 +10,42 @@ done            when all units were complete
 import fcntl
 import hashlib
 import json
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jobs.chain_file import STATE
 from jobs.chain_units import Unit
-from shards.errors import InvalidDataError, UserError
+from shards.errors import InvalidDataError, TransientError, UserError
 from shards.local_file import read_local_file
 from shards.typed_json import read_record
 
 GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
 GATE = "gate"
+PATIENCE_SECONDS, _PAUSE_SECONDS = 300.0, 0.1  # with another process
 _MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainPlan:
-    """What was frozen. `chdir`: what relative paths are relative to; `command`: the words that run patchline."""
+    """What was frozen. `name`: of its jobs in the queue; `chdir`: what relative paths are relative to; `command`: the
+    words that run patchline; `gate_minutes`: the time limit of gates."""
 
+    name: str
     units: tuple[Unit, ...]
     rounds: int
     chdir: str
     command: tuple[str, ...]
+    gate_minutes: int = 30  # a gate waits at most 10 of them for Slurm
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainJob:
     """A submitted job. `kind`: job or gate; `round`: 0 at first; `tasks`: numbers of the unit's tasks; `marks`: sizes
-    of the runs' tries.jsonl at submission, in bytes."""
+    of the runs' tries.jsonl at submission, in bytes; `steps`: the steps that the runs had saved then."""
 
     unit: str
     kind: str
@@ -49,6 +54,7 @@ class ChainJob:
     job: int
     tasks: tuple[int, ...] = ()
     marks: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +86,9 @@ def is_chain(word: str) -> bool:
     return (state_folder(word) / PLAN).is_file()
 
 
-def chain_comment(state: Path) -> str:
-    """The name of a chain's jobs in the queue."""
-    return f"patchline-chain-{hashlib.sha256(str(state).encode()).hexdigest()[:16]}"
+def chain_name(folder: str) -> str:
+    """The name of a chain's jobs in the queue: of one folder, however it is reached."""
+    return f"patchline-chain-{hashlib.sha256(str(Path(folder).resolve() / STATE).encode()).hexdigest()[:16]}"
 
 
 def read_plan_of(state: Path) -> ChainPlan:
@@ -126,9 +132,15 @@ def read_record_of(state: Path) -> Record:
 
 
 def add_line(state: Path, **values: object) -> None:
-    """A line of the record, with the time."""
-    with (state / RECORD).open("a") as file:
-        file.write(json.dumps(values | {"unix_time": round(time.time(), 3)}) + "\n")
+    """A line of the record, with the time; a line that a crash tore stays one of its own."""
+    append_line(state / RECORD, values | {"unix_time": round(time.time(), 3)})
+
+
+def append_line(path: Path, values: Mapping[str, object]) -> None:
+    """A line of JSON, at the beginning of a line."""
+    with path.open("ab+") as file:
+        is_torn = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+        file.write(b"\n" * is_torn + json.dumps(values).encode() + b"\n")
 
 
 def add_job(state: Path, job: ChainJob) -> None:
@@ -155,7 +167,18 @@ def chain_steps(word: str) -> list[ChainStep]:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """One process at a time, on this host and wherever the file system passes locks on."""
+    """One process at a time, on this host and wherever the file system passes locks on. TransientError if another one
+    does not end."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
     with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TransientError(
+                        f"another patchline has been at work in {folder} for {PATIENCE_SECONDS:.0f} s; try again later"
+                    ) from None
+            time.sleep(_PAUSE_SECONDS)
         yield

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jobs.arrays import tasks_in
 from jobs.chain_state import (
     CANCELLED,
     DONE,
     GATE,
     GAVE_UP,
     ChainStep,
-    chain_comment,
     chain_steps,
     ending,
     read_plan_of,
@@ -22,7 +22,7 @@ from jobs.chain_state import (
 from jobs.queue_jobs import facts_of
 from jobs.queue_reasons import Finding, finding_of
 from jobs.screen import wrapped
-from jobs.slurm import QueuedJob, queued
+from jobs.slurm import QueuedJob, queued_with
 from shards.errors import UserError
 from shards.local_file import read_local_file
 from shards.quantities import plural
@@ -64,7 +64,7 @@ def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainSta
     frozen chain cannot be read."""
     state, queue = state_folder(str(folder)), list[QueuedJob]()
     try:
-        queue = queued(chain_comment(state), environ) if environ is not None else []
+        queue = queued_with(read_plan_of(state).name, environ) if environ is not None else []
     except UserError as error:
         log.warning("%s", error)
         environ = None
@@ -100,13 +100,7 @@ def _step(step: ChainStep, queue: Sequence[QueuedJob], environ: Mapping[str, str
 
 def num_tasks(job: str) -> int:
     """How many tasks a line of squeue stands for: 1 for `12` and `12_3`, 7 for `12_[0-3,7-9%2]`. Pure."""
-    _, is_array, tasks = job.partition("_[")
-    if not is_array:
-        return 1
-    ranges = [part.partition("-") for part in tasks.rstrip("]").partition("%")[0].split(",")]
-    ends = [(first, last or first) for first, _, last in ranges]
-    known = [int(last) - int(first) + 1 for first, last in ends if (first + last).isdecimal()]
-    return max(1, sum(known))
+    return max(1, sum(map(len, tasks_in(job))))
 
 
 def _said_of(numbers: Sequence[int], environ: Mapping[str, str]) -> list[Finding]:

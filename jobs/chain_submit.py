@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,18 @@ from jobs.chain_state import (
     ChainPlan,
     add_line,
     alone,
+    chain_name,
+    ending,
     plan_json,
     state_folder,
 )
 from jobs.chain_units import Unit, units_of
 from jobs.cluster import ClusterConfig
+from jobs.partitions import gate_minutes, limits_of, partition_for, refuse_over_limits
 from jobs.screen import put
-from jobs.slurm import most_array_tasks, need_sbatch, slurms_answer
+from jobs.slurm import most_array_tasks, need_sbatch, settled_with, slurms_answer
 from jobs.submit_checks import refuse_unreachable, refuse_wrong_place
-from jobs.submitted import Override, job_of_words, value_in
+from jobs.submitted import SUBMITTED, Override, job_of_words, value_in
 from shards.errors import UserError
 from shards.terminal import printable_name
 
@@ -56,8 +59,17 @@ def submit_chain(
         refuse_unreachable([word for _, words, _ in jobs for word in words], cluster)
         for unit, words, job in jobs:
             _check(unit, words, job, cluster)
-    plan = ChainPlan(units=units, rounds=config.rounds, chdir=str(Path.cwd()), command=cluster.command)
-    chain = Chain(state=state_folder(config.folder), plan=plan, cluster=cluster, environ=environ, override=override)
+        _refuse_over_limits(units, cluster, environ)
+    plan = ChainPlan(
+        name=chain_name(config.folder),
+        units=units,
+        rounds=config.rounds,
+        chdir=str(Path.cwd()),
+        command=cluster.command,
+        gate_minutes=gate_minutes(limits_of(partition_for(cluster, has_ranks=False), environ)),
+    )
+    state = state_folder(str(Path(config.folder).resolve()))
+    chain = Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override)
     if is_dry:
         return _show(chain)
     need_sbatch(environ)
@@ -85,6 +97,21 @@ def _check(unit: Unit, words: tuple[str, ...], job: Any, cluster: ClusterConfig)
         raise UserError(f"step {unit.step}: {error}") from error
 
 
+def _refuse_over_limits(units: Sequence[Unit], cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
+    of_ranks, of_one = (limits_of(partition_for(cluster, has_ranks=each), environ) for each in (True, False))
+    for unit in units:
+        has_ranks = SUBMITTED[unit.stage].has_ranks
+        try:
+            refuse_over_limits(
+                of_ranks if has_ranks else of_one,
+                nodes=unit.nodes + cluster.spares * has_ranks,
+                time_limit=unit.time or cluster.time_limit,
+                margin=cluster.margin_seconds,
+            )
+        except UserError as error:
+            raise UserError(f"step {unit.step}: {error}") from error
+
+
 def _make_folder(state: Path) -> None:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,17 +121,22 @@ def _make_folder(state: Path) -> None:
 
 
 def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
-    """Freezes the chain and begins it, unless its jobs wait or run: then it says so, and returns False."""
-    state, text = chain.state, plan_json(chain.plan)
+    """Freezes the chain and begins it, unless its jobs wait or run: then it says so, and returns False. A chain that
+    gave up begins again beside those of its jobs that still run."""
+    state, text, how = chain.state, plan_json(chain.plan), ending(chain.state)
     frozen = (state / PLAN).read_text() if (state / PLAN).exists() else ""
-    waiting = chain.queue()
+    waiting = settled_with(chain.plan.name, chain.environ)
     shown = ", ".join(f"{one.job} {one.state}" for one in waiting[:10])
     if waiting and frozen != text:
         raise UserError(
             f"another chain of {state.parent} has jobs ({shown}); cancel it with "
             f"`patchline cancel {state.parent}`, or give another folder"
         )
-    if waiting:
+    if waiting and how == CANCELLED:
+        raise UserError(
+            f"the chain was cancelled and still has jobs ({shown}); `patchline cancel {state.parent}` ends them"
+        )
+    if waiting and how != GAVE_UP:
         log.info("the chain has jobs already: %s; nothing was submitted", shown)
         return False
     for name, content in {**copies, PLAN: text}.items():
@@ -125,10 +157,9 @@ def _first_requests(chain: Chain) -> list[Request]:
     most = most_array_tasks(chain.environ) if shutil.which("scontrol", path=chain.environ.get("PATH")) else 1001
     for unit in chain.plan.units:
         tag = f"{unit.name}.e1.r0"
-        places = {"state": chain.state, "chdir": Path(chain.plan.chdir)}
-        pieces = requests_of(unit, range(unit.num_tasks), **places, tag=tag, most=most)
+        pieces = requests_of(unit, range(unit.num_tasks), chain.plan, state=chain.state, tag=tag, most=most)
         requests += [request for request, _ in pieces]
-        requests.append(gate_request(unit, **places, tag=f"gate.{tag}", after=[]))
+        requests.append(gate_request(unit, chain.plan, state=chain.state, tag=f"gate.{tag}", after=[]))
     return requests
 
 

@@ -1,11 +1,12 @@
-"""The steps of a chain as units: what is submitted together, and what a gate looks at afterwards. Pure."""
+"""The steps of a chain as units: what is submitted together, and what a gate looks at afterwards. Pure, but for links
+in the paths of runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.chain_file import INPUTS, ChainConfig, StepConfig
-from jobs.submitted import SECOND, SUBMITTED, value_in
+from jobs.submitted import SECOND, SUBMITTED, run_name, value_in
 from shards.errors import UserError
 
 PHASES = ("scan", "plan", "shards", "merge")
@@ -27,6 +28,9 @@ class Unit:
     time: str = ""
     cpus: int = 0
     links: int = 1
+    names: tuple[str, ...] = ()
+    """The names in the queue of the jobs of each of its runs, empty for a stage without a run directory: from where
+    the chain was submitted, since a link may point elsewhere on a node."""
 
     @property
     def num_tasks(self) -> int:
@@ -54,7 +58,7 @@ def units_of(chain: ChainConfig) -> tuple[Unit, ...]:
         outputs[step.name], stages[step.name], last[step.name] = outs, step.stage, new[-1].name
         before = (step.name,)
     _refuse_shared(units)
-    return tuple(units)
+    return tuple(replace(unit, names=tuple(one and run_name(one) for one in unit.run_dirs())) for unit in units)
 
 
 def _units(step: StepConfig, words: list[tuple[str, ...]], after: tuple[str, ...]) -> list[Unit]:
@@ -125,10 +129,17 @@ def _workers(step: StepConfig) -> list[str]:
 
 
 def _refuse_shared(units: Sequence[Unit]) -> None:
-    """UserError if two runs have one run directory."""
-    seen: dict[str, str] = {}
+    """UserError if two steps, or two variants of one, write to one folder."""
+    seen: dict[str, tuple[str, str]] = {}
     for unit in units:
-        for run_dir in filter(None, unit.run_dirs()):
-            if run_dir in seen:
-                raise UserError(f"{unit.name} and {seen[run_dir]} both write to {run_dir}; give each its own folder")
-            seen[run_dir] = unit.name
+        flag = SUBMITTED[unit.stage].out
+        for number, words in enumerate(unit.words):
+            out = value_in(words, flag) if flag else ""
+            if not out:
+                continue
+            place = out.rstrip("/") if "://" in out else str(Path(out).resolve())
+            writer = (unit.step, f"{unit.name}/{number}" if unit.stage != "pack" else "")
+            other, _ = seen.setdefault(place, writer)
+            if seen[place] != writer:
+                both = f"{other} and {unit.step} both" if other != unit.step else f"two variants of {unit.step}"
+                raise UserError(f"{both} write to {out}; give each its own folder")

@@ -1,17 +1,23 @@
 """Slurm's programs, as the command line runs them: one place for what they are given, how long they are waited for, and
 what their refusals mean. Without slurmdbd: sbatch, squeue and scontrol alone."""
 
+import logging
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from jobs.arrays import tasks_in
 from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.terminal import printable_name
 
+log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 120
+_ENDING_SECONDS, _PAUSE_SECONDS = 90.0, 1.0
+_JOB_LINE = re.compile(r"([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%.-]+\]))?) ([A-Z_]+) (\S+)")
 # What Slurm and stage.sbatch tell one job, and a job that it submits must not take for its own.
 _OF_JOB = re.compile(
     r"SLURM_(?!CONF$)|PMI|PMIX|MASTER_(ADDR|PORT)$|PATCHLINE_(STATE|MARGIN|RETRIES|REQUEUE|SPARES|LAUNCHER|S3_ANSWERED)$"
@@ -21,12 +27,33 @@ _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_K
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """A job that waits or runs. `job`: its number, `12` or `12_3` of an array; `state`: such as RUNNING;
-    `tag`: what its comment ends with, after the names of a run and a chain."""
+    """A job that waits or runs. `job`: its number, `12`, or `12_3` and `12_[4-7]` of an array; `state`: such as
+    RUNNING; `names`: the words of its comment, RUN or RUN,CHAIN,TAG. Of an array of runs there are several, each with
+    its task: RUN@0,RUN@1,CHAIN,TAG."""
 
     job: str
     state: str
-    tag: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def tag(self) -> str:
+        """The last word, of a job of a chain."""
+        return self.names[-1] if len(self.names) > 1 else ""
+
+    @property
+    def number(self) -> int:
+        """Of the job, or of the array that it is in."""
+        return int(self.job.partition("_")[0])
+
+    def part_of(self, name: str) -> "QueuedJob | None":
+        """The job itself if it has this name, or its one task that has; None if none has."""
+        for word in self.names:
+            own, is_task, task = word.partition("@")
+            if own == name and not is_task:
+                return self
+            if own == name and any(int(task) in found for found in tasks_in(self.job)):
+                return replace(self, job=f"{self.number}_{task}")
+        return None
 
 
 def need_sbatch(environ: Mapping[str, str]) -> None:
@@ -43,6 +70,8 @@ def ran(
     UserError if there is no such program, or no answer in time."""
     limit = seconds or _ANSWER_SECONDS
     clean = {name: value for name, value in environ.items() if not _is_secret(name) and not _OF_JOB.match(name)}
+    if words[0] == "squeue":
+        clean["SLURM_BITSTR_LEN"] = "0"  # else it shows at most 64 letters of an array's tasks
     try:
         return subprocess.run(
             words,
@@ -84,19 +113,37 @@ def submitted(words: list[str], environ: Mapping[str, str]) -> int:
     return int(job)
 
 
-def queued(name: str, environ: Mapping[str, str], *, with_ended: bool = False) -> list[QueuedJob]:
-    """The own jobs that wait or run and have this name, without spaces and commas, in their comments: RUN, or
-    RUN,CHAIN,TAG. With those that ended a short time ago, if asked for."""
+def queued(environ: Mapping[str, str], *, with_ended: bool = False) -> list[QueuedJob]:
+    """The own jobs that wait or run; with those that ended a short time ago, if asked for. UserError if Slurm does not
+    answer."""
     states = ["--states=all"] if with_ended else []
     answer = ran(["squeue", "--me", "--noheader", *states, "--format=%i %T %k"], environ)
     if answer.returncode != 0:
         raise UserError(f"squeue does not answer: {answer.stderr.strip()[:200]}; try again when Slurm does")
-    found = [line.split() for line in answer.stdout.splitlines()]
-    return [
-        QueuedJob(job=words[0], state=words[1], tag=words[2].partition(",")[2].rpartition(",")[2])
-        for words in found
-        if len(words) == 3 and name in words[2].split(",")
-    ]
+    found = [_JOB_LINE.fullmatch(line.rstrip()) for line in answer.stdout.splitlines()]
+    return [QueuedJob(job=one[1], state=one[2], names=tuple(one[3].split(","))) for one in found if one]
+
+
+def queued_with(name: str, environ: Mapping[str, str]) -> list[QueuedJob]:
+    """The own jobs, and tasks of arrays, that wait or run and have this name."""
+    return [part for one in queued(environ) if (part := one.part_of(name))]
+
+
+def settled_with(name: str, environ: Mapping[str, str]) -> list[QueuedJob]:
+    """The same, once none of them is ending: one that was cancelled is gone then, and one that was requeued waits.
+    UserError if one does not end."""
+    deadline, has_said = time.monotonic() + _ENDING_SECONDS, False
+    while True:
+        found = queued_with(name, environ)
+        ending = [one.job for one in found if one.state == "COMPLETING"]
+        if not ending or len(ending) < len(found):
+            return found
+        if time.monotonic() > deadline:
+            raise UserError(f"job {ending[0]} is still ending; try again once `squeue --me` does not show it")
+        if not has_said:
+            log.info("job %s is ending: waiting for it", ending[0])
+            has_said = True
+        time.sleep(_PAUSE_SECONDS)
 
 
 def answers(environ: Mapping[str, str]) -> bool:

@@ -4,21 +4,22 @@ The words of the stage are checked as the stage would check them, and the script
 submitted. A run that has a job in the queue gets no second one. Loads torch only to plan the saves of training on GPUs.
 """
 
-import json
 import logging
 import shutil
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs import exit_codes
 from jobs.batch_script import Request, batch_script, names_of, stage_body
-from jobs.chain_state import alone
+from jobs.chain_checks import STOPPED_BY_HAND
+from jobs.chain_state import alone, append_line
 from jobs.chain_submit import submit_chain
 from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
+from jobs.partitions import limits_of, partition_for, refuse_over_limits
 from jobs.screen import put
-from jobs.slurm import need_sbatch, queued, slurms_answer, submitted
+from jobs.slurm import QueuedJob, need_sbatch, queued_with, settled_with, slurms_answer, submitted
 from jobs.stages import WITH_SMOKE
 from jobs.submit_checks import refuse_unreachable, refuse_wrong_place
 from jobs.submitted import Override, comment_of, job_of_words, submit_folder, submitted_stage
@@ -78,12 +79,24 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     if options.has_checks:
         refuse_unreachable(words, cluster)
         refuse_wrong_place(cluster, run_dir=run_dir, nodes=options.nodes, limit=options.time_limit, job=job)
+        _refuse_over_limits(options, cluster, environ, has_ranks=row.has_ranks)
     request = _request(words, options, run_dir=run_dir, has_ranks=row.has_ranks)
     text = batch_script(request, cluster, body=stage_body())
     if options.is_dry:
         put(text)
         return _tell_test(request, text, environ)
     return _submit(request, text, environ, links=options.links)
+
+
+def _refuse_over_limits(
+    options: Options, cluster: ClusterConfig, environ: Mapping[str, str], *, has_ranks: bool
+) -> None:
+    refuse_over_limits(
+        limits_of(partition_for(cluster, has_ranks=has_ranks), environ),
+        nodes=options.nodes + cluster.spares * has_ranks,
+        time_limit=options.time_limit or cluster.time_limit,
+        margin=cluster.margin_seconds,
+    )
 
 
 def _request(words: list[str], options: Options, *, run_dir: str, has_ranks: bool) -> Request:
@@ -166,10 +179,10 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
             f"cannot make {request.folder}: {error.strerror}; give a folder that you may write to"
         ) from error
     with alone(request.folder):
-        waiting = _jobs_of(request, environ)
-        if waiting:
-            log.info("%s has a job already: %s; nothing was submitted", request.name, waiting)
+        if waiting := settled_with(request.comment, environ):
+            log.info("%s has a job already: %s; nothing was submitted", request.name, _shown(waiting))
             return exit_codes.DONE
+        (request.folder / STOPPED_BY_HAND).unlink(missing_ok=True)
         path = request.folder / f"{request.name}.sbatch"
         path.touch(mode=0o600)
         path.write_text(text)
@@ -177,8 +190,7 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
         ids = [submitted([str(path)], environ) for _ in range(links)]
         for job_id in ids:
             line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
-            with (request.folder / "submitted.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            append_line(request.folder / "submitted.jsonl", line)
     shown = printable_name(str(request.folder))
     for job_id in ids:
         log_path = f"{shown}/{request.name}-{job_id}.out"
@@ -192,12 +204,11 @@ def _tell_test(request: Request, text: str, environ: Mapping[str, str]) -> int:
         log.warning("no sbatch on this machine, so Slurm was not asked about it")
         return exit_codes.DONE
     log.info("%s", slurms_answer([], environ, text=text))
-    waiting = _jobs_of(request, environ)
-    if waiting:
-        log.info("%s has a job already: %s", request.name, waiting)
+    if waiting := queued_with(request.comment, environ):
+        log.info("%s has a job already: %s", request.name, _shown(waiting))
     return exit_codes.DONE
 
 
-def _jobs_of(request: Request, environ: Mapping[str, str]) -> str:
-    """The jobs of this run that wait or run, such as `12 RUNNING`."""
-    return ", ".join(f"{one.job} {one.state}" for one in queued(request.comment, environ))
+def _shown(jobs: Sequence[QueuedJob]) -> str:
+    """Such as `12 RUNNING`."""
+    return ", ".join(f"{one.job} {one.state}" for one in jobs)

@@ -70,8 +70,14 @@ def comment_of(work: list[str]) -> str:
 
 
 def submit_folder(run_dir: str, stage: str) -> Path:
-    """Where the script and the log go: RUN/submit, or ./patchline-STAGE for a stage without a run directory."""
-    return (Path(run_dir) / "submit" if run_dir else Path(f"patchline-{stage}")).absolute()
+    """Where the script and the log go: RUN/submit, or ./patchline-STAGE for a stage without a run directory. Without
+    links and `..`: one folder, however it is reached."""
+    return (Path(run_dir) / "submit" if run_dir else Path(f"patchline-{stage}")).resolve()
+
+
+def run_name(run_dir: str) -> str:
+    """The name of a run's jobs in the queue."""
+    return comment_of([str(submit_folder(run_dir, ""))])
 
 
 def value_in(words: tuple[str, ...] | list[str], flag: str) -> str:

@@ -4,12 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from jobs import chain_state
 from jobs.chain_state import (
     RECORD,
     ChainJob,
     ChainPlan,
     add_job,
     add_line,
+    alone,
+    append_line,
+    chain_name,
     chain_steps,
     ending,
     is_chain,
@@ -19,13 +23,13 @@ from jobs.chain_state import (
     state_folder,
 )
 from jobs.chain_units import Unit
-from shards.errors import UserError
+from shards.errors import TransientError, UserError
 
 UNITS = (
     Unit(name="pack.scan", step="pack", stage="pack", words=(("pack", "a b", "--x='$(id)'"),), num_parts=4),
     Unit(name="train", step="train", stage="pretrain", words=(("pretrain", "r"),), after=("pack.scan",)),
 )
-PLAN = ChainPlan(units=UNITS, rounds=3, chdir="/here", command=("patchline",))
+PLAN = ChainPlan(name="patchline-chain-0", units=UNITS, rounds=3, chdir="/here", command=("patchline",))
 
 
 def test_what_is_frozen_comes_back(tmp_path: Path) -> None:
@@ -61,3 +65,34 @@ def test_the_record_counts_from_the_last_beginning(tmp_path: Path) -> None:
     (state / "gave-up").touch()
     (state / "cancelled").touch()
     assert ending(state) == "cancelled"
+
+
+def test_one_folder_has_one_name_however_it_is_reached(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "a chain")
+    names = {chain_name(str(tmp_path / path)) for path in ("a chain", "link", "x/../a chain", "a chain/")}
+    assert len(names) == 1
+    assert chain_name(str(tmp_path / "b")) not in names
+
+
+def test_a_line_that_a_crash_tore_does_not_swallow_the_next(tmp_path: Path) -> None:
+    state = state_folder(str(tmp_path))
+    state.mkdir()
+    add_line(state, began=True)
+    with (state / RECORD).open("a") as file:
+        file.write('{"complete": "pack')
+    add_line(state, complete="train")
+    assert read_record_of(state).complete == {"train"}
+    append_line(tmp_path / "new", {"a": 1})
+    append_line(tmp_path / "new", {"b": 2})
+    assert (tmp_path / "new").read_text() == '{"a": 1}\n{"b": 2}\n'
+
+
+def test_a_process_that_does_not_end_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain_state, "PATIENCE_SECONDS", 0.1)
+    too_long = pytest.raises(TransientError, match="another patchline has been at work in")
+    with alone(tmp_path), too_long, alone(tmp_path):
+        pass
+    with alone(tmp_path):
+        pass

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chain_state import ChainJob, add_job, add_line, chain_comment, plan_json, state_folder
+from jobs.chain_state import ChainJob, add_job, add_line, plan_json, state_folder
 from jobs.chain_status import num_tasks
 from jobs.chain_units import Unit
 from tests.jobs.test_chain_state import PLAN
@@ -44,9 +44,8 @@ def slurm(chain: Path, *queue: str) -> dict[str, str]:
     folder = chain.parent / "bin"
     folder.mkdir(exist_ok=True)
     (folder / "2").write_text(RUNNING)
-    comment = chain_comment(state_folder(str(chain)))
     words = [line.split() for line in queue]
-    (folder / "queue").write_text("".join(f"{job} {state} -,{comment},{tag}\n" for job, state, tag in words))
+    (folder / "queue").write_text("".join(f"{job} {state} -,{PLAN.name},{tag}\n" for job, state, tag in words))
     return programs(folder, scontrol=f'cat "{folder}/$4" || exit 1', squeue=f'cat "{folder}/queue"', sinfo="true")
 
 

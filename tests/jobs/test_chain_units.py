@@ -1,9 +1,12 @@
 """Steps become units: the words of each task, in the order in which they must be complete."""
 
+from pathlib import Path
+
 import pytest
 
 from jobs.chain_file import ChainConfig, StepConfig
 from jobs.chain_units import units_of
+from jobs.submitted import run_name
 from shards.errors import UserError
 
 PACK = StepConfig(name="pack", stage="pack", recipe="digits", tasks=4, at_once=2, cpus=3)
@@ -65,10 +68,42 @@ def test_folders_that_are_given_count() -> None:
         ),
         (
             tuple(StepConfig(name=n, stage="pretrain", recipe="r", flags=("--run-dir=/one",)) for n in ("a", "b")),
-            "both write to /one",
+            "a and b both write to /one",
+        ),
+        (
+            tuple(
+                StepConfig(name=n, stage="pretrain", recipe="r", flags=(f"--run-dir={path}",))
+                for n, path in (("a", "/one/"), ("b", "/x/../one"))
+            ),
+            "a and b both write to /x/../one",
+        ),
+        (
+            tuple(
+                StepConfig(name=n, stage="pack", recipe="digits", tasks=tasks, flags=(f"--out={url}",))
+                for n, tasks, url in (("a", 2, "s3://b/x"), ("b", 1, "s3://b/x/"))
+            ),
+            "a and b both write to s3://b/x/",
+        ),
+        (
+            (
+                StepConfig(
+                    name="a", stage="pretrain", recipe="r", flags=("--run-dir=/z",), variants=(("--x",), ("--y",))
+                ),
+            ),
+            "two variants of a write to /z",
         ),
     ],
 )
 def test_steps_that_do_not_fit(steps: tuple[StepConfig, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         units_of(chain(*steps))
+
+
+def test_runs_have_the_names_of_their_folders(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    direct, linked = (
+        units_of(chain(StepConfig(name="t", stage="pretrain", recipe="r", flags=(f"--run-dir={tmp_path}/{name}/1",))))
+        for name in ("runs", "link")
+    )
+    assert direct[0].names == linked[0].names == (run_name(f"{tmp_path}/link/../runs/1"),)
+    assert units_of(chain(PACK))[0].names == ("",)

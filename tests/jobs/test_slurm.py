@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs import slurm
-from jobs.slurm import QueuedJob, need_sbatch, queued, slurms_answer, submitted
+from jobs.slurm import need_sbatch, queued, queued_with, settled_with, slurms_answer, submitted
 from shards.errors import UserError
 
 
@@ -69,16 +69,43 @@ def test_what_is_no_number_of_a_job_is_refused(tmp_path: Path, answer: str) -> N
 
 
 def test_jobs_of_a_comment(tmp_path: Path) -> None:
-    lines = "12 RUNNING patchline-a\\n13_[1-3%2] PENDING patchline-a\\n14 RUNNING (null)\\n15 RUNNING two words\\n\\n"
-    environ = programs(tmp_path, squeue=f"printf '{lines.replace('%', '%%')}'")
-    found = queued("patchline-a", environ)
-    assert found == [QueuedJob(job="12", state="RUNNING"), QueuedJob(job="13_[1-3%2]", state="PENDING")]
+    lines = (
+        "12 RUNNING patchline-a\\n13_[1-3%2] PENDING patchline-b,patchline-a,tag\\n14 RUNNING (null)\\n"
+        "15 RUNNING two words\\n16_5 RUNNING patchline-c@5,patchline-a@6,x\\n"
+        "17_[0,4-6%1] PENDING patchline-c@3,patchline-a@6,x\\nnonsense\\n1 2 3 4\\nx RUNNING patchline-a\\n\\n"
+    )
+    environ = programs(
+        tmp_path, squeue=f"echo $SLURM_BITSTR_LEN >'{tmp_path}/bits'; printf '{lines.replace('%', '%%')}'"
+    )
+    found = queued_with("patchline-a", environ)
+    assert [(one.job, one.state) for one in found] == [
+        ("12", "RUNNING"),
+        ("13_[1-3%2]", "PENDING"),
+        ("17_6", "PENDING"),
+    ], "of the array of runs only the task of this one"
+    assert [one.tag for one in found] == ["", "tag", "x"]
+    assert (tmp_path / "bits").read_text() == "0\n", "squeue shortens long lists of tasks otherwise"
+    assert queued_with("patchline", environ) == []
+
+
+def test_jobs_that_are_ending_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "_PAUSE_SECONDS", 0.01)
+    squeue = (
+        f'n=$(cat "{tmp_path}/n" 2>/dev/null || echo 0); echo $((n + 1)) >"{tmp_path}/n"; '
+        '[ "$n" = 2 ] && exit 0; echo "7 COMPLETING patchline-a"'
+    )
+    assert settled_with("patchline-a", programs(tmp_path, squeue=squeue)) == []
+    both = "echo '7 COMPLETING patchline-a'; echo '8 PENDING patchline-a'"
+    assert [one.job for one in settled_with("patchline-a", programs(tmp_path, squeue=both))] == ["7", "8"]
+    monkeypatch.setattr(slurm, "_ENDING_SECONDS", 0.05)
+    with pytest.raises(UserError, match="job 7 is still ending; try again once"):
+        settled_with("patchline-a", programs(tmp_path, squeue="echo '7 COMPLETING patchline-a'"))
 
 
 def test_a_silent_or_missing_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = programs(tmp_path, squeue="echo 'slurm_load_jobs error' >&2; exit 1")
     with pytest.raises(UserError, match="squeue does not answer: slurm_load_jobs error; try again"):
-        queued("patchline-a", environ)
+        queued(environ)
     with pytest.raises(UserError, match=r"no sbatch on the PATH: run this on a login node"):
         need_sbatch({"PATH": str(tmp_path)})
     monkeypatch.setattr(slurm, "_ANSWER_SECONDS", 0.2)

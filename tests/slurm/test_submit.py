@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.chain_state import read_record_of
 from tests.rigs.slurm import SlurmCluster
 from tests.slurm.test_stage import PATCHLINE, program, wait_until_ended
 
@@ -108,3 +109,96 @@ def test_a_dry_run_shows_the_script_and_slurms_answer(slurm_cluster: SlurmCluste
     assert {"#SBATCH --nodes=2", "#SBATCH --no-kill", "export PATCHLINE_SPARES=1"} <= set(spared.splitlines())
     nowhere = submit(slurm_cluster, *words[:-1], PATH=str(PATCHLINE.parent))
     assert (nowhere.returncode, "no sbatch on the PATH" in nowhere.stderr) == (2, True), nowhere.stderr
+
+
+def test_a_run_has_one_job_however_it_is_named(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """By a link, by `..`, and by a chain, whose gate then waits for the run's own job."""
+    held = settings_in(tmp_path, f"command: [{PATCHLINE}]", "options: [--hold]")
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    words = ("pretrain", "digits_smoke", held, "--data.url=d")
+    first = submit(slurm_cluster, *words, f"--run-dir={tmp_path}/runs/one")
+    assert first.returncode == 0, first.stderr
+    job = json.loads((tmp_path / "runs" / "one" / "submit" / "submitted.jsonl").read_text())["job"]
+    for path in ("link/one", "runs/two/../one", "runs/one/"):
+        again = submit(slurm_cluster, *words, f"--run-dir={tmp_path}/{path}")
+        assert (again.returncode, f"has a job already: {job} PENDING" in again.stderr) == (0, True), again.stderr
+    chain = tmp_path / "chain.yaml"
+    step = (
+        f"{{name: train, stage: pretrain, recipe: digits_smoke, flags: [--data.url=d, --run-dir={tmp_path}/link/one]}}"
+    )
+    chain.write_text(f"folder: {tmp_path}/chain\nsteps:\n- {step}\n")
+    assert submit(slurm_cluster, str(chain), held).returncode == 0
+    (gate,) = read_record_of(tmp_path / "chain" / "chain").jobs
+    assert (gate.kind, slurm_cluster.job(gate.job)["Dependency"]) == ("gate", f"afterany:{job}(unfulfilled)")
+    for folder, number in (("link/one", job), ("chain", gate.job)):
+        assert f"cancelled {number}, which was PENDING" in cancel(slurm_cluster, tmp_path / folder)
+
+
+def test_one_of_an_arrays_runs_can_be_cancelled(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    held = settings_in(tmp_path, f"command: [{PATCHLINE}]", "options: [--hold]")
+    chain, words = tmp_path / "chain.yaml", ("pretrain", "digits_smoke", held, "--data.url=d")
+    step = "{name: t, stage: pretrain, recipe: digits_smoke, flags: [--data.url=d], variants: [[--seed=1], [--seed=2]]}"
+    chain.write_text(f"folder: {tmp_path}/chain\nsteps:\n- {step}\n")
+    assert submit(slurm_cluster, str(chain), held).returncode == 0
+    job, gate = read_record_of(tmp_path / "chain" / "chain").jobs
+    run_dir = tmp_path / "chain" / "t" / "1"
+    again = submit(slurm_cluster, *words, f"--run-dir={run_dir}")
+    assert f"has a job already: {job.job}_1 PENDING; nothing" in again.stderr
+    assert f"cancelled {job.job}_1, which was PENDING" in cancel(slurm_cluster, run_dir)
+    left = slurm_cluster.command("squeue", "--noheader", "--format=%i", f"--jobs={job.job}").split()
+    assert left in ([f"{job.job}_0"], [f"{job.job}_[0]"])
+    said = cancel(slurm_cluster, tmp_path / "chain")
+    assert f"cancelled {left[0]}, which" in said
+    assert f"cancelled {gate.job}, which" in said
+
+
+def cancel(cluster: SlurmCluster, folder: Path) -> str:
+    words, environ = [str(PATCHLINE), "cancel", str(folder)], cluster.job_environment()
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_run_can_be_submitted_again_as_soon_as_it_is_cancelled(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Its processes take their time to end: the job is COMPLETING meanwhile."""
+    stays = program(tmp_path / "stays", "trap 'sleep 20' TERM USR2", f'touch "{tmp_path}/$SLURM_JOB_ID"', "sleep 60")
+    cluster = settings_in(tmp_path, f"command: ['{stays}']")
+    words = ("pretrain", "digits_smoke", cluster, "--data.url=d", f"--run-dir={tmp_path}/run")
+    assert submit(slurm_cluster, *words).returncode == 0
+    submitted = tmp_path / "run" / "submit" / "submitted.jsonl"
+    first = json.loads(submitted.read_text())["job"]
+    slurm_cluster.wait_for((tmp_path / str(first)).exists, deadline_seconds=60)
+    cancel(slurm_cluster, tmp_path / "run")
+    again = submit(slurm_cluster, *words)
+    assert (again.returncode, f"job {first} is ending: waiting for it" in again.stderr) == (0, True), again.stderr
+    second = json.loads(submitted.read_text().splitlines()[1])["job"]
+    assert not (tmp_path / "run" / "submit" / "cancelled").exists()
+    assert f"cancelled {second}, which was" in cancel(slurm_cluster, tmp_path / "run")
+
+
+def test_limits_that_slurm_would_accept_and_never_start_are_refused(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """EnforcePartLimits is NO here, as it is by default."""
+    slurm_cluster.scontrol("create", "PartitionName=short", "Nodes=ALL", "MaxTime=10", "MaxNodes=1", "State=UP")
+    try:
+        words = ("pretrain", "digits_smoke", "--data.url=d", f"--run-dir={tmp_path}/run")
+        short = settings_in(tmp_path).replace("cluster.yaml", "short.yaml")
+        (tmp_path / "short.yaml").write_text(f"partition: short\ncommand: [{PATCHLINE}]\n")
+        for flag, message in (
+            ("--time=20", "partition short allows 10 min 0 s: the job would wait for ever; lower --time"),
+            ("--nodes=2", "partition short allows 1: the job would wait for ever; lower --nodes"),
+        ):
+            refused = submit(slurm_cluster, *words, short, flag)
+            assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
+        assert submit(slurm_cluster, *words, short, "--time=20", "--no-check", "--dry-run").returncode == 0
+        chain = tmp_path / "chain.yaml"
+        step = "{name: train, stage: pretrain, recipe: digits_smoke, flags: [--data.url=d], time: '20'}"
+        chain.write_text(f"folder: {tmp_path}/chain\nsteps:\n- {step}\n")
+        refused = submit(slurm_cluster, str(chain), short)
+        assert (refused.returncode, "step train: the time limit is" in refused.stderr) == (2, True), refused.stderr
+        chain.write_text(chain.read_text().replace("20", "5"))
+        shown = submit(slurm_cluster, str(chain), short, "--dry-run")
+        assert "#SBATCH --time=10\n" in shown.stdout, "the gate fits, too"
+    finally:
+        slurm_cluster.scontrol("delete", "PartitionName=short")
