@@ -1,6 +1,8 @@
 """slurm/stage.sbatch on a real Slurm of three nodes: sick nodes are left out, a spare takes the place of a lost one."""
 
+import os
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +79,38 @@ def test_too_few_healthy_nodes_give_up_in_the_end(three_nodes: SlurmCluster, tmp
     assert (job["ExitCode"], job["Restarts"]) == ("78:0", "2"), log
     assert "submit with --exclude=n3" in log
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_sick_node_is_avoided_where_there_are_others(three_nodes: SlurmCluster, tmp_path: Path) -> None:
+    """Slurm prefers it to the third, so that without this it would be met again."""
+    names = program(tmp_path / "names", f'echo "$SLURMD_NODENAME" >>{tmp_path}/began')
+    job, log = evaluate(three_nodes, names, "--nodes=2", **without_scratch(tmp_path, "n2"))
+    assert (job["JobState"], job["Restarts"], job["ExcNodeList"]) == ("COMPLETED", "1", "n2"), log
+    assert "node n2 is left out: no-scratch" in log
+    assert "it will avoid n2" in log
+    assert sorted((tmp_path / "began").read_text().split()) == ["n1", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://store:7480/x"}, "store:7480"),
+        ({"AWS_ENDPOINT_URL": "https://store"}, "store:443"),
+        ({"AWS_ENDPOINT_URL": "http://[::1]:7480"}, "::1:7480"),
+        ({"AWS_ENDPOINT_URL": "https://[fe80::1]"}, "fe80::1:443"),
+        ({"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_S3": "http://b"}, "b:80"),
+        ({"AWS_REGION": "eu-north-1"}, "s3.eu-north-1.amazonaws.com:443"),
+        ({"AWS_ENDPOINT_URL": "http://store", "HTTP_PROXY": "http://proxy"}, ""),
+        ({"AWS_ENDPOINT_URL": "http://store", "https_proxy": "http://proxy"}, ""),
+    ],
+)
+def test_the_address_of_the_store(environ: dict[str, str], expected: str) -> None:
+    found = re.search(r"^s3_host\(\) \{\n.*?^\}$", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
+    assert found
+    words = ["bash", "-c", f"{found[0]}\ns3_host --data.url s3://bucket/x"]
+    plain = {"PATH": os.environ["PATH"], "AWS_CONFIG_FILE": "/nowhere"} | environ
+    done = subprocess.run(words, env=plain, capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout.strip() == expected
 
 
 def test_a_folder_that_only_one_node_sees_ends_the_job(three_nodes: SlurmCluster, tmp_path: Path) -> None:
