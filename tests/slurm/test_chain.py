@@ -109,6 +109,25 @@ def test_only_the_killed_task_of_an_array_is_packed_again(slurm_cluster: SlurmCl
     assert (folder / "pack" / "manifest.json").exists()
 
 
+def test_a_gate_that_is_lost_has_a_second_one_where_jobs_are_not_requeued(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    waits = program(
+        tmp_path / "waits",
+        f'if [[ $1 == __gate ]] && mkdir "{tmp_path}/gate" 2>/dev/null; then sleep 300; fi',
+        f'exec {PATCHLINE} "$@"',
+    )
+    path = chain_file(tmp_path, "{name: pack, stage: pack, recipe: digits, flags: [--samples-per-shard=250]}")
+    done = submit(slurm_cluster, str(path), settings_in(tmp_path, f"command: ['{waits}']", "requeue: no"))
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "a chain"
+    gate, second = (job.job for job in read_record_of(folder / "chain").jobs if job.kind == "gate")
+    slurm_cluster.wait_for((tmp_path / "gate").exists, deadline_seconds=CHAIN_SECONDS)
+    slurm_cluster.command("scancel", "--signal=KILL", str(gate))
+    assert wait_until_over(slurm_cluster, folder) == "done", logs(folder)
+    assert slurm_cluster.job(second)["ExitCode"] == "0:0", logs(folder)
+
+
 def test_a_crash_loop_ends_the_chain_with_one_message(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     crashes = program(tmp_path / "crashes", "[[ $1 != pretrain ]] || exit 9", f'exec {PATCHLINE} "$@"')
     train = (
