@@ -52,6 +52,8 @@ class PackJob:
     """Duplicates to leave out."""
     resize: Resize = field(default_factory=Resize)
     """Images to store as smaller copies."""
+    unlabeled: Literal["refuse", "keep"] = "refuse"
+    """Whether images without a label are quarantined, or packed: scores leave them out, as ImageNet-ReaL does."""
     workers: Annotated[int, Range(1)] = 1
     """Worker processes."""
     phase: Phase = "all"

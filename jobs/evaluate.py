@@ -1,4 +1,4 @@
-"""`patchline evaluate`: accuracy of a weights folder over every sample of a dataset, each exactly once."""
+"""`patchline evaluate`: the scores of a weights folder over every sample of a dataset, each exactly once."""
 
 import json
 import math
@@ -11,11 +11,11 @@ from jobs.interrupts import AnsweredInExchanges
 from jobs.model_jobs import EvaluateJob
 from jobs.record import write_record
 from jobs.screen import put
-from pipeline.data.evaluation import label_map
 from pipeline.evaluation.scores import Scores, evaluate
+from pipeline.evaluation.targets import Targets, by_class_map, by_lists, by_name, read_class_map, read_lists
 from pipeline.models.weights import filled_model, open_weights
 from pipeline.world import current_world, joined
-from shards.dataset import open_dataset
+from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
 from shards.terminal import printable_name
 
@@ -30,15 +30,22 @@ def run(job: EvaluateJob) -> int:
     world = current_world(job.device, threads=job.threads)
     weights, dataset = open_weights(job.weights), open_dataset(job.data.url)
     labels = weights.labels[: weights.config.num_classes]
-    label_map(dataset, labels)
+    targets = _targets(job, dataset, labels)
     if job.run_dir and world.is_first:
         write_record(
             Path(job.run_dir), stage="evaluate", job=job
         )  # first, so that a folder that cannot be written to is refused now
     with AnsweredInExchanges(), joined(world):
         model = filled_model(weights).to(world.device)
-        scores = evaluate(
-            model, dataset, job.data, labels=labels, loss=job.loss, world=world, label_weights=job.label_weights
+        scores, counts = evaluate(
+            model,
+            dataset,
+            job.data,
+            labels=labels,
+            loss=job.loss,
+            world=world,
+            label_weights=job.label_weights,
+            targets=targets,
         )
     if not math.isfinite(scores.loss):
         raise InvalidDataError(
@@ -47,28 +54,39 @@ def run(job: EvaluateJob) -> int:
         )
     if world.is_first:
         if job.run_dir:
-            _write_scores(Path(job.run_dir), scores)
+            _write(Path(job.run_dir), "classes.json", counts.of_classes(dataset.label_names, labels))
+            _write(Path(job.run_dir), "scores.json", asdict(scores))
         put(score_text(job, scores) + "\n")
     return exit_codes.DONE
 
 
-def _write_scores(run_dir: Path, scores: Scores) -> None:
+def _targets(job: EvaluateJob, dataset: Dataset, labels: tuple[str, ...]) -> Targets:
+    if job.class_map:
+        return by_class_map(dataset, labels, read_class_map(job.class_map))
+    return by_lists(dataset, labels, read_lists(job.real)) if job.real else by_name(dataset, labels)
+
+
+def _write(run_dir: Path, name: str, content: object) -> None:
     """Whole or absent. UserError if it cannot be written."""
-    waiting = run_dir / "scores.json.part"
+    waiting = run_dir / f"{name}.part"
     try:
-        waiting.write_text(json.dumps(asdict(scores), allow_nan=False) + "\n")
-        waiting.replace(run_dir / "scores.json")
+        waiting.write_text(json.dumps(content, allow_nan=False) + "\n")
+        waiting.replace(run_dir / name)
     except OSError as error:
         with suppress(OSError):
             waiting.unlink(missing_ok=True)
-        raise UserError(
-            f"cannot write scores.json in {str(run_dir)!r}: {error.strerror}; give another --run-dir"
-        ) from error
+        raise UserError(f"cannot write {name} in {str(run_dir)!r}: {error.strerror}; give another --run-dir") from error
 
 
 def score_text(job: EvaluateJob, scores: Scores) -> str:
-    """Two lines for people, or one JSON object: the scores, the weights, the dataset."""
+    """A few lines for people, or one JSON object: the scores, the weights, the dataset."""
     if job.json:
         return json.dumps({**asdict(scores), "weights": job.weights, "data_url": job.data.url}, allow_nan=False)
     where = printable_name(f"{job.weights} on {job.data.url}")
-    return f"{where}\naccuracy {scores.accuracy:.4f}, loss {scores.loss:.4f}, {scores.num_images:,} images"
+    without = f", {scores.num_unlabeled:,} others without a label that counts" if scores.num_unlabeled else ""
+    return (
+        f"{where}\n"
+        f"accuracy {scores.accuracy:.4f}, loss {scores.loss:.4f}, {scores.num_images:,} images{without}\n"
+        f"top-5 {scores.top5:.4f}, mean per class {scores.mean_per_class:.4f}, "
+        f"calibration error {scores.calibration_error:.4f}"
+    )

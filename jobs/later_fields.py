@@ -34,9 +34,9 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         *("compile", "activation_checkpointing", "reduce_precision", "check_gradients", "allow_deepspeed"),
         "deterministic",
     ),
-    "PackJob": ("labels_file", "limits", "dedup", "resize", "description", "licence", "run_dir"),
+    "PackJob": ("labels_file", "limits", "dedup", "resize", "unlabeled", "description", "licence", "run_dir"),
     "IndexJob": ("description", "licence"),
-    "EvaluateJob": ("threads", "json", "label_weights"),
+    "EvaluateJob": ("threads", "json", "label_weights", "class_map", "real"),
     "FlatSource": ("labels_csv", "file_column", "label_column", "separator"),
     "VerifyJob": ("workers", "run_dir"),
 }

@@ -31,8 +31,13 @@ class EvaluateJob:
     label_weights: bool = False
     """Use the weights that the dataset's labels were packed with as targets, as --data.label-weights does in training;
     a label of weight 0 is then no label."""
+    class_map: str = ""
+    """JSON file with the classes of the model that stand for each label of the dataset, as for ObjectNet: {"label":
+    ["class", ...]}; images of other labels do not count. Empty: labels are matched by name."""
+    real: str = ""
+    """ImageNet-ReaL's real.json: the right classes of each image of ImageNet's validation set. Empty: its labels."""
     run_dir: str = ""
-    """Folder that scores.json and job.yaml are written to; empty: nowhere."""
+    """Folder that scores.json, classes.json and job.yaml are written to; empty: nowhere."""
     device: Device = "auto"
     """Where to compute; auto: the GPU if there is one, else the CPU."""
     threads: Annotated[int, Range(0, MOST_THREADS, zero="each rank's share of the cores")] = 0
@@ -42,6 +47,10 @@ class EvaluateJob:
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
+        given = [name for name in ("class_map", "real", "label_weights") if getattr(self, name)]
+        if len(given) > 1:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise UserError(f"{flags} do not go together; give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,6 +94,7 @@ def spec_of(job: PackJob) -> PackSpec:
         limits=job.limits,
         dedup=job.dedup,
         resize=job.resize,
+        unlabeled=job.unlabeled,
     )
 
 

@@ -46,6 +46,13 @@ def sums(values: list[float], *, device: torch.device) -> list[float]:
     return [float(x) for x in total.tolist()]
 
 
+def summed(values: torch.Tensor, *, device: torch.device) -> torch.Tensor:
+    """Element-wise sum over ranks, on the CPU."""
+    total = values.to(device)
+    dist.all_reduce(total)
+    return total.cpu()
+
+
 def second_group() -> dist.ProcessGroup:
     """Another group of all ranks, with the timeout of the first: torch would give it 10 minutes on GPUs. Collective."""
     first = dist.distributed_c10d._get_default_group()

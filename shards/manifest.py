@@ -24,6 +24,7 @@ MOST_SAMPLES = 1 << 40
 MOST_TAR_BYTES = 1 << 50
 _MOST_CHARACTERS = 1 << 16  # of a text
 _FOR_PEOPLE = ("description", "licence")
+_WRITTEN_IF_SET = (*_FOR_PEOPLE, "unlabeled")
 _LINE_FOR_PEOPLE = re.compile(rb'^ "(?:description|licence)": "(?:[^"\\]|\\.)*",\n', re.MULTILINE)
 
 
@@ -43,8 +44,8 @@ class Manifest:
     """The contents of a dataset. `files` has the sha256 of every file but the shards and the manifest itself.
 
     `shards_url` is where the shards are, empty if they are beside the manifest; the index of tars made by others may be
-    elsewhere. `adopted`: the tars were made by others and may have members that are not images. `description` and
-    `licence` are for people; if empty, they are not written.
+    elsewhere. `adopted`: the tars were made by others and may have members that are not images. `unlabeled`: images may
+    have no label. `description` and `licence` are for people; these three are written only if set.
     """
 
     format_version: int
@@ -58,6 +59,7 @@ class Manifest:
     files: dict[str, str]
     shards_url: str = ""
     adopted: bool = False
+    unlabeled: bool = False
     description: str = ""
     licence: str = ""
 
@@ -71,7 +73,7 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """JSON with sorted keys: equal datasets have equal manifests."""
         fields = asdict(self)
-        for name in _FOR_PEOPLE:
+        for name in _WRITTEN_IF_SET:
             if not fields[name]:
                 del fields[name]
         return json.dumps(fields, sort_keys=True, indent=1).encode() + b"\n"

@@ -2,22 +2,24 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from pipeline.collectives import sums
 from pipeline.config_values import LossName
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
-from pipeline.data.evaluation import evaluation_batches, label_map
+from pipeline.data.evaluation import evaluation_batches
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.counts import Counts
+from pipeline.evaluation.targets import Targets, by_name, counted_labels
 from pipeline.models.loss import classification_loss, weighted_targets
 from pipeline.world import World
 from shards.dataset import Dataset
+from shards.errors import UserError
 from shards.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -25,13 +27,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """`accuracy`: share of images whose highest logit is one of their labels. `loss`: mean over images.
+    """`num_images`: images with a label, of which the scores are; `num_unlabeled`: the others. `accuracy`: share of
+    images whose highest logit is one of their labels; `top5`: of those with a label among the five highest.
+    `mean_per_class`: mean of the accuracies of the dataset's labels, as for Pets and Flowers. `calibration_error`:
+    expected calibration error in 15 bins. `loss`: mean over all images.
 
-    A loss that is not finite says that some logit was not, and that the accuracy means nothing.
+    A loss that is not finite says that some logit was not, and that the scores mean nothing.
     """
 
     num_images: int
+    num_unlabeled: int
     accuracy: float
+    top5: float
+    mean_per_class: float
+    calibration_error: float
     loss: float
 
 
@@ -45,32 +54,53 @@ def evaluate(
     world: World,
     label_weights: bool = False,
     before_batch: Callable[[], None] = lambda: None,
-) -> Scores:
-    """Scores of a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Collective over all ranks.
+    targets: Targets | None = None,
+) -> tuple[Scores, Counts]:
+    """Scores of a model that maps uint8[B, H, W, 3] to logits of the classes `labels`, and what they are made of, the
+    same on every rank. Collective over all ranks.
 
-    Labels are matched by name, so a dataset may lack some of the model's classes; UserError if it has others.
-    `label_weights`: the loss is of targets by the labels' weights, and a label of weight 0 does not count as one.
-    `before_batch` is called before each batch, equally often on every rank, and may raise.
+    `targets`: what is right for an image; else its labels by name, of which a dataset may lack some, but has no others
+    (UserError, also if no image has a label). `label_weights`: the loss is of targets by the labels' weights, and a
+    label of weight 0 is none. `before_batch` is called before each batch, equally often on every rank, and may raise.
     """
-    image_size = model_image_size(model)
-    numbers = torch.from_numpy(label_map(dataset, labels))
+    targets = targets or by_name(dataset, labels)
     share = Share(global_batch=config.batch_size * world.num_ranks, rank=world.rank, num_ranks=world.num_ranks)
     batches = evaluation_batches(
         dataset,
         batch_size=config.batch_size,
-        image_size=image_size,
+        image_size=model_image_size(model),
         transform=config.transform,
         share=share,
         threads=world.num_threads,
         label_weights=label_weights,
     )
     total = dataset.num_samples if world.is_first else 0
+    counts = Counts(num_groups=len(dataset.label_names), num_classes=len(labels))
     with closing(batches), Progress("evaluate", total, unit="images", says_end=False) as progress:
-        counts = _count(model, _renumbered(batches, numbers, before_batch), progress, loss=loss, world=world)
-    num, right, summed = sums(counts, device=world.device)
-    if world.is_first and not math.isfinite(summed):
+        for batch, mask_B in batches:
+            before_batch()
+            _count(counts, model, batch, mask_B, targets, loss=loss, world=world)
+            if world.is_first:
+                progress.advance(min(int(mask_B.sum()) * world.num_ranks, progress.total - progress.done))
+    counts.over_ranks(world.device)
+    return _scores(counts, dataset, world), counts
+
+
+def _scores(counts: Counts, dataset: Dataset, world: World) -> Scores:
+    num, loss = int(counts.scored), float(counts.loss / counts.images)
+    if not num:
+        raise UserError(f"no image of {dataset.url} has a label that counts: there is nothing to score")
+    if world.is_first and not math.isfinite(loss):
         log.warning("the model's logits are not finite (NaN or infinite) for some images: its scores mean nothing")
-    return Scores(num_images=int(num), accuracy=right / num, loss=summed / num)
+    return Scores(
+        num_images=num,
+        num_unlabeled=int(counts.images) - num,
+        accuracy=float(counts.right) / num,
+        top5=float(counts.right_in_five) / num,
+        mean_per_class=counts.mean_per_class(),
+        calibration_error=counts.calibration_error(),
+        loss=loss,
+    )
 
 
 def model_image_size(model: nn.Module) -> int:
@@ -81,43 +111,27 @@ def model_image_size(model: nn.Module) -> int:
     return int(config.image_size)
 
 
-def _renumbered(
-    batches: Iterator[tuple[Batch, torch.Tensor]], numbers: torch.Tensor, before_batch: Callable[[], None]
-) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """The batches with the model's label numbers; padding stays -1."""
-    for batch, mask_B in batches:
-        before_batch()
-        is_label_BL = batch.labels >= 0
-        if batch.weights is not None:
-            is_label_BL &= batch.weights != 0
-        labels_BL = torch.where(is_label_BL, numbers[batch.labels.clamp(min=0)], -1)
-        yield replace(batch, labels=labels_BL), mask_B
-
-
 def _count(
+    counts: Counts,
     model: nn.Module,
-    batches: Iterator[tuple[Batch, torch.Tensor]],
-    progress: Progress,
+    batch: Batch,
+    mask_B: torch.Tensor,
+    targets: Targets,
     *,
     loss: LossName,
     world: World,
-) -> list[float]:
-    """This rank's [images, right ones, summed loss]."""
-    num = right = summed = 0.0
+) -> None:
+    """Adds this rank's images of a batch."""
     with torch.no_grad():
-        for batch, mask_B in batches:
-            logits_BK = model(batch.images.to(world.device)).float().cpu()[mask_B]
-            labels_BL = batch.labels[mask_B]
-            count = int(mask_B.sum())
-            if count:
-                num += count
-                right += float((logits_BK.argmax(dim=1, keepdim=True) == labels_BL).any(dim=1).sum())
-                targets = labels_BL
-                if batch.weights is not None:
-                    targets = weighted_targets(labels_BL, batch.weights[mask_B], logits_BK.shape[1], name=loss)
-                summed += count * float(classification_loss(logits_BK, targets, name=loss))
-                if not logits_BK.isfinite().all():  # of which -inf could leave the loss finite
-                    summed = math.nan
-            if world.is_first:
-                progress.advance(min(count * world.num_ranks, progress.total - progress.done))
-    return [num, right, summed]
+        logits_BK = model(batch.images.to(world.device)).float().cpu()[mask_B]
+    right_BL, groups_BL = targets(batch)[mask_B], counted_labels(batch)[mask_B]
+    if not len(right_BL):
+        return
+    sought = right_BL
+    if batch.weights is not None:
+        sought = weighted_targets(right_BL, batch.weights[mask_B], logits_BK.shape[1], name=loss)
+    counts.loss += len(right_BL) * float(classification_loss(logits_BK, sought, name=loss))
+    if not logits_BK.isfinite().all():  # of which -inf could leave the loss finite
+        counts.loss += math.nan
+    odds_BK = logits_BK.softmax(dim=1) if loss == "softmax" else logits_BK.sigmoid()
+    counts.add(logits_BK, right_BL, groups_BL, confidence_B=odds_BK.amax(dim=1))

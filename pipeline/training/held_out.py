@@ -42,7 +42,7 @@ class HeldOut:
         try:
             with self.watch.waiting("evaluation", "evaluating"):
                 self.engine.train(False)
-                return evaluate(
+                scores, _ = evaluate(
                     self.engine.module,
                     self.dataset,
                     self.job.evaluation,
@@ -52,6 +52,7 @@ class HeldOut:
                     label_weights=self.job.data.label_weights,
                     before_batch=self._begin_batch,
                 )
+                return scores
         except WaitGivenUpError:
             self.was_given_up = True
             return None

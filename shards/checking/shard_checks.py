@@ -33,9 +33,11 @@ def check_commit(record: ShardRecord, commit: ShardCommit, rows: Sequence[IndexR
         yield f"its index has {len(rows)} rows, the manifest says {record.num_samples} samples"
 
 
-def check_labels(rows: Sequence[IndexRow], num_classes: int) -> Iterator[str]:
-    """Every label is a class."""
+def check_labels(rows: Sequence[IndexRow], num_classes: int, *, may_be_none: bool = False) -> Iterator[str]:
+    """Every label is a class, and every row has one unless there may be none."""
     for number, row in enumerate(rows):
+        if not row.labels and may_be_none:
+            continue
         if not row.labels or min(row.labels) < 0 or max(row.labels) >= num_classes:
             yield f"row {number} has labels {list(row.labels)}, allowed: 0 to {num_classes - 1}"
 

@@ -148,7 +148,7 @@ def _index_faults(dataset: Dataset, task: ShardCheck, index: _Index) -> list[Fau
     found = {
         "rows": refused_rows(index.data, task.shard, manifest),
         "commit record": checks.check_commit(record, commit, rows, manifest.plan_hash),
-        "labels": checks.check_labels(rows, manifest.num_classes),
+        "labels": checks.check_labels(rows, manifest.num_classes, may_be_none=manifest.unlabeled),
         "blocks": _blocks(dataset, task.shard, rows, commit.data_end),
     }
     if task.is_planned:

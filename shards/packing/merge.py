@@ -145,6 +145,7 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
         samples_per_block=spec.samples_per_block,
         shards=tuple(merged.shards),
         files=merged.files,
+        unlabeled=spec.unlabeled == "keep",
     )
     store.write(MANIFEST_PATH, manifest.to_bytes())
     discard_work(store)

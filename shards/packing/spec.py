@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Literal
 
 from shards.config_values import Range, refuse_wrong_values
 from shards.images.config import CODEC_PACKAGES, HASH_PACKAGES, PERCEPTUAL_HASH, Limits, Resize
@@ -34,6 +34,8 @@ class PackSpec:
     """Duplicates to leave out."""
     resize: Resize = field(default_factory=Resize)
     """Images to store as smaller copies."""
+    unlabeled: Literal["refuse", "keep"] = "refuse"
+    """Whether images without a label are quarantined, or packed: scores then leave them out, as ImageNet-ReaL does."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
@@ -46,6 +48,8 @@ class PackSpec:
     def settings(self) -> dict[str, object]:
         """As plan.json records them."""
         settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
+        if self.unlabeled == "refuse":  # as in plans that were made before there was a choice
+            del settings["unlabeled"]
         return settings
 
     def versions(self) -> dict[str, str]:

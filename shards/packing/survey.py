@@ -83,8 +83,9 @@ def reasons(table: pa.Table, spec: PackSpec, known_labels: tuple[str, ...] | Non
     """Why each row of a scan table cannot be packed; null if it can."""
     labels = table.column("labels").combine_chunks()
     found = [table.column("reason").combine_chunks()]
-    is_empty = pc.equal(pc.list_value_length(labels), 0)
-    found.append(pc.if_else(is_empty, pa.scalar("no label"), pa.scalar(None, pa.string())))
+    if spec.unlabeled == "refuse":
+        is_empty = pc.equal(pc.list_value_length(labels), 0)
+        found.append(pc.if_else(is_empty, pa.scalar("no label"), pa.scalar(None, pa.string())))
     if known_labels is not None:
         found.append(_unknown_labels(labels, known_labels))
     found.append(_formats(table, spec))

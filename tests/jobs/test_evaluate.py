@@ -20,7 +20,9 @@ from pipeline.models.weights import save_weights
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UserError
 from shards.sources.digits import DigitsSource
+from shards.sources.folders import FolderSource
 from tests.rigs.datasets import index_rows, packed_with_weights
+from tests.rigs.images import class_folders, image_bytes
 from tests.rigs.processes import patchline
 from tests.rigs.training import losses, pretrain_words
 from tests.rigs.training import run as train
@@ -60,7 +62,15 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: 
     partition = math.log(9 + math.e)
     assert scores["loss"] == pytest.approx(partition - share, rel=1e-6)
     second = f"accuracy {share:.4f}, loss {scores['loss']:.4f}, 359 images"
-    assert ended.output == f"{weights} on {digits}\n{second}\n"
+    assert scores["mean_per_class"] == pytest.approx(0.1)
+    third = f"top-5 {scores['top5']:.4f}, mean per class 0.1000, calibration error {scores['calibration_error']:.4f}"
+    assert ended.output == f"{weights} on {digits}\n{second}\n{third}\n"
+    assert share < scores["top5"] < 1
+    classes = json.loads((run_dir / "classes.json").read_text())
+    assert (classes["labels"], classes["classes"]) == ([*"0123456789"], [*"0123456789"])
+    assert classes["images"] == [labels.count(label) for label in range(10)]
+    assert classes["right"] == [labels.count(SAID) * (label == SAID) for label in range(10)]
+    assert classes["confusion"] == [[label, SAID, labels.count(label)] for label in range(10)]
     record = read_record(run_dir / "job.yaml", stage="evaluate", kind=EvaluateJob)
     assert (record.weights, record.data.url) == (weights, digits)
     again = patchline("evaluate", str(run_dir / "job.yaml"), "--run-dir", str(tmp_path / "again"), "--json")
@@ -84,6 +94,39 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: 
 def test_flags_that_are_missing(job: EvaluateJob, message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(job)
+
+
+def test_answers_that_a_class_map_allows(tmp_path: Path, digits: str) -> None:
+    """Of the labels 7 and 8 every answer 7 is right; the others do not count."""
+    path = tmp_path / "map.json"
+    path.write_text('{"7": "7", "8": ["7", "1"]}')
+    weights = weights_that_say(tmp_path / "weights", SAID)
+    words = ("--weights", weights, "--data.url", digits, "--class-map", str(path), "--device", "cpu")
+    ended = patchline("evaluate", "resize", *words)
+    assert "accuracy 1.0000" in ended.output, ended.errors
+    assert "others without a label that counts" in ended.output
+    both = patchline("evaluate", "resize", *words, "--real", "real.json")
+    assert (both.code, "--class-map and --real do not go together" in both.errors) == (2, True)
+
+
+def test_images_without_a_label_are_packed_and_do_not_count(tmp_path: Path) -> None:
+    """As in ImageNet-ReaL; the dataset is a sound one, on which one can train."""
+    root = class_folders(tmp_path / "images", num_classes=2, images_a_class=4)
+    for number in range(3):
+        (root / f"of nothing {number}.jpg").write_bytes(image_bytes(number))
+    out = str(tmp_path / "packed")
+    kept = pack.PackJob(out=out, source=FolderSource(root=str(root)), unlabeled="keep", samples_per_shard=4)
+    assert pack.run(kept) == 0
+    assert pack.run(replace(kept, out=f"{out} refused", unlabeled="refuse", max_quarantined=0.5)) == 0
+    assert [open_dataset(url).num_samples for url in (out, f"{out} refused")] == [11, 8]
+    assert patchline("verify", out, "--deep").code == 0
+    run_dir = tmp_path / "run"
+    words = pretrain_words(out, run_dir, "--steps", "4", "--evaluation.url", out, "--model.num-classes", "2")
+    assert train(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    ended = patchline("evaluate", "resize", "--weights", str(run_dir / "weights"), "--data.url", out, "--json")
+    scores = json.loads(ended.output)
+    assert (scores["num_images"], scores["num_unlabeled"]) == (8, 3)
+    assert scores["accuracy"] in [number / 8 for number in range(9)]
 
 
 def test_threads_below_none_are_refused() -> None:

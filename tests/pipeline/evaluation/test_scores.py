@@ -3,6 +3,7 @@
 import math
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
 def scores(world: World, url: str, batch_size: int, loss: LossName, bias: tuple[float, ...]) -> Scores:
     """Scores of a model whose head is zero except for its bias: it predicts the same for every image."""
     config = EvaluationConfig(url=url, batch_size=batch_size)
-    return evaluate(biased(bias), open_dataset(url), config, labels=("c0", "c1", "c2"), loss=loss, world=world)
+    return evaluate(biased(bias), open_dataset(url), config, labels=("c0", "c1", "c2"), loss=loss, world=world)[0]
 
 
 def biased(bias: tuple[float, ...]) -> Model:
@@ -55,7 +56,7 @@ def random_scores(world: World, url: str, batch_size: int) -> Scores:
         labels=("c0", "c1", "c2"),
         loss="softmax",
         world=world,
-    )
+    )[0]
 
 
 def softplus(x: float) -> float:
@@ -68,6 +69,9 @@ def test_a_model_that_always_says_one_class_is_right_in_that_classes_share(packe
     found = run_ranks(scores, packed, 4, "softmax", bias, num_ranks=num_ranks)
     for score in found:  # every rank has the sums over all ranks
         assert (score.num_images, score.accuracy) == (NUM_SAMPLES, PER_CLASS / NUM_SAMPLES)
+        assert (score.num_unlabeled, score.top5, score.mean_per_class) == (0, 1.0, pytest.approx(1 / 3))
+        confidence = math.exp(2) / sum(math.exp(x) for x in bias)
+        assert score.calibration_error == pytest.approx(confidence - 1 / 3, rel=1e-6)
         partition = math.log(sum(math.exp(x) for x in bias))
         assert score.loss == pytest.approx(sum(partition - x for x in bias) / 3, rel=1e-6)
 
@@ -83,8 +87,9 @@ def test_batches_and_ranks_change_no_score(packed: str) -> None:
     (expected,) = run_ranks(random_scores, packed, NUM_SAMPLES, num_ranks=1)
     others = [*run_ranks(random_scores, packed, 1, num_ranks=1), *run_ranks(random_scores, packed, 4, num_ranks=2)]
     for score in others:
-        assert (score.num_images, score.accuracy) == (expected.num_images, expected.accuracy)
+        assert replace(score, loss=0.0, calibration_error=0.0) == replace(expected, loss=0.0, calibration_error=0.0)
         assert score.loss == pytest.approx(expected.loss, rel=1e-6)
+        assert score.calibration_error == pytest.approx(expected.calibration_error, rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
@@ -100,14 +105,15 @@ def test_weights_of_labels_are_the_targets(tmp_path: Path, loss: LossName, num_r
     targets = [(1.0, 0.0, 0.5), (0.0, 0.5, 0.0), (0.0, 0.0, 1.0), (0.0, 0.0, 0.0)]
     by_sigmoid = sum(softplus(x) - t * x for row in targets for x, t in zip(bias, row, strict=True))
     assert found.loss == pytest.approx((by_softmax if loss == "softmax" else by_sigmoid) / 4, rel=1e-6)
-    assert (found.accuracy, other.accuracy) == (0.25, 0.5), "the label c0 of the second image has the weight 0"
+    assert (found.accuracy, other.accuracy) == (1 / 3, 0.5), "the label c0 of the second image has the weight 0"
+    assert (found.num_images, found.num_unlabeled, other.num_unlabeled) == (3, 1, 0), "and the fourth has no other"
 
 
 def weighted_scores(world: World, url: str, loss: LossName, bias: tuple[float, ...]) -> tuple[Scores, Scores]:
     """Scores with weights, and without."""
     data, config, labels = open_dataset(url), EvaluationConfig(url=url, batch_size=3), ("c0", "c1", "c2")
     with_weights, without = (
-        evaluate(biased(bias), data, config, labels=labels, loss=loss, world=world, label_weights=used)
+        evaluate(biased(bias), data, config, labels=labels, loss=loss, world=world, label_weights=used)[0]
         for used in (True, False)
     )
     return with_weights, without
@@ -152,6 +158,12 @@ def test_an_evaluation_can_be_left_before_any_batch_and_every_rank_has_as_many(p
 def test_impossible_sizes_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         EvaluationConfig(**fields)
+
+
+def test_a_dataset_without_a_label_that_counts_has_no_score(tmp_path: Path) -> None:
+    url = str(packed_with_weights(tmp_path, ["c0,0", "c1|c2,0|0"]))
+    with pytest.raises(UserError, match=r"no image of .* has a label that counts: there is nothing to score"):
+        run_ranks(weighted_scores, url, "softmax", (2.0, 0.0, 1.0), num_ranks=1)
 
 
 def test_only_our_own_models_are_evaluated() -> None:

@@ -17,8 +17,9 @@ from pipeline.training.stopping import Stopping, WaitGivenUpError
 from pipeline.training.watch import Watch
 from shards.dataset import open_dataset
 from tests.rigs.processes import one_world
+from tests.rigs.scores import scores_with
 
-SCORES = Scores(num_images=4, accuracy=0.5, loss=1.0)
+SCORES = scores_with(num_images=4, accuracy=0.5, loss=1.0)
 
 
 class _Engine:
@@ -45,7 +46,7 @@ def held_out(digits_url: str, folder: Path, engine: _Engine, *, every_steps: int
 def test_scores_are_due_as_asked_and_at_the_end(
     digits_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_steps: int, expected: list[int]
 ) -> None:
-    monkeypatch.setattr("pipeline.training.held_out.evaluate", lambda *_, **__: SCORES)
+    monkeypatch.setattr("pipeline.training.held_out.evaluate", lambda *_, **__: (SCORES, None))
     engine = _Engine()
     found = held_out(digits_url, tmp_path, engine, every_steps=every_steps)
     assert [step for step in range(1, 11) if found.scores(step) == SCORES] == expected

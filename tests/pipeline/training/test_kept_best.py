@@ -14,7 +14,6 @@ from pipeline.checkpoints.manifest import Manifest, manifest_from_json
 from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.writer_choice import choose_writer
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.evaluation.scores import Scores
 from pipeline.training.batch_plan import plan_batch
 from pipeline.training.config import TrainingJob
 from pipeline.training.ledger import Ledger
@@ -30,6 +29,7 @@ from tests.pipeline.training.test_saving import JOB, _Engine
 from tests.rigs.checkpoints import checkpoints_of
 from tests.rigs.positions import position_at
 from tests.rigs.processes import run_ranks
+from tests.rigs.scores import scores_with
 
 
 def job_of(url: str, **checkpoint: Any) -> TrainingJob:
@@ -60,7 +60,7 @@ class _Run:
 
     def step(self, step: int, accuracy: float, loss: float = 1.0) -> bool:
         """An evaluated step, and the save after it if one is due; whether it was."""
-        self.when.scored(step, Scores(num_images=4, accuracy=accuracy, loss=loss))
+        self.when.scored(step, scores_with(num_images=4, accuracy=accuracy, loss=loss))
         if is_due := self.when.is_due(step):
             self.when.begins(step)
             self.saving.save(position_at(step), num_updates=step)
@@ -243,7 +243,7 @@ def scored_after_it_was_saved(world: World, folder: Path, url: str) -> tuple[boo
     job = job_of(url)
     _Run(job, world, folder).saving.save(position_at(10), num_updates=10)
     again = _Run(job, world, folder)
-    again.when.scored(10, Scores(num_images=4, accuracy=0.8, loss=1.0))
+    again.when.scored(10, scores_with(num_images=4, accuracy=0.8, loss=1.0))
     return open_store(f"{folder}/checkpoints").exists(again.best.best.checkpoint + "/MANIFEST.json"), named_in(folder)  # type: ignore[union-attr]
 
 

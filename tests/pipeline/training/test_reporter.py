@@ -16,10 +16,11 @@ from pipeline.training.metrics import Metrics, read_metrics
 from pipeline.training.reporter import Reporter, settings_of
 from pipeline.training.schedule import ScheduleConfig
 from shards.terminal import fitted
+from tests.rigs.scores import scores_with
 from tests.rigs.screens import Screen
 
 TRAFFIC = dict.fromkeys(("bytes", "requests", "retries", "hedges", "samples"), 0.0)
-SCORES = Scores(num_images=359, accuracy=0.6128, loss=1.3149)
+SCORES = scores_with(num_images=359, accuracy=0.6128, loss=1.3149)
 
 
 class Run:

@@ -1,0 +1,140 @@
+"""Which answers are right for an image: its labels by name, the classes that a map has for them, or a list of its own.
+
+A map serves datasets with other classes than the model's (ObjectNet, Barbu et al., 2019): an answer is right if it is
+one of the classes that stand for the image's label. Lists are ImageNet-ReaL's ("Are we done with ImageNet?", Beyer et
+al., 2020; real.json of its repository): for each image of ImageNet's validation set the classes that people saw in it,
+none for some.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from pipeline.data.batches import Batch
+from pipeline.data.evaluation import label_map
+from shards.config_values import shown_value
+from shards.dataset import Dataset
+from shards.errors import UserError
+from shards.local_file import read_local_file
+from shards.read import locate_row
+from shards.typed_json import parse_json
+
+Targets = Callable[[Batch], torch.Tensor]
+"""The model's classes that are right for each image of a batch: int64[B, most of one image], padded with -1."""
+
+_MOST_BYTES = 64 << 20
+_VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})\b")
+_LEAST_AGREEMENT = 0.5  # share of ReaL's lists that have the image's own label: 0.9; by chance below 0.01
+
+
+def by_name(dataset: Dataset, labels: Sequence[str]) -> Targets:
+    """The labels, which the model's classes `labels` have by name. UserError if one has none."""
+    numbers = torch.from_numpy(label_map(dataset, tuple(labels)))
+    return lambda batch: torch.where(counted_labels(batch) >= 0, numbers[batch.labels.clamp(min=0)], -1)
+
+
+def counted_labels(batch: Batch) -> torch.Tensor:
+    """The dataset's labels of a batch; -1 is padding, and a label of weight 0."""
+    is_label_BL = batch.labels >= 0
+    if batch.weights is not None:
+        is_label_BL &= batch.weights != 0
+    return torch.where(is_label_BL, batch.labels, -1)
+
+
+def read_class_map(path: str) -> dict[str, tuple[str, ...]]:
+    """A JSON object: the dataset's label, and the name or the names of the model's classes that stand for it. UserError
+    if the file is anything else."""
+    found = _read(path, "--class-map")
+    if not isinstance(found, dict) or not found:
+        raise UserError(f'--class-map {path} has no classes; allowed: {{"label": ["class of the model", ...], ...}}')
+    named = {}
+    for label, names in found.items():
+        given = names if isinstance(names, list) else [names]
+        if not given or not all(isinstance(name, str) for name in given):
+            raise UserError(f"--class-map {path}: {shown_value(label)} stands for {shown_value(names)}; allowed: names")
+        named[label] = tuple(given)
+    return named
+
+
+def by_class_map(dataset: Dataset, labels: Sequence[str], classes: Mapping[str, Sequence[str]]) -> Targets:
+    """The classes that stand for the labels; labels that the map leaves out have none, so that their images do not
+    count. UserError if the map has labels or classes that are not there."""
+    numbers = {name: number for number, name in enumerate(labels)}
+    known = set(dataset.label_names)
+    strange = [label for label in classes if label not in known]
+    if strange:
+        raise UserError(f"the class map has the label {strange[0]!r}, and {dataset.url} has not; correct or remove it")
+    unknown = [(label, name) for label, names in classes.items() for name in names if name not in numbers]
+    if unknown:
+        label, name = unknown[0]
+        raise UserError(
+            f"the class map has the class {name!r} for {label!r}, and the model has not; it has, for example, "
+            f"{labels[0]!r}; {len(unknown)} of the map's names are unknown"
+        )
+    most = max(len(names) for names in classes.values())
+    table = torch.full((len(dataset.label_names) + 1, most), -1)  # the last row is of padding
+    for row, label in enumerate(dataset.label_names):
+        own = [numbers[name] for name in classes.get(label, ())]
+        table[row, : len(own)] = torch.tensor(own, dtype=torch.int64)
+    return lambda batch: table[counted_labels(batch)].flatten(start_dim=1)
+
+
+def read_lists(path: str) -> list[list[int]]:
+    """A JSON list with a list of class numbers for each image. UserError if the file is anything else."""
+    found = _read(path, "--real")
+    if not isinstance(found, list) or not found:
+        raise UserError(f"--real {path} has no lists; allowed: real.json of ImageNet-ReaL, [[65], [970, 795], [], ...]")
+    for number, own in enumerate(found):
+        if not isinstance(own, list) or not all(type(one) is int and 0 <= one < 1 << 20 for one in own):
+            raise UserError(f"--real {path}: entry {number} is {shown_value(own)}; allowed: a list of class numbers")
+    return found
+
+
+def by_lists(dataset: Dataset, labels: Sequence[str], lists: Sequence[Sequence[int]]) -> Targets:
+    """The classes in the list of each image, found by the number in its file's name. UserError if the lists are of
+    other images or classes: by the numbers, and because most lists must have the image's own label."""
+    highest = max((number for own in lists for number in own), default=-1)
+    if highest >= len(labels):
+        raise UserError(
+            f"the ReaL lists have class {highest}, and the model has {len(labels):,} classes; they are of ImageNet's "
+            "1,000"
+        )
+    numbers, num_same, num_listed = label_map(dataset, tuple(labels)), 0, 0
+    table = torch.full((dataset.num_samples, max([1, *map(len, lists)])), -1)
+    for sample in range(dataset.num_samples):
+        shard, row = locate_row(dataset, sample)
+        own = lists[_place(dataset.source_of(shard, row), len(lists), where=f"{dataset.url}: sample {sample}")]
+        table[sample, : len(own)] = torch.tensor(own, dtype=torch.int64)
+        num_listed += bool(own)
+        num_same += any(int(numbers[label]) in own for label in dataset.sample_rows(shard).labels_of(row))
+    if num_same < _LEAST_AGREEMENT * num_listed:
+        raise UserError(
+            f"the ReaL lists do not match {dataset.url}: {num_same} of {num_listed} images have their own label among "
+            "them; the model's classes must be in ImageNet's order, that of their WordNet ids"
+        )
+
+    def targets(batch: Batch) -> torch.Tensor:
+        found = torch.full((len(batch.labels), table.shape[1]), -1)
+        found[: len(batch.sample_ids)] = table[torch.from_numpy(batch.sample_ids)]
+        return found
+
+    return targets
+
+
+def _place(source: str, num_lists: int, *, where: str) -> int:
+    found = _VALIDATION_IMAGE.search(source)
+    if found is None or not 1 <= int(found[1]) <= num_lists:
+        raise UserError(
+            f"the ReaL lists do not match {where} is {source!r}; allowed: images ILSVRC2012_val_00000001 to "
+            f"{num_lists:08d}"
+        )
+    return int(found[1]) - 1
+
+
+def _read(path: str, flag: str) -> object:
+    try:
+        return parse_json(read_local_file(Path(path), most_bytes=_MOST_BYTES))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {flag} {path}: {error}; give a JSON file") from error
