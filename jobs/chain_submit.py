@@ -31,7 +31,7 @@ from jobs.cluster import ClusterConfig
 from jobs.partitions import gate_minutes, limits_of, partition_for, refuse_over_limits
 from jobs.screen import put
 from jobs.slurm import most_array_tasks, need_sbatch, settled_with, slurms_answer
-from jobs.submit_checks import refuse_unreachable, refuse_wrong_place
+from jobs.submit_checks import refuse_local, refuse_unreachable, refuse_words, refuse_wrong_place
 from jobs.submitted import SUBMITTED, Override, job_of_words, value_in
 from shards.errors import UserError
 from shards.terminal import printable_name
@@ -55,11 +55,10 @@ def submit_chain(
     config = read_chain(path)
     units = units_of(config)
     jobs = [(unit, words, _job_of(unit, words, override)) for unit in units for words in unit.words]
+    for _, words, _ in jobs:
+        refuse_words(words, run_dir=value_in(words, "--run-dir"))
     if has_checks:
-        refuse_unreachable([word for _, words, _ in jobs for word in words], cluster)
-        for unit, words, job in jobs:
-            _check(unit, words, job, cluster)
-        _refuse_over_limits(units, cluster, environ)
+        _check_all(jobs, cluster, environ)
     plan = ChainPlan(
         name=chain_name(config.folder),
         units=units,
@@ -89,12 +88,19 @@ def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
         raise UserError(f"step {unit.step}: {error}") from error
 
 
-def _check(unit: Unit, words: tuple[str, ...], job: Any, cluster: ClusterConfig) -> None:
-    run_dir = value_in(words, "--run-dir")
-    try:
-        refuse_wrong_place(cluster, run_dir=run_dir, nodes=unit.nodes, limit=unit.time, job=job)
-    except UserError as error:
-        raise UserError(f"step {unit.step}: {error}") from error
+def _check_all(
+    jobs: Sequence[tuple[Unit, tuple[str, ...], Any]], cluster: ClusterConfig, environ: Mapping[str, str]
+) -> None:
+    refuse_unreachable([word for _, words, _ in jobs for word in words], cluster)
+    partition = partition_for(cluster, has_ranks=True)
+    for unit, words, job in jobs:
+        run_dir = value_in(words, "--run-dir")
+        try:
+            refuse_wrong_place(cluster, run_dir=run_dir, nodes=unit.nodes, limit=unit.time, job=job)
+            refuse_local(run_dir, nodes=unit.nodes, partition=partition, environ=environ)
+        except UserError as error:
+            raise UserError(f"step {unit.step}: {error}") from error
+    _refuse_over_limits(tuple(dict.fromkeys(unit for unit, _, _ in jobs)), cluster, environ)
 
 
 def _refuse_over_limits(units: Sequence[Unit], cluster: ClusterConfig, environ: Mapping[str, str]) -> None:

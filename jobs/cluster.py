@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal, cast
 
 from jobs.fields import job_from
+from jobs.secret_names import refuse_secret_lines
 from jobs.yaml_tree import Fields, read_tree
 from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
@@ -85,6 +86,7 @@ class ClusterConfig:
             for line in getattr(self, name):
                 if not line.strip() or not line.isprintable():
                     raise UserError(f"{name} has {shown_value(line)}; allowed: one line of printable characters")
+            refuse_secret_lines(getattr(self, name), what=name)
         for name in ("s3_endpoint", "s3_profile", "scratch"):
             if not getattr(self, name).isprintable():
                 raise UserError(f"{name} is {shown_value(getattr(self, name))}; allowed: printable characters")
@@ -110,7 +112,8 @@ def read_cluster(path: Path) -> ClusterConfig:
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     if report.faults:
-        raise UserError("\n".join(f"{path}, line {line}: {message}" for line, message in sorted(report.faults)[:8]))
+        faults = [(f"{path}, line {line}" if line else str(path), message) for line, message in sorted(report.faults)]
+        raise UserError("\n".join(f"{where}: {message}" for where, message in faults[:8]))
     return cast("ClusterConfig", found)
 
 

@@ -23,7 +23,7 @@ def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, st
     """Every check of Slurm. One failed verdict, if it does not answer."""
     try:
         config = fields_of(_answer(["scontrol", "show", "config"], environ))
-        named = _partition(cluster, environ)
+        named = _partition(cluster.partition, environ)
     except UserError as error:
         what, _, todo = str(error).partition("; ")
         return [Verdict(name="Slurm", status="failed", value=what or str(error), allowed="an answer", todo=todo)]
@@ -32,6 +32,9 @@ def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, st
         Verdict(name="Slurm", status="ok", value=config.get("SLURM_VERSION", "version not known")),
         judge_partition(cluster.partition, partition),
     ]
+    if cluster.cpu_partition and cluster.cpu_partition != cluster.partition:
+        other = _partition(cluster.cpu_partition, environ) or {}
+        found.append(judge_partition(cluster.cpu_partition, other, what="cpu_partition"))
     if partition:
         states = _answer(
             ["sinfo", "--noheader", "--Node", f"--partition={partition['PartitionName']}", "-o%T"], environ
@@ -73,17 +76,17 @@ def asked_seconds(limit: str) -> int | None:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def judge_partition(name: str, partition: Mapping[str, str]) -> Verdict:
+def judge_partition(name: str, partition: Mapping[str, str], *, what: str = "partition") -> Verdict:
     """`partition`: its fields, empty if there is none of this name. Pure."""
     shown = printable_name(partition.get("PartitionName", name) or "no default partition")
     if not partition:
-        todo = "`sinfo -s` lists the partitions: correct `partition:` in your cluster's settings"
-        return Verdict(name="partition", status="failed", value=f"{shown}: does not exist", allowed="one of", todo=todo)
+        todo = "`sinfo -s` lists the partitions: correct it in your cluster's settings"
+        return Verdict(name=what, status="failed", value=f"{shown}: does not exist", allowed="one of", todo=todo)
     state = partition.get("State", "")
     if state == "UP":
-        return Verdict(name="partition", status="ok", value=f"{shown} is up")
+        return Verdict(name=what, status="ok", value=f"{shown} is up")
     todo = "choose another partition, or wait until it is up (`sinfo -s`)"
-    return Verdict(name="partition", status="failed", value=f"{shown} is {state}", allowed="UP", todo=todo)
+    return Verdict(name=what, status="failed", value=f"{shown} is {state}", allowed="UP", todo=todo)
 
 
 def judge_limit(cluster: ClusterConfig, most: str) -> Verdict:
@@ -211,9 +214,9 @@ def _admission(cluster: ClusterConfig, nodes: int, environ: Mapping[str, str]) -
     return Verdict(name="admission", status="ok", value=said)
 
 
-def _partition(cluster: ClusterConfig, environ: Mapping[str, str]) -> dict[str, str] | None:
-    """The fields of the partition that is named, else of the default one; None if there is none."""
-    name = cluster.partition.partition(",")[0]
+def _partition(names: str, environ: Mapping[str, str]) -> dict[str, str] | None:
+    """The fields of the first partition that is named, else of the default one; None if there is none."""
+    name = names.partition(",")[0]
     done = ran(["scontrol", "--oneliner", "show", "partition", *([name] if name else [])], environ)
     for line in done.stdout.splitlines() if done.returncode == 0 else ():
         fields = dict(_WORD.findall(line))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jobs.arrays import tasks_in
+from jobs.secret_names import is_secret
 from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.terminal import printable_name
@@ -22,7 +23,6 @@ _JOB_LINE = re.compile(r"([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%.-]+\]))?) ([A-Z_]+) 
 _OF_JOB = re.compile(
     r"SLURM_(?!CONF$)|PMI|PMIX|MASTER_(ADDR|PORT)$|PATCHLINE_(STATE|MARGIN|RETRIES|REQUEUE|SPARES|LAUNCHER|S3_ANSWERED)$"
 )
-_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +65,11 @@ def need_sbatch(environ: Mapping[str, str]) -> None:
 def ran(
     words: list[str], environ: Mapping[str, str], text: str = "", *, seconds: float = 0.0
 ) -> "subprocess.CompletedProcess[str]":
-    """A program of Slurm, with `text` as its input. Jobs inherit the environment, which Slurm stores: variables that
-    look secret stay here, those that name files with secrets do not. `seconds`: how long it may take; 0: two minutes.
+    """A program of Slurm, with `text` as its input. Jobs inherit the environment, which Slurm stores: what looks like a
+    secret stays here. `seconds`: how long it may take; 0: two minutes.
     UserError if there is no such program, or no answer in time."""
     limit = seconds or _ANSWER_SECONDS
-    clean = {name: value for name, value in environ.items() if not _is_secret(name) and not _OF_JOB.match(name)}
+    clean = {name: value for name, value in environ.items() if not is_secret(name, value) and not _OF_JOB.match(name)}
     if words[0] == "squeue":
         clean["SLURM_BITSTR_LEN"] = "0"  # else it shows at most 64 letters of an array's tasks
     try:
@@ -87,10 +87,6 @@ def ran(
         raise UserError(f"cannot run {words[0]}: {error.strerror}; it comes with Slurm, as sbatch does") from error
     except subprocess.TimeoutExpired:
         raise UserError(f"{words[0]} has not answered for {limit:g} s; try again when Slurm does") from None
-
-
-def _is_secret(name: str) -> bool:
-    return bool(_SECRET.search(name)) and not name.upper().endswith("_FILE")  # AWS_SHARED_CREDENTIALS_FILE
 
 
 def slurms_answer(words: list[str], environ: Mapping[str, str], text: str = "") -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from jobs import exit_codes
 from jobs.batch_script import Request, batch_script, names_of, stage_body
@@ -19,9 +20,10 @@ from jobs.chain_submit import submit_chain
 from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
 from jobs.partitions import limits_of, partition_for, refuse_over_limits
 from jobs.screen import put
+from jobs.secret_names import withheld
 from jobs.slurm import QueuedJob, need_sbatch, queued_with, settled_with, slurms_answer, submitted
 from jobs.stages import WITH_SMOKE
-from jobs.submit_checks import refuse_unreachable, refuse_wrong_place
+from jobs.submit_checks import refuse_local, refuse_unreachable, refuse_words, refuse_wrong_place
 from jobs.submitted import Override, comment_of, job_of_words, submit_folder, submitted_stage
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
@@ -53,7 +55,8 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     """Submits, and returns the exit code. UserError for what Slurm or the stage would refuse."""
     options, words = take_options(words)
     kept = {"cluster": options.cluster, "is_dry": options.is_dry, "has_checks": options.has_checks}
-    if len(words) == 1 and words[0].endswith((".yaml", ".yml")) and options == Options(**kept):  # type: ignore[arg-type]
+    if words[:1] and words[0].endswith((".yaml", ".yml")):
+        _refuse_flags_of_runs(options, words[1:], Options(**kept))  # type: ignore[arg-type]
         cluster = read_settings(options.cluster, environ)
         reach_store(cluster, environ)
         return submit_chain(
@@ -76,10 +79,9 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     run_dir = getattr(job, "run_dir", "")
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
         words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
+    refuse_words(words, run_dir=run_dir)
     if options.has_checks:
-        refuse_unreachable(words, cluster)
-        refuse_wrong_place(cluster, run_dir=run_dir, nodes=options.nodes, limit=options.time_limit, job=job)
-        _refuse_over_limits(options, cluster, environ, has_ranks=row.has_ranks)
+        _check(words, options, cluster, environ, job=job)
     request = _request(words, options, run_dir=run_dir, has_ranks=row.has_ranks)
     text = batch_script(request, cluster, body=stage_body())
     if options.is_dry:
@@ -88,15 +90,29 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     return _submit(request, text, environ, links=options.links)
 
 
-def _refuse_over_limits(
-    options: Options, cluster: ClusterConfig, environ: Mapping[str, str], *, has_ranks: bool
-) -> None:
+def _check(words: list[str], options: Options, cluster: ClusterConfig, environ: Mapping[str, str], *, job: Any) -> None:
+    run_dir, has_ranks = getattr(job, "run_dir", ""), submitted_stage(words[0]).has_ranks
+    partition = partition_for(cluster, has_ranks=has_ranks)
+    refuse_unreachable(words, cluster)
+    refuse_wrong_place(cluster, run_dir=run_dir, nodes=options.nodes, limit=options.time_limit, job=job)
+    refuse_local(run_dir, nodes=options.nodes, partition=partition, environ=environ)
     refuse_over_limits(
-        limits_of(partition_for(cluster, has_ranks=has_ranks), environ),
+        limits_of(partition, environ),
         nodes=options.nodes + cluster.spares * has_ranks,
         time_limit=options.time_limit or cluster.time_limit,
         margin=cluster.margin_seconds,
     )
+
+
+def _refuse_flags_of_runs(options: Options, words: Sequence[str], plain: Options) -> None:
+    """UserError for what a chain does not take."""
+    given = [f"--{name}" for name in ("nodes", "links", "spares") if getattr(options, name) != getattr(plain, name)]
+    given += ["--time"] * bool(options.time_limit) + [printable_name(word) for word in words]
+    if given:
+        raise UserError(
+            f"a chain takes no {given[0]}: its steps have `nodes:`, `time:`, `links:` and `flags:` of their own, and "
+            "the cluster's settings `spares:`; write it there"
+        )
 
 
 def _request(words: list[str], options: Options, *, run_dir: str, has_ranks: bool) -> Request:
@@ -160,6 +176,8 @@ def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
     """The cluster's settings, with the command that runs patchline there. UserError for what is wrong."""
     if not path:
         raise UserError("--cluster is missing: the YAML file of your cluster's settings, as slurm/cluster.example.yaml")
+    if names := withheld(environ):
+        log.info("kept from jobs, since Slurm stores what they inherit: %s", ", ".join(map(printable_name, names)))
     return with_command(read_cluster(Path(path)), environ)
 
 

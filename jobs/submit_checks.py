@@ -1,23 +1,32 @@
 """What `patchline submit` refuses before a job waits in the queue for it: a store or a run directory that cannot work,
 and a time limit in which nothing is saved. Each message says what to do; `--no-check` submits all the same."""
 
-from collections.abc import Sequence
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jobs.cluster import ClusterConfig
 from jobs.model_jobs import PlanJob
 from jobs.preflight_slurm import asked_seconds
+from jobs.secret_names import refuse_secret_words
+from jobs.slurm import ran
 from pipeline.training.config import TrainingJob
 from pipeline.training.ledger import FILE_NAME as LEDGER
 from pipeline.training.ledger import last_line
 from shards.checking.s3_probe import unreachable
-from shards.errors import UserError
+from shards.config_values import shown_value
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import read_local_file
 from shards.quantities import duration
 from shards.terminal import printable_name
 
 _MOUNTS = Path("/proc/mounts")
 _LOCAL_TO_ONE_NODE = ("tmpfs", "ramfs", "devtmpfs")
+_ON_A_DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "overlay")
+_EXPORTS = Path("/var/lib/nfs/etab")  # what this machine shares by NFS
 _ROOMIEST = "b200"  # whatever the GPU is, a checkpoint has the same bytes
+_MOST_BYTES = 16 << 20
 _ANYWAY = "or submit with --no-check"
 
 
@@ -46,6 +55,47 @@ def refuse_wrong_place(cluster: ClusterConfig, *, run_dir: str, nodes: int, limi
         refuse_short_margin(planned_save_seconds(job, nodes=nodes, gpus=cluster.gpus_per_node), cluster.margin_seconds)
 
 
+def refuse_local(run_dir: str, *, nodes: int, partition: str, environ: Mapping[str, str]) -> None:
+    """UserError if a run of several nodes has its directory on a disk of this machine, which it does not share by NFS,
+    and the nodes are other machines. `partition`: empty: Slurm's default."""
+    if not run_dir or nodes == 1 or shutil.which("sinfo", path=environ.get("PATH")) is None:
+        return
+    mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else ""
+    kind = file_system(Path(run_dir), mounts)
+    if kind not in _ON_A_DISK or is_exported(Path(run_dir), _text(_EXPORTS)):
+        return
+    named = [f"--partition={partition}"] if partition else []
+    done = ran(["sinfo", "--noheader", "--Node", *named, "--format=%n %o"], environ)
+    others = [line.split() for line in done.stdout.splitlines() if done.returncode == 0 and line.strip()]
+    if others and not any(_is_here(name) for names in others for name in names):
+        raise UserError(
+            f"--run-dir {printable_name(run_dir)} is on a disk of this machine ({kind}), which the nodes, such as "
+            f"{printable_name(others[0][0])}, do not see; allowed: storage that all nodes share; choose another folder "
+            f"(`patchline preflight --run-dir` asks two nodes), {_ANYWAY}"
+        )
+
+
+def is_exported(path: Path, etab: str) -> bool:
+    """Whether a path is in a folder that this machine shares by NFS, from the text of /var/lib/nfs/etab. Pure but for
+    links on the way."""
+    where = path.absolute().resolve()
+    folders = [line.split()[0].replace("\\040", " ") for line in etab.splitlines() if line.strip()]
+    return any(where.is_relative_to(folder) for folder in folders)
+
+
+def _is_here(name: str) -> bool:
+    """Whether a node's name or address is that of this machine."""
+    own = socket.gethostname()
+    return name in (own, own.partition(".")[0], "localhost") or name.startswith("127.") or name == "::1"
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_local_file(path, most_bytes=_MOST_BYTES).decode(errors="replace")
+    except (OSError, InvalidDataError):
+        return ""
+
+
 def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
     """How long a save takes on so many GPUs of each node, by the memory model and the rate that `patchline plan`
     assumes of a node; 0 if the job cannot be planned."""
@@ -68,6 +118,17 @@ def refuse_short_margin(save_seconds: float, margin: int) -> None:
             f"a save would take about {save_seconds:,.0f} s at {PlanJob().writer_gb_per_second:g} GB/s per node, and "
             f"margin_seconds is {margin}; raise margin_seconds in your cluster's settings above it, {_ANYWAY}"
         )
+
+
+def refuse_words(words: Sequence[str], *, run_dir: str) -> None:
+    """UserError for what must not be in a batch script: passwords, and paths that one cannot print."""
+    refuse_secret_words(words)
+    for what, path in (("--run-dir", run_dir), ("the current folder", str(Path.cwd()))):
+        if not path.isprintable():
+            raise UserError(
+                f"{what} is {shown_value(path)}; allowed: printable characters, since sbatch reads it from a line of a "
+                "script; choose another folder"
+            )
 
 
 def urls_of(words: Sequence[str]) -> list[str]:

@@ -1,23 +1,29 @@
 """What submit refuses by itself: stores, run directories and time limits that cannot work, each with the remedy."""
 
 import json
+import socket
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from jobs import submit_checks
 from jobs.cluster import ClusterConfig
 from jobs.recipes.pretrain import RECIPES
 from jobs.submit_checks import (
     file_system,
     planned_save_seconds,
+    refuse_local,
     refuse_short_limit,
     refuse_short_margin,
     refuse_unreachable,
+    refuse_words,
     refuse_wrong_place,
     urls_of,
 )
 from shards.errors import UserError
+from tests.jobs.test_slurm import programs
 from tests.rigs.s3 import free_port
 
 MOUNTS = (
@@ -105,3 +111,64 @@ def test_a_margin_shorter_than_a_planned_save(tmp_path: Path) -> None:
 def test_what_cannot_be_planned_is_left_to_the_stage() -> None:
     job = replace(RECIPES["vit_h14_jft"](), global_batch=4097)
     assert planned_save_seconds(job, nodes=1, gpus=8) == 0.0
+
+
+ON_A_DISK = "/dev/sda1 / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\n"
+
+
+@pytest.fixture
+def on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose root is a disk, and that shares nothing; its /proc/mounts and its list of exports."""
+    (tmp_path / "mounts").write_text(ON_A_DISK)
+    monkeypatch.setattr(submit_checks, "_MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(submit_checks, "_EXPORTS", tmp_path / "etab")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "nodes", "known", "refused"),
+    [
+        ("/home/me/run", 2, "gpu1 gpu1.cluster", True),
+        ("/home/me/run", 1, "gpu1 gpu1.cluster", False),
+        ("/shared/run", 2, "gpu1 gpu1.cluster", False),
+        ("/home/me/run", 2, "rig-n1 127.0.0.1", False),
+        ("/home/me/run", 2, f"{socket.gethostname()} 10.0.0.1", False),
+        ("/home/me/run", 2, "", False),
+    ],
+)
+def test_a_disk_that_other_machines_do_not_see_is_refused(
+    on_a_disk: Path, run_dir: str, nodes: int, known: str, refused: bool
+) -> None:
+    environ = programs(on_a_disk, sinfo=f"echo {known}")
+    expected = pytest.raises(UserError, match=r"is on a disk of this machine \(ext4\), which the nodes, such as gpu1,")
+    with expected if refused else nullcontext():
+        refuse_local(run_dir, nodes=nodes, partition="gpu", environ=environ)
+    refuse_local(run_dir, nodes=nodes, partition="gpu", environ={"PATH": str(on_a_disk / "none")})
+
+
+def test_a_head_node_that_shares_its_disk_passes(on_a_disk: Path) -> None:
+    (on_a_disk / "etab").write_text("/home\t*(rw,sync)\n/opt/my\\040tools\t10.0.0.0/8(ro)\n")
+    environ = programs(on_a_disk, sinfo="echo gpu1 gpu1")
+    refuse_local("/home/me/run", nodes=2, partition="", environ=environ)
+    with pytest.raises(UserError, match="is on a disk of this machine"):
+        refuse_local("/homes/me/run", nodes=2, partition="", environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("words", "run_dir", "message"),
+    [
+        (["pretrain", "x", "--data.url=s3://A:B@c/d"], "/run", "has a password, which Slurm would show"),
+        (["pretrain", "x"], "/run\n#SBATCH --uid=0", r"--run-dir is '/run.n#SBATCH --uid=0'; allowed: printable"),
+        (["pretrain", "x"], "/run\udcff", "--run-dir is .*; allowed: printable"),
+    ],
+)
+def test_what_must_not_be_in_a_script_is_refused(words: list[str], run_dir: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        refuse_words(words, run_dir=run_dir)
+
+
+def test_a_current_folder_that_cannot_be_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a\nb").mkdir()
+    monkeypatch.chdir(tmp_path / "a\nb")
+    with pytest.raises(UserError, match=r"the current folder is .*choose another folder"):
+        refuse_words(["evaluate", "resize"], run_dir="")

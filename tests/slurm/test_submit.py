@@ -31,13 +31,14 @@ def settings_in(folder: Path, *lines: str) -> str:
     return f"--cluster={path}"
 
 
-def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_bare", [False, True], ids=["environment", "bare"])
+def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster, tmp_path: Path, is_bare: bool) -> None:
     """Real training on two nodes, in a folder whose name needs quotes; secrets do not come along."""
     data, run_dir = tmp_path / "digits", tmp_path / 'my "50%" runs' / "one"
     subprocess.run([PATCHLINE, "pack", "digits", "--out", data], check=True, timeout=120)
-    cluster = settings_in(
-        tmp_path, f"command: [{PATCHLINE}]", f"setup: [env >{tmp_path}/environment]", "options: [--hold]"
-    )
+    # As careful sites have it: the job inherits nothing, and srun would pass on nothing.
+    options = "options: [--hold, --export=NONE]" if is_bare else "options: [--hold]"
+    cluster = settings_in(tmp_path, f"command: [{PATCHLINE}]", f"setup: [env >{tmp_path}/environment]", options)
     words = (
         "pretrain",
         "digits_smoke",
@@ -47,8 +48,9 @@ def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster,
         f"--run-dir={run_dir}",
         "--steps=30",
     )
-    first = submit(slurm_cluster, *words, AWS_SECRET_ACCESS_KEY="of-mine", PLAIN="there")
+    first = submit(slurm_cluster, *words, AWS_SECRET_ACCESS_KEY="of-mine", PLAIN="there", MY_PAT="of-mine")
     assert first.returncode == 0, first.stderr
+    assert "kept from jobs, since Slurm stores what they inherit: AWS_SECRET_ACCESS_KEY, MY_PAT" in first.stderr
     again = submit(slurm_cluster, *words)
     assert (again.returncode, "has a job already" in again.stderr) == (0, True), again.stderr
     (line,) = [json.loads(line) for line in (run_dir / "submit" / "submitted.jsonl").read_text().splitlines()]
@@ -58,9 +60,11 @@ def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster,
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log
     assert (run_dir / "DONE").exists()
     environment = (tmp_path / "environment").read_text()
-    assert "PLAIN=there" in environment
+    assert ("PLAIN=there" in environment) != is_bare
     assert "of-mine" not in environment + (run_dir / "submit" / line["script"]).read_text()
     assert (run_dir / "submit" / line["script"]).stat().st_mode & 0o777 == 0o600
+    if is_bare:
+        return
     by_hand = slurm_cluster.sbatch(run_dir / "submit" / line["script"])
     slurm_cluster.scontrol("release", str(by_hand))
     assert wait_until_ended(slurm_cluster, by_hand)["JobState"] == "COMPLETED", "it runs with sbatch alone"
@@ -87,6 +91,13 @@ def test_what_slurm_or_the_stage_would_refuse_is_not_submitted(
     ended = submit(slurm_cluster, "pretrain", "digits_smoke", path, "--data.url=d", f"--run-dir={tmp_path}/run", *words)
     assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
     assert not (tmp_path / "run" / "submit" / "submitted.jsonl").exists()
+
+
+@pytest.mark.parametrize("words", [["--time=1:00:00"], ["--nodes=2"], ["--steps=3"], ["extra"]])
+def test_a_chain_takes_no_flags_of_runs(slurm_cluster: SlurmCluster, tmp_path: Path, words: list[str]) -> None:
+    refused = submit(slurm_cluster, "chain.yaml", settings_in(tmp_path), *words)
+    expected = f"a chain takes no {words[0].partition('=')[0]}"
+    assert (refused.returncode, expected in refused.stderr) == (2, True), refused.stderr
 
 
 def test_a_dry_run_shows_the_script_and_slurms_answer(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
