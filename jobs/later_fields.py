@@ -13,6 +13,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     "DataConfig": ("mix", "randaugment", "mixup", "reading", "allow_other_decoder", "label_weights"),
     "AugmentConfig": ("antialias", "scaled_decode"),
     "EvaluationTransform": ("antialias",),
+    "EvaluationConfig": ("also",),
     "ModelConfig": (
         "resnet_units",
         "resnet_factor",

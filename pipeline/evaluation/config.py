@@ -1,10 +1,14 @@
 """What to evaluate on, and how images are prepared for it. Loads no torch: the command line reads it."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
 from pipeline.evaluation_transform import EvaluationTransform
-from shards.config_values import Range, refuse_wrong_values
+from shards.config_values import Range, refuse_wrong_values, shown_value
+from shards.errors import UserError
+
+_MOST_ALSO = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,6 +17,8 @@ class EvaluationConfig:
 
     url: str = ""
     """Dataset to evaluate on: a folder or s3://bucket/prefix; in training, empty: no evaluation."""
+    also: tuple[str, ...] = ()
+    """More datasets to score on at the same steps, each under the name of its folder: --evaluation.also s3://b/real."""
     every_steps: Annotated[int, Range(0, zero="only at the end")] = 0
     """Steps between two evaluations during training; 0: only at the end."""
     batch_size: Annotated[int, Range(1)] = 100
@@ -22,3 +28,20 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="evaluation.")
+        if self.also and not self.url:
+            raise UserError("evaluation.also says nothing without evaluation.url; give it, too")
+        if len(self.also) > _MOST_ALSO:
+            raise UserError(f"evaluation.also has {len(self.also)} datasets; allowed: at most {_MOST_ALSO}")
+        names = [_set_name(url) for url in self.also]
+        for name in names:
+            if not name or names.count(name) > 1:
+                raise UserError(f"evaluation.also has a folder {shown_value(name)} twice, or without a name; rename it")
+
+    def sets(self) -> dict[str, str]:
+        """The URL of each dataset by its name; that of `url` is empty."""
+        return ({"": self.url} if self.url else {}) | {_set_name(url): url for url in self.also}
+
+
+def _set_name(url: str) -> str:
+    """That of its folder, with _ for what is no letter, digit, dot or dash."""
+    return re.sub(r"[^A-Za-z0-9.-]", "_", url.rstrip("/").rpartition("/")[2])[:64]

@@ -80,9 +80,9 @@ def build_loop(parts: Parts, found: Manifest | None, stack: ExitStack, *, before
         job,
         _train_step(gradients, batches, watch, sources=saving.sources, guard=guard),
         guard=guard,
-        held_out=HeldOut(job, engine, world, dataset=prepared.held_out, labels=stream.data.label_names, watch=watch),
+        held_out=HeldOut(job, engine, world, sets=prepared.held_out, labels=stream.data.label_names, watch=watch),
         saving=saving,
-        when=decide_when_to_save(job, saving, dataset=prepared.held_out, resumed_from=found),
+        when=decide_when_to_save(job, saving, dataset=prepared.held_out.get(""), resumed_from=found),
         reporter=reporter,
     )
 

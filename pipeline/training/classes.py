@@ -1,6 +1,7 @@
 """How many classes a run's model has, and the warning if its data has fewer."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.data.evaluation import label_map
@@ -12,17 +13,17 @@ from shards.errors import UserError
 log = logging.getLogger(__name__)
 
 
-def with_classes(job: TrainingJob, data: TrainingData, held_out: Dataset | None, *, say: bool) -> TrainingJob:
+def with_classes(job: TrainingJob, data: TrainingData, held_out: Sequence[Dataset], *, say: bool) -> TrainingJob:
     """The job with the data's number of classes, unless it has its own; more than the data has are a warning (`say`:
-    log it). UserError for fewer, and for a held-out dataset with other labels."""
+    log it). UserError for fewer, and for held-out datasets with other labels."""
     wanted = job.model.num_classes or data.num_classes
     if data.num_classes > wanted:
         raise UserError(
             f"{data.url} has {data.num_classes} classes, the model has {wanted}; "
             f"set --model.num-classes {data.num_classes}, or 0 to take the dataset's"
         )
-    if held_out:
-        label_map(held_out, data.label_names)
+    for each in held_out:
+        label_map(each, data.label_names)
     if say and data.num_classes < wanted:
         log.warning(unused_classes(data.num_classes, wanted))
     return replace(job, model=replace(job.model, num_classes=wanted))

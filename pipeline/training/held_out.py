@@ -1,4 +1,6 @@
-"""Scores on the held-out dataset while a run trains."""
+"""Scores on the held-out datasets while a run trains."""
+
+from collections.abc import Mapping
 
 from pipeline.collectives import all_agree
 from pipeline.evaluation.scores import Scores, evaluate
@@ -13,8 +15,9 @@ from shards.dataset import Dataset
 
 
 class HeldOut:
-    """`labels`: the names of the model's classes. `was_given_up`: an evaluation that was due gave way to a stop
-    request."""
+    """`sets`: datasets by their names, empty for the one that the best model is by. `labels`: the names of the model's
+    classes. `of_others`: values of the others' last scores, for the metrics. `was_given_up`: an evaluation that was due
+    gave way to a stop request."""
 
     def __init__(
         self,
@@ -22,11 +25,13 @@ class HeldOut:
         engine: Engine,
         world: World,
         *,
-        dataset: Dataset | None,
+        sets: Mapping[str, Dataset],
         labels: tuple[str, ...],
         watch: Watch,
     ) -> None:
-        self.job, self.engine, self.world, self.dataset, self.labels = job, engine, world, dataset, labels
+        self.job, self.engine, self.world, self.labels = job, engine, world, labels
+        self.dataset, self.of_others = sets.get(""), dict[str, float]()
+        self.also = {name: dataset for name, dataset in sets.items() if name}
         self.watch, self.was_given_up, self._num_batches = watch, False, 0
 
     def is_due(self, step: int) -> bool:
@@ -42,22 +47,28 @@ class HeldOut:
         try:
             with self.watch.waiting("evaluation", "evaluating"):
                 self.engine.train(False)
-                scores, _ = evaluate(
-                    self.engine.module,
-                    self.dataset,
-                    self.job.evaluation,
-                    labels=self.labels,
-                    loss=self.job.loss,
-                    world=self.world,
-                    label_weights=self.job.data.label_weights,
-                    before_batch=self._begin_batch,
-                )
+                scores = self._scores_on(self.dataset)
+                others = {f"eval/{name}/": self._scores_on(dataset) for name, dataset in self.also.items()}
+                self.of_others = {key: x for prefix, one in others.items() for key, x in one.values(prefix).items()}
                 return scores
         except WaitGivenUpError:
             self.was_given_up = True
             return None
         finally:
             self.engine.train(True)
+
+    def _scores_on(self, dataset: Dataset) -> Scores:
+        scores, _ = evaluate(
+            self.engine.module,
+            dataset,
+            self.job.evaluation,
+            labels=self.labels,
+            loss=self.job.loss,
+            world=self.world,
+            label_weights=self.job.data.label_weights,
+            before_batch=self._begin_batch,
+        )
+        return scores
 
     def _begin_batch(self) -> None:
         """Raises WaitGivenUpError on all ranks if one is asked to exit. Collective."""

@@ -135,6 +135,7 @@ class Loop:
                 traffic=result.counts,
                 guard=self.guard.values(),
                 scores=scores,
+                of_others=self.held_out.of_others,
                 norms=result.norms,
             )
             if result.similarity is not None:
@@ -166,5 +167,5 @@ class Loop:
         scores = self.held_out.scores(self.step)
         self.when.scored(self.step, scores)
         if scores and self.reporter:
-            self.reporter.scored_late(self.step, scores)
+            self.reporter.scored_late(self.step, scores, self.held_out.of_others)
         return not self.held_out.was_given_up

@@ -23,7 +23,8 @@ with without("boto3"):  # of which TensorBoard would write to buckets; a run dir
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
-_TAGS = {"test_accuracy": "eval/accuracy", "test_loss": "eval/loss"}
+_SCORES = ("accuracy", "loss", "top5", "mean_per_class", "calibration_error")
+_TAGS = {f"test_{name}": f"eval/{name}" for name in _SCORES}
 _PERF = ("images_per_second", "step_seconds", "data_wait_share")
 _COLUMNS, _GAP = 4, 2  # of the grid of images; the gap in pixels
 _FLUSH_SECONDS = 10  # what a killed process may lose

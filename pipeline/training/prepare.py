@@ -36,7 +36,7 @@ class Prepared:
     plan: BatchPlan
     budget: Budget
     stream: PlannedStream
-    held_out: Dataset | None
+    held_out: dict[str, Dataset]
     is_compiled: bool
     extend: bool
     parts: StartParts = field(default_factory=StartParts)
@@ -67,8 +67,8 @@ def _checked(job: TrainingJob, world: World, parts: StartParts, *, extend: bool)
         share=Share(global_batch=job.global_batch, rank=world.rank, num_ranks=world.num_ranks),
         num_local_ranks=world.num_local_ranks,
     )
-    held_out = open_dataset(job.evaluation.url) if job.evaluation.url else None
-    job = with_classes(job, stream.data, held_out, say=world.is_first)
+    held_out = {name: open_dataset(url) for name, url in job.evaluation.sets().items()}
+    job = with_classes(job, stream.data, list(held_out.values()), say=world.is_first)
     stop = Path(job.run_dir) / "STOP"
     if stop.exists():
         raise UserError(f"{stop} exists and keeps the run stopped; delete it to continue")

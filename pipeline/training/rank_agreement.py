@@ -75,7 +75,8 @@ def facts_of(prepared: Prepared) -> dict[str, str]:
     if job.engine.compile == "auto":
         facts["torch.compile"] = "works" if prepared.is_compiled else "is not used"
     facts |= {name: value for name, value in flattened(prepared.stream.start.to_json()).items() if _is_of_data(name)}
-    facts["held-out dataset"] = held_out.fingerprint if held_out else None
+    facts["held-out dataset"] = None
+    facts |= {f"held-out dataset {name}".strip(): one.fingerprint for name, one in held_out.items()}
     facts |= flattened(asdict(job))
     return {name: shown(value) for name, value in facts.items()} | code_facts(Path(__file__).resolve().parents[2])
 

@@ -171,11 +171,13 @@ class Reporter:
         rate: float,
         traffic: dict[str, float],
         scores: Scores | None,
+        of_others: Mapping[str, float] | None = None,
         guard: Mapping[str, float] | None = None,
         norms: Mapping[str, float] | None = None,
     ) -> None:
-        """The outcome of the oldest launched step. `rate`: the learning rate. `guard`: the guard's values beside it.
-        `norms`: by group; a step that has them gets a line."""
+        """The outcome of the oldest launched step. `rate`: the learning rate. `of_others`: the scores' values on other
+        held-out datasets. `guard`: the guard's values beside it. `norms`: by group; a step that has them gets a line.
+        """
         self._throughput.step()
         self._step, self._loss, self._rate = step, loss, rate
         if scores:
@@ -185,7 +187,7 @@ class Reporter:
             values = {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate}
             values |= {f"data/{name}": value for name, value in traffic.items()} | self._data_rates(traffic)
             if scores:
-                values |= {"test_accuracy": scores.accuracy, "test_loss": scores.loss}
+                values |= scores.values("test_") | dict(of_others or {})
             if self.save_interval_seconds:
                 values["checkpoint/interval_seconds"] = self.save_interval_seconds
             values |= self._throughput.since_line(global_batch=self.job.global_batch)
@@ -194,11 +196,11 @@ class Reporter:
             self._once, self._line_step = {}, step
         self._ticker.tick(self.facts)
 
-    def scored_late(self, step: int, scores: Scores) -> None:
+    def scored_late(self, step: int, scores: Scores, of_others: Mapping[str, float]) -> None:
         """The scores of a step that was reported without them, because its evaluation was given up."""
         self._scores = scores
         log.info("step %d: test accuracy %.3f, loss %.3g", step, scores.accuracy, scores.loss)
-        self.metrics.amend(step, {"test_accuracy": scores.accuracy, "test_loss": scores.loss})
+        self.metrics.amend(step, scores.values("test_") | dict(of_others))
 
     def saved(self, step: int, values: dict[str, float]) -> None:
         """A checkpoint is committed: shown in the live line, or as a line in a log. `values`: for the next line of

@@ -21,7 +21,7 @@ from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UserError
 from shards.sources.digits import DigitsSource
 from shards.sources.folders import FolderSource
-from tests.rigs.datasets import index_rows, packed_with_weights
+from tests.rigs.datasets import index_rows, packed_folders, packed_with_weights
 from tests.rigs.images import class_folders, image_bytes
 from tests.rigs.processes import patchline
 from tests.rigs.training import losses, pretrain_words
@@ -109,7 +109,7 @@ def test_answers_that_a_class_map_allows(tmp_path: Path, digits: str) -> None:
     assert (both.code, "--class-map and --real do not go together" in both.errors) == (2, True)
 
 
-def test_images_without_a_label_are_packed_and_do_not_count(tmp_path: Path) -> None:
+def test_images_without_a_label_are_packed_and_do_not_count_also_in_training(tmp_path: Path) -> None:
     """As in ImageNet-ReaL; the dataset is a sound one, on which one can train."""
     root = class_folders(tmp_path / "images", num_classes=2, images_a_class=4)
     for number in range(3):
@@ -121,12 +121,21 @@ def test_images_without_a_label_are_packed_and_do_not_count(tmp_path: Path) -> N
     assert [open_dataset(url).num_samples for url in (out, f"{out} refused")] == [11, 8]
     assert patchline("verify", out, "--deep").code == 0
     run_dir = tmp_path / "run"
+    other = str(packed_folders(tmp_path / "others", num_classes=2))
     words = pretrain_words(out, run_dir, "--steps", "4", "--evaluation.url", out, "--model.num-classes", "2")
+    words += ["--evaluation.also", other, "--loss", "softmax"]
     assert train(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
     ended = patchline("evaluate", "resize", "--weights", str(run_dir / "weights"), "--data.url", out, "--json")
     scores = json.loads(ended.output)
     assert (scores["num_images"], scores["num_unlabeled"]) == (8, 3)
     assert scores["accuracy"] in [number / 8 for number in range(9)]
+    line = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    names = ("accuracy", "top5", "mean_per_class")
+    assert [line[f"test_{name}"] for name in names] == [scores[name] for name in names]
+    ended = patchline("evaluate", "resize", "--weights", str(run_dir / "weights"), "--data.url", other, "--json")
+    also = json.loads(ended.output)
+    assert also["num_images"] == 10
+    assert [line[f"eval/packed/{name}"] for name in names] == [also[name] for name in names]
 
 
 def test_threads_below_none_are_refused() -> None:

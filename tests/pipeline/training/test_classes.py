@@ -34,8 +34,8 @@ def test_classes(digits_url: str, caplog: pytest.LogCaptureFixture, asked: int, 
     job = replace(recipe, data=replace(recipe.data, url=digits_url), model=replace(recipe.model, num_classes=asked))
     data, held_out = open_training_data(job.data), open_dataset(digits_url)
     with caplog.at_level(logging.WARNING):
-        found = with_classes(job, data, held_out, say=True)
-        assert with_classes(job, data, held_out, say=False) == found, "other ranks say nothing"
+        found = with_classes(job, data, [held_out], say=True)
+        assert with_classes(job, data, [held_out], say=False) == found, "other ranks say nothing"
     assert found == replace(job, model=replace(job.model, num_classes=expected))
     assert [record.getMessage() for record in caplog.records] == said
 
@@ -44,7 +44,7 @@ def test_fewer_than_the_data_has_are_refused(digits_url: str) -> None:
     recipe = digits_smoke()
     job = replace(recipe, data=replace(recipe.data, url=digits_url), model=replace(recipe.model, num_classes=9))
     with pytest.raises(UserError, match=r"has 10 classes, the model has 9; set --model\.num-classes 10"):
-        with_classes(job, open_training_data(job.data), None, say=True)
+        with_classes(job, open_training_data(job.data), [], say=True)
 
 
 def test_a_single_unused_output_is_counted_as_one() -> None:

@@ -39,7 +39,7 @@ def held_out(digits_url: str, folder: Path, engine: _Engine, *, every_steps: int
     job = replace(digits_smoke(), steps=10, schedule=ScheduleConfig(), evaluation=evaluation)
     watch = Watch(signals=Signals(folder, watch_markers=True), stopping=Stopping(), ledger=Ledger(folder))
     world, dataset = one_world(), open_dataset(digits_url)
-    return HeldOut(job, engine, world, dataset=dataset, labels=(), watch=watch)  # type: ignore[arg-type]
+    return HeldOut(job, engine, world, sets={} if dataset is None else {"": dataset}, labels=(), watch=watch)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("every_steps", "expected"), [(0, [10]), (4, [4, 8, 10]), (5, [5, 10])])

@@ -27,7 +27,7 @@ def test_what_a_job_leaves_open_is_filled_in_and_nothing_is_written(digits_url: 
     assert prepared.stream.config.num_threads == 5
     start = prepared.stream.start
     assert (start.next_step, start.seed, start.image_size) == (0, 3, job.model.image_size)
-    assert prepared.held_out is None
+    assert prepared.held_out == {}
     assert not run_dir.exists()
 
 
