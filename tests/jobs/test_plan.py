@@ -38,7 +38,7 @@ def test_any_field_of_the_recipe_can_be_changed() -> None:
     words = ("--training.model.image-size", "384", "--training.steps", "20000", "--num-classes", "7")
     ended = patchline("plan", "imagenet_384", *words)
     assert ended.code == 0
-    assert "1,280,000 images, 7 classes" in ended.output
+    assert "1,281,167 images, 7 classes" in ended.output
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_epochs_of_every_paper_recipe_are_whole() -> None:
         job = RECIPES[name]()
         if name.endswith(("_jft", "_i21k", "_i1k", "ep", "augreg")):
             cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=1)
-            assert cost.num_epochs == pytest.approx(round(cost.num_epochs or 0), abs=1e-3), name
+            assert cost.num_epochs == pytest.approx(round(cost.num_epochs or 0), abs=2e-3), name  # half a step of 312.8
             assert round(cost.num_epochs or 0) in (7, 14, 30, 90, 300)
 
 
