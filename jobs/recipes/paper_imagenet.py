@@ -4,10 +4,10 @@ recipes after "How to train your ViT?" and big_vision's vit_i21k.py.
 Batch 4096, 10,000 steps of warm-up, Adam, dropout 0.1, 224 px. ImageNet-21k: linear decay to 1e-5, weight decay 0.03,
 sigmoid loss, head bias -10, hidden layer, no clipping: as the authors confirm for B/16 (vision_transformer, issue 2).
 ImageNet-1k: cosine decay, weight decay 0.3, clipping at 1 (Table 3's caption).
-Steps are of 14.2 million and 1,281,167 images (AugReg: without the first 51,200). For a set of another size, give
---steps: epochs x its images / 4096. Images are prepared as in paper_views.py. [unverified], not published: whether any
-tensor was left out of weight decay (we do: biases, norms, tokens); the loss on ImageNet-1k, for which we take
-big_vision's (configs/vit_i1k.py): sigmoid, head bias -6.9 = -ln 1000, hidden layer.
+Steps are of 14.2 million and 1,281,167 images (AugReg: without the first 51,200). For a copy of another size, take the
+--steps that `patchline plan RECIPE --num-images N` names. Images are prepared as in paper_views.py. [unverified], not
+published: whether any tensor was left out of weight decay (we do: biases, norms, tokens); the loss on ImageNet-1k, for
+which we take big_vision's (configs/vit_i1k.py): sigmoid, head bias -6.9 = -ln 1000, hidden layer.
 Expected values "at the end" are the published runs' top-1 at 224 px (vision_transformer, issue 62); "after
 imagenet_384_paper" is the paper's Table 5: fine-tuned at 384 px, no averaging.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
