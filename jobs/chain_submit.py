@@ -30,8 +30,9 @@ from jobs.chain_units import Unit, units_of
 from jobs.cluster import ClusterConfig
 from jobs.partitions import gate_minutes, limits_of, partition_for, refuse_over_limits
 from jobs.screen import put
+from jobs.secret_names import refuse_secret_words
 from jobs.slurm import most_array_tasks, need_sbatch, settled_with, slurms_answer
-from jobs.submit_checks import refuse_local, refuse_unreachable, refuse_words, refuse_wrong_place
+from jobs.submit_checks import refuse_local, refuse_unprintable, refuse_unreachable, refuse_wrong_place
 from jobs.submitted import SUBMITTED, Override, job_of_words, value_in
 from shards.errors import UserError
 from shards.terminal import printable_name
@@ -56,7 +57,7 @@ def submit_chain(
     units = units_of(config)
     jobs = [(unit, words, _job_of(unit, words, override)) for unit in units for words in unit.words]
     for _, words, _ in jobs:
-        refuse_words(words, run_dir=value_in(words, "--run-dir"))
+        refuse_unprintable(value_in(words, "--run-dir"))
     if has_checks:
         _check_all(jobs, cluster, environ)
     plan = ChainPlan(
@@ -83,6 +84,7 @@ def submit_chain(
 
 def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
     try:
+        refuse_secret_words(words)  # before a message quotes them
         return job_of_words(list(words), override)
     except UserError as error:
         raise UserError(f"step {unit.step}: {error}") from error

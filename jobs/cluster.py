@@ -82,11 +82,9 @@ class ClusterConfig:
                 raise UserError(f"options has {shown_value(option)}; allowed: --name or --name=value, without spaces")
             if option.removeprefix("--").partition("=")[0] in _OURS:
                 raise UserError(f"options has {shown_value(option)}, which patchline sets itself; leave it out")
+        refuse_secret_lines(self.options, what="options")
         for name in ("setup", "command"):
-            for line in getattr(self, name):
-                if not line.strip() or not line.isprintable():
-                    raise UserError(f"{name} has {shown_value(line)}; allowed: one line of printable characters")
-            refuse_secret_lines(getattr(self, name), what=name)
+            _refuse_lines(getattr(self, name), what=name)
         for name in ("s3_endpoint", "s3_profile", "scratch"):
             if not getattr(self, name).isprintable():
                 raise UserError(f"{name} is {shown_value(getattr(self, name))}; allowed: printable characters")
@@ -94,6 +92,13 @@ class ClusterConfig:
             raise UserError(
                 f"s3_endpoint is {shown_value(self.s3_endpoint)}; allowed: http(s)://HOST[:PORT], without a password"
             )
+
+
+def _refuse_lines(lines: tuple[str, ...], *, what: str) -> None:
+    refuse_secret_lines(lines, what=what)
+    for line in lines:
+        if not line.strip() or not line.isprintable():
+            raise UserError(f"{what} has {shown_value(line)}; allowed: one line of printable characters")
 
 
 def refuse_wrong_limit(text: str, *, what: str) -> None:

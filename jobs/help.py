@@ -139,13 +139,14 @@ def _indent(lefts: Iterable[str]) -> int:
 
 
 def _rows(rows: Sequence[Row], width: int, *, indent: int = 0) -> str:
-    """Two columns; a left side that is too long gets a line of its own."""
+    """Two columns; a left side that is too long gets a line of its own, or two if not even that is long enough."""
     indent = indent or _indent(left for left, _ in rows)
     lines = []
     for left, right in rows:
         text = textwrap.wrap(right, width - indent, break_long_words=False, break_on_hyphens=False) or [""]
         if len(left) > _MOST_LEFT:
-            lines += [f"  {left}", *(" " * indent + line for line in text)]
+            lines += [f"  {piece}" for piece in _filled(left, width - 2, indent="    ").splitlines()]
+            lines += [" " * indent + line for line in text]
         else:
             lines.append(f"  {left:{indent - 2}}{text[0]}".rstrip())
             lines += [" " * indent + line for line in text[1:]]

@@ -11,8 +11,8 @@ _PICTURES = ("norms_every_steps", "similarity_every_steps")  # they change what 
 LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     "TrainingJob": ("label_smoothing", "ema_decay", "threads", "hang", "guard", "loggers", *_PICTURES),
     "DataConfig": ("mix", "randaugment", "mixup", "reading", "allow_other_decoder", "label_weights"),
-    "AugmentConfig": ("antialias", "scaled_decode"),
-    "EvaluationTransform": ("antialias",),
+    "AugmentConfig": ("antialias", "scaled_decode", "resize_pixels", "filter", "exif"),
+    "EvaluationTransform": ("antialias", "filter", "exif"),
     "EvaluationConfig": ("also",),
     "ModelConfig": (
         "resnet_units",

@@ -10,9 +10,12 @@ from jobs import exit_codes
 from jobs.model_jobs import PlanJob
 from jobs.plan_nodes import Row, node_rows, node_tables, rows_as_json
 from jobs.plan_plot import write_plot
+from jobs.recipes import pretrain
+from jobs.recipes.plan import RECIPES as PLANNED
 from jobs.screen import put, show_table
 from pipeline.training.cost import Cost, cost_of
 from pipeline.training.forecast import COPY_BYTES_PER_SECOND, Forecast, forecast
+from pipeline.training.schedule import steps_of
 from shards.errors import UserError
 from shards.quantities import duration, plural, size
 from shards.terminal import printable_name
@@ -76,7 +79,6 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
     passes = (
         "one forward pass, and the head's gradients" if training.optimizer.freeze_backbone else "three forward passes"
     )
-    epochs = f"{cost.num_epochs:,.2f}" if cost.num_epochs is not None else "not known (--num-images)"
     return [
         ("model", f"{model.name} at {model.image_size} px"),
         ("dataset", f"{job.dataset or 'yours'}: {images}, {labels}"),
@@ -84,11 +86,35 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
         ("forward, per image", _flops_of_forward(cost.forward_flops)),
         ("training, per image", f"{_flops_of_training(cost.train_flops)} ({passes})"),
         ("steps", f"{cost.num_steps:,} of {training.global_batch:,} images"),
-        ("epochs", epochs),
+        ("epochs", _epochs(job, cost)),
         ("images seen", f"{cost.num_images_seen:,}"),
         ("the whole run", operations(cost.total_exaflops)),
         (f"for {job.days:g} days", _required_rate(cost)),
     ]
+
+
+def _epochs(job: PlanJob, cost: Cost) -> str:
+    """The epochs, and the steps for those that the recipe means, if it is planned for a set of another size."""
+    if cost.num_epochs is None:
+        return "not known (--num-images)"
+    meant = _epochs_meant(job.recipe, job.training.steps)
+    if not meant:
+        return f"{cost.num_epochs:,.2f}"
+    steps = steps_of(meant, num_images=job.num_images, global_batch=job.training.global_batch)
+    return f"{cost.num_epochs:,.2f}" + ("" if steps == cost.num_steps else f" (the recipe's {meant}: --steps {steps})")
+
+
+def _epochs_meant(recipe: str, steps: int) -> int:
+    """The whole epochs of a pre-training recipe on its own dataset; 0 if it does not go by epochs, or if these are not
+    its steps."""
+    if recipe not in pretrain.RECIPES:
+        return 0
+    own = PLANNED[recipe]()
+    if not own.num_images or own.training.steps != steps:
+        return 0
+    epochs = steps * own.training.global_batch / own.num_images
+    is_whole = abs(epochs - round(epochs)) * own.num_images <= own.training.global_batch
+    return round(epochs) if is_whole else 0
 
 
 def forecast_rows(found: Forecast) -> Rows:

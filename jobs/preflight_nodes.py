@@ -182,6 +182,7 @@ def _judge_exchange(by_node: Mapping[str, Sequence[NodeFound]], nodes: int) -> V
 
 def _srun(cluster: ClusterConfig, what: str, *, nodes: int, wait_seconds: int) -> list[str]:
     options = options_of(cluster, nodes=nodes)
+    options.append("--export=ALL")  # also where the settings' own options say NONE
     return ["srun", *options, f"--time={_MINUTES[what]}", f"--immediate={wait_seconds}", f"--job-name=preflight-{what}"]
 
 

@@ -12,7 +12,7 @@ _AS_A_WORD = re.compile(r"(?:^|_)(?:PASS|PWD|PAT|AUTH|SAS|COOKIE|BEARER)(?:_|[0-
 _PLAIN = ("PWD", "OLDPWD")
 _PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:(?![0-9]{1,5}(?:/|$))[^\s@]+@")  # no port
 # A value that is written there: not one that a command or a file gives on the node.
-_ASSIGNMENT = re.compile(r"""(?:^|[\s;&|(])([A-Za-z_]\w*)=(?=["']?[^\s"'$`;&|)])""")
+_ASSIGNMENT = re.compile(r"""(?:^|[\s;&|(,=])([A-Za-z_]\w*)=(?=["']?[^\s"'$`;&|)])""")
 
 
 def is_secret(name: str, value: str = "") -> bool:

@@ -20,10 +20,10 @@ from jobs.chain_submit import submit_chain
 from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
 from jobs.partitions import limits_of, partition_for, refuse_over_limits
 from jobs.screen import put
-from jobs.secret_names import withheld
+from jobs.secret_names import refuse_secret_words, withheld
 from jobs.slurm import QueuedJob, need_sbatch, queued_with, settled_with, slurms_answer, submitted
 from jobs.stages import WITH_SMOKE
-from jobs.submit_checks import refuse_local, refuse_unreachable, refuse_words, refuse_wrong_place
+from jobs.submit_checks import refuse_local, refuse_unprintable, refuse_unreachable, refuse_wrong_place
 from jobs.submitted import Override, comment_of, job_of_words, submit_folder, submitted_stage
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
@@ -72,6 +72,7 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
         raise UserError(f"usage: {USAGE}\n    or: patchline submit CHAIN.yaml --cluster FILE [--dry-run] [--no-check]")
     stage, row = words[0], submitted_stage(words[0])
     _refuse_wrong_numbers(options, stage, has_ranks=row.has_ranks)
+    refuse_secret_words(words)
     cluster = read_settings(options.cluster, environ)
     if options.spares is not None:
         cluster = replace(cluster, spares=options.spares)
@@ -79,7 +80,7 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     run_dir = getattr(job, "run_dir", "")
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
         words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
-    refuse_words(words, run_dir=run_dir)
+    refuse_unprintable(run_dir)
     if options.has_checks:
         _check(words, options, cluster, environ, job=job)
     request = _request(words, options, run_dir=run_dir, has_ranks=row.has_ranks)

@@ -9,7 +9,6 @@ from pathlib import Path
 from jobs.cluster import ClusterConfig
 from jobs.model_jobs import PlanJob
 from jobs.preflight_slurm import asked_seconds
-from jobs.secret_names import refuse_secret_words
 from jobs.slurm import ran
 from pipeline.training.config import TrainingJob
 from pipeline.training.ledger import FILE_NAME as LEDGER
@@ -120,9 +119,8 @@ def refuse_short_margin(save_seconds: float, margin: int) -> None:
         )
 
 
-def refuse_words(words: Sequence[str], *, run_dir: str) -> None:
-    """UserError for what must not be in a batch script: passwords, and paths that one cannot print."""
-    refuse_secret_words(words)
+def refuse_unprintable(run_dir: str) -> None:
+    """UserError for paths that cannot be in a batch script."""
     for what, path in (("--run-dir", run_dir), ("the current folder", str(Path.cwd()))):
         if not path.isprintable():
             raise UserError(

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from shards.config_values import Range, refuse_wrong_values
+from shards.errors import UserError
+
+# How an image is resized. bilinear: as the paper's code does, or as Pillow with antialiasing. area: every output pixel
+# is the average of the pixels that it covers, as big_vision resizes before a crop.
+ResizeFilter = Literal["bilinear", "area"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +25,21 @@ class EvaluationTransform:
     proportion."""
     antialias: bool = False
     """Average over all pixels that an output pixel covers, as in training."""
+    filter: ResizeFilter = "bilinear"
+    """How the image is resized: bilinear, or area (big_vision's: the average of all pixels that an output pixel covers;
+    enlarged images get blocks)."""
+    exif: bool = True
+    """Turn images upright by their EXIF orientation; the paper's code does not. `predict` always does."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="transform.")
+        refuse_antialiased_area(antialias=self.antialias, resize_filter=self.filter, where="transform.")
+
+
+def refuse_antialiased_area(*, antialias: bool, resize_filter: ResizeFilter, where: str) -> None:
+    """UserError if antialiasing is asked of the area filter, which averages by itself: the switch would do nothing."""
+    if antialias and resize_filter == "area":
+        raise UserError(
+            f"{where}antialias is on with {where}filter area, which averages by itself; switch {where}antialias off, "
+            f"or set {where}filter to bilinear"
+        )

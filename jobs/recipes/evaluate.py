@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from jobs.model_jobs import EvaluateJob
+from jobs.recipes.paper_views import INCEPTION_448
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation_transform import EvaluationTransform
 
@@ -11,6 +12,7 @@ def resize() -> EvaluateJob:
     """Direct resize to the model's size, as the paper's own code evaluates fine-tuned models; for square datasets
     (digits, CIFAR) too.
 
+    Images are upright; add --data.transform.no-exif for weights of the papers' recipes, as their authors evaluate.
     Source: vision_transformer's input pipeline.
     Command: patchline evaluate resize --weights RUN/weights --data.url URL
     """
@@ -18,12 +20,26 @@ def resize() -> EvaluateJob:
 
 
 def central_crop() -> EvaluateJob:
-    """Short side to 256/224 of the model's size, then the central crop, as big_vision evaluates pre-training.
+    """Short side to 256/224 of the model's size by areas, then the central crop, as big_vision evaluates pre-training.
 
+    Images are upright; add --data.transform.no-exif for weights of the papers' recipes, as their authors evaluate.
     Source: big_vision's resize_small(256) and central_crop(224).
     Command: patchline evaluate central_crop --weights RUN/weights --data.url URL
     """
-    return EvaluateJob(data=EvaluationConfig(transform=EvaluationTransform(mode="central_crop")))
+    return EvaluateJob(data=EvaluationConfig(transform=EvaluationTransform(mode="central_crop", filter="area")))
 
 
-RECIPES: dict[str, Callable[[], EvaluateJob]] = {"resize": resize, "central_crop": central_crop}
+def transfer_448() -> EvaluateJob:
+    """Short side to 448 px by areas, then the central crop, as big_vision evaluates weights fine-tuned at 384 px.
+
+    Images as they are stored. Source: big_vision's configs/transfer.py: resize_small(448) and central_crop(384).
+    Command: patchline evaluate transfer_448 --weights RUN/weights --data.url URL
+    """
+    return EvaluateJob(data=EvaluationConfig(transform=INCEPTION_448.evaluation))
+
+
+RECIPES: dict[str, Callable[[], EvaluateJob]] = {
+    "resize": resize,
+    "central_crop": central_crop,
+    "transfer_448": transfer_448,
+}

@@ -3,11 +3,27 @@
 from collections.abc import Callable
 
 from jobs.model_jobs import PlanJob
-from jobs.recipes import finetune, paper_datasets, paper_finetune, paper_imagenet, paper_jft, pretrain
+from jobs.recipes import (
+    augreg_finetune,
+    finetune,
+    paper_datasets,
+    paper_finetune,
+    paper_imagenet,
+    paper_jft,
+    paper_vtab,
+    pretrain,
+)
 from jobs.recipes.paper_datasets import PaperDataset
 from pipeline.training.config import TrainingJob
 
 _UNKNOWN = PaperDataset(name="", num_images=0, num_classes=0)
+_TRANSFERS = {  # by the first word of a fine-tuning recipe
+    "imagenet": paper_datasets.IMAGENET_1K,
+    "cifar10": paper_datasets.CIFAR10,
+    "cifar100": paper_datasets.CIFAR100,
+    "pets": paper_datasets.PETS,
+    "flowers": paper_datasets.FLOWERS,
+}
 _DATASETS: dict[str, PaperDataset] = {
     "digits_smoke": paper_datasets.DIGITS,
     "digits_48": paper_datasets.DIGITS,
@@ -15,13 +31,10 @@ _DATASETS: dict[str, PaperDataset] = {
     "cifar10_48": paper_datasets.CIFAR10,
     **dict.fromkeys(paper_jft.RECIPES, paper_datasets.JFT),
     **{name: paper_datasets.IMAGENET_21K for name in paper_imagenet.RECIPES if "_i21k" in name},
+    **{name: paper_datasets.IMAGENET_21K_AUGREG for name in paper_imagenet.RECIPES if "_i21k_augreg" in name},
     **{name: paper_datasets.IMAGENET_1K for name in paper_imagenet.RECIPES if "_i1k" in name},
-    **{name: paper_datasets.IMAGENET_1K for name in paper_finetune.RECIPES if name.startswith("imagenet_")},
-    "cifar10": paper_datasets.CIFAR10,
-    "cifar100": paper_datasets.CIFAR100,
-    "pets": paper_datasets.PETS,
-    "flowers": paper_datasets.FLOWERS,
-    "vtab": paper_datasets.VTAB,
+    **{name: _TRANSFERS[name.split("_")[0]] for name in (*paper_finetune.RECIPES, *augreg_finetune.RECIPES)},
+    **paper_vtab.DATASETS,
 }
 
 

@@ -24,7 +24,9 @@ def smoke(job: TrainingJob) -> TrainingJob:
     return replace(
         job,
         model=_tiny(job.model, image_size=image_size),
-        data=replace(job.data, lanes=_LANES, window_blocks=2),
+        data=replace(
+            job.data, lanes=_LANES, window_blocks=2, augment=replace(job.data.augment, resize_pixels=0)
+        ),  # in proportion to the image
         evaluation=replace(
             job.evaluation, transform=replace(job.evaluation.transform, short_side=0)
         ),  # in proportion to the image

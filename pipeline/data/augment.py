@@ -7,11 +7,17 @@ rectangle inside the bounds, the whole image is taken. torchvision's RandomResiz
 uniform, the ratio is uniform in its logarithm, and tries that do not fit are discarded. At 375 x 500 the mean area is
 34 % of the image with the first, 42 % with the second. Both are here; the random numbers are ours in both.
 
-Evaluation resizes directly (vision_transformer) or resizes the short side and crops the centre.
+Two more crops cut a random square of the model's size out of a resized image, with every place equally likely:
+resize_crop out of a square ("Big Transfer", section 3.3; its input_pipeline_tf2_or_jax.py), short_side_crop out of an
+image whose short side was resized (big_vision, pp/ops_image.py: resize_small and random_crop).
+
+Evaluation resizes directly (vision_transformer) or resizes the short side and crops the centre (big_vision:
+resize_small and central_crop).
 
 The plain resize is OpenCV's INTER_LINEAR: half-pixel centres, torch's interpolate(antialias=False) within 1 grey level
 (its weights have 11 bits: on average 0.13 below). The antialiased one is Pillow's crop and resize(BILINEAR): equal to
-the bit up to Pillow 12; Pillow 13 resizes the height first if it shrinks more, and may differ by 1 grey level.
+the bit up to Pillow 12; Pillow 13 resizes the height first if it shrinks more, and may differ by 1 grey level. The
+area filter is in area_resize.py.
 """
 
 import math
@@ -22,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from pipeline.data.area_resize import area_resize
 from pipeline.data.config import AugmentConfig
 from pipeline.data.decode import Pixels
 from pipeline.evaluation_transform import EvaluationTransform
@@ -29,7 +36,13 @@ from shards.hashing import uniforms
 from shards.key_purposes import CROPS
 
 AUGMENT_VERSION = 2
-AUGMENT_LATER = {"antialias": False, "scaled_decode": True}  # later fields, with the values that earlier runs had
+AUGMENT_LATER = {  # later fields, with the values that earlier runs had
+    "antialias": False,
+    "scaled_decode": True,
+    "resize_pixels": 0,
+    "filter": "bilinear",
+    "exif": True,
+}
 _TRIES = 10  # torchvision's number; TensorFlow has 100, but only long, narrow images fail the first
 _DRAWS = 4 * _TRIES + 1
 
@@ -55,7 +68,7 @@ def draws_of(sample_ids: NDArray[np.int64], epochs: NDArray[np.int64], *, seed: 
 
 
 def draw_crop(height: int, width: int, draws: NDArray[np.float64], *, config: AugmentConfig) -> Crop:
-    """The crop of an image of this size."""
+    """The crop of an image of this size: all of it where the random part is cut only after the resize."""
     flip = config.flip and float(draws[-1]) < 0.5
     if config.crop == "random_resized":
         return _random_resized_crop(height, width, draws, config=config, flip=flip)
@@ -115,23 +128,57 @@ class Viewport:
     left: int = 0
     is_mirrored: bool = False
     is_antialiased: bool = False
+    is_area: bool = False
+
+
+def training_viewport(crop: Crop, draws: NDArray[np.float64], *, config: AugmentConfig, size: int) -> Viewport:
+    """The viewport on a crop that was drawn with the same draws: all of it, or a random square of the resized image."""
+    height, width = size, size
+    least = max(size, config.resize_pixels or round(size * 448 / 384))
+    if config.crop == "resize_crop":
+        height, width = least, least
+    elif config.crop == "short_side_crop":
+        height, width = short_side_resized(crop.height, crop.width, short_side=least)
+    top_draw, left_draw = draws[2:4].tolist()  # as inception's first try
+    return Viewport(
+        height=height,
+        width=width,
+        top=int(top_draw * (height - size + 1)),
+        left=int(left_draw * (width - size + 1)),
+        is_mirrored=crop.flip,
+        is_antialiased=config.antialias,
+        is_area=config.filter == "area",
+    )
+
+
+def short_side_resized(height: int, width: int, *, short_side: int) -> tuple[int, int]:
+    """(height, width) of an image whose short side is resized to `short_side`, as big_vision's resize_small rounds the
+    other one: in fp32, halves to even."""
+    factor = np.float32(short_side) / np.float32(min(height, width))
+    resized = [max(short_side, int(np.rint(np.float32(side) * factor))) for side in (height, width)]
+    return resized[0], resized[1]
 
 
 def evaluation_viewport(height: int, width: int, transform: EvaluationTransform, *, size: int) -> Viewport:
     """The viewport of the evaluation transform on a whole image of height x width pixels."""
+    is_area = transform.filter == "area"
     if transform.mode == "resize":
-        return Viewport(height=size, width=size, is_antialiased=transform.antialias)
+        return Viewport(height=size, width=size, is_antialiased=transform.antialias, is_area=is_area)
     short = max(size, transform.short_side or round(size * 256 / 224))
-    scale = short / min(height, width)
-    height, width = max(size, round(height * scale)), max(size, round(width * scale))
+    height, width = short_side_resized(height, width, short_side=short)
     top, left = (height - size) // 2, (width - size) // 2
-    return Viewport(height=height, width=width, top=top, left=left, is_antialiased=transform.antialias)
+    return Viewport(height=height, width=width, top=top, left=left, is_antialiased=transform.antialias, is_area=is_area)
 
 
 def show(pixels: Pixels, viewport: Viewport, *, out: Pixels) -> None:
     """Resizes, cuts and mirrors the pixels of a crop into `out`, uint8[height, width, 3]."""
-    resized = _resize_antialiased(pixels, viewport) if viewport.is_antialiased else _resize_plain(pixels, viewport)
-    shown = resized[viewport.top : viewport.top + out.shape[0], viewport.left : viewport.left + out.shape[1]]
+    rows = slice(viewport.top, viewport.top + out.shape[0])
+    columns = slice(viewport.left, viewport.left + out.shape[1])
+    if viewport.is_area:
+        shown = area_resize(pixels, (viewport.height, viewport.width), rows=rows, columns=columns)
+    else:
+        resize = _resize_antialiased if viewport.is_antialiased else _resize_plain
+        shown = resize(pixels, viewport)[rows, columns]
     if viewport.is_mirrored:
         cv2.flip(shown, 1, dst=out)  # numpy, copying pixels backwards, would take a third of the time of a decode
     else:

@@ -6,6 +6,7 @@ Configurations only: the command line reads them without loading torch, OpenCV o
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from pipeline.evaluation_transform import ResizeFilter, refuse_antialiased_area
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 from shards.read_config import ReadConfig
@@ -19,8 +20,13 @@ DRAWS_PER_OP = 4  # uniform draws of one RandAugment operation
 class AugmentConfig:
     """How a training image is cropped, resized and mirrored."""
 
-    crop: Literal["inception", "random_resized", "none"] = "inception"
-    """How the crop is drawn: inception (the paper's), random_resized (torchvision's), or none (a plain resize)."""
+    crop: Literal["inception", "random_resized", "resize_crop", "short_side_crop", "none"] = "inception"
+    """How the crop is drawn: inception (the paper's code), random_resized (torchvision's), resize_crop (BiT's: resize
+    to a square, then cut a random square out of it), short_side_crop (big_vision's resmall_crop: the same, but the
+    aspect ratio stays), or none (a plain resize)."""
+    resize_pixels: Annotated[int, Range(0, zero="448/384 of the model's size")] = 0
+    """Pixels to which resize_crop resizes both sides, and short_side_crop the short side, before the random crop; at
+    least the model's size; 0: 448/384 of it, as BiT and big_vision have it."""
     min_area: Annotated[float, Range(above=0, most=1)] = 0.05
     """Smallest crop, as a share of the image's area."""
     max_area: Annotated[float, Range(above=0, most=1)] = 1.0
@@ -33,12 +39,18 @@ class AugmentConfig:
     """Mirror half of the images, left to right."""
     antialias: bool = False
     """Average over all pixels that an output pixel covers, as Pillow and torchvision do; the paper's code does not."""
+    filter: ResizeFilter = "bilinear"
+    """How the crop is resized: bilinear, or area (big_vision's before short_side_crop: the average of all pixels that
+    an output pixel covers; enlarged images get blocks)."""
+    exif: bool = True
+    """Turn images upright by their EXIF orientation, as most loaders do; the paper's code does not."""
     scaled_decode: bool = True
     """Decode large JPEGs at 1/2, 1/4 or 1/8 of their size if the crop still has at least the model's size: faster, and
     slightly smoother (by 3 grey levels on average, on photographs of 1600 x 1200)."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="data.augment.")
+        refuse_antialiased_area(antialias=self.antialias, resize_filter=self.filter, where="data.augment.")
         for what in ("area", "ratio"):
             least, most = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
             if least > most:

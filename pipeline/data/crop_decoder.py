@@ -62,7 +62,8 @@ class CropDecoder:
     def fill(self, data: bytes | memoryview, plan: ViewPlan, *, out: Pixels) -> bool:
         """The planned view of a JPEG into `out`, uint8[height, width, 3].
 
-        False, with anything in `out`, if the other decoder must try: damage, another size, a rare kind of JPEG.
+        False, with anything in `out`, if the other decoder must try: damage, another size, a rare kind of JPEG, the
+        area filter, which the library does not know.
         Releases the interpreter lock; any number of threads may call it at once.
         """
         box, turn, viewport, (height, width) = plan.box, plan.turn, plan.viewport, out.shape[:2]
@@ -70,6 +71,8 @@ class CropDecoder:
             raise ValueError(f"out is {out.dtype}{list(out.shape)}; needed is a contiguous uint8[height, width, 3]")
         if not (0 <= viewport.top <= viewport.height - height and 0 <= viewport.left <= viewport.width - width):
             raise ValueError(f"{height} x {width} pixels are not inside of {viewport}")
+        if viewport.is_area:
+            return False
         encoded = np.frombuffer(data, dtype=np.uint8)
         request = _Request(
             *(plan.stored_height, plan.stored_width, plan.denominator),

@@ -17,12 +17,13 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from pipeline.data.augment import Crop, Viewport, draw_crop, evaluation_viewport, show
+from pipeline.data.augment import Crop, Viewport, draw_crop, evaluation_viewport, show, training_viewport
 from pipeline.data.config import AugmentConfig
 from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, turn_of, turned
 from pipeline.data.view_plan import ViewPlan, largest_denominator, plan_view
 from pipeline.evaluation_transform import EvaluationTransform
+from shards.orientation import UPRIGHT, Turn
 
 _LOG = logging.getLogger(__name__)
 _TRIAL_SIZE = (75, 101)
@@ -46,20 +47,24 @@ def train_view(
     sample: Encoded, draws: NDArray[np.float64], *, config: AugmentConfig, out: Pixels, use_library: bool = True
 ) -> None:
     """The crop that the sample's draws choose, into `out`, uint8[size, size, 3]. Raises DecodeError."""
-    size, (height, width) = out.shape[0], _upright_size(sample)
+    turn = _turn(sample, exif=config.exif)
+    height, width = _seen_size(sample, turn)
     crop = draw_crop(height, width, draws, config=config)
-    viewport = Viewport(height=size, width=size, is_mirrored=crop.flip, is_antialiased=config.antialias)
+    viewport = training_viewport(crop, draws, config=config, size=out.shape[0])
     may_scale = config.scaled_decode and sample.data is not None and is_jpeg(sample.data)
-    denominator = largest_denominator(crop, height=size, width=size) if may_scale else 1
-    _fill(sample, crop, viewport, denominator, out=out, use_library=use_library)
+    denominator = largest_denominator(crop, height=viewport.height, width=viewport.width) if may_scale else 1
+    plan = plan_view((sample.height, sample.width), turn, crop, viewport, denominator=denominator)
+    _fill(sample, plan, out=out, use_library=use_library)
 
 
 def evaluation_view(sample: Encoded, transform: EvaluationTransform, *, out: Pixels, use_library: bool = True) -> None:
     """The evaluation transform of a sample into `out`, uint8[size, size, 3]; no scaled decode. Raises DecodeError."""
-    height, width = _upright_size(sample)
+    turn = _turn(sample, exif=transform.exif)
+    height, width = _seen_size(sample, turn)
     whole = Crop(top=0, left=0, height=height, width=width, flip=False)
     viewport = evaluation_viewport(height, width, transform, size=out.shape[0])
-    _fill(sample, whole, viewport, 1, out=out, use_library=use_library)
+    plan = plan_view((sample.height, sample.width), turn, whole, viewport, denominator=1)
+    _fill(sample, plan, out=out, use_library=use_library)
 
 
 def evaluation_view_of_pixels(pixels: Pixels, transform: EvaluationTransform, *, out: Pixels) -> None:
@@ -96,16 +101,19 @@ def checked_decoder(path: Path) -> CropDecoder | None:
     return decoder
 
 
-def _upright_size(sample: Encoded) -> tuple[int, int]:
-    is_exchanged = turn_of(sample.orientation).is_exchanged
-    return (sample.width, sample.height) if is_exchanged else (sample.height, sample.width)
+def _turn(sample: Encoded, *, exif: bool) -> Turn:
+    """How the stored pixels are turned: by the index's orientation, or not at all."""
+    return turn_of(sample.orientation if exif else UPRIGHT)
 
 
-def _fill(sample: Encoded, crop: Crop, viewport: Viewport, denominator: int, *, out: Pixels, use_library: bool) -> None:
-    turn, data = turn_of(sample.orientation), sample.data
+def _seen_size(sample: Encoded, turn: Turn) -> tuple[int, int]:
+    return (sample.width, sample.height) if turn.is_exchanged else (sample.height, sample.width)
+
+
+def _fill(sample: Encoded, plan: ViewPlan, *, out: Pixels, use_library: bool) -> None:
+    data = sample.data
     if data is None:
         raise DecodeError("there are no bytes to decode")
-    plan = plan_view((sample.height, sample.width), turn, crop, viewport, denominator=denominator)
     decoder = crop_decoder() if use_library and is_jpeg(data) else None
     if decoder is None or not decoder.fill(data, plan, out=out):
         _fill_from_all(data, plan, out=out)

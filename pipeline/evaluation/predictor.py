@@ -9,7 +9,7 @@ B images of H x W pixels, K classes.
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -93,7 +93,8 @@ class Predictor:
         out = np.zeros((self.config.image_size, self.config.image_size, 3), dtype=np.uint8)
         if isinstance(image, str | os.PathLike):
             try:
-                evaluation_view(read_image_file(Path(image)), self.usage.transform, out=out)
+                upright = replace(self.usage.transform, exif=True)  # whatever the run's evaluation did
+                evaluation_view(read_image_file(Path(image)), upright, out=out)
             except (ImageRefusedError, DecodeError) as error:
                 raise UserError(f"{os.fspath(image)}: {error}") from error
         else:

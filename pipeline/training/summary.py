@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.checkpoints.json_lines import Line, is_number, is_step, read_lines
 from pipeline.data.transform import crop_decoder
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.config import TrainingJob
 from pipeline.training.metrics import METRICS_FILE
@@ -120,4 +121,15 @@ def next_command(job: TrainingJob, weights: Path) -> list[str]:
     beside = job.data.url.rstrip("/") + "-test"
     url = beside if job.data.url and ("://" in beside or Path(beside).is_dir()) else "URL"
     loss = [] if job.loss == "softmax" else ["--loss", job.loss]
-    return ["patchline", "evaluate", job.evaluation.transform.mode, "--weights", str(weights), "--data.url", url, *loss]
+    transform = job.evaluation.transform
+    words = ["patchline", "evaluate", transform.mode, "--weights", str(weights), "--data.url", url, *loss]
+    return [*words, *_transform_flags(transform)]
+
+
+def _transform_flags(transform: EvaluationTransform) -> list[str]:
+    """What the run's own evaluation has otherwise than `evaluate resize` or `evaluate central_crop`, as flags."""
+    usual = "area" if transform.mode == "central_crop" else "bilinear"
+    flags = ["--data.transform.short-side", str(transform.short_side)] if transform.short_side else []
+    flags += ["--data.transform.filter", transform.filter] if transform.filter != usual else []
+    flags += ["--data.transform.antialias"] if transform.antialias else []
+    return [*flags, *([] if transform.exif else ["--data.transform.no-exif"])]

@@ -25,6 +25,7 @@ def test_every_field_is_in_the_example() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("options: ['--export=ALL,HF_TOKEN=abc']", "options sets HF_TOKEN"),
         ("setup: [export HF_TOKEN=abc]", "setup sets HF_TOKEN, and would be written to scripts"),
         ("command: [env, AWS_SECRET_ACCESS_KEY=abc, patchline]", "command sets AWS_SECRET_ACCESS_KEY"),
         ("partition: 'gpu --wrap=id'", "partition is 'gpu --wrap=id'; allowed: letters"),

@@ -64,6 +64,13 @@ def test_values_are_shown_with_their_units() -> None:
     assert "--data.augment.flip Mirror half of the images, left to right. [off]" in text
 
 
+def test_choices_that_do_not_fit_beside_their_flag_are_below_it() -> None:
+    text = page("pretrain", "digits_smoke", everything=True, width=80)
+    choices = "{inception,random_resized,resize_crop,short_side_crop,none}"
+    assert f"  --data.augment.crop\n      {choices}\n" in text
+    assert f"  --data.augment.crop {choices}\n" in page("pretrain", "digits_smoke", everything=True, width=100)
+
+
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "completion"])
 def test_examples_are_commands_that_would_run(stage: str) -> None:
     for example in STAGES[stage].examples:

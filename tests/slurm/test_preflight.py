@@ -29,7 +29,8 @@ def preflight(cluster: SlurmCluster, *words: str) -> tuple[int, dict[str, dict[s
 
 def test_a_cluster_that_is_well(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Files go from node to node, and all nodes exchange numbers; nothing stays in the folder."""
-    words = (settings_in(tmp_path), f"--run-dir={slurm_cluster.folder}", "--nodes=2", "--deep", "--wait-seconds=120")
+    bare = settings_in(tmp_path, "options: [--export=NONE]")
+    words = (bare, f"--run-dir={slurm_cluster.folder}", "--nodes=2", "--deep", "--wait-seconds=120")
     code, found = preflight(slurm_cluster, *words)
     assert code == 0, found
     assert found["partition"]["value"] == "main is up"

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.data.augment import Crop, Viewport, draw_crop, draws_of, evaluation_viewport, show
+from pipeline.data.augment import (
+    Crop,
+    Viewport,
+    draw_crop,
+    draws_of,
+    evaluation_viewport,
+    short_side_resized,
+    show,
+    training_viewport,
+)
 from pipeline.data.config import AugmentConfig
 from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
@@ -246,6 +255,80 @@ def test_evaluation_windows(
     assert evaluation_viewport(*size, transform, size=56) == viewport
     antialiased = replace(viewport, is_antialiased=True)
     assert evaluation_viewport(*size, replace(transform, antialias=True), size=56) == antialiased
+    area = replace(viewport, is_area=True)
+    assert evaluation_viewport(*size, replace(transform, filter="area"), size=56) == area
+
+
+LATE_CROPS = (AugmentConfig(crop="resize_crop"), AugmentConfig(crop="short_side_crop"))
+
+
+@settings(max_examples=200)
+@given(
+    height=st.integers(1, 700),
+    width=st.integers(1, 700),
+    sample=st.integers(0, 2**40),
+    size=st.sampled_from((1, 8, 48, 384)),
+    resize_pixels=st.sampled_from((0, 7, 60, 448)),
+    config=st.sampled_from(LATE_CROPS),
+)
+def test_a_crop_after_the_resize_is_a_square_inside_of_it(
+    height: int, width: int, sample: int, size: int, resize_pixels: int, config: AugmentConfig
+) -> None:
+    config, draws = replace(config, resize_pixels=resize_pixels), one_draw(sample)
+    crop = draw_crop(height, width, draws, config=config)
+    assert (crop.top, crop.left, crop.height, crop.width) == (0, 0, height, width)
+    viewport = training_viewport(crop, draws, config=config, size=size)
+    least = max(size, resize_pixels or round(size * 448 / 384))
+    assert min(viewport.height, viewport.width) == least
+    assert 0 <= viewport.top <= viewport.height - size
+    assert 0 <= viewport.left <= viewport.width - size
+    assert viewport.is_mirrored == crop.flip
+    if config.crop == "resize_crop":
+        assert viewport.height == viewport.width
+    elif height <= width:
+        assert viewport.width == pytest.approx(width * least / height, abs=0.51)
+    else:
+        assert viewport.height == pytest.approx(height * least / width, abs=0.51)
+
+
+@pytest.mark.parametrize("config", LATE_CROPS, ids=lambda config: config.crop)
+def test_every_place_of_a_crop_after_the_resize_is_equally_likely(config: AugmentConfig) -> None:
+    """40 x 60 pixels, of which 12 x 12 are cut out of 14 x 14 or 14 x 21: 3 x 3 or 3 x 10 places."""
+    draws = draws_of(np.arange(9000), np.zeros(9000, dtype=np.int64), seed=8)
+    crops = [draw_crop(40, 60, row, config=config) for row in draws]
+    views = [training_viewport(crop, row, config=config, size=12) for crop, row in zip(crops, draws, strict=True)]
+    across = 3 if config.crop == "resize_crop" else 10
+    places = np.zeros((3, across, 2))
+    for view in views:
+        places[view.top, view.left, int(view.is_mirrored)] += 1
+    expected = 9000 / places.size
+    assert ((places - expected) ** 2 / expected).sum() < places.size + 5 * np.sqrt(2 * places.size), "chi squared"
+
+
+@pytest.mark.parametrize(
+    ("size", "short_side", "expected"),
+    [
+        pytest.param((375, 500), 448, (448, 597), id="597.33"),
+        pytest.param((500, 375), 256, (341, 256), id="341.33"),
+        pytest.param((384, 387), 448, (448, 451), id="451.5 is a little less in TensorFlow's fp32"),
+        pytest.param((104, 143), 604, (604, 831), id="830.5 is a little more"),
+        pytest.param((32, 32), 448, (448, 448), id="CIFAR"),
+        pytest.param((1, 5000), 448, (448, 2_240_000), id="a line"),
+        pytest.param((5000, 1), 48, (240_000, 48), id="a column"),
+    ],
+)
+def test_the_short_side_is_exact_and_the_other_is_rounded_as_in_tensorflow(
+    size: tuple[int, int], short_side: int, expected: tuple[int, int]
+) -> None:
+    assert short_side_resized(*size, short_side=short_side) == expected
+
+
+def test_the_crops_before_a_resize_show_all_of_themselves() -> None:
+    for config in (*CONFIGS, AugmentConfig(crop="none")):
+        draws = one_draw(3)
+        crop = draw_crop(90, 80, draws, config=config)
+        shown_all = Viewport(height=24, width=24, is_mirrored=crop.flip)
+        assert training_viewport(crop, draws, config=config, size=24) == shown_all
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.data.config import DataConfig
+from pipeline.data.config import AugmentConfig, DataConfig
 from shards.errors import UserError
 
 
@@ -26,3 +26,19 @@ from shards.errors import UserError
 def test_what_can_not_work_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         replace(DataConfig(url="a"), **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"resize_pixels": -1},
+            r"^data.augment.resize_pixels is -1; allowed: 0 \(448/384 of the model's size\) or more$",
+        ),
+        ({"filter": "box"}, "^data.augment.filter is 'box'; allowed: "),
+        ({"filter": "area", "antialias": True}, "^data.augment.antialias is on with data.augment.filter area"),
+    ],
+)
+def test_an_augmentation_that_can_not_work_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        AugmentConfig(**change)

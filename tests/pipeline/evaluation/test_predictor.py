@@ -65,6 +65,20 @@ def test_logits_are_those_of_an_evaluation(tmp_path: Path, digits_url: str, tran
     assert chosen == [LABELS[number] for number in evaluated.argmax(dim=1).tolist()]
 
 
+def test_a_photograph_is_turned_upright_even_if_the_runs_evaluation_did_not(tmp_path: Path) -> None:
+    image = Image.fromarray(np.random.default_rng(2).integers(0, 256, size=(40, 60, 3), dtype=np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "turned.png", exif=exif)
+    image.save(tmp_path / "stored.png")
+    for said in (True, False):
+        usage = Usage(transform=EvaluationTransform(exif=said))
+        predictor = load_model(saved(tmp_path / str(said), usage), device="cpu")
+        upright = predictor.view(image.transpose(Image.Transpose.ROTATE_270))
+        assert np.array_equal(predictor.view(tmp_path / "turned.png"), upright)
+        assert not np.array_equal(predictor.view(tmp_path / "stored.png"), upright)
+
+
 def test_probabilities_of_softmax_add_up_to_1(predictor: Predictor) -> None:
     logits_BK = torch.tensor([[1.0, 3.0, *[0.0] * 8]])
     ranked = predictor.ranked(logits_BK, top=20)[0]

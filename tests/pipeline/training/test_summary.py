@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from jobs.cli import _overridden
 from jobs.recipes.pretrain import digits_smoke
+from jobs.submitted import job_of_words
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.training.batch_plan import plan_batch
 from pipeline.training.config import InitialConfig, TrainingJob
 from pipeline.training.summary import (
@@ -130,6 +133,31 @@ def test_a_run_without_scores_is_to_be_evaluated(tmp_path: Path, monkeypatch: py
     assert next_command(replace(job(), data=DataConfig(url="elsewhere")), Path("w"))[-1] == "URL", "nothing is there"
     remote = replace(job(), data=DataConfig(url="s3://bucket/digits"))
     assert next_command(remote, Path("w"))[-1] == "s3://bucket/digits-test", "asking would take time"
+
+
+@pytest.mark.parametrize(
+    ("transform", "flags"),
+    [
+        pytest.param(EvaluationTransform(), [], id="evaluate resize"),
+        pytest.param(EvaluationTransform(mode="central_crop", filter="area"), [], id="evaluate central_crop"),
+        pytest.param(
+            EvaluationTransform(mode="central_crop", filter="area", short_side=448, exif=False),
+            ["--data.transform.short-side", "448", "--data.transform.no-exif"],
+            id="big_vision's transfer",
+        ),
+        pytest.param(
+            EvaluationTransform(mode="central_crop", antialias=True),
+            ["--data.transform.filter", "bilinear", "--data.transform.antialias"],
+            id="as torchvision does",
+        ),
+    ],
+)
+def test_the_next_evaluation_is_the_runs_own(transform: EvaluationTransform, flags: list[str]) -> None:
+    run = replace(job(), evaluation=EvaluationConfig(transform=transform), data=DataConfig(url="elsewhere"))
+    found = next_command(run, Path("w"))
+    assert found == ["patchline", "evaluate", transform.mode, "--weights", "w", "--data.url", "URL", *flags]
+    shown = job_of_words(found[1:], _overridden)
+    assert shown.data.transform == transform
 
 
 def test_scores_are_read_without_a_half_written_line(tmp_path: Path) -> None:
