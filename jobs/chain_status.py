@@ -112,7 +112,7 @@ def num_tasks(job: str) -> int:
 def _said_of(numbers: Sequence[int], environ: Mapping[str, str]) -> list[Finding]:
     found = []
     for number in numbers:
-        if job := facts_of(number, environ):
+        if job := facts_of(str(number), environ):
             said = finding_of(job)
             found.append(Finding(words=f"job {number}: {said.words}", todo=said.todo))
     return found
@@ -122,7 +122,8 @@ def runs_of(folder: Path) -> list[Path]:
     """The run directories of its training steps that are there."""
     plan = read_plan_of(state_folder(str(folder)))
     found = [Path(run_dir) for unit in plan.units for run_dir in unit.run_dirs() if run_dir]
-    return [path for path in (Path(plan.chdir) / one for one in found) if (path / "job.yaml").exists()]
+    there = [Path(plan.chdir) / one for one in found]
+    return [path for path in there if (path / "job.yaml").exists() or (path / "submit").exists()]
 
 
 def lines_of(status: ChainStatus, *, columns: int) -> list[str]:

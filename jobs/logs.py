@@ -2,14 +2,16 @@
 
 import logging
 import re
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.ask_run import facts_at
+from jobs.run_logs import asked_log
 from jobs.screen import put
+from jobs.status import refuse_no_run
 from pipeline.checkpoints.line_tail import read_tail
 from shards.config_values import shown_value, whole_number
 from shards.errors import InvalidDataError, UserError
@@ -33,14 +35,17 @@ class Wish:
     follows: bool = False
 
 
-def run(words: list[str]) -> int:
+def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     """Prints the lines, control characters escaped; with --follow until Ctrl-C. UserError if there is no log."""
     wish = wish_of(words)
-    facts_at(wish.run_dir)
-    path = newest_log(wish.run_dir)
+    refuse_no_run(wish.run_dir)
+    path = asked_log(wish.run_dir, environ)
     if path is None:
-        where = printable_name(str(wish.run_dir / "submit"))
-        raise UserError(f"no log in {where}: it is there once a job of `patchline submit` has started")
+        folder = shlex.quote(str(wish.run_dir))
+        raise UserError(
+            f"no log of a job of {folder} is found: a job has one once it has started; "
+            f"`patchline status {folder}` says what its jobs wait for"
+        )
     try:
         tail = read_tail(path, most_bytes=_TAIL_BYTES)
     except (OSError, InvalidDataError) as error:
@@ -81,17 +86,6 @@ def wish_of(words: list[str]) -> Wish:
     return Wish(
         run_dir=Path(folders[0]), rank=None if rank < 0 else rank, num_lines=numbers["--lines"], follows=follows
     )
-
-
-def newest_log(run_dir: Path) -> Path | None:
-    """The log in RUN/submit that was written last; None if there is none."""
-    found = []
-    for path in (run_dir / "submit").glob("*.out"):
-        try:
-            found.append((path.stat().st_mtime, path))
-        except OSError:  # deleted meanwhile
-            continue
-    return max(found)[1] if found else None
 
 
 def shown(line: bytes) -> str:

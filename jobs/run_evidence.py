@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.logs import newest_log
 from jobs.queue_jobs import FINISHED, JobFacts, NodeFacts, nodes_in
 from jobs.record_leaves import read_leaves
 from jobs.report_facts import ReportFacts, gather
+from jobs.run_logs import newest_log
 from jobs.status import jobs_of
 from pipeline.checkpoints.json_lines import Line, object_in
 from pipeline.checkpoints.line_tail import read_tail
@@ -52,7 +52,8 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All of a run's last try. `log`: its lines, at most 4 MiB; `log_name` is relative. `exits`: the first to end
+    """All of a run's last try. `log`: its lines, at most 4 MiB; `log_name` is relative
+    to the run's folder if it is there. `exits`: the first to end
     first. `beats`: of all ranks, with the age of each behind the newest in seconds. `last_try`: of tries.jsonl, and
     `try_number` its line. `stacks`: names of files. `missing`: fields and the local paths that are not there.
     `complaint`: why Slurm says nothing; `has_slurm`: whether it was asked."""
@@ -79,10 +80,10 @@ class Evidence:
 def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
     """Everything that the folder and Slurm, if it is here, say. UserError if there is no run."""
     facts = gather(run_dir)
-    path = newest_log(run_dir)
     last_try, number = _last_try(run_dir)
     has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
     jobs, nodes, complaint = _of_slurm(run_dir, last_try, environ) if has_slurm else ((), (), "")
+    path = newest_log(run_dir, jobs)
     free = None
     with suppress(OSError):
         free = shutil.disk_usage(run_dir).free
@@ -90,7 +91,7 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
     return Evidence(
         run_dir=run_dir,
         facts=facts,
-        log_name=f"submit/{path.name}" if path else "",
+        log_name=_name_in(run_dir, path) if path else "",
         log=_log(path) if path else (),
         exits=_exits(run_dir),
         beats=beats,
@@ -106,6 +107,10 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
         complaint=complaint,
         has_slurm=has_slurm,
     )
+
+
+def _name_in(run_dir: Path, path: Path) -> str:
+    return str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)
 
 
 def _of_slurm(

@@ -3,6 +3,7 @@ it."""
 
 import json
 import logging
+import shlex
 import shutil
 import sys
 import time
@@ -15,10 +16,11 @@ from typing import Any
 from jobs import exit_codes
 from jobs.chain_state import is_chain
 from jobs.chain_status import chain_json, lines_of, runs_of, status_of_chain
-from jobs.logs import newest_log
 from jobs.ls import Run, as_json, row_of, run_at
 from jobs.queue_jobs import JobFacts, facts_of, nodes_in, numbers_of
 from jobs.queue_reasons import Finding, finding_of, findings_of_nodes
+from jobs.run_chain import chain_tasks
+from jobs.run_logs import newest_log
 from jobs.run_table import table_of
 from jobs.screen import put
 from pipeline.checkpoints.line_tail import read_tail
@@ -91,6 +93,14 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
     return found
 
 
+def refuse_no_run(run_dir: Path) -> None:
+    """UserError for a folder that is neither a run nor one whose first job has not started yet."""
+    if not run_dir.is_dir() or not any((run_dir / name).exists() for name in ("job.yaml", "submit")):
+        hint = f"is a chain: name one of its runs, as `patchline status {shlex.quote(str(run_dir))}` lists them"
+        other = "is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
+        raise UserError(f"{str(run_dir)!r} {hint if is_chain(str(run_dir)) else other}")
+
+
 def _as_json(found: Run, status: Status) -> dict[str, Any]:
     findings = [asdict(finding) for finding in status.findings]
     return as_json(found) | {"jobs": [asdict(job) for job in status.jobs], "findings": findings}
@@ -106,17 +116,20 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
         findings.append(Finding(words=f"job {job.job}{starts}: {found.words}", todo=found.todo))
         if not job.is_finished and environ is not None:
             findings += findings_of_nodes(nodes_in(job.nodes, environ))
-    return Status(jobs=tuple(jobs), findings=(*_of_folder(run_dir), *findings))
+    return Status(jobs=tuple(jobs), findings=(*_of_folder(run_dir, jobs), *findings))
 
 
 def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
     """Those that wait or run, and the newest of the others."""
-    found = [facts_of(number, environ) for number in numbers_of(run_dir)[:_MOST_ASKED]]
-    known = [job for job in found if job]
-    return [job for place, job in enumerate(known) if place < _MOST_JOBS or not job.is_finished]
+    names = [str(number) for number in numbers_of(run_dir)[:_MOST_ASKED]]
+    logs = [path] if (path := newest_log(run_dir)) else []
+    names += [task.job for task in chain_tasks(run_dir, logs)[:_MOST_ASKED]]
+    known = {job.job: job for name in dict.fromkeys(names) if (job := facts_of(name, environ))}
+    found = sorted(known.values(), key=lambda job: int(job.job.partition("_")[0]), reverse=True)
+    return [job for place, job in enumerate(found) if place < _MOST_JOBS or not job.is_finished]
 
 
-def _of_folder(run_dir: Path) -> list[Finding]:
+def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
     """What its files say, of those that no table of runs shows."""
     found = []
     if (run_dir / "STOP").exists():
@@ -125,7 +138,7 @@ def _of_folder(run_dir: Path) -> list[Finding]:
     if (run_dir / "submit" / "gave-up").exists():
         todo = f"patchline report {run_dir} says why; once it is mended, submit again"
         found.append(Finding(words="has given up: tries in a row saved nothing new", todo=todo))
-    path = newest_log(run_dir)
+    path = newest_log(run_dir, jobs)
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None
         for said, words, todo in _FULL:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.logs import newest_log, shown
+from jobs.logs import shown
 from jobs.ls import Run, run_at
 from jobs.queue_reasons import Finding
+from jobs.run_logs import newest_log
 from jobs.screen import fitted, wrapped
 from jobs.status import Status
 from pipeline.checkpoints.json_lines import is_finite, is_step, object_in
@@ -67,7 +68,7 @@ def view_of(
     losses = [line["loss"] for line in lines if is_finite(line.get("loss"))]
     shares = [(last[key], words) for key, words in _SHARES if is_finite(last.get(key))]
     saved = [int(line["step"]) for line in _lines(run_dir / LEDGER)]
-    path = newest_log(run_dir)
+    path = newest_log(run_dir, status.jobs if status else ())
     return View(
         run=run,
         now=now,
