@@ -5,15 +5,17 @@ A cause is of the last try alone: what an earlier one died of was mended, or is 
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobs import exit_codes
 from jobs.queue_reasons import finding_of, findings_of_nodes
 from jobs.run_evidence import Ended, Evidence, LogLine
+from jobs.run_tries import try_words
 from pipeline.training.pulse import Phase
 from shards.quantities import duration
 
 _AGAIN = "the same command, or `patchline submit`, continues it"
+_SCRIPT = "stage.sbatch: "
 _LITTLE_BYTES = 1 << 30
 _SILENT_SECONDS = 60.0
 _OURS = re.compile(r"^ *(?:\d+: *)?(?:\d\d:\d\d:\d\d )?(?:rank \d+: )?(error: .+)")
@@ -87,9 +89,13 @@ def causes_of(found: Evidence) -> list[Cause]:
         causes += [*_of_log(found), *_of_ranks(found), *_of_heartbeats(found), *_of_data(found)]
     if state == "failed" and not any(cause.is_fault and cause.rank < 60 for cause in causes):
         causes += _of_silence(found)
+    if state == "never started":
+        causes += _of_script(found)
     if state not in ("done", "running"):
         causes += _of_stop(found)
     causes += _of_notes(found)
+    if job := found.next_job:  # nobody has to start it again
+        causes = [replace(cause, todo=cause.todo.replace(_AGAIN, f"job {job.job} continues it")) for cause in causes]
     first: dict[str, Cause] = {}
     for cause in sorted(causes, key=lambda one: one.rank):
         first.setdefault(cause.words, cause)
@@ -141,6 +147,14 @@ def _of_log(found: Evidence) -> Iterator[Cause]:
     elif fell:
         words, line = fell
         yield Cause(rank=26, words=f"a rank ended with {words}", evidence=_at(found, line), todo=_AGAIN)
+
+
+def _of_script(found: Evidence) -> Iterator[Cause]:
+    """Of a job that ended before its ranks had started: what the batch script said last is why."""
+    line = next((one for one in reversed(found.log) if one.text.startswith(_SCRIPT)), None)
+    if line and not found.exits and found.next_job is None:
+        words = f"its job ended before the ranks had started: {line.text.removeprefix(_SCRIPT).strip()[:400]}"
+        yield Cause(rank=18, words=words, evidence=_at(found, line))
 
 
 def _at(found: Evidence, line: LogLine) -> str:
@@ -245,15 +259,26 @@ def _of_silence(found: Evidence) -> Iterator[Cause]:
 def _of_stop(found: Evidence) -> Iterator[Cause]:
     by = next((beat.asked_by for beat, _ in found.beats if beat.asked_by), "")
     if found.last_try and not found.has_stop:
-        words = f"its last try ended as: {found.last_try['end']}"
+        words = f"its last try {try_words(found.last_try)}"
         evidence = f"submit/tries.jsonl:{found.try_number}"
         yield Cause(rank=70, words=words, evidence=evidence, todo=_AGAIN, is_fault=False)
     if found.facts.run.state == "stopped" and not found.has_stop:
         words = f"it was stopped{f' by {by}' if by else ''}, with its work saved"
         yield Cause(rank=40, words=words, evidence="ledger.jsonl: last line", todo=_AGAIN, is_fault=False)
     if found.facts.run.state == "never started":
-        words = "it has never started: only its record is there"
-        yield Cause(rank=75, words=words, evidence="job.yaml", todo="submit it, or see what its job waits for")
+        yield _of_unstarted(found)
+
+
+def _of_unstarted(found: Evidence) -> Cause:
+    evidence = "job.yaml" if found.facts.stage else "submit"
+    if job := found.next_job:
+        words = f"it has not started: job {job.job} is {job.state}"
+        return Cause(rank=75, words=words, evidence=f"scontrol show job {job.job}", is_fault=False)
+    if found.jobs or (found.has_slurm and not found.complaint):
+        words = "it has never started, and no job of it waits or runs"
+        return Cause(rank=75, words=words, evidence=evidence, todo="submit it; if its job has ended, see its log first")
+    words = f"it has never started: only its {'record' if found.facts.stage else 'folder submit'} is there"
+    return Cause(rank=75, words=words, evidence=evidence, todo="submit it, or see what its job waits for")
 
 
 def _of_notes(found: Evidence) -> Iterator[Cause]:

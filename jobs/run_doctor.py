@@ -24,6 +24,7 @@ def look_at(run_dir: Path, environ: Mapping[str, str], *, as_json: bool) -> int:
         line = {
             "run": str(run_dir),
             "state": found.facts.run.state,
+            "continued_by": found.next_job.job if found.next_job else None,
             "step": found.facts.run.step,
             "causes": [asdict(cause) for cause in causes],
         }
@@ -37,7 +38,9 @@ def text_of(found: Evidence, causes: Sequence[Cause], *, columns: int) -> str:
     """The causes with numbers, then what is worth knowing."""
     facts = found.facts
     step = f"{facts.run.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
-    lines = [f"{printable_name(facts.name)}: {facts.stage} of {facts.recipe.words()}, {facts.run.state}, step {step}"]
+    what = f"{facts.stage} of {facts.recipe.words()}, " if facts.stage else ""
+    where = f", step {step}" if facts.stage else ", no record yet"
+    lines = [f"{printable_name(facts.name)}: {what}{state_words(found)}{where}"]
     faults = [cause for cause in causes if cause.is_fault]
     lines += [] if faults else ["nothing is wrong"]
     for number, cause in enumerate(faults, 1):
@@ -48,6 +51,16 @@ def text_of(found: Evidence, causes: Sequence[Cause], *, columns: int) -> str:
     if not found.has_slurm:
         lines.append("no Slurm on this machine, so nothing is known of jobs")
     return "".join(f"{line}\n" for line in lines)
+
+
+def state_words(found: Evidence) -> str:
+    """The run's state, and which job continues a run that is not running."""
+    state, job = found.facts.run.state, found.next_job
+    if job is None or state in ("running", "done"):
+        return state
+    if state == "never started":
+        return "not started yet"
+    return f"{'ended by a fault' if state == 'failed' else state}, continued by job {job.job}"
 
 
 def _lines(cause: Cause, *, head: str, columns: int) -> list[str]:

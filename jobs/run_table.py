@@ -26,6 +26,8 @@ class Row:
     num_steps: int | None
     facts: RunFacts
     reasons: tuple[str, ...]
+    state: str = ""
+    """Shown instead of the state in `facts`."""
 
 
 def table_of(rows: Sequence[Row], *, now: float, columns: int) -> str:
@@ -50,7 +52,7 @@ def _cells(row: Row, now: float) -> Cells:
     return [
         printable_name(row.run),
         printable_name(row.recipe) or "-",
-        facts.state,
+        row.state or facts.state,
         f"{step or '0'}{steps}" if step or steps else "-",
         "-" if facts.loss is None else f"{facts.loss:.4f}" if _is_usual(facts.loss) else f"{facts.loss:.3g}",
         "-" if facts.accuracy is None else f"{facts.accuracy:.3f}",

@@ -22,6 +22,7 @@ from jobs.queue_reasons import Finding, finding_of, findings_of_nodes
 from jobs.run_chain import chain_tasks
 from jobs.run_logs import newest_log
 from jobs.run_table import table_of
+from jobs.run_tries import is_newest, last_try, try_words
 from jobs.screen import put
 from pipeline.checkpoints.line_tail import read_tail
 from shards.errors import InvalidDataError, UserError
@@ -30,6 +31,7 @@ from shards.terminal import columns_of
 log = logging.getLogger(__name__)
 USAGE = "patchline status [RUN|CHAIN ...] [--json]"
 _MOST_JOBS = 4  # of a run, the newest; those that wait or run are all shown
+_SAID_ALREADY = ("done", "gave up", "told to stop")
 _MOST_ASKED, _LOG_BYTES = 64, 1 << 16
 _FULL = (
     (b"No space left on device", "a disk is full", "delete what is not needed, and submit again if the run has ended"),
@@ -48,6 +50,11 @@ class Status:
 
     jobs: tuple[JobFacts, ...]
     findings: tuple[Finding, ...]
+
+    @property
+    def next_job(self) -> JobFacts | None:
+        """A job that waits or runs."""
+        return next((job for job in self.jobs if not job.is_finished), None)
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
@@ -68,7 +75,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     columns = columns_of(sys.stdout) or _PIPE_COLUMNS
     put("".join(f"{line}\n" for chain in chains for line in lines_of(chain, columns=columns)))
     if shown:
-        rows = [row_of(found, more=_lines(status)) for found, status in shown]
+        rows = [row_of(found, more=_lines(status), state=state_of(found, status)) for found, status in shown]
         put(table_of(rows, now=now, columns=columns))
     if not has_slurm:
         log.info("no Slurm on this machine, so nothing is known of jobs")
@@ -103,7 +110,14 @@ def refuse_no_run(run_dir: Path) -> None:
 
 def _as_json(found: Run, status: Status) -> dict[str, Any]:
     findings = [asdict(finding) for finding in status.findings]
-    return as_json(found) | {"jobs": [asdict(job) for job in status.jobs], "findings": findings}
+    of_jobs = {"continued_by": status.next_job.job if status.next_job else None, "jobs": list(map(asdict, status.jobs))}
+    return as_json(found) | of_jobs | {"findings": findings}
+
+
+def state_of(found: Run, status: Status) -> str:
+    """The run's state; `interrupted` of a run that a fault has ended, and that a job continues by itself."""
+    is_continued = found.facts.state == "failed" and status.next_job
+    return "interrupted" if is_continued else found.facts.state
 
 
 def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
@@ -133,11 +147,14 @@ def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
     """What its files say, of those that no table of runs shows."""
     found = []
     if (run_dir / "STOP").exists():
-        words = "is asked to stop, and stays stopped, by its file STOP"
-        found.append(Finding(words=words, todo=f"to continue: rm {run_dir / 'STOP'}, and submit again"))
+        words = "is asked to stop, and stays stopped, by its file STOP; to continue, delete it and submit again"
+        found.append(Finding(words=words, todo=f"rm {shlex.quote(str(run_dir / 'STOP'))}"))
     if (run_dir / "submit" / "gave-up").exists():
-        todo = f"patchline report {run_dir} says why; once it is mended, submit again"
-        found.append(Finding(words="has given up: tries in a row saved nothing new", todo=todo))
+        words = "has given up: tries in a row saved nothing new; once it is mended, submit again"
+        found.append(Finding(words=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
+    line, _ = last_try(run_dir)
+    if line and line["end"] not in _SAID_ALREADY and is_newest(run_dir, line):
+        found.append(Finding(words=f"its last try {try_words(line)}"))
     path = newest_log(run_dir, jobs)
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None

@@ -6,6 +6,7 @@ answer does not stop the picture.
 
 import os
 import select
+import shlex
 import shutil
 import sys
 import termios
@@ -17,9 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.ask_run import facts_at
 from jobs.screen import put
-from jobs.status import Status, status_of
+from jobs.status import Status, refuse_no_run, state_of, status_of
 from jobs.watch_view import View, drawn, view_of
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
@@ -29,6 +29,7 @@ from shards.terminal import columns_of, unescaped
 
 USAGE = "patchline watch RUN [--seconds N]"
 _SLURM_SECONDS, _LINE_SECONDS = 10.0, 30.0
+_ANSWER_SECONDS, _POLL_SECONDS = 15.0, 0.1  # without a terminal, for Slurm's first answer
 
 
 class Asked:
@@ -55,6 +56,11 @@ class Asked:
             self._future = self._pool.submit(lambda: status_of(self._run_dir, self._environ))
 
     @property
+    def is_open(self) -> bool:
+        """Whether Slurm has been asked, and nothing is known yet."""
+        return self._has_slurm and self.status is None and not self.complaint
+
+    @property
     def age(self) -> float:
         """Seconds since the last answer."""
         return time.monotonic() - self._at if self.status else 0.0
@@ -67,7 +73,10 @@ class Asked:
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     """Shows the run until the user leaves; without a terminal until it has ended. UserError for what is no run."""
     run_dir, seconds = _wish(words)
-    facts_at(run_dir)
+    refuse_no_run(run_dir)
+    if view_of(run_dir) is None:
+        words = f"patchline logs {shlex.quote(str(run_dir))}"
+        raise UserError(f"{str(run_dir)!r} is of a stage that has no steps to watch; `{words}` shows its log")
     asked = Asked(run_dir, environ)
     try:
         if columns_of(sys.stdout) and sys.stdin.isatty():
@@ -135,12 +144,16 @@ def _keys() -> Iterator[int]:
 
 
 def _tell(run_dir: Path, asked: Asked) -> None:
-    """A line now and then, for a log; ends with the run."""
+    """A line now and then, for a log; ends with the run, once no job of it waits or runs."""
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while asked.is_open and time.monotonic() < deadline:
+        asked.renew()
+        time.sleep(_POLL_SECONDS)
     while True:
         view = _view(run_dir, asked)
         if view:
             put(line_of(view) + "\n")
-            if view.run.facts.state != "running":
+            if view.run.facts.state != "running" and not (view.status and view.status.next_job):
                 return
         time.sleep(_LINE_SECONDS)
 
@@ -150,7 +163,7 @@ def line_of(view: View) -> str:
     facts = view.run.facts
     words = [
         time.strftime("%H:%M:%S", time.localtime(view.now)),
-        facts.state,
+        state_of(view.run, view.status) if view.status else facts.state,
         f"step {facts.step or 0:,}" + (f"/{view.run.num_steps:,}" if view.run.num_steps else ""),
         "" if facts.loss is None else f"loss {facts.loss:.4g}",
         "" if facts.images_per_second is None else f"{facts.images_per_second:,.0f} images/s",

@@ -12,7 +12,7 @@ from jobs.ls import Run, run_at
 from jobs.queue_reasons import Finding
 from jobs.run_logs import newest_log
 from jobs.screen import fitted, wrapped
-from jobs.status import Status
+from jobs.status import Status, state_of
 from pipeline.checkpoints.json_lines import is_finite, is_step, object_in
 from pipeline.checkpoints.line_tail import read_tail
 from pipeline.training.run_facts import LEDGER, METRICS
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FINDINGS = "guard.jsonl"  # as in findings.py
 _TAIL_BYTES, _LOG_BYTES = 1 << 16, 1 << 14
 _BARS = "▁▂▃▄▅▆▇█"
-_COLOURS = {"running": "green", "done": "green", "failed": "red", "stopped": "yellow", "never started": "yellow"}
+_COLOURS = {"running": "green", "done": "green", "failed": "red"}  # the others are yellow
 _SHARES = (("perf/mfu", "MFU"), ("perf/mfu_of_measured_peak", "of measured peak"))
 _LATE_SECONDS = 60.0
 _MOST_LOG = 200
@@ -137,8 +137,9 @@ def _head(view: View, columns: int) -> "list[Text]":
     run, facts = view.run, view.run.facts
     name = f"{printable_name(run.path)}  {printable_name(run.recipe.words()) if run.recipe else ''}"
     clock_now = time.strftime("%H:%M:%S", time.localtime(view.now))
-    first = _text(fitted(name, max(1, columns - len(facts.state) - len(clock_now) - 4)), "bold")
-    first.append(f"  {facts.state}", style=_COLOURS.get(facts.state, ""))
+    state = state_of(run, view.status) if view.status else facts.state
+    first = _text(fitted(name, max(1, columns - len(state) - len(clock_now) - 4)), "bold")
+    first.append(f"  {state}", style=_COLOURS.get(state, "yellow"))
     first.append(clock_now.rjust(max(1, columns - first.cell_len)))
     numbers = [
         "" if facts.loss is None else f"loss {facts.loss:.4g}",

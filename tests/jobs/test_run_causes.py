@@ -47,6 +47,13 @@ def first_of(found: Evidence) -> tuple[str, str, str]:
     return one.words, one.evidence, one.todo
 
 
+def test_what_the_batch_script_refused(tmp_path: Path) -> None:
+    write_log(tmp_path, "a line of the site", "stage.sbatch: no command patchline on n1: set PATCHLINE to yours")
+    words, evidence, _ = first_of(evidence_of(tmp_path, NO_SLURM))
+    assert words == "its job ended before the ranks had started: no command patchline on n1: set PATCHLINE to yours"
+    assert evidence.startswith("submit/x-12.out:2: stage.sbatch: no command")
+
+
 @pytest.mark.parametrize(
     ("line", "words", "todo"),
     [
