@@ -138,7 +138,7 @@ def _name_of(known: Mapping[str, str]) -> str:
     array, task = known.get("ArrayJobId", ""), known.get("ArrayTaskId", "")
     if not array or not task:
         return known["JobId"]
-    return f"{array}_{task}" if task.isdecimal() else f"{array}_[{task}]"
+    return f"{array}_{task}" if task.isdecimal() else f"{array}_[{task.partition('%')[0]}]"
 
 
 def nodes_in(nodes: str, environ: Mapping[str, str]) -> list[NodeFacts]:

@@ -4,6 +4,7 @@ A cause is of the last try alone: what an earlier one died of was mended, or is 
 """
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -104,8 +105,8 @@ def causes_of(found: Evidence) -> list[Cause]:
 
 def _of_folder(found: Evidence) -> Iterator[Cause]:
     if found.has_stop and found.facts.run.state != "done":
-        words, path = "it was asked to stop, and stays stopped while the file STOP is there", found.run_dir / "STOP"
-        yield Cause(rank=0, words=words, evidence="STOP", todo=f"rm {path}, then {_AGAIN}")
+        words = "it was asked to stop, and stays stopped while the file STOP is there; without it, submit again"
+        yield Cause(rank=0, words=words, evidence="STOP", todo=f"rm {shlex.quote(str(found.run_dir / 'STOP'))}")
     if found.has_given_up:
         words = "it has given up: tries in a row saved nothing new; the causes around this line say why"
         yield Cause(rank=50, words=words, evidence="submit/gave-up", todo=f"once that is mended, {_AGAIN}")
@@ -116,7 +117,7 @@ def _of_queue(found: Evidence) -> Iterator[Cause]:
     for at, job in enumerate(found.jobs):
         if job.is_finished and at > 0:
             continue
-        one, asked = finding_of(job), f"scontrol show job {job.job}"
+        one, asked = finding_of(job, run_dir=str(found.run_dir)), f"scontrol show job {job.job}"
         is_fault = bool(one.todo) and not (job.is_finished and found.facts.run.state in ("done", "running"))
         rank = 2 if job.state == "PENDING" else 20
         yield Cause(
@@ -224,14 +225,19 @@ def _of_heartbeats(found: Evidence) -> Iterator[Cause]:
 def _of_data(found: Evidence) -> Iterator[Cause]:
     for field, path in found.missing:
         words = f"--{field.replace('_', '-')} is {path!r}, and nothing is there"
-        todo = f"ls -d {path}; mount or pack it, or give the right path, then {_AGAIN}"
+        todo = f"`ls -d {shlex.quote(path)}`; mount or pack it, or give the right path, then {_AGAIN}"
         yield Cause(rank=9, words=words, evidence=f"job.yaml: {field}", todo=todo)
 
 
 def _of_disk(found: Evidence) -> Iterator[Cause]:
     if found.free_bytes is not None and found.free_bytes < _LITTLE_BYTES and found.facts.run.state != "done":
         words = f"the disk of its folder has {found.free_bytes / 1e6:,.0f} MB left"
-        yield Cause(rank=30, words=words, evidence=f"df -h {found.run_dir}", todo="make room before it saves again")
+        yield Cause(
+            rank=30,
+            words=words,
+            evidence=f"df -h {shlex.quote(str(found.run_dir))}",
+            todo="make room before it saves again",
+        )
 
 
 def _of_guard(found: Evidence) -> Iterator[Cause]:

@@ -57,6 +57,7 @@ def _of_unit(unit: Unit, number: int, jobs: Sequence[ChainJob], state: Path) -> 
     their number."""
     name = f"{unit.name}-{chain_comment(state)[-8:]}" if unit.links > 1 else unit.name
     for job in jobs:
-        if job.unit == unit.name and job.kind == _KIND and job.job > 0 and number in job.tasks:
+        is_of = unit.num_tasks == 1 or number in job.tasks
+        if job.unit == unit.name and job.kind == _KIND and job.job > 0 and is_of:
             shown = f"{job.job}_{number}" if unit.num_tasks > 1 else f"{job.job}"
             yield ChainTask(job=shown, log=state / "jobs" / f"{name}-{shown}.out")

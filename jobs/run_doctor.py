@@ -9,10 +9,10 @@ from pathlib import Path
 from jobs import exit_codes
 from jobs.run_causes import Cause, causes_of
 from jobs.run_evidence import Evidence, evidence_of
-from jobs.screen import put
+from jobs.screen import advice, put
 from shards.terminal import columns_of, printable_name, wrapped
 
-_PIPE_COLUMNS = 120
+_PIPE_COLUMNS, _MOST_ADVICE = 120, 8
 
 
 def look_at(run_dir: Path, environ: Mapping[str, str], *, as_json: bool) -> int:
@@ -65,5 +65,5 @@ def state_words(found: Evidence) -> str:
 
 def _lines(cause: Cause, *, head: str, columns: int) -> list[str]:
     parts = [head + cause.words, f"   seen: {cause.evidence}"]
-    parts += [f"   > {cause.todo}"] if cause.todo else []
-    return [wrapped(printable_name(part), columns, indent="     ") for part in parts]
+    lines = [wrapped(printable_name(part), columns, indent="     ") for part in parts]
+    return [*lines, *(f"   {line}" for line in advice(cause.todo, columns - 3, most_lines=_MOST_ADVICE))]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.screen import fitted, wrapped
+from jobs.screen import advice, fitted, wrapped
 from pipeline.training.run_facts import RunFacts
 from shards.terminal import printable_name
 
@@ -31,7 +31,8 @@ class Row:
 
 
 def table_of(rows: Sequence[Row], *, now: float, columns: int) -> str:
-    """The lines of the table, none longer than `columns`; names are fitted, control characters in them escaped."""
+    """The lines of the table, none longer than `columns` but commands to paste; names are fitted, control characters in
+    them escaped."""
     cells = [_cells(row, now) for row in rows]
     kept = _columns_that_fit(cells, columns)
     widths = _widths(cells, kept, columns)
@@ -41,7 +42,9 @@ def table_of(rows: Sequence[Row], *, now: float, columns: int) -> str:
         lines.append(_line(shown, kept, widths))
         for reason in row.reasons:
             width = max(columns - len(_INDENT), _LEAST_NAME)
-            lines += [f"{_INDENT}{part}" for part in wrapped(reason, width, most_lines=3)]
+            is_advice = reason.startswith("> ")
+            parts = advice(reason[2:], width) if is_advice else wrapped(reason, width, most_lines=3)
+            lines += [f"{_INDENT}{part}" for part in parts]
     return "".join(f"{line}\n" for line in lines)
 
 

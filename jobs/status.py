@@ -67,6 +67,8 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     now = time.time()
     asked = environ if has_slurm else None
     chains = [status_of_chain(folder, asked) for folder in folders if is_chain(str(folder))]
+    for complaint in dict.fromkeys(chain.complaint for chain in chains if chain.complaint):
+        log.warning("%s", complaint)
     shown = [(found, status_of(path, asked)) for found, path in _runs(folders, now)]
     if "--json" in words:
         lines = [chain_json(chain) for chain in chains] + [_as_json(found, status) for found, status in shown]
@@ -125,7 +127,7 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
     jobs = jobs_of(run_dir, environ) if environ is not None else []
     findings = []
     for job in jobs:
-        found = finding_of(job)
+        found = finding_of(job, run_dir=str(run_dir))
         starts = f", start {job.starts + 1}" if job.starts else ""
         findings.append(Finding(words=f"job {job.job}{starts}: {found.words}", todo=found.todo))
         if not job.is_finished and environ is not None:

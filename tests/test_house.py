@@ -74,7 +74,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("report", "report_facts", "report_page", "report_plots", "report_curves"),
             *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
             *("queue_jobs", "queue_reasons", "status", "logs", "ask_run", "watch", "watch_view"),
-            *("run_evidence", "run_causes", "run_doctor", "run_logs", "run_chain", "run_tries"),
+            *("run_evidence", "run_causes", "run_doctor", "run_logs", "run_chain", "run_tries", "array_findings"),
             *("submitted", "arrays", "chain", "chain_file", "chain_units", "chain_state", "chain_checks", "chain_jobs"),
             *("chain_submit", "chain_status", "cancel"),
             *("preflight", "preflight_slurm", "preflight_nodes", "node_probe", "submit_checks"),
