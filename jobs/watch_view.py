@@ -133,6 +133,21 @@ def drawn(view: View, *, columns: int, rows: int) -> "list[Text]":
     return lines
 
 
+def drawn_chain(
+    above: Sequence[str], view: View | None, *, columns: int, rows: int, complaint: str = ""
+) -> "list[Text]":
+    """A chain's table above the run that runs now, or alone. A complaint that no run shows is below the table."""
+    lines = [_text(line, "" if line[:1] == " " else "bold") for line in above]
+    if view:
+        lines += [_text(""), *drawn(view, columns=columns, rows=max(2, rows - len(lines) - 1))]
+    else:
+        lines += [_text(part, "yellow") for part in wrapped(complaint, columns, most_lines=2)] if complaint else []
+        lines += [_text("")] * (rows - 1 - len(lines)) + [_text("q or Ctrl-C leaves; the chain goes on", "dim")]
+    for line in lines:
+        line.truncate(columns, overflow="ellipsis")
+    return lines[:rows]
+
+
 def _head(view: View, columns: int) -> "list[Text]":
     run, facts = view.run, view.run.facts
     name = f"{printable_name(run.path)}  {printable_name(run.recipe.words()) if run.recipe else ''}"

@@ -73,7 +73,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("ls", "run_table", "doctor", "verify_resume", "killed_runs", "trial_verdict", "trial_report"),
             *("report", "report_facts", "report_page", "report_plots", "report_curves"),
             *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
-            *("queue_jobs", "queue_reasons", "status", "logs", "ask_run", "watch", "watch_view"),
+            *("queue_jobs", "queue_reasons", "status", "logs", "ask_run", "watch", "watch_view", "watch_chain"),
             *("run_evidence", "run_causes", "run_doctor", "run_logs", "run_chain", "run_tries", "array_findings"),
             *("submitted", "arrays", "chain", "chain_file", "chain_units", "chain_state", "chain_checks", "chain_jobs"),
             *("chain_submit", "chain_status", "cancel"),

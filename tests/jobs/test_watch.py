@@ -107,7 +107,7 @@ def test_a_stage_without_steps(tmp_path: Path) -> None:
     [
         (["nowhere"], "'nowhere' is no run"),
         (["--seconds=0", "x"], "--seconds is '0'; allowed: 1 to 3,600"),
-        (["x", "y"], "usage: patchline watch RUN [--seconds N]"),
+        (["x", "y"], "usage: patchline watch RUN|CHAIN [--seconds N]"),
         (["x", "--secs"], "there is no flag '--secs'"),
     ],
 )
