@@ -1,7 +1,6 @@
 """`patchline logs RUN`: the last lines of a run's newest job, of all ranks or of one."""
 
 import logging
-import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs import exit_codes
+from jobs.rank_lines import lines_of_rank
 from jobs.run_logs import asked_log
 from jobs.screen import put
 from jobs.status import refuse_no_run
@@ -22,7 +22,6 @@ USAGE = "patchline logs RUN [--rank N] [--lines N] [--follow]"
 _TAIL_BYTES = 8 << 20
 _POLL_SECONDS = 0.5
 _MOST_LINE = 4096
-_RANK = re.compile(r" *(\d+): ?")  # srun --label pads the number to the width of the largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +52,14 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     data = tail.data if tail else b""
     position = tail.num_bytes if tail else 0
     whole, _, half = data.rpartition(b"\n")
-    lines = [line for line in whole.split(b"\n") if _is_wanted(line, wish.rank)] if whole else []
+    there = whole.split(b"\n") if whole else []
+    is_wanted = _all if wish.rank is None else lines_of_rank(wish.rank, wish.run_dir, there)
+    lines = [line for line in there if is_wanted(line)]
     put("".join(f"{shown(line)}\n" for line in lines[max(0, len(lines) - wish.num_lines) :]))
     if not wish.follows:
         return exit_codes.DONE
     for line in new_lines(path, position, half):
-        if _is_wanted(line, wish.rank):
+        if is_wanted(line):
             put(f"{shown(line)}\n")
     return exit_codes.DONE
 
@@ -112,8 +113,5 @@ def new_lines(path: Path, position: int, half: bytes) -> Iterator[bytes]:
             time.sleep(_POLL_SECONDS)
 
 
-def _is_wanted(line: bytes, rank: int | None) -> bool:
-    if rank is None:
-        return True
-    found = _RANK.match(line[:32].decode("ascii", errors="replace"))
-    return bool(found) and int(found[1]) == rank  # type: ignore[index]
+def _all(_: bytes) -> bool:
+    return True

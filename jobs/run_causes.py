@@ -19,8 +19,11 @@ _AGAIN = "the same command, or `patchline submit`, continues it"
 _SCRIPT = "stage.sbatch: "
 _LITTLE_BYTES = 1 << 30
 _SILENT_SECONDS = 60.0
-_OURS = re.compile(r"^ *(?:\d+: *)?(?:\d\d:\d\d:\d\d )?(?:rank \d+: )?(error: .+)")
-_PYTHON = re.compile(r"^ *(?:\d+: *)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?:: .*)?)$")
+_LABEL = r"^ *(?:\d+: *)?(?:\[rank\d+\]: ?){0,2}"  # of srun; of stage.sbatch under torchrun, and of torch itself
+_OURS = re.compile(_LABEL + r"(?:\d\d:\d\d:\d\d )?(?:rank \d+: )?(error: .+)")
+_PYTHON = re.compile(
+    _LABEL + r"(?!.*\bChildFailedError)((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?:: .*)?)$"
+)
 _SIGNALS = {134: "SIGABRT", 135: "SIGBUS", 137: "SIGKILL", 139: "SIGSEGV"}
 
 
