@@ -14,6 +14,7 @@ from shards.local_file import open_local_file
 
 _TAIL_BYTES, _CHUNK = 1 << 16, 1 << 20
 _MOST_WORD = 80
+_SAID_ALREADY = ("done", "gave up", "told to stop")
 _EXITS = re.compile(r"exits-(\d{1,10})-(\d{1,9})-(\d{1,9})")
 _KNOWN = {
     "done": "is done",
@@ -46,6 +47,13 @@ def last_try(run_dir: Path) -> tuple[Line | None, int]:
             at = max(number for number, line in enumerate(lines) if object_in(line) == found)
             return found, line_breaks(path, tail.num_bytes - len(tail.data)) + at + 1
     return None, 0
+
+
+def said_of_last_try(run_dir: Path) -> str:
+    """How the newest try ended; empty while it runs, and if it was the last one: a marker or the table says that."""
+    line, _ = last_try(run_dir)
+    is_said = line is None or line["end"] in _SAID_ALREADY or not is_newest(run_dir, line)
+    return "" if is_said else f"its last try {try_words(line)}"  # type: ignore[arg-type]
 
 
 def is_newest(run_dir: Path, line: Line) -> bool:

@@ -22,7 +22,7 @@ from jobs.queue_reasons import Finding, finding_of, findings_of_nodes
 from jobs.run_chain import chain_tasks
 from jobs.run_logs import newest_log
 from jobs.run_table import table_of
-from jobs.run_tries import is_newest, last_try, try_words
+from jobs.run_tries import said_of_last_try
 from jobs.screen import put
 from pipeline.checkpoints.line_tail import read_tail
 from shards.errors import InvalidDataError, UserError
@@ -31,7 +31,6 @@ from shards.terminal import columns_of
 log = logging.getLogger(__name__)
 USAGE = "patchline status [RUN|CHAIN ...] [--json]"
 _MOST_JOBS = 4  # of a run, the newest; those that wait or run are all shown
-_SAID_ALREADY = ("done", "gave up", "told to stop")
 _MOST_ASKED, _LOG_BYTES = 64, 1 << 16
 _FULL = (
     (b"No space left on device", "a disk is full", "delete what is not needed, and submit again if the run has ended"),
@@ -154,9 +153,8 @@ def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
     if (run_dir / "submit" / "gave-up").exists():
         words = "has given up: tries in a row saved nothing new; once it is mended, submit again"
         found.append(Finding(words=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
-    line, _ = last_try(run_dir)
-    if line and line["end"] not in _SAID_ALREADY and is_newest(run_dir, line):
-        found.append(Finding(words=f"its last try {try_words(line)}"))
+    if said := said_of_last_try(run_dir):
+        found.append(Finding(words=said))
     path = newest_log(run_dir, jobs)
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None

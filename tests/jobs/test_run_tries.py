@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.run_tries import is_newest, last_try, try_words
+from jobs.run_tries import is_newest, last_try, said_of_last_try, try_words
+from tests.jobs.test_ls import make
+from tests.rigs.processes import patchline
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,14 @@ def test_the_last_line_and_whether_a_try_has_begun_since(tmp_path: Path) -> None
     assert is_newest(tmp_path, line)
     (folder / "exits-10-1-0").mkdir()
     assert not is_newest(tmp_path, line)
+
+
+def test_the_report_says_how_the_last_try_ended(tmp_path: Path) -> None:
+    run_dir = make(tmp_path / "run", step=100)
+    (run_dir / "submit").mkdir()
+    line = {"job": 9, "start": 0, "try": 1, "exit_codes": [74], "end": "crashed"}
+    (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(line) + "\n")
+    said = " ".join(patchline("report", str(run_dir)).output.split())
+    assert "note: its last try ended by a fault outside: storage, a disk, a lost worker or rank (exit code 74)" in said
+    (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(line | {"end": "gave up"}) + "\n")
+    assert said_of_last_try(run_dir) == ""
