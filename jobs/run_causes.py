@@ -275,19 +275,23 @@ def _of_stop(found: Evidence) -> Iterator[Cause]:
         words = f"it was stopped{f' by {by}' if by else ''}, with its work saved"
         yield Cause(rank=40, words=words, evidence="ledger.jsonl: last line", todo=_AGAIN, is_fault=False)
     if found.facts.run.state == "never started":
-        yield _of_unstarted(found)
+        yield from _of_unstarted(found)
 
 
-def _of_unstarted(found: Evidence) -> Cause:
+def _of_unstarted(found: Evidence) -> Iterator[Cause]:
+    """Unless a job of it waits or runs, which has a line of its own."""
     evidence = "job.yaml" if found.facts.stage else "submit"
-    if job := found.next_job:
-        words = f"it has not started: job {job.job} is {job.state}"
-        return Cause(rank=75, words=words, evidence=f"scontrol show job {job.job}", is_fault=False)
+    if found.next_job:
+        return
     if found.jobs or (found.has_slurm and not found.complaint):
-        words = "it has never started, and no job of it waits or runs"
-        return Cause(rank=75, words=words, evidence=evidence, todo="submit it; if its job has ended, see its log first")
-    words = f"it has never started: only its {'record' if found.facts.stage else 'folder submit'} is there"
-    return Cause(rank=75, words=words, evidence=evidence, todo="submit it, or see what its job waits for")
+        words, todo = (
+            "it has never started, and no job of it waits or runs",
+            "see its log if it has one; submit it again",
+        )
+    else:
+        words = f"it has never started: only its {'record' if found.facts.stage else 'folder submit'} is there"
+        todo = "submit it, or see what its job waits for"
+    yield Cause(rank=75, words=words, evidence=evidence, todo=todo)
 
 
 def _of_notes(found: Evidence) -> Iterator[Cause]:

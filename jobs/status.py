@@ -116,9 +116,10 @@ def _as_json(found: Run, status: Status) -> dict[str, Any]:
 
 
 def state_of(found: Run, status: Status) -> str:
-    """The run's state; `interrupted` of a run that a fault has ended, and that a job continues by itself."""
-    is_continued = found.facts.state == "failed" and status.next_job
-    return "interrupted" if is_continued else found.facts.state
+    """The run's state, in other words if a job of it waits or runs: `interrupted` of a run that a fault has ended and
+    that the job continues, `not started` before its first start."""
+    others = {"failed": "interrupted", "never started": "not started"} if status.next_job else {}
+    return others.get(found.facts.state, found.facts.state)
 
 
 def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
@@ -153,8 +154,8 @@ def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
     if (run_dir / "submit" / "gave-up").exists():
         words = "has given up: tries in a row saved nothing new; once it is mended, submit again"
         found.append(Finding(words=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
-    if said := said_of_last_try(run_dir):
-        found.append(Finding(words=said))
+    if ended := said_of_last_try(run_dir):
+        found.append(Finding(words=ended))
     path = newest_log(run_dir, jobs)
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None

@@ -182,7 +182,7 @@ def _head(view: View, columns: int) -> "list[Text]":
 def _progress(view: View, columns: int) -> "Text":
     step, most = view.run.facts.step or 0, view.run.num_steps
     if not most:
-        return _text(f"step {step:,}")
+        return _text("no step yet" if view.run.facts.step is None else f"step {step:,}")
     share = min(1.0, step / most)
     left = "" if view.seconds_left is None else f"  {clock(view.seconds_left)} left"
     words = f" step {step:,}/{most:,}  {share:.1%}{left}"

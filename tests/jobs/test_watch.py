@@ -84,7 +84,7 @@ def test_a_run_that_has_not_started_shows_what_its_job_waits_for(tmp_path: Path)
     assert process.stdout
     try:
         said = process.stdout.readline()
-        assert said.rstrip().endswith("never started  step 0  job 7: waits for nodes to become free")
+        assert said.rstrip().endswith("not started  step 0  job 7: waits for nodes to become free")
         assert process.poll() is None
     finally:
         process.kill()

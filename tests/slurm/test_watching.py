@@ -110,7 +110,7 @@ def test_an_array_of_a_chain_and_its_runs(slurm_cluster: SlurmCluster, tmp_path:
     found = status(slurm_cluster, run_dir)
     assert ([one["job"] for one in found["jobs"]], found["state"]) == ([f"{job.job}_0"], "never started")
     assert "not started yet, no record yet\nnothing is wrong" in patchline(slurm_cluster, "doctor", str(run_dir)).stdout
-    assert "0/1 steps complete  tune running: 0  never started" in first_line(slurm_cluster, "watch", str(folder))
+    assert "0/1 steps complete  tune running: 0  not started" in first_line(slurm_cluster, "watch", str(folder))
     assert "cancelled" in patchline(slurm_cluster, "cancel", str(folder)).stderr
 
 
@@ -136,6 +136,6 @@ def test_a_held_job_is_watched_before_it_starts(slurm_cluster: SlurmCluster, tmp
     run_dir = tmp_path / "run"
     words = ("pretrain", "digits_smoke", path, "--data.url=d", f"--run-dir={run_dir}", "--no-check")
     assert (ended := submit(slurm_cluster, *words)).returncode == 0, ended.stderr
-    assert "never started  step 0  job " in (line := first_line(slurm_cluster, "watch", str(run_dir)))
+    assert "not started  step 0  job " in (line := first_line(slurm_cluster, "watch", str(run_dir)))
     assert "is held by its user" in line
     assert "cancelled" in patchline(slurm_cluster, "cancel", str(run_dir)).stderr
