@@ -17,7 +17,7 @@ def findings_of_tasks(tasks: Sequence[JobFacts], *, run_dir: str = "") -> list[F
         (job,) = tasks
         said = finding_of(job, run_dir=run_dir)
         return [Finding(words=f"job {job.job}: {said.words}", todo=said.todo)]
-    running = [job for job in tasks if job.state in _RUNS]
+    running = sorted((job for job in tasks if job.state in _RUNS), key=lambda job: (len(job.job), job.job))
     waiting = [job for job in tasks if not job.is_finished and job.state not in _RUNS]
     ended = [job for job in tasks if job.is_finished]
     found = [Finding(words=f"task {job.job}: {finding_of(job).words}") for job in running[:_MOST_SHOWN]]

@@ -48,6 +48,7 @@ class Asked:
         has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
         self.answer = Answer(run_dir=None if self.is_chain else folder, status=None)
         self.complaint = ""
+        self.root = folder.absolute() if self.is_chain else None
         self._folder, self._environ = folder, environ if has_slurm else None
         self._at, self._next = 0.0, 0.0
         self._future: Future[Answer] | None = None
@@ -127,7 +128,9 @@ def _view(asked: Asked) -> View | None:
     answer = asked.answer
     if answer.run_dir is None:
         return None
-    return view_of(answer.run_dir, status=answer.status, status_age=asked.age, complaint=asked.complaint)
+    return view_of(
+        answer.run_dir, root=asked.root, status=answer.status, status_age=asked.age, complaint=asked.complaint
+    )
 
 
 def _lines(asked: Asked, columns: int, rows: int) -> "list[Text]":

@@ -56,11 +56,17 @@ class View:
 
 
 def view_of(
-    run_dir: Path, *, status: Status | None = None, status_age: float = 0.0, complaint: str = ""
+    run_dir: Path,
+    *,
+    root: Path | None = None,
+    status: Status | None = None,
+    status_age: float = 0.0,
+    complaint: str = "",
 ) -> View | None:
-    """The run as it is now; None if it is no run. Files that vanish or are damaged leave gaps."""
+    """The run as it is now; None if it is no run. Files that vanish or are damaged leave gaps. `root`: the folder of
+    its chain, to which its name is relative."""
     now = time.time()
-    run = run_at(run_dir, run_dir, now)
+    run = run_at(root if root and run_dir.is_relative_to(root) else run_dir, run_dir, now)
     if run is None:
         return None
     lines = _lines(run_dir / METRICS)

@@ -41,6 +41,8 @@ def test_an_array() -> None:
 
 
 def test_one_job_and_many_states() -> None:
+    running = findings_of_tasks([replace(JOB, job=f"12_{number}", state="RUNNING") for number in (10, 9, 2)])
+    assert [one.words[:10].strip(":") for one in running] == ["task 12_2", "task 12_9", "task 12_10"]
     assert findings_of_tasks([JOB])[0].words == "job 12: waits; Slurm has not said yet why"
     found = findings_of_tasks(tasks(*(("PENDING", f"Reason{number}", 2) for number in range(9))))
     assert [one.words for one in found][3:] == [

@@ -110,7 +110,7 @@ def test_an_array_of_a_chain_and_its_runs(slurm_cluster: SlurmCluster, tmp_path:
     found = status(slurm_cluster, run_dir)
     assert ([one["job"] for one in found["jobs"]], found["state"]) == ([f"{job.job}_0"], "never started")
     assert "not started yet, no record yet\nnothing is wrong" in patchline(slurm_cluster, "doctor", str(run_dir)).stdout
-    assert "0/1 steps complete  tune running: 0  not started" in first_line(slurm_cluster, "watch", str(folder))
+    assert "0/1 steps complete  tune running: tune/0  not started" in first_line(slurm_cluster, "watch", str(folder))
     assert "cancelled" in patchline(slurm_cluster, "cancel", str(folder)).stderr
 
 
