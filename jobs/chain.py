@@ -181,6 +181,7 @@ def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoc
             tasks=piece.tasks,
             marks=marks_of(unit),
             steps=saved_steps(unit),
+            offset=piece.offset,
         )
         ids.append(_submitted(chain, request, job))
     return ids

@@ -45,7 +45,8 @@ class ChainPlan:
 @dataclass(frozen=True, kw_only=True)
 class ChainJob:
     """A submitted job. `kind`: job or gate; `round`: 0 at first; `tasks`: numbers of the unit's tasks; `marks`: sizes
-    of the runs' tries.jsonl at submission, in bytes; `steps`: the steps that the runs had saved then."""
+    of the runs' tries.jsonl at submission, in bytes; `steps`: the steps that the runs had saved then; `offset`: of the
+    tasks' numbers to those in its array."""
 
     unit: str
     kind: str
@@ -55,6 +56,7 @@ class ChainJob:
     tasks: tuple[int, ...] = ()
     marks: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
+    offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

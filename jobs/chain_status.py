@@ -1,13 +1,12 @@
 """Where a chain stands, for `patchline status FOLDER`: its steps from the files, and their jobs from one question to
 squeue."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.arrays import tasks_in
+from jobs.array_findings import findings_of_tasks, num_tasks
 from jobs.chain_state import (
     CANCELLED,
     DONE,
@@ -19,19 +18,19 @@ from jobs.chain_state import (
     read_plan_of,
     state_folder,
 )
-from jobs.queue_jobs import facts_of
-from jobs.queue_reasons import Finding, finding_of
-from jobs.screen import wrapped
+from jobs.queue_jobs import tasks_of
+from jobs.queue_reasons import Finding
+from jobs.screen import advice, wrapped
 from jobs.slurm import QueuedJob, queued_with
 from shards.errors import UserError
 from shards.local_file import read_local_file
 from shards.quantities import plural
 from shards.terminal import printable_name
 
-log = logging.getLogger(__name__)
 _MOST_MESSAGE = 1 << 14
 _MOST_LINES = 6  # of what is said about one step
 _RUNS = ("RUNNING", "COMPLETING")
+_UNDER_WAY = ("running", "in the queue", "submitted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,31 +50,47 @@ class StepStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainStatus:
-    """A chain. `ending`: done, gave-up or cancelled, empty while it goes on; `message`: why it gave up."""
+    """A chain. `ending`: done, gave-up or cancelled, empty while it goes on; `message`: why it gave up. `complaint`:
+    why Slurm says nothing."""
 
     folder: Path
     ending: str
     message: str
     steps: tuple[StepStatus, ...]
+    complaint: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether none of its steps has a job, or would get one."""
+        return bool(self.ending) or not any(step.state in _UNDER_WAY for step in self.steps)
 
 
 def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainStatus:
     """What the files and, with an environment, Slurm say; the files alone if it does not answer. UserError if the
     frozen chain cannot be read."""
-    state, queue = state_folder(str(folder)), list[QueuedJob]()
+    state, queue, complaint = state_folder(str(folder)), list[QueuedJob](), ""
     try:
         queue = queued_with(read_plan_of(state).name, environ) if environ is not None else []
     except UserError as error:
-        log.warning("%s", error)
-        environ = None
+        environ, complaint = None, str(error)
     how, message = ending(state), ""
     if how == GAVE_UP:
         message = read_local_file(state / GAVE_UP, most_bytes=_MOST_MESSAGE).decode(errors="replace").strip()
-    steps = tuple(_step(step, queue, environ) for step in chain_steps(str(folder)))
-    return ChainStatus(folder=folder, ending=how, message=message, steps=steps)
+    own = _own_runs(state)
+    steps = tuple(_step(step, queue, environ, run_dir=own.get(step.name, "")) for step in chain_steps(str(folder)))
+    return ChainStatus(folder=folder, ending=how, message=message, steps=steps, complaint=complaint)
 
 
-def _step(step: ChainStep, queue: Sequence[QueuedJob], environ: Mapping[str, str] | None) -> StepStatus:
+def _own_runs(state: Path) -> dict[str, str]:
+    """The run directory of each unit that has one."""
+    plan = read_plan_of(state)
+    dirs = {unit.name: unit.run_dirs() for unit in plan.units}
+    return {name: str(Path(plan.chdir) / found[0]) for name, found in dirs.items() if len(found) == 1 and found[0]}
+
+
+def _step(
+    step: ChainStep, queue: Sequence[QueuedJob], environ: Mapping[str, str] | None, *, run_dir: str
+) -> StepStatus:
     mine = [one for one in queue if one.tag.startswith(f"{step.name}.e")]
     running = sum(num_tasks(one.job) for one in mine if one.state in _RUNS)
     waiting = sum(num_tasks(one.job) for one in mine) - running
@@ -86,7 +101,8 @@ def _step(step: ChainStep, queue: Sequence[QueuedJob], environ: Mapping[str, str
         state = "running" if running else "in the queue" if waiting else "submitted"
         kinds = ("job",) if mine else ("job", GATE)
         asked = [[job.job for job in step.jobs if job.kind == kind][-1:] for kind in kinds]
-        findings = _said_of([number for one in asked for number in one], environ) if environ is not None else []
+        numbers = [number for one in asked for number in one]
+        findings = _said_of(numbers, run_dir, environ) if environ is not None else []
     return StepStatus(
         name=step.name,
         stage=step.stage,
@@ -98,29 +114,25 @@ def _step(step: ChainStep, queue: Sequence[QueuedJob], environ: Mapping[str, str
     )
 
 
-def num_tasks(job: str) -> int:
-    """How many tasks a line of squeue stands for: 1 for `12` and `12_3`, 7 for `12_[0-3,7-9%2]`. Pure."""
-    return max(1, sum(map(len, tasks_in(job))))
-
-
-def _said_of(numbers: Sequence[int], environ: Mapping[str, str]) -> list[Finding]:
+def _said_of(numbers: Sequence[int], run_dir: str, environ: Mapping[str, str]) -> list[Finding]:
     found = []
     for number in numbers:
-        if job := facts_of(number, environ):
-            said = finding_of(job)
-            found.append(Finding(words=f"job {number}: {said.words}", todo=said.todo))
+        if tasks := tasks_of(str(number), environ):
+            found += findings_of_tasks(tasks, run_dir=run_dir)
     return found
 
 
-def runs_of(folder: Path) -> list[Path]:
-    """The run directories of its training steps that are there."""
+def runs_of(folder: Path) -> dict[Path, str]:
+    """The run directories of its steps that are there, and the unit of each."""
     plan = read_plan_of(state_folder(str(folder)))
-    found = [Path(run_dir) for unit in plan.units for run_dir in unit.run_dirs() if run_dir]
-    return [path for path in (Path(plan.chdir) / one for one in found) if (path / "job.yaml").exists()]
+    found = {Path(plan.chdir) / run_dir: unit.name for unit in plan.units for run_dir in unit.run_dirs() if run_dir}
+    there = ("job.yaml", "submit")
+    return {path: name for path, name in found.items() if any((path / one).exists() for one in there)}
 
 
-def lines_of(status: ChainStatus, *, columns: int) -> list[str]:
-    """As they are shown: how the chain stands, and a line for each step. Pure."""
+def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> list[str]:
+    """As they are shown: how the chain stands, and a line for each step; `is_short`: not for those that are complete.
+    Pure."""
     done = sum(step.state == "complete" for step in status.steps)
     count = f"{done} of {plural(len(status.steps), 'step')} complete"
     name = printable_name(str(status.folder))
@@ -135,13 +147,15 @@ def lines_of(status: ChainStatus, *, columns: int) -> list[str]:
         lines += wrapped("    > once it is mended, submit the chain again: what is complete stays", columns)
     width = max(len(step.name) for step in status.steps)
     for step in status.steps:
+        if is_short and step.state == "complete":
+            continue
         tasks = [f"{step.running} running"] * bool(step.running) + [f"{step.queued} in the queue"] * bool(step.queued)
         more = f": {', '.join(tasks)}" if step.running + step.queued > 1 else ""
         jobs = f"  ({plural(len(step.jobs), 'job')}, the last {step.jobs[-1]})" if step.jobs else ""
         lines += wrapped(f"    {step.name:<{width}}  {step.state}{more}{jobs}", columns)
         for finding in step.findings:
-            for text in filter(None, (finding.words, finding.todo and f"> {finding.todo}")):
-                lines += [f"        {part}" for part in wrapped(text, columns - 8)]
+            lines += [f"        {part}" for part in wrapped(finding.words, columns - 8)]
+            lines += [f"        {part}" for part in advice(finding.todo, columns - 8)]
     return lines
 
 

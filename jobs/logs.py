@@ -1,15 +1,17 @@
 """`patchline logs RUN`: the last lines of a run's newest job, of all ranks or of one."""
 
 import logging
-import re
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.ask_run import facts_at
+from jobs.rank_lines import lines_of_rank
+from jobs.run_logs import asked_log
 from jobs.screen import put
+from jobs.status import refuse_no_run
 from pipeline.checkpoints.line_tail import read_tail
 from shards.config_values import shown_value, whole_number
 from shards.errors import InvalidDataError, UserError
@@ -20,7 +22,6 @@ USAGE = "patchline logs RUN [--rank N] [--lines N] [--follow]"
 _TAIL_BYTES = 8 << 20
 _POLL_SECONDS = 0.5
 _MOST_LINE = 4096
-_RANK = re.compile(r" *(\d+): ?")  # srun --label pads the number to the width of the largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +34,17 @@ class Wish:
     follows: bool = False
 
 
-def run(words: list[str]) -> int:
+def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     """Prints the lines, control characters escaped; with --follow until Ctrl-C. UserError if there is no log."""
     wish = wish_of(words)
-    facts_at(wish.run_dir)
-    path = newest_log(wish.run_dir)
+    refuse_no_run(wish.run_dir)
+    path = asked_log(wish.run_dir, environ)
     if path is None:
-        where = printable_name(str(wish.run_dir / "submit"))
-        raise UserError(f"no log in {where}: it is there once a job of `patchline submit` has started")
+        folder = shlex.quote(str(wish.run_dir))
+        raise UserError(
+            f"no log of a job of {folder} is found: a job has one once it has started; "
+            f"`patchline status {folder}` says what its jobs wait for"
+        )
     try:
         tail = read_tail(path, most_bytes=_TAIL_BYTES)
     except (OSError, InvalidDataError) as error:
@@ -48,12 +52,14 @@ def run(words: list[str]) -> int:
     data = tail.data if tail else b""
     position = tail.num_bytes if tail else 0
     whole, _, half = data.rpartition(b"\n")
-    lines = [line for line in whole.split(b"\n") if _is_wanted(line, wish.rank)] if whole else []
+    there = whole.split(b"\n") if whole else []
+    is_wanted = _all if wish.rank is None else lines_of_rank(wish.rank, wish.run_dir, there)
+    lines = [line for line in there if is_wanted(line)]
     put("".join(f"{shown(line)}\n" for line in lines[max(0, len(lines) - wish.num_lines) :]))
     if not wish.follows:
         return exit_codes.DONE
     for line in new_lines(path, position, half):
-        if _is_wanted(line, wish.rank):
+        if is_wanted(line):
             put(f"{shown(line)}\n")
     return exit_codes.DONE
 
@@ -83,17 +89,6 @@ def wish_of(words: list[str]) -> Wish:
     )
 
 
-def newest_log(run_dir: Path) -> Path | None:
-    """The log in RUN/submit that was written last; None if there is none."""
-    found = []
-    for path in (run_dir / "submit").glob("*.out"):
-        try:
-            found.append((path.stat().st_mtime, path))
-        except OSError:  # deleted meanwhile
-            continue
-    return max(found)[1] if found else None
-
-
 def shown(line: bytes) -> str:
     """As a terminal may have it."""
     return printable_name(line[:_MOST_LINE].decode(errors="replace"))
@@ -118,8 +113,5 @@ def new_lines(path: Path, position: int, half: bytes) -> Iterator[bytes]:
             time.sleep(_POLL_SECONDS)
 
 
-def _is_wanted(line: bytes, rank: int | None) -> bool:
-    if rank is None:
-        return True
-    found = _RANK.match(line[:32].decode("ascii", errors="replace"))
-    return bool(found) and int(found[1]) == rank  # type: ignore[index]
+def _all(_: bytes) -> bool:
+    return True

@@ -155,7 +155,8 @@ def run_at(root: Path, path: Path, now: float) -> Run | None:
     try:
         leaves = read_leaves(path / _RECORD)
     except FileNotFoundError:
-        reasons.append(f"{_RECORD} is missing")
+        if not is_unstarted(path):
+            reasons.append(f"{_RECORD} is missing")
     except OSError as error:
         reasons.append(f"{_RECORD} cannot be read: {error.strerror or error}")
     except InvalidDataError as error:
@@ -179,14 +180,21 @@ def run_at(root: Path, path: Path, now: float) -> Run | None:
     )
 
 
-def row_of(one: Run, *, more: Sequence[str] = ()) -> Row:
-    """Its line in the table, with more lines below it."""
+def is_unstarted(path: Path) -> bool:
+    """Whether it is the folder of a run that was submitted, and has not begun: its first start writes the record."""
+    others = (_RECORD, *SIGNS_OF_A_RUN, "checkpoints")
+    return (path / "submit").is_dir() and not any((path / name).exists() for name in others)
+
+
+def row_of(one: Run, *, more: Sequence[str] = (), state: str = "") -> Row:
+    """Its line in the table, with more lines below it, and with another word for its state if one is given."""
     return Row(
         run=one.path,
         recipe=one.recipe.words() if one.recipe else "",
         num_steps=one.num_steps,
         facts=one.facts,
         reasons=(*one.reasons, *more),
+        state=state,
     )
 
 

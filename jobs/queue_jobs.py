@@ -3,6 +3,7 @@
 The numbers of the jobs are from the run's own folder: `patchline submit` and the batch script leave them there.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,17 +26,21 @@ FINISHED = (
     "BOOT_FAIL",
 )
 _RECORDS = ("submitted.jsonl", "tries.jsonl")
+_EXITS = re.compile(r"exits-([1-9]\d{0,9})-\d{1,9}-\d{1,9}")  # of a try: job, start, try
 _TAIL_BYTES, _MOST_TEXT = 1 << 16, 1 << 20
 _FIELD = re.compile(r"(?:^|\s)(\w+(?::\w+)*)=(.*?)(?=\s\w+(?::\w+)*=|$)")
-_MOST_NODES = 1000
+_MOST_NODES, _MOST_TASKS = 1000, 10_000
+_MOST_NUMBER = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """A job, in Slurm's own words. `starts`: how often it was requeued. `reason`: why it waits or ended, empty if Slurm
-    gives none. `nodes`: such as `n[1-2]`. Times are Slurm's text, empty if unknown. `log`: the file of its output."""
+    """A job, in Slurm's own words. `number`: of a task of an array its own one, `job` then being `12_3`. `starts`: how
+    often it was requeued. `reason`: why it waits or ended, empty if Slurm gives none. `nodes`: such as `n[1-2]`. Times
+    are Slurm's text, empty if unknown. `log`: the file of its messages, that of its output if they are one."""
 
     job: str
+    number: str
     name: str
     state: str
     reason: str
@@ -64,8 +69,8 @@ class NodeFacts:
 
 
 def numbers_of(run_dir: Path) -> list[int]:
-    """The jobs that are on record in RUN/submit, newest first; damaged lines are passed over."""
-    found: set[int] = set()
+    """The jobs that RUN/submit tells of, newest first; damaged lines are passed over."""
+    found = set(started_in(run_dir))
     for name in _RECORDS:
         try:
             tail = read_tail(run_dir / "submit" / name, most_bytes=_TAIL_BYTES)
@@ -73,14 +78,32 @@ def numbers_of(run_dir: Path) -> list[int]:
             continue
         lines = tail.data.split(b"\n") if tail else []
         numbers = [(object_in(line) or {}).get("job") for line in lines]
-        found |= {number for number in numbers if type(number) is int and 0 < number < 1 << 32}
+        found |= {number for number in numbers if type(number) is int and 0 < number < _MOST_NUMBER}
     return sorted(found, reverse=True)
 
 
-def facts_of(number: int, environ: Mapping[str, str]) -> JobFacts | None:
-    """The job; None if Slurm does not know it, or not any more. UserError if Slurm's programs are missing or silent."""
-    done = ran(["scontrol", "--oneliner", "show", "job", str(number)], environ)
-    return parsed(done.stdout) if done.returncode == 0 else None
+def started_in(run_dir: Path) -> list[int]:
+    """The jobs that have started in a run's folder, newest first: stage.sbatch makes a folder for each try."""
+    try:
+        names = [entry.name for entry in os.scandir(run_dir / "submit")]
+    except OSError:
+        return []
+    numbers = {int(match[1]) for name in names if (match := _EXITS.fullmatch(name))}
+    return sorted((number for number in numbers if number < _MOST_NUMBER), reverse=True)
+
+
+def facts_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> JobFacts | None:
+    """A job, `12` or `12_3`; None if Slurm does not know it, or not any more. UserError if Slurm's programs are
+    missing, or silent for so many seconds (0: two minutes)."""
+    found = tasks_of(job, environ, seconds=seconds)
+    return next((one for one in found if one.number == job), found[0] if found else None)
+
+
+def tasks_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> list[JobFacts]:
+    """The tasks of an array, or the one job. The tasks that wait are one of them, such as `12_[3-6]`."""
+    done = ran(["scontrol", "--oneliner", "show", "job", job], environ, seconds=seconds)
+    lines = done.stdout.split("\n", _MOST_TASKS) if done.returncode == 0 else []
+    return [one for line in lines if (one := parsed(line))]
 
 
 def parsed(text: str) -> JobFacts | None:
@@ -92,10 +115,10 @@ def parsed(text: str) -> JobFacts | None:
     if not found.get("JobId") or not found.get("JobState"):
         return None
     known = {name: value if value not in ("(null)", "None", "N/A", "Unknown") else "" for name, value in found.items()}
-    array, task = known.get("ArrayJobId", ""), known.get("ArrayTaskId", "")
     starts = known.get("Restarts", "")
     return JobFacts(
-        job=f"{array}_{task}" if array and task else known["JobId"],
+        job=_name_of(known),
+        number=known["JobId"],
         name=known.get("JobName", ""),
         state=known["JobState"],
         reason=known.get("Reason", ""),
@@ -106,8 +129,16 @@ def parsed(text: str) -> JobFacts | None:
         start_time=known.get("StartTime", ""),
         dependency=known.get("Dependency", ""),
         exit_code=known.get("ExitCode", ""),
-        log=known.get("StdOut", ""),
+        log=known.get("StdErr", "") or known.get("StdOut", ""),
     )
+
+
+def _name_of(known: Mapping[str, str]) -> str:
+    """As squeue shows it: 12, 12_3, or 12_[4-9] of tasks that wait."""
+    array, task = known.get("ArrayJobId", ""), known.get("ArrayTaskId", "")
+    if not array or not task:
+        return known["JobId"]
+    return f"{array}_{task}" if task.isdecimal() else f"{array}_[{task.partition('%')[0]}]"
 
 
 def nodes_in(nodes: str, environ: Mapping[str, str]) -> list[NodeFacts]:

@@ -4,8 +4,9 @@ Slurm's words are in squeue's manual page under "JOB REASON CODES" and "JOB STAT
 """
 
 import re
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobs.queue_jobs import JobFacts, NodeFacts
 
@@ -72,15 +73,20 @@ _ENDED = {
     "DEADLINE": Finding(words="was ended at its deadline", todo="submit again to continue"),
     "BOOT_FAIL": Finding(words="got a node that did not boot", todo="submit again; `sinfo -R` lists nodes and reasons"),
 }
+_LOG = "patchline logs {run} --lines 20"  # an unknown end; without a run's folder, words take its place
 _CODES = {
-    2: Finding(words="was refused for a mistake in its words or settings", todo="the log's last lines say which"),
+    2: Finding(words="was refused for a mistake in its words or settings", todo=_LOG),
     75: Finding(words="stopped with its work saved, and could not be requeued", todo="submit again to continue"),
-    78: Finding(words="gave up: it would not succeed", todo="patchline report RUN and the log's last lines say why"),
+    74: Finding(
+        words="ended to be continued, by a fault outside or because jobs may not be requeued here (exit code 74)",
+        todo="the next job of its run continues it; if there is none, submit again",
+    ),
+    78: Finding(words="gave up: it would not succeed", todo="patchline doctor {run}"),
 }
 
 
-def finding_of(job: JobFacts) -> Finding:
-    """What the state and reason of a job mean."""
+def finding_of(job: JobFacts, *, run_dir: str = "") -> Finding:
+    """What the state and reason of a job mean. `run_dir`: its run, for commands about it."""
     if job.state == "PENDING":
         return _filled(_of_waiting(job.reason), job)
     if job.state in _ENDED:
@@ -88,12 +94,17 @@ def finding_of(job: JobFacts) -> Finding:
     if job.state == "FAILED":
         code = job.exit_code.partition(":")[0]
         known = _CODES.get(int(code)) if code.isascii() and code.isdecimal() and len(code) < 4 else None
-        return known or Finding(words=f"failed with exit code {job.exit_code or '?'}", todo="see the log's last lines")
+        how = known or Finding(words=f"failed with exit code {job.exit_code or '?'}", todo=_LOG)
+        return replace(how, todo=how.todo.replace("{run}", shlex.quote(run_dir)) if run_dir else _without_run(how.todo))
     if job.state == "RUNNING":
         limit = f" of {job.time_limit}" if job.time_limit else ""
         return Finding(words=f"runs for {job.run_time or '?'}{limit} on {job.nodes or '?'}")
     known_states = {"COMPLETED": "completed", "COMPLETING": "is ending", "SUSPENDED": "is suspended"}
     return Finding(words=known_states.get(job.state, f"is {job.state}"))
+
+
+def _without_run(todo: str) -> str:
+    return "the log's last lines say why" if "{run}" in todo else todo
 
 
 def _of_waiting(reason: str) -> Finding:

@@ -15,6 +15,7 @@ from typing import Any
 from jobs.nearest_recipe import Nearest, is_place, nearest
 from jobs.record_leaves import Leaves, leaves_of, read_leaves
 from jobs.resolve import recipe_job
+from jobs.run_tries import said_of_last_try
 from jobs.stages import WITH_SMOKE
 from pipeline.checkpoints.json_lines import Line, is_finite, is_step, object_in, read_lines
 from pipeline.checkpoints.manifest import MANIFEST_NAME, Manifest, id_from_path, manifest_from_json
@@ -95,6 +96,8 @@ def gather(run_dir: Path) -> ReportFacts:
     run = read_facts(run_dir, num_steps=num_steps, is_scored=bool(leaves.get("job.evaluation.url")))
     notes.all += run.reasons
     is_running = run.state == "running"
+    if run.state not in ("running", "done") and (said := said_of_last_try(run_dir)):
+        notes.all.append(said)
     curves = _curves(run_dir, notes, is_running=is_running)
     ledger, starts, findings = _ledger(run_dir, notes, is_running=is_running), [], []
     with notes.judging(STARTS):

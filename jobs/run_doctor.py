@@ -9,10 +9,10 @@ from pathlib import Path
 from jobs import exit_codes
 from jobs.run_causes import Cause, causes_of
 from jobs.run_evidence import Evidence, evidence_of
-from jobs.screen import put
+from jobs.screen import advice, put
 from shards.terminal import columns_of, printable_name, wrapped
 
-_PIPE_COLUMNS = 120
+_PIPE_COLUMNS, _MOST_ADVICE = 120, 8
 
 
 def look_at(run_dir: Path, environ: Mapping[str, str], *, as_json: bool) -> int:
@@ -24,6 +24,7 @@ def look_at(run_dir: Path, environ: Mapping[str, str], *, as_json: bool) -> int:
         line = {
             "run": str(run_dir),
             "state": found.facts.run.state,
+            "continued_by": found.next_job.job if found.next_job else None,
             "step": found.facts.run.step,
             "causes": [asdict(cause) for cause in causes],
         }
@@ -37,7 +38,9 @@ def text_of(found: Evidence, causes: Sequence[Cause], *, columns: int) -> str:
     """The causes with numbers, then what is worth knowing."""
     facts = found.facts
     step = f"{facts.run.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
-    lines = [f"{printable_name(facts.name)}: {facts.stage} of {facts.recipe.words()}, {facts.run.state}, step {step}"]
+    what = f"{facts.stage} of {facts.recipe.words()}, " if facts.stage else ""
+    where = f", step {step}" if facts.stage else ", no record yet"
+    lines = [f"{printable_name(facts.name)}: {what}{state_words(found)}{where}"]
     faults = [cause for cause in causes if cause.is_fault]
     lines += [] if faults else ["nothing is wrong"]
     for number, cause in enumerate(faults, 1):
@@ -50,7 +53,17 @@ def text_of(found: Evidence, causes: Sequence[Cause], *, columns: int) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def state_words(found: Evidence) -> str:
+    """The run's state, and which job continues a run that is not running."""
+    state, job = found.facts.run.state, found.next_job
+    if job is None or state in ("running", "done"):
+        return state
+    if state == "never started":
+        return "not started yet"
+    return f"{'ended by a fault' if state == 'failed' else state}, continued by job {job.job}"
+
+
 def _lines(cause: Cause, *, head: str, columns: int) -> list[str]:
     parts = [head + cause.words, f"   seen: {cause.evidence}"]
-    parts += [f"   > {cause.todo}"] if cause.todo else []
-    return [wrapped(printable_name(part), columns, indent="     ") for part in parts]
+    lines = [wrapped(printable_name(part), columns, indent="     ") for part in parts]
+    return [*lines, *(f"   {line}" for line in advice(cause.todo, columns - 3, most_lines=_MOST_ADVICE))]

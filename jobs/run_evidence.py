@@ -11,22 +11,28 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.logs import newest_log
+from jobs.ls import is_unstarted
+from jobs.nearest_recipe import Nearest
 from jobs.queue_jobs import FINISHED, JobFacts, NodeFacts, nodes_in
-from jobs.record_leaves import read_leaves
-from jobs.report_facts import ReportFacts, gather
+from jobs.record_leaves import Leaves, read_leaves
+from jobs.report_facts import Bad, ReportFacts, gather
+from jobs.run_logs import newest_log
+from jobs.run_tries import last_try, line_breaks
 from jobs.status import jobs_of
-from pipeline.checkpoints.json_lines import Line, object_in
+from pipeline.checkpoints.json_lines import Line
 from pipeline.checkpoints.line_tail import read_tail
+from pipeline.training.curves import NO_CURVES
 from pipeline.training.heartbeat_files import FOLDER as HEARTBEATS
 from pipeline.training.heartbeat_files import Beat
+from pipeline.training.run_facts import read_facts
+from pipeline.training.run_time import time_of
 from pipeline.training.stacks import FOLDER as STACKS
 from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import open_local_file, read_local_file
+from shards.local_file import read_local_file
 from shards.typed_json import read_record
 
-_LOG_BYTES, _TRIES_BYTES, _MOST_BEAT_BYTES, _CHUNK = 4 << 20, 1 << 16, 4096, 1 << 20
+_LOG_BYTES, _MOST_BEAT_BYTES = 4 << 20, 4096
 _MOST_RANKS, _MOST_LINE, _MOST_CODE_BYTES = 4096, 4096, 16
 _BEGIN = re.compile(rb"^stage\.sbatch: job \d+, start \d+, try \d+: ")
 _EXITS = re.compile(r"exits-\d+-\d+-\d+")
@@ -52,7 +58,8 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All of a run's last try. `log`: its lines, at most 4 MiB; `log_name` is relative. `exits`: the first to end
+    """All of a run's last try. `log`: its lines, at most 4 MiB; `log_name` is relative
+    to the run's folder if it is there. `exits`: the first to end
     first. `beats`: of all ranks, with the age of each behind the newest in seconds. `last_try`: of tries.jsonl, and
     `try_number` its line. `stacks`: names of files. `missing`: fields and the local paths that are not there.
     `complaint`: why Slurm says nothing; `has_slurm`: whether it was asked."""
@@ -75,14 +82,19 @@ class Evidence:
     complaint: str = ""
     has_slurm: bool = False
 
+    @property
+    def next_job(self) -> JobFacts | None:
+        """A job that waits or runs, and continues the run."""
+        return next((job for job in self.jobs if not job.is_finished), None)
+
 
 def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
     """Everything that the folder and Slurm, if it is here, say. UserError if there is no run."""
-    facts = gather(run_dir)
-    path = newest_log(run_dir)
-    last_try, number = _last_try(run_dir)
+    facts = _unstarted(run_dir) if is_unstarted(run_dir) else gather(run_dir)
+    line, number = last_try(run_dir)
     has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
-    jobs, nodes, complaint = _of_slurm(run_dir, last_try, environ) if has_slurm else ((), (), "")
+    jobs, nodes, complaint = _of_slurm(run_dir, line, environ) if has_slurm else ((), (), "")
+    path = newest_log(run_dir, jobs)
     free = None
     with suppress(OSError):
         free = shutil.disk_usage(run_dir).free
@@ -90,11 +102,11 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
     return Evidence(
         run_dir=run_dir,
         facts=facts,
-        log_name=f"submit/{path.name}" if path else "",
+        log_name=_name_in(run_dir, path) if path else "",
         log=_log(path) if path else (),
         exits=_exits(run_dir),
         beats=beats,
-        last_try=last_try,
+        last_try=line,
         try_number=number,
         stacks=_stacks(run_dir, beats),
         missing=_missing(run_dir),
@@ -108,13 +120,37 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
     )
 
 
+def _unstarted(run_dir: Path) -> ReportFacts:
+    """Of a run whose first job waits, or ended before it had written the run's record."""
+    return ReportFacts(
+        name=run_dir.resolve().name or str(run_dir),
+        stage="",
+        recipe=Nearest(recipe="", num_changed=0),
+        changes=(),
+        places=(),
+        num_steps=None,
+        run=read_facts(run_dir, num_steps=None, is_scored=False),
+        curves=NO_CURVES,
+        time=time_of([], [], unix_end=None),
+        findings=(),
+        quarantine=Bad(num_lines=0, num_samples=0, reasons=(), samples=()),
+        data=(),
+        environment=(),
+        notes=(),
+    )
+
+
+def _name_in(run_dir: Path, path: Path) -> str:
+    return str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)
+
+
 def _of_slurm(
-    run_dir: Path, last_try: Line | None, environ: Mapping[str, str]
+    run_dir: Path, line: Line | None, environ: Mapping[str, str]
 ) -> tuple[tuple[JobFacts, ...], tuple[NodeFacts, ...], str]:
     """The jobs, newest first, the nodes of the last try and of the jobs that run, and why there is no answer."""
     try:
         jobs = jobs_of(run_dir, environ)
-        lists = {str((last_try or {}).get("nodes", "")), *(job.nodes for job in jobs if job.state not in FINISHED)}
+        lists = {str((line or {}).get("nodes", "")), *(job.nodes for job in jobs if job.state not in FINISHED)}
         nodes = {node.name: node for one in sorted(lists) for node in nodes_in(one, environ)}
     except UserError as error:
         return (), (), str(error)
@@ -127,7 +163,7 @@ def _log(path: Path) -> tuple[LogLine, ...]:
         tail = read_tail(path, most_bytes=_LOG_BYTES)
         if tail is None:
             return ()
-        before = _line_breaks(path, tail.num_bytes - len(tail.data))
+        before = line_breaks(path, tail.num_bytes - len(tail.data))
     except (OSError, InvalidDataError):
         return ()
     lines = tail.data.split(b"\n")
@@ -136,15 +172,6 @@ def _log(path: Path) -> tuple[LogLine, ...]:
     return tuple(
         LogLine(number=number, text=line[:_MOST_LINE].decode(errors="replace")) for number, line in found if line
     )
-
-
-def _line_breaks(path: Path, num_bytes: int) -> int:
-    """In the first bytes of a file."""
-    count = 0
-    with open_local_file(path) as file:
-        while num_bytes > 0 and (data := file.read(min(_CHUNK, num_bytes))):
-            count, num_bytes = count + data.count(b"\n"), num_bytes - len(data)
-    return count
 
 
 def _exits(run_dir: Path) -> tuple[Ended, ...]:
@@ -188,21 +215,11 @@ def _stacks(run_dir: Path, beats: tuple[tuple[Beat, float], ...]) -> tuple[str, 
     return tuple(f"{STACKS}/{name}" for name in names if name.endswith(f"-attempt-{beats[0][0].attempt}.txt"))
 
 
-def _last_try(run_dir: Path) -> tuple[Line | None, int]:
-    path = run_dir / "submit" / "tries.jsonl"
-    with suppress(OSError, InvalidDataError):
-        tail = read_tail(path, most_bytes=_TRIES_BYTES)
-        found = tail.last(lambda line: isinstance(line.get("end"), str)) if tail else None
-        if tail and found:
-            lines = tail.data.split(b"\n")
-            at = max(number for number, line in enumerate(lines) if object_in(line) == found)
-            return found, _line_breaks(path, tail.num_bytes - len(tail.data)) + at + 1
-    return None, 0
-
-
 def _missing(run_dir: Path) -> tuple[tuple[str, str], ...]:
     """Local paths of the record that are not there, seen from the current folder, as the command sees them."""
-    leaves = read_leaves(run_dir / "job.yaml")
+    leaves: Leaves = {}
+    with suppress(OSError, InvalidDataError):
+        leaves = read_leaves(run_dir / "job.yaml")
     named = [(field.removeprefix("job."), leaves.get(field, "")) for field in _PLACES]
     named = [(field, path) for field, path in named if path not in ("", "null") and "://" not in path]
     return tuple((field, path) for field, path in named if not os.path.lexists(path))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.screen import fitted, wrapped
+from jobs.screen import advice, fitted, wrapped
 from pipeline.training.run_facts import RunFacts
 from shards.terminal import printable_name
 
@@ -26,10 +26,13 @@ class Row:
     num_steps: int | None
     facts: RunFacts
     reasons: tuple[str, ...]
+    state: str = ""
+    """Shown instead of the state in `facts`."""
 
 
 def table_of(rows: Sequence[Row], *, now: float, columns: int) -> str:
-    """The lines of the table, none longer than `columns`; names are fitted, control characters in them escaped."""
+    """The lines of the table, none longer than `columns` but commands to paste; names are fitted, control characters in
+    them escaped."""
     cells = [_cells(row, now) for row in rows]
     kept = _columns_that_fit(cells, columns)
     widths = _widths(cells, kept, columns)
@@ -39,7 +42,9 @@ def table_of(rows: Sequence[Row], *, now: float, columns: int) -> str:
         lines.append(_line(shown, kept, widths))
         for reason in row.reasons:
             width = max(columns - len(_INDENT), _LEAST_NAME)
-            lines += [f"{_INDENT}{part}" for part in wrapped(reason, width, most_lines=3)]
+            is_advice = reason.startswith("> ")
+            parts = advice(reason[2:], width) if is_advice else wrapped(reason, width, most_lines=3)
+            lines += [f"{_INDENT}{part}" for part in parts]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -50,7 +55,7 @@ def _cells(row: Row, now: float) -> Cells:
     return [
         printable_name(row.run),
         printable_name(row.recipe) or "-",
-        facts.state,
+        row.state or facts.state,
         f"{step or '0'}{steps}" if step or steps else "-",
         "-" if facts.loss is None else f"{facts.loss:.4f}" if _is_usual(facts.loss) else f"{facts.loss:.3g}",
         "-" if facts.accuracy is None else f"{facts.accuracy:.3f}",

@@ -1,5 +1,6 @@
 """Fits names of files and classes into one line of a terminal."""
 
+import re
 import select
 import sys
 import textwrap
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 _INDENT = "    "
+_COMMANDS = ("patchline ", "rm ", "ls ", "scancel ", "scontrol ", "sinfo ", "squeue ")
+_MORE_WORDS = re.compile(r"[;,`] |; |, then")
 
 
 def fitted(text: str, width: int = WIDTH) -> str:
@@ -43,6 +46,15 @@ def wrapped(text: str, width: int = WIDTH, *, most_lines: int = 4) -> list[str]:
     if len(parts) > most_lines or len(text) > most_lines * width:
         kept[-1] = f"{kept[-1][: inner - 1]}…"
     return [f"{_INDENT * (at > 0)}{fitted(part, inner)}" for at, part in enumerate(kept)]
+
+
+def advice(todo: str, width: int = WIDTH, *, most_lines: int = 3) -> list[str]:
+    """What to do, behind `>`; nothing if there is nothing to do. A command alone stays whole, so that it can be pasted:
+    a terminal wraps it without a line break."""
+    if not todo:
+        return []
+    is_command = todo.startswith(_COMMANDS) and not _MORE_WORDS.search(todo)
+    return [f"> {printable_name(todo)}"] if is_command else wrapped(f"> {todo}", width, most_lines=most_lines)
 
 
 def put(text: str) -> None:

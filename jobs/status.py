@@ -3,6 +3,7 @@ it."""
 
 import json
 import logging
+import shlex
 import shutil
 import sys
 import time
@@ -15,11 +16,13 @@ from typing import Any
 from jobs import exit_codes
 from jobs.chain_state import is_chain
 from jobs.chain_status import chain_json, lines_of, runs_of, status_of_chain
-from jobs.logs import newest_log
 from jobs.ls import Run, as_json, row_of, run_at
 from jobs.queue_jobs import JobFacts, facts_of, nodes_in, numbers_of
 from jobs.queue_reasons import Finding, finding_of, findings_of_nodes
+from jobs.run_chain import chain_tasks
+from jobs.run_logs import newest_log
 from jobs.run_table import table_of
+from jobs.run_tries import said_of_last_try
 from jobs.screen import put
 from pipeline.checkpoints.line_tail import read_tail
 from shards.errors import InvalidDataError, UserError
@@ -47,6 +50,11 @@ class Status:
     jobs: tuple[JobFacts, ...]
     findings: tuple[Finding, ...]
 
+    @property
+    def next_job(self) -> JobFacts | None:
+        """A job that waits or runs."""
+        return next((job for job in self.jobs if not job.is_finished), None)
+
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     """Prints a table, or one line of JSON per run; 0 if every run could be read. UserError for what is no run."""
@@ -58,6 +66,8 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     now = time.time()
     asked = environ if has_slurm else None
     chains = [status_of_chain(folder, asked) for folder in folders if is_chain(str(folder))]
+    for complaint in dict.fromkeys(chain.complaint for chain in chains if chain.complaint):
+        log.warning("%s", complaint)
     shown = [(found, status_of(path, asked)) for found, path in _runs(folders, now)]
     if "--json" in words:
         lines = [chain_json(chain) for chain in chains] + [_as_json(found, status) for found, status in shown]
@@ -66,7 +76,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     columns = columns_of(sys.stdout) or _PIPE_COLUMNS
     put("".join(f"{line}\n" for chain in chains for line in lines_of(chain, columns=columns)))
     if shown:
-        rows = [row_of(found, more=_lines(status)) for found, status in shown]
+        rows = [row_of(found, more=_lines(status), state=state_of(found, status)) for found, status in shown]
         put(table_of(rows, now=now, columns=columns))
     if not has_slurm:
         log.info("no Slurm on this machine, so nothing is known of jobs")
@@ -91,9 +101,25 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
     return found
 
 
+def refuse_no_run(run_dir: Path) -> None:
+    """UserError for a folder that is neither a run nor one whose first job has not started yet."""
+    if not run_dir.is_dir() or not any((run_dir / name).exists() for name in ("job.yaml", "submit")):
+        hint = f"is a chain: name one of its runs, as `patchline status {shlex.quote(str(run_dir))}` lists them"
+        other = "is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
+        raise UserError(f"{str(run_dir)!r} {hint if is_chain(str(run_dir)) else other}")
+
+
 def _as_json(found: Run, status: Status) -> dict[str, Any]:
     findings = [asdict(finding) for finding in status.findings]
-    return as_json(found) | {"jobs": [asdict(job) for job in status.jobs], "findings": findings}
+    of_jobs = {"continued_by": status.next_job.job if status.next_job else None, "jobs": list(map(asdict, status.jobs))}
+    return as_json(found) | of_jobs | {"findings": findings}
+
+
+def state_of(found: Run, status: Status) -> str:
+    """The run's state, in other words if a job of it waits or runs: `interrupted` of a run that a fault has ended and
+    that the job continues, `not started` before its first start."""
+    others = {"failed": "interrupted", "never started": "not started"} if status.next_job else {}
+    return others.get(found.facts.state, found.facts.state)
 
 
 def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
@@ -101,31 +127,36 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
     jobs = jobs_of(run_dir, environ) if environ is not None else []
     findings = []
     for job in jobs:
-        found = finding_of(job)
+        found = finding_of(job, run_dir=str(run_dir))
         starts = f", start {job.starts + 1}" if job.starts else ""
         findings.append(Finding(words=f"job {job.job}{starts}: {found.words}", todo=found.todo))
         if not job.is_finished and environ is not None:
             findings += findings_of_nodes(nodes_in(job.nodes, environ))
-    return Status(jobs=tuple(jobs), findings=(*_of_folder(run_dir), *findings))
+    return Status(jobs=tuple(jobs), findings=(*_of_folder(run_dir, jobs), *findings))
 
 
 def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
     """Those that wait or run, and the newest of the others."""
-    found = [facts_of(number, environ) for number in numbers_of(run_dir)[:_MOST_ASKED]]
-    known = [job for job in found if job]
-    return [job for place, job in enumerate(known) if place < _MOST_JOBS or not job.is_finished]
+    names = [str(number) for number in numbers_of(run_dir)[:_MOST_ASKED]]
+    logs = [path] if (path := newest_log(run_dir)) else []
+    names += [task.job for task in chain_tasks(run_dir, logs)[:_MOST_ASKED]]
+    known = {job.job: job for name in dict.fromkeys(names) if (job := facts_of(name, environ))}
+    found = sorted(known.values(), key=lambda job: int(job.job.partition("_")[0]), reverse=True)
+    return [job for place, job in enumerate(found) if place < _MOST_JOBS or not job.is_finished]
 
 
-def _of_folder(run_dir: Path) -> list[Finding]:
+def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
     """What its files say, of those that no table of runs shows."""
     found = []
     if (run_dir / "STOP").exists():
-        words = "is asked to stop, and stays stopped, by its file STOP"
-        found.append(Finding(words=words, todo=f"to continue: rm {run_dir / 'STOP'}, and submit again"))
+        words = "is asked to stop, and stays stopped, by its file STOP; to continue, delete it and submit again"
+        found.append(Finding(words=words, todo=f"rm {shlex.quote(str(run_dir / 'STOP'))}"))
     if (run_dir / "submit" / "gave-up").exists():
-        todo = f"patchline report {run_dir} says why; once it is mended, submit again"
-        found.append(Finding(words="has given up: tries in a row saved nothing new", todo=todo))
-    path = newest_log(run_dir)
+        words = "has given up: tries in a row saved nothing new; once it is mended, submit again"
+        found.append(Finding(words=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
+    if ended := said_of_last_try(run_dir):
+        found.append(Finding(words=ended))
+    path = newest_log(run_dir, jobs)
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None
         for said, words, todo in _FULL:

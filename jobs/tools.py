@@ -35,11 +35,11 @@ TOOLS = {
         examples=("status /shared/h14", "status /shared/runs/* --json"),
     ),
     "watch": Stage(
-        summary="watch a run, its Slurm jobs and its log, drawn again and again",
-        second="RUN [--seconds N]",
+        summary="watch a run or a chain, its Slurm jobs and its log, drawn again and again",
+        second="RUN|CHAIN [--seconds N]",
         module="jobs.watch",
         is_about_jobs=False,
-        examples=("watch /shared/h14",),
+        examples=("watch /shared/h14", "watch /shared/birds"),
     ),
     "logs": Stage(
         summary="show the last lines of a run's job, of all ranks or of one",

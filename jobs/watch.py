@@ -1,4 +1,5 @@
-"""`patchline watch RUN`: a run, its jobs and its log, drawn again every few seconds until q or Ctrl-C.
+"""`patchline watch RUN|CHAIN`: a run, its jobs and its log, drawn again every few seconds until q or Ctrl-C; of a chain
+its table above the run that runs now.
 
 Where standard output is no terminal, a line every half minute. A thread asks Slurm, so that a controller that does not
 answer does not stop the picture.
@@ -6,6 +7,7 @@ answer does not stop the picture.
 
 import os
 import select
+import shlex
 import shutil
 import sys
 import termios
@@ -15,49 +17,65 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jobs import exit_codes
-from jobs.ask_run import facts_at
+from jobs.chain_state import is_chain
+from jobs.chain_status import ChainStatus
 from jobs.screen import put
-from jobs.status import Status, status_of
-from jobs.watch_view import View, drawn, view_of
+from jobs.status import refuse_no_run, state_of
+from jobs.watch_chain import Answer, answer_of, chain_line, table_lines
+from jobs.watch_view import View, drawn, drawn_chain, view_of
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
 from shards.pool import Pool
 from shards.quantities import clock
-from shards.terminal import columns_of, unescaped
+from shards.terminal import columns_of, printable_name, unescaped
 
-USAGE = "patchline watch RUN [--seconds N]"
+if TYPE_CHECKING:
+    from rich.text import Text
+
+USAGE = "patchline watch RUN|CHAIN [--seconds N]"
 _SLURM_SECONDS, _LINE_SECONDS = 10.0, 30.0
+_ANSWER_SECONDS, _POLL_SECONDS = 15.0, 0.1  # without a terminal, for Slurm's first answer
 
 
 class Asked:
-    """Slurm's last answer about a run, renewed in the background."""
+    """The last answer about a run or a chain, renewed in the background."""
 
-    def __init__(self, run_dir: Path, environ: Mapping[str, str]) -> None:
-        self.status: Status | None = None
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        self.is_chain = is_chain(str(folder))
+        has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
+        self.answer = Answer(run_dir=None if self.is_chain else folder, status=None)
         self.complaint = ""
-        self._run_dir, self._environ = run_dir, environ
+        self.root = folder.absolute() if self.is_chain else None
+        self._folder, self._environ = folder, environ if has_slurm else None
         self._at, self._next = 0.0, 0.0
-        self._future: Future[Status] | None = None
-        self._has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
+        self._future: Future[Answer] | None = None
+        self._asks = has_slurm or self.is_chain
         self._pool = Pool(1, name="watch")
 
     def renew(self) -> None:
         """Takes the answer, if there is one, and asks again when it is time. Returns at once."""
         if self._future and self._future.done():
             try:
-                self.status, self.complaint, self._at = self._future.result(), "", time.monotonic()
+                self.answer, self._at = self._future.result(), time.monotonic()
+                self.complaint = self.answer.chain.complaint if self.answer.chain else ""
             except UserError as error:
                 self.complaint = str(error)
             self._future, self._next = None, time.monotonic() + _SLURM_SECONDS
-        if self._has_slurm and not self._future and time.monotonic() >= self._next:
-            self._future = self._pool.submit(lambda: status_of(self._run_dir, self._environ))
+        if self._asks and not self._future and time.monotonic() >= self._next:
+            self._future = self._pool.submit(lambda: answer_of(self._folder, self._environ))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has been asked, and nothing is known yet."""
+        return self._asks and not self._at and not self.complaint
 
     @property
     def age(self) -> float:
         """Seconds since the last answer."""
-        return time.monotonic() - self._at if self.status else 0.0
+        return time.monotonic() - self._at if self._at else 0.0
 
     def close(self) -> None:
         """Waits for nothing."""
@@ -65,16 +83,21 @@ class Asked:
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Shows the run until the user leaves; without a terminal until it has ended. UserError for what is no run."""
-    run_dir, seconds = _wish(words)
-    facts_at(run_dir)
-    asked = Asked(run_dir, environ)
+    """Shows the run or chain until the user leaves; without a terminal until it has ended. UserError for what is
+    neither."""
+    folder, seconds = _wish(words)
+    if not is_chain(str(folder)):
+        refuse_no_run(folder)
+        if view_of(folder) is None:
+            command = f"patchline logs {shlex.quote(str(folder))}"
+            raise UserError(f"{str(folder)!r} is of a stage that has no steps to watch; `{command}` shows its log")
+    asked = Asked(folder, environ)
     try:
         if columns_of(sys.stdout) and sys.stdin.isatty():
             with suppress(KeyboardInterrupt):
-                _show(run_dir, asked, seconds)
+                _show(asked, seconds)
         else:
-            _tell(run_dir, asked)
+            _tell(asked)
     finally:
         asked.close()
     return exit_codes.DONE
@@ -99,12 +122,28 @@ def _wish(words: list[str]) -> tuple[Path, int]:
     return Path(folders[0]), seconds
 
 
-def _view(run_dir: Path, asked: Asked) -> View | None:
+def _view(asked: Asked) -> View | None:
+    """Of the run; None for a chain of which none runs."""
     asked.renew()
-    return view_of(run_dir, status=asked.status, status_age=asked.age, complaint=asked.complaint)
+    answer = asked.answer
+    if answer.run_dir is None:
+        return None
+    return view_of(
+        answer.run_dir, root=asked.root, status=answer.status, status_age=asked.age, complaint=asked.complaint
+    )
 
 
-def _show(run_dir: Path, asked: Asked, seconds: int) -> None:
+def _lines(asked: Asked, columns: int, rows: int) -> "list[Text]":
+    """A screen: the table of a chain takes at most half of it, if a run is drawn below."""
+    view, chain = _view(asked), asked.answer.chain
+    if chain is None:
+        return drawn(view, columns=columns, rows=rows) if view else []
+    most = rows // 2 if view else rows - 2
+    above = table_lines(chain, columns=columns, most=max(1, most))
+    return drawn_chain(above, view, columns=columns, rows=rows, complaint=asked.complaint)
+
+
+def _show(asked: Asked, seconds: int) -> None:
     from rich.console import Console, Group  # noqa: PLC0415 - not needed for help
     from rich.live import Live  # noqa: PLC0415
 
@@ -112,11 +151,10 @@ def _show(run_dir: Path, asked: Asked, seconds: int) -> None:
     with _keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         until = 0.0
         while True:
-            view = _view(run_dir, asked)
-            if view:
-                lines = drawn(view, columns=console.width, rows=console.height)
+            lines = _lines(asked, console.width, console.height)
+            if lines:
                 live.update(Group(*lines), refresh=True)
-            until = time.monotonic() + (seconds if asked.status or asked.complaint else 0.5)
+            until = time.monotonic() + (0.5 if asked.is_open else seconds)
             while (left := until - time.monotonic()) > 0:
                 if select.select([keys], [], [], left)[0] and os.read(keys, 64)[:1] in (b"q", b"Q", b""):
                     return
@@ -134,23 +172,36 @@ def _keys() -> Iterator[int]:
         termios.tcsetattr(number, termios.TCSADRAIN, before)
 
 
-def _tell(run_dir: Path, asked: Asked) -> None:
-    """A line now and then, for a log; ends with the run."""
+def _tell(asked: Asked) -> None:
+    """A line now and then, for a log; ends with the run or chain, once no job of it waits or runs."""
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while asked.is_open and (asked.is_chain or time.monotonic() < deadline):
+        asked.renew()
+        time.sleep(_POLL_SECONDS)
     while True:
-        view = _view(run_dir, asked)
-        if view:
+        view, chain = _view(asked), asked.answer.chain
+        if chain:
+            line = time.strftime("%H:%M:%S  ") + chain_line(chain)
+            put(f"{line}{f': {line_of(view, has_time=False)}' if view else ''}\n")
+        elif view:
             put(line_of(view) + "\n")
-            if view.run.facts.state != "running":
-                return
+        if _is_over(view, chain):
+            return
         time.sleep(_LINE_SECONDS)
 
 
-def line_of(view: View) -> str:
+def _is_over(view: View | None, chain: ChainStatus | None) -> bool:
+    if chain:
+        return chain.is_over
+    return view is not None and view.run.facts.state != "running" and not (view.status and view.status.next_job)
+
+
+def line_of(view: View, *, has_time: bool = True) -> str:
     """The most important of a view."""
     facts = view.run.facts
     words = [
-        time.strftime("%H:%M:%S", time.localtime(view.now)),
-        facts.state,
+        time.strftime("%H:%M:%S", time.localtime(view.now)) if has_time else printable_name(view.run.path),
+        state_of(view.run, view.status) if view.status else facts.state,
         f"step {facts.step or 0:,}" + (f"/{view.run.num_steps:,}" if view.run.num_steps else ""),
         "" if facts.loss is None else f"loss {facts.loss:.4g}",
         "" if facts.images_per_second is None else f"{facts.images_per_second:,.0f} images/s",

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.logs import newest_log, shown
+from jobs.logs import shown
 from jobs.ls import Run, run_at
 from jobs.queue_reasons import Finding
+from jobs.run_logs import newest_log
 from jobs.screen import fitted, wrapped
-from jobs.status import Status
+from jobs.status import Status, state_of
 from pipeline.checkpoints.json_lines import is_finite, is_step, object_in
 from pipeline.checkpoints.line_tail import read_tail
 from pipeline.training.run_facts import LEDGER, METRICS
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 FINDINGS = "guard.jsonl"  # as in findings.py
 _TAIL_BYTES, _LOG_BYTES = 1 << 16, 1 << 14
 _BARS = "▁▂▃▄▅▆▇█"
-_COLOURS = {"running": "green", "done": "green", "failed": "red", "stopped": "yellow", "never started": "yellow"}
+_COLOURS = {"running": "green", "done": "green", "failed": "red"}  # the others are yellow
 _SHARES = (("perf/mfu", "MFU"), ("perf/mfu_of_measured_peak", "of measured peak"))
 _LATE_SECONDS = 60.0
 _MOST_LOG = 200
@@ -55,11 +56,17 @@ class View:
 
 
 def view_of(
-    run_dir: Path, *, status: Status | None = None, status_age: float = 0.0, complaint: str = ""
+    run_dir: Path,
+    *,
+    root: Path | None = None,
+    status: Status | None = None,
+    status_age: float = 0.0,
+    complaint: str = "",
 ) -> View | None:
-    """The run as it is now; None if it is no run. Files that vanish or are damaged leave gaps."""
+    """The run as it is now; None if it is no run. Files that vanish or are damaged leave gaps. `root`: the folder of
+    its chain, to which its name is relative."""
     now = time.time()
-    run = run_at(run_dir, run_dir, now)
+    run = run_at(root if root and run_dir.is_relative_to(root) else run_dir, run_dir, now)
     if run is None:
         return None
     lines = _lines(run_dir / METRICS)
@@ -67,7 +74,7 @@ def view_of(
     losses = [line["loss"] for line in lines if is_finite(line.get("loss"))]
     shares = [(last[key], words) for key, words in _SHARES if is_finite(last.get(key))]
     saved = [int(line["step"]) for line in _lines(run_dir / LEDGER)]
-    path = newest_log(run_dir)
+    path = newest_log(run_dir, status.jobs if status else ())
     return View(
         run=run,
         now=now,
@@ -132,12 +139,28 @@ def drawn(view: View, *, columns: int, rows: int) -> "list[Text]":
     return lines
 
 
+def drawn_chain(
+    above: Sequence[str], view: View | None, *, columns: int, rows: int, complaint: str = ""
+) -> "list[Text]":
+    """A chain's table above the run that runs now, or alone. A complaint that no run shows is below the table."""
+    lines = [_text(line, "" if line[:1] == " " else "bold") for line in above]
+    if view:
+        lines += [_text(""), *drawn(view, columns=columns, rows=max(2, rows - len(lines) - 1))]
+    else:
+        lines += [_text(part, "yellow") for part in wrapped(complaint, columns, most_lines=2)] if complaint else []
+        lines += [_text("")] * (rows - 1 - len(lines)) + [_text("q or Ctrl-C leaves; the chain goes on", "dim")]
+    for line in lines:
+        line.truncate(columns, overflow="ellipsis")
+    return lines[:rows]
+
+
 def _head(view: View, columns: int) -> "list[Text]":
     run, facts = view.run, view.run.facts
     name = f"{printable_name(run.path)}  {printable_name(run.recipe.words()) if run.recipe else ''}"
     clock_now = time.strftime("%H:%M:%S", time.localtime(view.now))
-    first = _text(fitted(name, max(1, columns - len(facts.state) - len(clock_now) - 4)), "bold")
-    first.append(f"  {facts.state}", style=_COLOURS.get(facts.state, ""))
+    state = state_of(run, view.status) if view.status else facts.state
+    first = _text(fitted(name, max(1, columns - len(state) - len(clock_now) - 4)), "bold")
+    first.append(f"  {state}", style=_COLOURS.get(state, "yellow"))
     first.append(clock_now.rjust(max(1, columns - first.cell_len)))
     numbers = [
         "" if facts.loss is None else f"loss {facts.loss:.4g}",
@@ -165,7 +188,7 @@ def _head(view: View, columns: int) -> "list[Text]":
 def _progress(view: View, columns: int) -> "Text":
     step, most = view.run.facts.step or 0, view.run.num_steps
     if not most:
-        return _text(f"step {step:,}")
+        return _text("no step yet" if view.run.facts.step is None else f"step {step:,}")
     share = min(1.0, step / most)
     left = "" if view.seconds_left is None else f"  {clock(view.seconds_left)} left"
     words = f" step {step:,}/{most:,}  {share:.1%}{left}"

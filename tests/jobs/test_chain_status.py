@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from jobs.chain_state import ChainJob, add_job, add_line, plan_json, state_folder
-from jobs.chain_status import num_tasks
 from jobs.chain_units import Unit
 from tests.jobs.test_chain_state import PLAN
 from tests.jobs.test_ls import make
-from tests.jobs.test_queue_jobs import RUNNING
+from tests.jobs.test_queue_jobs import ARRAY, RUNNING
 from tests.jobs.test_slurm import programs
 from tests.rigs.processes import patchline
 
@@ -83,15 +82,23 @@ def test_json_counts_the_tasks_of_arrays(chain: Path) -> None:
     assert (found["ending"], found["steps"][1]["state"], run["step"]) == (None, "waits for its turn", 100)
 
 
+def test_the_tasks_of_an_array_that_run_and_those_that_wait(chain: Path) -> None:
+    state = state_folder(str(chain))
+    add_line(state, began=True)
+    add_job(state, replace(JOB, unit="pack.shards", job=1))
+    environ = slurm(chain, "1_2 RUNNING pack.shards.e2.r0.p0", "1_[3-6%3] PENDING pack.shards.e2.r0.p0")
+    (chain.parent / "bin" / "1").write_text(ARRAY)
+    lines = [line.strip() for line in patchline("status", str(chain), environ=environ).output.splitlines()]
+    assert lines[1:5] == [
+        "pack.shards  running: 1 running, 4 in the queue  (1 job, the last 1)",
+        "task 1_2: runs for 00:00:10 on n2",
+        "4 tasks 1_[3-6]: waits for nodes to become free",
+        "task 1_1: failed with exit code 9:0",
+    ]
+
+
 def test_a_slurm_that_does_not_answer_leaves_the_files(chain: Path) -> None:
     environ = programs(chain.parent, squeue="echo away >&2; exit 1", scontrol="exit 1", sinfo="exit 1")
     ended = patchline("status", str(chain), environ=environ)
     assert (ended.code, "squeue does not answer: away" in ended.errors) == (0, True)
     assert "train        submitted" in ended.output
-
-
-@pytest.mark.parametrize(
-    ("job", "count"), [("12", 1), ("12_3", 1), ("12_[0-3,7-9%2]", 7), ("12_[5]", 1), ("12_[1-x]", 1)]
-)
-def test_tasks_in_a_line_of_squeue(job: str, count: int) -> None:
-    assert num_tasks(job) == count

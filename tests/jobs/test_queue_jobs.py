@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.queue_jobs import NodeFacts, facts_of, nodes_in, numbers_of, parsed
+from jobs.queue_jobs import NodeFacts, facts_of, nodes_in, numbers_of, parsed, started_in, tasks_of
 from tests.jobs.test_slurm import programs
 
 RUNNING = (
@@ -45,11 +45,32 @@ def test_the_numbers_on_record(tmp_path: Path) -> None:
     (tmp_path / "submit" / "submitted.jsonl").write_text(f'{text}{{"job": 8')
     (tmp_path / "submit" / "tries.jsonl").write_text('{"job": 3}\n{"job": 12}\n')
     assert numbers_of(tmp_path) == [12, 7, 3]
+    for name in ("exits-20-0-1", "exits-20-1-0", "exits-x-0-0", "exits-5-0", "exits-99999999999-0-0"):
+        (tmp_path / "submit" / name).mkdir()
+    assert (numbers_of(tmp_path), started_in(tmp_path)) == ([20, 12, 7, 3], [20])
 
 
 def test_a_job_that_slurm_has_forgotten(tmp_path: Path) -> None:
     environ = programs(tmp_path, scontrol="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert facts_of(12, environ) is None
+    assert facts_of("12", environ) is None
+
+
+ARRAY = """\
+JobId=1 ArrayJobId=1 ArrayTaskId=3-6%3 ArrayTaskThrottle=3 JobName=a JobState=PENDING Reason=Resources ExitCode=0:0
+JobId=4 ArrayJobId=1 ArrayTaskId=2 JobName=a JobState=RUNNING Reason=None ExitCode=0:0 RunTime=00:00:10 NodeList=n2
+JobId=3 ArrayJobId=1 ArrayTaskId=1 JobName=a JobState=FAILED Reason=NonZeroExitCode ExitCode=9:0 NodeList=n2
+"""
+
+
+def test_the_tasks_of_an_array(tmp_path: Path) -> None:
+    """The tasks that wait have the number of the array, until the last of them starts with it."""
+    (tmp_path / "array").write_text(ARRAY)
+    environ = programs(tmp_path, scontrol=f"cat {tmp_path}/array")
+    found = [(one.job, one.number, one.state) for one in tasks_of("1", environ)]
+    assert found == [("1_[3-6]", "1", "PENDING"), ("1_2", "4", "RUNNING"), ("1_1", "3", "FAILED")]
+    job = facts_of("4", environ)
+    assert job
+    assert job.job == "1_2"
 
 
 def test_nodes(tmp_path: Path) -> None:

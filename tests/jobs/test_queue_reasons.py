@@ -9,6 +9,7 @@ from jobs.queue_reasons import Finding, finding_of, findings_of_nodes
 
 JOB = JobFacts(
     job="12",
+    number="12",
     name="pretrain-x",
     state="PENDING",
     reason="",
@@ -65,6 +66,7 @@ def test_what_it_waits_for() -> None:
         ("TIMEOUT", "0:0", "was ended at its time limit"),
         ("NODE_FAIL", "0:0", "lost a node"),
         ("FAILED", "2:0", "was refused for a mistake"),
+        ("FAILED", "74:0", "ended to be continued, by a fault outside"),
         ("FAILED", "78:0", "gave up"),
         ("FAILED", "9:0", "failed with exit code 9:0"),
         ("FAILED", "", "failed with exit code ?"),
@@ -74,6 +76,19 @@ def test_what_it_waits_for() -> None:
 )
 def test_other_states(state: str, exit_code: str, words: str) -> None:
     assert finding_of(replace(JOB, state=state, exit_code=exit_code, nodes="n1")).words.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "run_dir", "todo"),
+    [
+        ("78:0", "/runs/my run", "patchline doctor '/runs/my run'"),
+        ("2:0", "/runs/$(x)", "patchline logs '/runs/$(x)' --lines 20"),
+        ("9:0", "/runs/one", "patchline logs /runs/one --lines 20"),
+        ("78:0", "", "the log's last lines say why"),
+    ],
+)
+def test_a_command_about_the_run_can_be_pasted(exit_code: str, run_dir: str, todo: str) -> None:
+    assert finding_of(replace(JOB, state="FAILED", exit_code=exit_code), run_dir=run_dir).todo == todo
 
 
 def test_nodes_that_are_not_well() -> None:

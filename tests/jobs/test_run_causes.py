@@ -47,6 +47,18 @@ def first_of(found: Evidence) -> tuple[str, str, str]:
     return one.words, one.evidence, one.todo
 
 
+def test_what_torchrun_says_of_its_ranks_is_no_cause(failed: Path) -> None:
+    write_log(failed, BEGIN, "0: torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ")
+    assert "ChildFailedError" not in first_of(evidence_of(failed, NO_SLURM))[0]
+
+
+def test_what_the_batch_script_refused(tmp_path: Path) -> None:
+    write_log(tmp_path, "a line of the site", "stage.sbatch: no command patchline on n1: set PATCHLINE to yours")
+    words, evidence, _ = first_of(evidence_of(tmp_path, NO_SLURM))
+    assert words == "its job ended before the ranks had started: no command patchline on n1: set PATCHLINE to yours"
+    assert evidence.startswith("submit/x-12.out:2: stage.sbatch: no command")
+
+
 @pytest.mark.parametrize(
     ("line", "words", "todo"),
     [
@@ -57,6 +69,8 @@ def first_of(found: Evidence) -> tuple[str, str, str]:
         ("slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT x DUE TO NODE FAILURE ***", "a node was lost", "sinfo"),
         ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***", "the time limit", "margin_"),
         ("0: error: --x is 1; allowed: 2", "--x is 1; allowed: 2", ""),
+        ("1: [rank3]: 12:00:00 error: --x is 1; allowed: 2", "--x is 1; allowed: 2", ""),
+        ("1: [rank3]: [rank3]: ValueError: no", "a rank ended with ValueError: no", "continues it"),
         ("0: ValueError: nobody knew this", "a rank ended with ValueError: nobody knew this", "continues it"),
     ],
 )

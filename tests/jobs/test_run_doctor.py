@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.jobs.test_ls import heartbeat_is_there, make
+from tests.jobs.test_slurm import programs
+from tests.jobs.test_status import submitted
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.processes import patchline
 from tests.rigs.training import FinishedRuns, pretrain_words, start
@@ -77,6 +79,33 @@ def test_the_screen_fits_and_nothing_in_it_acts(tmp_path: Path) -> None:
     lines = ended.output.splitlines()
     assert lines[1].startswith("1. it was asked to stop, and stays stopped")
     assert max(map(len, lines)) <= 120
+
+
+HELD = "JobId=7 JobName=a JobState=PENDING Reason=JobHeldUser Restarts=0 ExitCode=0:0 NodeList="
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "first", "line"),
+    [
+        (HELD, 1, "one: not started yet, no record yet", "1. job 7 is held by its user"),
+        (HELD.replace("JobHeldUser", "Resources"), 0, "one: not started yet", "nothing is wrong"),
+        (HELD.replace("PENDING", "FAILED").replace("0:0", "2:0"), 1, "one: never started", "1. no dataset in 'd'"),
+        ("", 1, "one: never started, no record yet", "1. no dataset in 'd'"),
+    ],
+)
+def test_a_run_whose_job_has_not_started(tmp_path: Path, job: str, code: int, first: str, line: str) -> None:
+    """There is RUN/submit and nothing else; a job that was refused at its start has left a log, too."""
+    run_dir = submitted(tmp_path / "one", 7)
+    if "PENDING" not in job:
+        (run_dir / "submit" / "x-7.out").write_text("0: error: no dataset in 'd'\n")
+        (run_dir / "submit" / "exits-7-0-0").mkdir()
+        (run_dir / "submit" / "exits-7-0-0" / "started").touch()
+        (run_dir / "submit" / "exits-7-0-0" / "rank-0").write_text("2\n")
+    ended = patchline("doctor", str(run_dir), environ=programs(tmp_path, scontrol=f"echo '{job}'", sinfo="true"))
+    lines = ended.output.splitlines()
+    assert (ended.code, ended.errors) == (code, ""), ended.output
+    assert lines[0].startswith(first), ended.output
+    assert lines[1].startswith(line), ended.output
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:

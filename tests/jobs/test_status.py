@@ -15,7 +15,7 @@ WAITING = "JobId=7 JobName=a JobState=PENDING Reason=launch_failed_requeued_held
 
 
 def submitted(run_dir: Path, *jobs: int) -> Path:
-    (run_dir / "submit").mkdir(exist_ok=True)
+    (run_dir / "submit").mkdir(exist_ok=True, parents=True)
     (run_dir / "submit" / "submitted.jsonl").write_text("".join(json.dumps({"job": job}) + "\n" for job in jobs))
     return run_dir
 
@@ -81,6 +81,29 @@ def test_without_slurm(tmp_path: Path) -> None:
         os.chdir(before)
 
 
+FAULT = {"job": 7, "start": 1, "try": 0, "exit_codes": [74, 75], "end": "crashed"}
+
+
+def test_a_fault_after_which_a_job_continues_the_run(tmp_path: Path, slurm: dict[str, str]) -> None:
+    """As between two tries: the ranks ended with 74, step 100 is saved, and nobody has to do anything."""
+    run_dir = submitted(make(tmp_path / "one", step=100), 7)
+    (run_dir / "metrics.jsonl").write_text('{"step": 105, "loss": 1.0}\n')
+    os.utime(run_dir / "metrics.jsonl", (1e9, 1e9))
+    (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(FAULT) + "\n")
+    (run_dir / "submit" / "exits-7-1-0").mkdir()
+    said = patchline("status", str(run_dir), environ=slurm).output
+    assert said.splitlines()[1].split()[2:4] == ["interrupted", "105/300"]
+    words = "its last try ended by a fault outside: storage, a disk, a lost worker or rank (exit code 74), and is to be"
+    assert words in " ".join(said.split())
+    found = json.loads(patchline("status", str(run_dir), "--json", environ=slurm).output)
+    assert (found["state"], found["continued_by"]) == ("failed", "7")
+    head, *_ = patchline("doctor", str(run_dir), environ=slurm).output.splitlines()
+    assert head.endswith("ended by a fault, continued by job 7, step 105/300")
+    (run_dir / "submit" / "exits-7-1-1").mkdir()  # the next try has begun
+    assert "its last try" not in patchline("status", str(run_dir), environ=slurm).output
+    assert " failed " in patchline("status", str(run_dir), environ={"PATH": "/nowhere"}).output
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -108,3 +131,4 @@ def test_a_run_whose_job_has_not_started_is_a_run(tmp_path: Path, slurm: dict[st
     ended = patchline("status", str(submitted(tmp_path / "one", 7)), environ=slurm)
     assert (ended.code, ended.errors) == (0, "")
     assert "job 7, start 2: is held: a node could not start it" in ended.output
+    assert "missing" not in ended.output

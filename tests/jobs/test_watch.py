@@ -71,12 +71,43 @@ def test_without_a_terminal_a_line(tmp_path: Path) -> None:
     assert line_of(view).endswith("stopped  step 100/300  loss 1")
 
 
+WAITS = "JobId=7 JobName=a JobState=PENDING Reason=Resources Restarts=0 ExitCode=0:0 NodeList="
+
+
+def test_a_run_that_has_not_started_shows_what_its_job_waits_for(tmp_path: Path) -> None:
+    """Without a terminal it goes on as long as the job does: here until it is cancelled."""
+    run_dir = submitted(tmp_path / "run", 7)
+    (tmp_path / "job").write_text(WAITS)
+    environ = os.environ | programs(tmp_path, scontrol=f"cat {tmp_path}/job", sinfo="true")
+    command = [sys.executable, "-m", "jobs.cli", "watch", str(run_dir)]
+    process = subprocess.Popen(command, cwd=CHECKOUT, env=environ, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    try:
+        said = process.stdout.readline()
+        assert said.rstrip().endswith("not started  step 0  job 7: waits for nodes to become free")
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    (tmp_path / "job").write_text(WAITS.replace("PENDING", "CANCELLED"))
+    ended = patchline("watch", str(run_dir), environ=environ)
+    assert (ended.code, "job 7: was cancelled" in ended.output) == (0, True), ended
+
+
+def test_a_stage_without_steps(tmp_path: Path) -> None:
+    run_dir = make(tmp_path / "run")
+    text = (run_dir / "job.yaml").read_text()
+    (run_dir / "job.yaml").write_text(text.replace("stage: pretrain", "stage: evaluate"))
+    ended = patchline("watch", str(run_dir))
+    assert (ended.code, "has no steps to watch; `patchline logs" in " ".join(ended.errors.split())) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["nowhere"], "'nowhere' is no run"),
         (["--seconds=0", "x"], "--seconds is '0'; allowed: 1 to 3,600"),
-        (["x", "y"], "usage: patchline watch RUN [--seconds N]"),
+        (["x", "y"], "usage: patchline watch RUN|CHAIN [--seconds N]"),
         (["x", "--secs"], "there is no flag '--secs'"),
     ],
 )

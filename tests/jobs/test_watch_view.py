@@ -86,7 +86,7 @@ def test_a_run_of_which_little_is_known(tmp_path: Path) -> None:
     assert " step 0/300  0.0%" in texts(found, 80, 24)[1]
     facts: RunFacts = replace(found.run.facts, loss=float("nan"), accuracy=0.5, images_per_second=float("nan"))
     odd = replace(found, run=replace(found.run, facts=facts, num_steps=None), losses=(1.0, float("1e300"), -1e300))
-    assert texts(odd, 80, 24)[1] == "step 0"
+    assert texts(odd, 80, 24)[1] == "no step yet"
 
 
 @pytest.mark.parametrize(
