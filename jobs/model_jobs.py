@@ -1,5 +1,5 @@
-"""The jobs of the stages around models: the settings of `evaluate`, `plan`, `verify-resume`, `ls`, `weights`, `import`,
-`export`, `doctor` and `demo`.
+"""The jobs of the stages around models: the settings of `evaluate`, `fewshot`, `plan`, `verify-resume`, `ls`,
+`weights`, `import`, `export`, `doctor` and `demo`.
 
 Configurations only: help and mistakes are answered without loading torch. Training has its own,
 pipeline/training/config.py.
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from jobs.cluster_jobs import OnNodes, refuse_wrong_nodes
 from pipeline.config_values import Device, LossName
-from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.config import EvaluationConfig, FewshotConfig, FewshotImages
 from pipeline.models.config import Gelu, ResNetEpsilons
 from pipeline.models.conversion.config import Change, Format
 from pipeline.training.config import MOST_THREADS, TrainingJob
@@ -51,6 +51,24 @@ class EvaluateJob:
         if len(given) > 1:
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
             raise UserError(f"{flags} do not go together; give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewshotJob(FewshotConfig):
+    """Which weights to measure, and on which images."""
+
+    weights: str = ""
+    """Weights folder to measure (RUN/weights), or the run directory."""
+    data: FewshotImages = FewshotImages()
+    """Images to learn the classes from and to measure on."""
+    run_dir: str = ""
+    """Folder that fewshot.json and job.yaml are written to; empty: nowhere."""
+    device: Device = "auto"
+    """Where to compute; auto: the GPU if there is one, else the CPU."""
+    threads: Annotated[int, Range(0, MOST_THREADS, zero="each rank's share of the cores")] = 0
+    """Threads of each rank; 0: OMP_NUM_THREADS if it is set, else the rank's share of the cores."""
+    json: bool = False
+    """Write the scores to standard output as one JSON object, for scripts."""
 
 
 @dataclass(frozen=True, kw_only=True)

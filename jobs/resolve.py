@@ -8,7 +8,7 @@ from typing import Any
 from jobs.mistakes import unknown_recipe
 from jobs.own_recipes import is_own, own_job
 from jobs.recipes.smoke import SUFFIX, smoke
-from jobs.stages import PATH, RECIPE, STAGES, URL, WITH_SMOKE, job_class, recipes_of
+from jobs.stages import RECIPE, STAGES, WITH_FILE, WITH_SMOKE, job_class, recipes_of
 from jobs.warmup import shortened
 from shards.errors import UserError
 
@@ -31,7 +31,7 @@ def default_job(stage: str, word: str) -> Any:
     kind, second = job_class(stage), STAGES[stage].second
     if word == second:  # help for no URL or path in particular, or a stage without a second word
         return kind()
-    if is_file(word) and second in (URL, PATH):
+    if is_file(word) and second in WITH_FILE:
         return _read(stage, Path(word), recipe=None)
     return kind(**{STAGES[stage].field: word})
 

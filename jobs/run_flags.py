@@ -28,7 +28,7 @@ RUN_FLAGS = (
         name="--processes",
         value="N",
         says="Processes (ranks) to start on this machine: one per GPU, or sharing the CPUs.",
-        stages=(*_TRAINING, "evaluate"),
+        stages=(*_TRAINING, "evaluate", "fewshot"),
     ),
     RunFlag(
         name="--extend",

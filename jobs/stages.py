@@ -11,7 +11,8 @@ from typing import Any
 from jobs.stage import Stage
 from jobs.tools import TOOLS
 
-RECIPE, URL, PATH = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml"
+RECIPE, URL, PATH, OF_WEIGHTS = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml", "WEIGHTS|FILE.yaml"
+WITH_FILE = (URL, PATH, OF_WEIGHTS)  # a value, or a file
 WEIGHTS = "WEIGHTS IMAGE..."  # the second word, and the words after it without a flag
 RUN = "RUN"
 WITH_SMOKE = ("pretrain", "finetune")
@@ -118,6 +119,18 @@ STAGES = {
         loads_torch=True,
         required=("--weights", "--data.url"),
         examples=("evaluate resize --weights runs/digits/weights --data.url data/digits-test",),
+    ),
+    "fewshot": Stage(
+        summary="measure a run's representation with a few images per class",
+        second=OF_WEIGHTS,
+        module="jobs.fewshot",
+        job=("jobs.model_jobs", "FewshotJob"),
+        loads_torch=True,
+        required=("--weights", "--data.url"),
+        examples=(
+            "fewshot runs/digits --data.url data/digits",
+            "fewshot runs/digits --data.url data/digits --shots 5 10 --seeds 5 --probe",
+        ),
     ),
     "predict": Stage(
         summary="predict the classes of images with a run's weights",

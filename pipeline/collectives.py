@@ -53,6 +53,14 @@ def summed(values: torch.Tensor, *, device: torch.device) -> torch.Tensor:
     return total.cpu()
 
 
+def gather_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Every rank's rows, [n, ...] on each, below one another in rank order, on every rank."""
+    rows = rows.contiguous()
+    gathered = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, rows)
+    return torch.cat(gathered)
+
+
 def second_group() -> dist.ProcessGroup:
     """Another group of all ranks, with the timeout of the first: torch would give it 10 minutes on GPUs. Collective."""
     first = dist.distributed_c10d._get_default_group()

@@ -1,4 +1,4 @@
-"""Evaluation batches: every sample exactly once over all ranks, with a mask where the last batch is short."""
+"""Evaluation batches: every sample once (or each of some) over all ranks, with a mask where the last batch is short."""
 
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -25,6 +25,8 @@ from shards.read_config import ReadConfig
 from shards.stream_reader import StreamReader
 
 _AHEAD = 2  # batches read and decoded while one is used
+_READS = 16  # of samples that lie apart, at a time
+_FEW_SLICES = 2
 
 
 def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:
@@ -48,14 +50,18 @@ def evaluation_batches(
     share: Share,
     threads: int,
     label_weights: bool = False,
+    sample_ids: NDArray[np.int64] | None = None,
 ) -> Generator[tuple[Batch, torch.Tensor], None, None]:
     """Every sample once over all ranks, in equally many batches per rank: (batch, bool[n] mask of real samples).
-    `label_weights`: batches have the weights of their labels."""
-    num_batches = -(-dataset.num_samples // (batch_size * share.num_ranks))
+    `label_weights`: batches have the weights of their labels. `sample_ids`: only these, in this order."""
+    ids = np.arange(dataset.num_samples, dtype=np.int64) if sample_ids is None else sample_ids
+    num_batches = -(-ids.size // (batch_size * share.num_ranks))
     reader = StreamReader(ReadConfig())
     ahead, decoders = reader.pool(_AHEAD, name="evaluate"), reader.pool(max(1, threads), name="decode")
     maker = _Maker(
         dataset=reader.dataset(dataset),
+        sample_ids=ids,
+        readers=reader.pool(_READS, name="read"),
         batch_size=batch_size,
         image_size=image_size,
         transform=transform,
@@ -76,6 +82,8 @@ def evaluation_batches(
 @dataclass(frozen=True, kw_only=True)
 class _Maker:
     dataset: Dataset
+    sample_ids: NDArray[np.int64]
+    readers: Pool
     batch_size: int
     image_size: int
     transform: EvaluationTransform
@@ -84,9 +92,9 @@ class _Maker:
     def make(self, step: int, share: Share, decoders: Pool) -> tuple[Batch, torch.Tensor]:
         """This rank's batch number `step`, with its mask."""
         first = (step * share.num_ranks + share.rank) * self.batch_size
-        ids = np.arange(first, min(first + self.batch_size, self.dataset.num_samples), dtype=np.int64)
+        ids = self.sample_ids[first : first + self.batch_size]
         images = np.zeros((self.batch_size, self.image_size, self.image_size, 3), dtype=np.uint8)
-        samples = [sample for one in _slices(self.dataset, ids) for sample in read_slice(self.dataset, one)]
+        samples = self._read(ids)
         views = [
             decoders.submit(partial(self._view, sample, view)) for sample, view in zip(samples, images, strict=False)
         ]
@@ -103,6 +111,14 @@ class _Maker:
             weights=weight_matrix(labels) if self.label_weights else None,
         )
         return batch, torch.arange(self.batch_size) < len(samples)
+
+    def _read(self, ids: NDArray[np.int64]) -> list[RawSample]:
+        """The samples with these ids; those that lie apart are read side by side."""
+        slices = list(_slices(self.dataset, ids))
+        if len(slices) <= _FEW_SLICES:
+            return [sample for one in slices for sample in read_slice(self.dataset, one)]
+        reads = [self.readers.submit(partial(read_slice, self.dataset, one)) for one in slices]
+        return [sample for read in reads for sample in read.result()]
 
     def _view(self, sample: RawSample, view: Pixels) -> None:
         sample = verified(self.dataset, sample)
@@ -123,8 +139,9 @@ class _Maker:
 
 
 def _slices(dataset: Dataset, ids: NDArray[np.int64]) -> Iterator[BlockSlice]:
-    """Consecutive ids as runs that lie in one shard."""
+    """The ids as runs of consecutive ones that lie in one shard, in their order."""
     shards = np.searchsorted(dataset.first_sample_ids, ids, side="right")
-    for shard in np.unique(shards):
-        own = ids[shards == shard]
-        yield BlockSlice(first_sample_id=int(own[0]), num_samples=own.size)
+    cuts = np.flatnonzero((np.diff(ids) != 1) | (np.diff(shards) != 0)) + 1
+    for run in np.split(ids, cuts):
+        if run.size:
+            yield BlockSlice(first_sample_id=int(run[0]), num_samples=run.size)

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pipeline.evaluation_transform import EvaluationTransform
 from shards.config_values import Range, refuse_wrong_values, shown_value
@@ -45,3 +45,41 @@ class EvaluationConfig:
 def _set_name(url: str) -> str:
     """That of its folder, with _ for what is no letter, digit, dot or dash."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", url.rstrip("/").rpartition("/")[2])[:64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewshotImages:
+    """Where the images of a few-shot measurement are, and how they are prepared."""
+
+    url: str = ""
+    """Dataset to take the shots from: a folder or s3://bucket/prefix."""
+    test_url: str = ""
+    """Dataset to measure on; empty: the test split beside the first, URL-test."""
+    transform: Literal["weights", "resize", "central_crop"] = "weights"
+    """How images are brought to the model's size; weights: as in the evaluations of the run that made them."""
+    batch_size: Annotated[int, Range(1)] = 100
+    """Images per batch on each rank."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="data.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewshotConfig:
+    """What is measured with a few images per class."""
+
+    shots: tuple[Annotated[int, Range(1)], ...] = (1, 5, 10, 25)
+    """Numbers of training images per class."""
+    seeds: Annotated[int, Range(1, 1000)] = 3
+    """Choices of these images to measure with; the scores are means over them."""
+    l2: Annotated[float, Range(above=0)] = 1024.0
+    """Strength of the ridge regression; big_vision's is 1024."""
+    probe: bool = False
+    """Also fit a linear probe by L-BFGS to the same features, as a cross-check."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+        if not self.shots or len(set(self.shots)) != len(self.shots):
+            raise UserError(
+                f"--shots is {shown_value(self.shots)}; allowed: one or more different numbers, such as --shots 1 5 10"
+            )

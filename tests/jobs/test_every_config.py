@@ -22,6 +22,7 @@ from jobs.flags import Flag, flags_of, groups_of, sentences
 from jobs.mistakes import refuse_wrong_words, required_flags
 from jobs.stages import STAGES, job_class
 from jobs.yaml_tree import Fields, read_tree
+from pipeline.evaluation.config import FewshotConfig
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Change
 from pipeline.models.conversion.sizes import Hints
@@ -62,7 +63,10 @@ def inside(kind: Any) -> Iterator[Any]:
                 yield from inside(one)
 
 
-OTHERS = (Change, RetryConfig, Usage, SampleRules, AdoptSpec, PackSpec, Hints, ClusterConfig, ChainConfig, StepConfig)
+OTHERS = (
+    *(Change, RetryConfig, Usage, SampleRules, AdoptSpec, PackSpec, Hints, ClusterConfig, ChainConfig, StepConfig),
+    FewshotConfig,
+)
 CONFIGS = list(dict.fromkeys(one for kind in (*JOBS, *OTHERS) for one in inside(kind)))
 STEP: dict[str, Any] = {"name": "one", "stage": "verify", "recipe": "data"}
 NEEDED: dict[Any, dict[str, Any]] = {  # fields without a default

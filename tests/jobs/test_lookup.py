@@ -16,7 +16,8 @@ def test_a_stage_may_come_first() -> None:
     assert split_stage([]) == ("", [])
     with pytest.raises(UserError, match="leave out the word plan"):
         split_stage(["plan", "digits_smoke"])
-    assert set(SHOWN) == {"pack", "index", "verify", "card", "pretrain", "finetune", "evaluate", "import", "export"}
+    of_data = {"pack", "index", "verify", "card"}
+    assert set(SHOWN) == of_data | {"pretrain", "finetune", "evaluate", "fewshot", "import", "export"}
 
 
 def test_a_run_directory_stands_for_its_record(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from jobs import model_jobs
 from jobs.stages import STAGES
 
 
-@pytest.mark.parametrize("stage", ["evaluate", "plan", "weights", "import", "export", "demo"])
+@pytest.mark.parametrize("stage", ["evaluate", "fewshot", "plan", "weights", "import", "export", "demo"])
 def test_a_stage_takes_its_job(stage: str) -> None:
     module, name = STAGES[stage].job
     assert module == model_jobs.__name__

@@ -4,8 +4,9 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
-from pipeline.collectives import all_agree, broadcast_json, gather_json, sums
+from pipeline.collectives import all_agree, broadcast_json, gather_json, gather_rows, sums
 from pipeline.world import World
 from tests.rigs.processes import run_ranks
 
@@ -28,6 +29,19 @@ def exchange(world: World) -> dict[str, Any]:
         "none": all_agree(False, device=device),
         "sums": sums([1.0, world.rank + 0.5, 2.0**53], device=device),
     }
+
+
+def gathered_rows(world: World) -> list[list[int]]:
+    """Two rows of each rank, which lie apart in memory."""
+    rows = torch.tensor([[world.rank, 9], [10 + world.rank, 9]], device=world.device)[:, :1]
+    found: list[list[int]] = gather_rows(rows).tolist()
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_rows_are_in_rank_order(num_ranks: int) -> None:
+    expected = [[0], [10], [1], [11]][: 2 * num_ranks]
+    assert run_ranks(gathered_rows, num_ranks=num_ranks) == [expected] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
@@ -30,7 +31,13 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rank_batches(
-    url: Path, *, batch_size: int, rank: int, ranks: int, transform: EvaluationTransform = STRAIGHT
+    url: Path,
+    *,
+    batch_size: int,
+    rank: int,
+    ranks: int,
+    transform: EvaluationTransform = STRAIGHT,
+    sample_ids: NDArray[np.int64] | None = None,
 ) -> list[tuple[Batch, torch.Tensor]]:
     return list(
         evaluation_batches(
@@ -40,6 +47,7 @@ def rank_batches(
             transform=transform,
             share=Share(global_batch=batch_size * ranks, rank=rank, num_ranks=ranks),
             threads=2,
+            sample_ids=sample_ids,
         )
     )
 
@@ -91,6 +99,22 @@ def test_a_sample_that_can_not_be_read_is_named(tmp_path: Path) -> None:
     expected = rf"{url}: sample 6 \(c.*\): crc32 .*an evaluation needs every sample.*run: patchline verify {url}"
     with pytest.raises(WillNotSucceedError, match=expected):
         rank_batches(url, batch_size=4, rank=0, ranks=1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "chosen",
+    [[9, 3, 4, 14, 0, 3], [2, 3, 4, 5, 6, 7], [11], []],
+    ids=["apart and not sorted", "over the end of a shard", "one", "none"],
+)
+def test_only_the_samples_that_are_asked_for(packed: Path, chosen: list[int], ranks: int) -> None:
+    whole = rank_batches(packed, batch_size=NUM_SAMPLES, rank=0, ranks=1)[0][0]
+    ids = np.array(chosen, dtype=np.int64)
+    all_ranks = [rank_batches(packed, batch_size=2, rank=rank, ranks=ranks, sample_ids=ids) for rank in range(ranks)]
+    in_order = [pair for pairs in zip(*all_ranks, strict=True) for pair in pairs]
+    assert [one for batch, _ in in_order for one in batch.sample_ids.tolist()] == chosen
+    for batch, mask in in_order:
+        assert torch.equal(batch.images[mask], whole.images[batch.sample_ids])
 
 
 def test_a_sample_that_can_not_be_decoded_is_named(tmp_path: Path) -> None:

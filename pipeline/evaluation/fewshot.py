@@ -1,0 +1,148 @@
+"""Few-shot accuracy of a frozen representation: a linear classifier from a few images of each class, by ridge
+regression and, as a cross-check, by a linear probe; over several choices of these images.
+
+First `represented`, by all ranks, reads the images; then `measured`, by one, is numbers in, numbers out.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pipeline.evaluation.config import FewshotConfig
+from pipeline.evaluation.features import features_of
+from pipeline.evaluation.probe import fit_probe
+from pipeline.evaluation.ridge import fit_ridge
+from pipeline.evaluation.shots import Ids, chosen_shots, labels_of, refuse_too_few
+from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.models.build import Model
+from pipeline.world import World
+from shards.dataset import Dataset
+from shards.errors import UserError
+from shards.progress import Progress
+from shards.terminal import printable_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewshotData:
+    """The shots of each seed, int64[K, most shots] sample ids each, and the test images with their labels."""
+
+    train: Dataset
+    test: Dataset
+    shots: tuple[Ids, ...]
+    test_labels: Ids
+
+    @property
+    def train_ids(self) -> Ids:
+        """The samples that are shots of any seed, in rising order."""
+        return np.unique(np.concatenate([one.ravel() for one in self.shots]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Represented:
+    """Features of shots, float32[seeds, K, most shots, D], and of test images, float32[N, D], with their labels."""
+
+    shots: torch.Tensor
+    test: torch.Tensor
+    test_labels: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShotScores:
+    """Accuracies by seed with `shots` images per class; those of the probe are empty if it was not asked for."""
+
+    shots: int
+    ridge: tuple[float, ...]
+    probe: tuple[float, ...] = ()
+    probe_l2: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewshotScores:
+    """`width`: of the representation."""
+
+    num_classes: int
+    num_test_images: int
+    width: int
+    results: tuple[ShotScores, ...]
+
+
+def mean_and_deviation(accuracies: tuple[float, ...]) -> tuple[float, float]:
+    """Over seeds; the deviation is that of a sample, and 0 for one seed."""
+    return statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+
+
+def chosen_data(train: Dataset, test: Dataset, config: FewshotConfig) -> FewshotData:
+    """Reads both indices and chooses the shots. UserError for too few images or labels that do not fit."""
+    numbers = {name: number for number, name in enumerate(train.label_names)}
+    unknown = [name for name in test.label_names if name not in numbers]
+    if unknown:
+        raise UserError(
+            f"{test.url} has {len(unknown)} classes that {train.url} lacks, for example {printable_name(unknown[0])!r};"
+            " give the two splits of one dataset"
+        )
+    labels, most = labels_of(train), max(config.shots)
+    refuse_too_few(labels, train.label_names, shots=most, url=train.url)
+    test_labels = labels_of(test)
+    if not test_labels.size:
+        raise UserError(f"{test.url} has no images to measure on; give another dataset")
+    return FewshotData(
+        train=train,
+        test=test,
+        shots=tuple(
+            chosen_shots(labels, num_classes=len(numbers), shots=most, seed=seed) for seed in range(config.seeds)
+        ),
+        test_labels=np.array([numbers[name] for name in test.label_names], dtype=np.int64)[test_labels],
+    )
+
+
+def represented(
+    model: Model, data: FewshotData, *, transform: EvaluationTransform, batch_size: int, world: World
+) -> Represented | None:
+    """Computes the features of all images, each once. Collective over all ranks; None but on rank 0."""
+    ids = data.train_ids
+    every_id = np.arange(data.test.num_samples, dtype=np.int64)
+    train_ND, test_ND = (
+        features_of(model, dataset, chosen, transform=transform, batch_size=batch_size, world=world)
+        for dataset, chosen in ((data.train, ids), (data.test, every_id))
+    )
+    if not world.is_first:
+        return None
+    places = torch.from_numpy(np.searchsorted(ids, np.stack(data.shots)))
+    return Represented(shots=train_ND[places], test=test_ND, test_labels=torch.from_numpy(data.test_labels))
+
+
+def measured(found: Represented, config: FewshotConfig, *, device: torch.device) -> FewshotScores:
+    """The accuracies for each number of shots and each seed. Pure."""
+    num_seeds, num_classes, _, width = found.shots.shape
+    test_ND, test_labels_N = found.test.to(device), found.test_labels.to(device)
+    with Progress("classifiers", num_seeds * len(config.shots), unit="fits", says_end=False) as progress:
+        results = [
+            _scores(
+                found.shots[:, :, :shots].to(device), (test_ND, test_labels_N), config=config, advance=progress.advance
+            )
+            for shots in config.shots
+        ]
+    return FewshotScores(
+        num_classes=num_classes, num_test_images=len(test_labels_N), width=width, results=tuple(results)
+    )
+
+
+def _scores(
+    seeds: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor], *, config: FewshotConfig, advance: Callable[[], None]
+) -> ShotScores:
+    """Of one number of shots: `seeds` is float32[seeds, K, shots, D]."""
+    _, num_classes, shots, _ = seeds.shape
+    labels_N = torch.arange(num_classes, device=seeds.device).repeat_interleave(shots)
+    ridge, probe, strengths = [], [], []
+    for features_KSD in seeds:
+        classifier = fit_ridge(features_KSD.flatten(0, 1), labels_N, num_classes=num_classes, l2=config.l2)
+        ridge.append(classifier.accuracy(*test))
+        if config.probe:
+            classifier, l2 = fit_probe(features_KSD)
+            probe.append(classifier.accuracy(*test))
+            strengths.append(l2)
+        advance()
+    return ShotScores(shots=shots, ridge=tuple(ridge), probe=tuple(probe), probe_l2=tuple(strengths))

@@ -1,0 +1,136 @@
+"""Few-shot scores: of features that are known, and of a dataset's images in real process groups."""
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.evaluation.config import FewshotConfig
+from pipeline.evaluation.fewshot import (
+    FewshotScores,
+    Represented,
+    chosen_data,
+    mean_and_deviation,
+    measured,
+    represented,
+)
+from pipeline.evaluation.shots import chosen_shots, labels_of
+from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.models import ModelConfig, build_model
+from pipeline.world import World
+from shards.dataset import open_dataset
+from shards.errors import UserError
+from tests.rigs.datasets import packed_folders
+from tests.rigs.processes import run_ranks
+
+CPU = torch.device("cpu")
+TINY = ModelConfig(name="vit", image_size=8, patch=4, depth=1, width=8, mlp_width=8, num_heads=2, num_classes=3)
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Training split of 3 classes with 7 images each, and a test split of the first 2 with 3."""
+    folder = tmp_path_factory.mktemp("fewshot")
+    for name in ("train", "test"):
+        (folder / name).mkdir()
+    train = packed_folders(folder / "train", num_classes=3, images_a_class=7)
+    return str(train), str(packed_folders(folder / "test", num_classes=2, images_a_class=3))
+
+
+def test_classes_that_lie_apart_are_told_apart() -> None:
+    generator = torch.Generator().manual_seed(0)
+    centres_KD = 10 * torch.eye(4, 6)
+    shots = centres_KD[None, :, None] + torch.randn(3, 4, 5, 6, generator=generator)
+    found = Represented(shots=shots, test=centres_KD.repeat(2, 1), test_labels=torch.arange(4).repeat(2))
+    scores = measured(found, FewshotConfig(shots=(5, 1), probe=True), device=CPU)
+    assert (scores.num_classes, scores.num_test_images, scores.width) == (4, 8, 6)
+    assert [one.shots for one in scores.results] == [5, 1]
+    assert scores.results[0].ridge == scores.results[0].probe == (1.0, 1.0, 1.0)
+    assert len(scores.results[1].probe_l2) == 3
+
+
+def test_without_labels_in_the_features_accuracy_is_chance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(4).repeat(250)
+    found = Represented(
+        shots=torch.randn(3, 4, 5, 6, generator=generator),
+        test=torch.randn(1000, 6, generator=generator),
+        test_labels=labels,
+    )
+    (result,) = measured(found, FewshotConfig(shots=(5,)), device=CPU).results
+    assert mean_and_deviation(result.ridge)[0] == pytest.approx(0.25, abs=0.06)
+    assert result.probe == result.probe_l2 == ()
+
+
+def test_mean_and_deviation() -> None:
+    assert mean_and_deviation((0.1, 0.3)) == pytest.approx((0.2, 0.02**0.5))
+    assert mean_and_deviation((0.4,)) == (0.4, 0.0)
+
+
+def of_dataset(world: World, train: str, test: str) -> tuple[FewshotScores | None, Represented | None]:
+    config = FewshotConfig(shots=(1, 4), seeds=2)
+    data = chosen_data(open_dataset(train), open_dataset(test), config)
+    model = build_model(TINY).eval()
+    found = represented(model, data, transform=EvaluationTransform(), batch_size=4, world=world)
+    return (measured(found, config, device=world.device), found) if found else (None, None)
+
+
+def test_ranks_share_the_images_and_change_no_score(urls: tuple[str, str]) -> None:
+    ((one, alone),) = run_ranks(of_dataset, *urls, num_ranks=1)
+    (two, shared), nothing = run_ranks(of_dataset, *urls, num_ranks=2)
+    assert nothing == (None, None)
+    assert one == two
+    assert torch.allclose(alone.shots, shared.shots, atol=1e-6)
+    assert alone.shots.shape == (2, 3, 4, 8)
+    assert alone.test_labels.tolist() == labels_of(open_dataset(urls[1])).tolist()
+
+
+def test_the_shots_are_those_of_each_seed(urls: tuple[str, str]) -> None:
+    train, test = map(open_dataset, urls)
+    data = chosen_data(train, test, FewshotConfig(shots=(2, 3), seeds=2))
+    expected = [chosen_shots(labels_of(train), num_classes=3, shots=3, seed=seed) for seed in range(2)]
+    assert all(np.array_equal(one, other) for one, other in zip(data.shots, expected, strict=True))
+    assert data.train_ids.tolist() == sorted({int(one) for ids in expected for one in ids.ravel()})
+
+
+def test_more_shots_than_images_are_refused(urls: tuple[str, str]) -> None:
+    with pytest.raises(UserError, match=r"has 7 images of class 'c0', fewer than --shots 25 .*at most 7 shots here"):
+        chosen_data(open_dataset(urls[0]), open_dataset(urls[1]), FewshotConfig())
+
+
+def test_classes_without_training_images_are_refused(urls: tuple[str, str]) -> None:
+    train, test = urls
+    with pytest.raises(UserError, match=r"has 1 classes that .* lacks, for example 'c2'; give the two splits"):
+        chosen_data(open_dataset(test), open_dataset(train), FewshotConfig(shots=(1,)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"shots": ()}, "--shots is .*; allowed: one or more different numbers, such as --shots 1 5 10"),
+        ({"shots": (5, 5)}, "--shots is .*; allowed: one or more different numbers"),
+        ({"shots": (0,)}, "shots.* is 0; allowed: 1 or more"),
+        ({"l2": 0.0}, "l2 is 0.0; allowed: above 0"),
+    ],
+)
+def test_wrong_settings(fields: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        FewshotConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_real_digits_need_few_shots(digits_url: str) -> None:
+    """Pixels, by a random projection: far above chance, and better with more shots."""
+    data = chosen_data(open_dataset(digits_url), open_dataset(digits_url), FewshotConfig(shots=(1, 25)))
+    rows = run_ranks(digit_scores, digits_url, num_ranks=1)[0]
+    assert data.test_labels.size == 1438
+    assert 0.14 < rows[0] < rows[1] - 0.1
+
+
+def digit_scores(world: World, url: str) -> list[float]:
+    config = FewshotConfig(shots=(1, 25))
+    data = chosen_data(open_dataset(url), open_dataset(url), config)
+    model = build_model(
+        ModelConfig(name="vit", image_size=16, patch=4, depth=1, width=64, mlp_width=64, num_heads=2, num_classes=10)
+    ).eval()
+    found = represented(model, data, transform=EvaluationTransform(), batch_size=100, world=world)
+    assert found is not None
+    return [mean_and_deviation(one.ridge)[0] for one in measured(found, config, device=CPU).results]
