@@ -116,7 +116,9 @@ def _is_complete(unit: Unit, job: Any, *, state: Path) -> bool:
     if unit.stage in ("pretrain", "finetune"):
         return _has_steps(Path(job.run_dir), job.steps)
     if unit.stage == "evaluate":
-        return _is_evaluated(Path(job.run_dir), job)
+        return _is_scored(Path(job.run_dir), "scores.json", job)
+    if unit.stage == "fewshot":
+        return _is_scored(Path(job.run_dir), "fewshot.json", job)
     if unit.stage == "report":
         return _is_after(Path(job.out) if job.out else Path(job.run) / "report.html", Path(job.run) / "DONE")
     return _is_on_record(unit, state=state)
@@ -132,15 +134,15 @@ def _has_steps(run_dir: Path, steps: int) -> bool:
     return int(read_leaves(run_dir / "job.yaml").get("job.steps", "0")) >= steps
 
 
-def _is_evaluated(run_dir: Path, job: Any) -> bool:
+def _is_scored(run_dir: Path, name: str, job: Any) -> bool:
     """Its scores are of these weights and this dataset, and of no older weights."""
     try:
-        json.loads((run_dir / "scores.json").read_text())
+        json.loads((run_dir / name).read_text())
         leaves = read_leaves(run_dir / "job.yaml")
     except (OSError, ValueError, InvalidDataError):
         return False
     same = (leaves.get("job.weights"), leaves.get("job.data.url")) == (job.weights, job.data.url)
-    return same and _is_after(run_dir / "scores.json", Path(job.weights) / "model.safetensors")
+    return same and _is_after(run_dir / name, Path(job.weights) / "model.safetensors")
 
 
 def _is_after(path: Path, cause: Path) -> bool:

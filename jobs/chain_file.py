@@ -26,7 +26,7 @@ class StepConfig:
     name: str
     """Its name: small letters, digits, - and _. What it writes goes to FOLDER/NAME."""
     stage: str
-    """pack, verify, pretrain, finetune, evaluate or report."""
+    """pack, verify, pretrain, finetune, evaluate, fewshot or report."""
     recipe: str = ""
     """The recipe, as on the command line."""
     flags: tuple[str, ...] = ()

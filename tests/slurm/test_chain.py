@@ -23,6 +23,10 @@ FINETUNE = (
     "variants: [[--schedule.learning-rate=0.01], [--schedule.learning-rate=0.02]]}"
 )
 EVALUATE = "{name: evaluate, stage: evaluate, recipe: resize, data: pack, weights: finetune}"
+FEWSHOT = (
+    "{name: fewshot, stage: fewshot, data: pack, weights: pretrain, after: [pretrain], "
+    "flags: [--shots=2, '--data.test-url=FOLDER/pack']}"
+)
 REPORT = "{name: report, stage: report, run: pretrain}"
 
 
@@ -72,7 +76,8 @@ def jobs_of(folder: Path, unit: str) -> Sequence[ChainJob]:
 
 def test_a_whole_chain_ends_by_itself_and_submits_nothing_twice(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Two submissions at once; the file is changed behind them."""
-    path = chain_file(tmp_path, PACK, PRETRAIN, FINETUNE, EVALUATE, REPORT)
+    fewshot = FEWSHOT.replace("FOLDER", f"{tmp_path}/a chain")
+    path = chain_file(tmp_path, PACK, PRETRAIN, FINETUNE, EVALUATE, fewshot, REPORT)
     words = [str(PATCHLINE), "submit", str(path), settings_in(tmp_path, f"command: [{PATCHLINE}]")]
     both = [
         subprocess.Popen(words, env=slurm_cluster.job_environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
@@ -83,15 +88,17 @@ def test_a_whole_chain_ends_by_itself_and_submits_nothing_twice(slurm_cluster: S
     path.write_text("no chain any more")
     folder = tmp_path / "a chain"
     assert wait_until_over(slurm_cluster, folder) == "done", logs(folder)
-    assert [step.state for step in chain_steps(str(folder))] == ["complete"] * 8
-    for unit in ("pack.scan", "pack.plan", "pack.shards", "pack.merge", "pretrain", "finetune", "evaluate", "report"):
+    assert [step.state for step in chain_steps(str(folder))] == ["complete"] * 9
+    packing = ("pack.scan", "pack.plan", "pack.shards", "pack.merge")
+    for unit in (*packing, "pretrain", "finetune", "evaluate", "fewshot", "report"):
         assert len(jobs_of(folder, unit)) == 1, logs(folder)
     numbers = [job.job for job in read_record_of(folder / "chain").jobs]
     assert {slurm_cluster.job(number)["ExitCode"] for number in numbers} == {"0:0"}, logs(folder)
     assert (folder / "pretrain" / "report.html").exists()
     lines = status(slurm_cluster, folder).splitlines()
     assert lines[0] == f"chain {folder}: done"
-    assert {"pretrain", "finetune/0", "finetune/1"} <= {line.split()[0] for line in lines[9:]}, lines
+    assert {"pretrain", "finetune/0", "finetune/1"} <= {line.split()[0] for line in lines[10:]}, lines
+    assert json.loads((folder / "fewshot" / "fewshot.json").read_text())
     assert all(json.loads((folder / "evaluate" / n / "scores.json").read_text())["num_images"] for n in ("0", "1"))
 
 
