@@ -113,6 +113,44 @@ def test_the_address_of_the_store(environ: dict[str, str], expected: str) -> Non
     assert done.stdout.strip() == expected
 
 
+ALIKE = "n1 mixed h100,ib 64/1000/gpu:8\nn2 mixed h100,ib 64/1000/gpu:8\nn3 idle h100,ib 64/1000/gpu:8"
+
+
+@pytest.mark.parametrize(
+    ("job", "nodes", "avoided"),
+    [
+        ("gpu|(null)||(null)|", ALIKE, "n2"),
+        ("gpu|h100||(null)|", ALIKE, "n2"),
+        ("gpu|(null)||(null)|", f"{ALIKE}\n{ALIKE}", "n2"),
+        ("gpu|(null)||(null)|n9", ALIKE, "n2,n9"),
+        ("gpu|a100||(null)|", ALIKE, ""),
+        ("gpu|h100&ib||(null)|", ALIKE, ""),
+        ("gpu|(null)|n2|(null)|", ALIKE, ""),
+        ("gpu|(null)||vit|", ALIKE, ""),
+        ("gpu|(null)||(null)|n3", ALIKE, ""),
+        ("gpu|(null)||(null)|", ALIKE.replace("idle", "drained"), ""),
+        ("gpu|(null)||(null)|", ALIKE.replace("n3 idle h100,ib 64", "n3 idle h100,ib 32"), ""),
+        ("gpu|(null)||(null)|", "", ""),
+    ],
+    ids=lambda value: value.splitlines()[0] if value else "none",
+)
+def test_nodes_are_avoided_only_if_others_can_take_their_place(job: str, nodes: str, avoided: str) -> None:
+    """A job of two nodes, of which the second was sick. With too few others like its own it would wait for ever."""
+    found = re.search(r"^nodes_to_avoid\(\) \{\n.*?^\}$", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
+    assert found
+    lines = [
+        found[0],
+        f"of_job() {{ echo '{job}'; }}",
+        f"sinfo() {{ printf '%s\\n' '{nodes}'; }}",
+        "scontrol() { tr ',' '\\n' <<<\"$3\"; }",
+        "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=2 SLURM_JOB_NODELIST=n1,n2 left_out=n2",
+        "set -euo pipefail",
+        "nodes_to_avoid",
+    ]
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=20, check=True)
+    assert set(filter(None, done.stdout.strip().split(","))) == set(filter(None, avoided.split(",")))
+
+
 def test_a_folder_that_only_one_node_sees_ends_the_job(three_nodes: SlurmCluster, tmp_path: Path) -> None:
     """The other nodes are elsewhere, where the relative path leads nowhere."""
     elsewhere = program(tmp_path / "env", f"[[ ${{SLURMD_NODENAME-n1}} == n1 ]] || cd {tmp_path}")
