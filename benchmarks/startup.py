@@ -37,6 +37,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("card", "--help"),
     ("import", "--help"),
     ("export", "--help"),
+    ("fewshot", "--help"),
     ("demo", "--help"),
     ("predict", "--help"),
     ("weights", "--help"),

@@ -35,7 +35,7 @@ TOOLS = {
         examples=("status /shared/h14", "status /shared/runs/* --json"),
     ),
     "watch": Stage(
-        summary="watch a run or a chain, its Slurm jobs and its log, drawn again and again",
+        summary="watch a run or a chain, its jobs and its log, drawn again",
         second="RUN|CHAIN [--seconds N]",
         module="jobs.watch",
         is_about_jobs=False,

@@ -89,7 +89,8 @@ def test_on_a_terminal(chain: Path, runs: bool, wanted: str) -> None:  # noqa: F
         command, cwd=CHECKOUT, env=environ, stdin=inside, stdout=inside, stderr=inside, start_new_session=True
     )
     said = read_until(outside, wanted)
-    assert f"chain {chain}"[:40] in said
+    assert "chain " in said, "its name is on a line of its own if the path is long"
+    assert str(chain)[:40] in said
     assert ("100/300" in said) is runs
     os.write(outside, b"q")
     read_until(outside, ENDS)
