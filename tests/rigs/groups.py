@@ -2,22 +2,26 @@
 
 The tests of a file stay together, because they share fixtures. So do all tests of Ceph, which takes long to start; they
 are known by their ids. Tests that are marked `alone` begin: while one runs, the other workers wait. Groups with
-slow tests come next, so that no worker is left with a long one at the end.
+slow tests come next, so that no worker is left with a long one at the end. Those of Slurm, which mostly wait, are
+spread between them: while one worker waits, another computes.
 """
 
 import fcntl
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+T = TypeVar("T")
 SERVERS = {"rgw": "ceph"}
 """The marker of the tests that share a server, and a word in their ids."""
 SLOW = 100
-"""What a slow test weighs, in other tests."""
+"""What a slow test weighs, in other tests; more, if its own time limit in seconds is more."""
+BETWEEN = 3
+"""Of the groups that come first, this many between two of Slurm: they end with the first half of the run."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -31,9 +35,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(group_of(item.nodeid), []).append(item)
-    items[:] = [
-        item for group in sorted(groups.values(), key=weight, reverse=True) for item in sorted(group, key=_late)
-    ]
+    ordered = sorted(groups.values(), key=weight, reverse=True)
+    waiting = [group for group in ordered if any(item.get_closest_marker("slurm") for item in group)]
+    ordered = spread(waiting, [group for group in ordered if group not in waiting])
+    items[:] = [item for group in ordered for item in sorted(group, key=_late)]
+
+
+def spread(some: Sequence[T], others: Sequence[T]) -> list[T]:
+    """All of both in their order: after each `BETWEEN` of the others, one of some."""
+    ordered: list[T] = []
+    for number in range(max(len(some), -(-len(others) // BETWEEN))):
+        ordered += [*others[number * BETWEEN : (number + 1) * BETWEEN], *some[number : number + 1]]
+    return ordered
 
 
 def _late(item: pytest.Item) -> bool:
@@ -48,8 +61,15 @@ def group_of(nodeid: str) -> str:
 
 def weight(items: list[pytest.Item]) -> tuple[bool, int]:
     """Whether a group has tests that run alone, and how long its tests take, roughly."""
-    slow = sum(SLOW if item.get_closest_marker("slow") else 1 for item in items)
+    slow = sum(_weight(item) for item in items)
     return any(item.get_closest_marker("alone") for item in items), slow
+
+
+def _weight(item: pytest.Item) -> int:
+    if not item.get_closest_marker("slow"):
+        return 1
+    limit = item.get_closest_marker("timeout")
+    return max(SLOW, int(limit.args[0]) if limit else 0)
 
 
 @pytest.hookimpl(optionalhook=True)

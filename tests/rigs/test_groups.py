@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rigs.groups import group_of
+from tests.rigs.groups import group_of, spread
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 INNER = """
@@ -70,3 +70,9 @@ def test_a_marked_test_without_the_word_in_its_id_is_refused(tmp_path: Path) -> 
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert "is marked rgw, and its id must have ceph in it" in done.stdout + done.stderr
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
+
+
+def test_groups_of_slurm_stand_between_the_others() -> None:
+    assert spread("ab", "01234567") == list("012a345b67")
+    assert spread("abcd", "01234567") == list("012a345b67cd")
+    assert spread("", "0123") == list("0123")
