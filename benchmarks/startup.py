@@ -38,6 +38,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("import", "--help"),
     ("export", "--help"),
     ("fewshot", "--help"),
+    ("sweep", "--help"),
     ("demo", "--help"),
     ("predict", "--help"),
     ("weights", "--help"),

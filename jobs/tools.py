@@ -27,6 +27,18 @@ TOOLS = {
             "submit chain.yaml --cluster cluster.yaml",
         ),
     ),
+    "sweep": Stage(
+        summary="try values of flags, then repeat the best with several seeds",
+        second="STAGE RECIPE --run-dir DIR [--any.field A B C ...] [--select-on URL] [--seeds N] [--dry-run]",
+        module="jobs.sweep",
+        examples=(
+            "sweep finetune cifar10 --schedule.learning-rate .003 .01 .03 .06 --select-on data/cifar10-held-out "
+            "--initial.weights runs/vit/weights --data.url data/cifar10 --evaluation.url data/cifar10-test "
+            "--run-dir runs/sweep",
+            "sweep finetune cifar10 --seeds 5 --initial.weights runs/vit/weights --data.url data/cifar10 "
+            "--evaluation.url data/cifar10-test --run-dir runs/five-seeds",
+        ),
+    ),
     "status": Stage(
         summary="show where runs and chains stand, and what their jobs wait for",
         second="[RUN|CHAIN ...] [--json]",

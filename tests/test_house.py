@@ -98,7 +98,8 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("logs", "run_logs", "run_chain", "run_tries", "rank_lines", "log_signs"),
             *("run_evidence", "run_causes", "run_doctor"),
             *("submitted", "arrays", "chain", "chain_file", "chain_units", "chain_state", "chain_checks", "chain_jobs"),
-            *("chain_submit", "chain_status", "cancel"),
+            *("chain_submit", "chain_status", "cancel", "processes"),
+            *("sweep", "sweep_plan", "sweep_scores"),
             *(
                 "preflight",
                 "preflight_slurm",
@@ -109,7 +110,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
                 "secret_names",
             ),
         ),
-        ("cli", "endings", "help", "completion", "processes", "streams", "threads"),
+        ("cli", "endings", "help", "completion", "streams", "threads"),
     ),
 }
 SUB_ROOMS = {room: {path.parent.name for path in (CHECKOUT / room).glob("*/__init__.py")} for room in ROOMS}

@@ -1,0 +1,104 @@
+"""`patchline sweep STAGE RECIPE --flag A B C ...`: a run for each point of a grid, then the best with several seeds.
+
+Each run is a command of its own in a folder of its own. The same sweep again runs what is not done, and continues what
+was interrupted; with more values or seeds, only those are new.
+"""
+
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+
+from jobs import exit_codes
+from jobs.flags import flags_of
+from jobs.processes import run_ranks
+from jobs.resolve import default_job
+from jobs.run_flags import take_run_flags
+from jobs.screen import put
+from jobs.stages import WITH_SMOKE
+from jobs.submitted import Override, job_of_words
+from jobs.sweep_plan import SweepPlan, Trial, plan_of
+from jobs.sweep_scores import Score, best_of, facts_of, score_of, sweep_json, table_of
+from pipeline.checkpoints.json_lines import write_whole
+from shards.config_values import shown_value
+from shards.errors import UserError, WillNotSucceedError
+from shards.terminal import printable_name
+
+log = logging.getLogger(__name__)
+USAGE = (
+    "patchline sweep pretrain|finetune RECIPE --run-dir DIR [--any.field A B C ...] [--select-on URL] [--seeds N] "
+    "[--phase tries|seeds [--part I/N]] [--dry-run]"
+)
+
+
+def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
+    """Runs what is not done, writes sweep.json and prints the table. The exit code of the first run that ends otherwise
+    than with 0, but for one that can not succeed (which is no candidate). UserError for what a run would refuse."""
+    if len(words) < 2 or words[0] not in WITH_SMOKE or words[1].startswith("-"):
+        raise UserError(f"usage: {USAGE}")
+    plan = plan_of(words, [*flags_of(default_job(words[0], words[1]))])
+    tries = plan.tries()
+    base = [job_of_words(list(one.words), override) for one in tries or plan.repetitions((), first_seed=0)]
+    first_seed = base[0].seed if plan.grid else default_job(words[0], words[1]).seed
+    if plan.phase != "tries" and not _scored_on(plan, override):
+        raise UserError("--evaluation.url is missing: the dataset on which the runs with the best values are scored")
+    if plan.is_dry:
+        repeated = plan.repetitions(_first_values(plan), first_seed=first_seed)
+        put("".join(f"{shlex.join(['patchline', *one.words])}\n" for one in (*tries, *repeated)))
+        return exit_codes.DONE
+    if plan.phase != "seeds" and (code := _run_all(plan.own(tries), environ)):
+        return code
+    if plan.phase == "tries":
+        put(table_of(plan, [score_of(one) for one in plan.own(tries)], []))
+        return exit_codes.DONE
+    best = _best(plan, [score_of(one) for one in tries])
+    repeated = plan.repetitions(best, first_seed=first_seed)
+    code = _run_all(plan.own(repeated), environ)
+    _tell(plan, [score_of(one) for one in tries], [score_of(one) for one in repeated])
+    return code
+
+
+def _scored_on(plan: SweepPlan, override: Override) -> str:
+    job = job_of_words(list(plan.repetitions(_first_values(plan), first_seed=0)[0].words), override)
+    return str(job.evaluation.url)
+
+
+def _first_values(plan: SweepPlan) -> tuple[tuple[str, str], ...]:
+    return tuple((flag, values[0]) for flag, values in plan.grid)
+
+
+def _best(plan: SweepPlan, tries: Sequence[Score]) -> tuple[tuple[str, str], ...]:
+    """The values of the best try. UserError if some are not over, WillNotSucceedError if none has a score."""
+    if not plan.grid:
+        return ()
+    waiting = [one for one in tries if one.state not in ("done", "failed")]
+    if waiting:
+        first = f"the first {shown_value(waiting[0].trial.name)} ({waiting[0].state})"
+        raise UserError(f"{len(waiting)} of {len(tries)} tries are not done, {first}; run the sweep with --phase tries")
+    best = best_of(tries)
+    if best is None:
+        raise WillNotSucceedError("no try of the sweep has a score; see the logs of its runs, or sweep other values")
+    return best.trial.values
+
+
+def _run_all(trials: Sequence[Trial], environ: Mapping[str, str]) -> int:
+    """Runs those that are not done; 0, or the code of the first that ended otherwise and may still succeed."""
+    for number, trial in enumerate(trials, start=1):
+        if score_of(trial).state == "done":
+            log.info("run %s of %s, %s: done before", number, len(trials), printable_name(trial.name))
+            continue
+        log.info("run %s of %s: patchline %s", number, len(trials), printable_name(shlex.join(trial.words)))
+        fields, options = take_run_flags(trial.words[0], list(trial.words[2:]))
+        words = [*trial.words[:2], *fields, *options.words()]
+        code = run_ranks(words, num_ranks=options.processes, environ=environ, run_dir=str(trial.folder))
+        if code == exit_codes.WILL_NOT_SUCCEED:
+            log.warning("%s can not succeed, and is no candidate", printable_name(trial.name))
+        elif code:
+            advice = "" if code == exit_codes.USER_MISTAKE else "; the same command goes on"
+            log.info("%s ended with %s%s", printable_name(trial.name), code, advice)
+            return code
+    return exit_codes.DONE
+
+
+def _tell(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) -> None:
+    write_whole(plan.folder / "sweep.json", sweep_json(facts_of(plan, tries, seeds)))
+    put(table_of(plan, tries, seeds))

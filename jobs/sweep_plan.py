@@ -1,0 +1,194 @@
+"""What a sweep runs, from its words: a try for each point of the grid, then the best with several seeds. Pure."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jobs.flags import Flag
+from shards.config_values import shown_value, whole_number
+from shards.errors import UserError
+
+MOST_TRIES = 1000
+_OPTIONS = {"--seeds": "1 to 1000", "--select-on": "a dataset", "--phase": "tries, seeds", "--part": "I/N"}
+_NOT_SWEPT = {"--run-dir": "the sweep has one folder", "--seed": "the best is repeated with --seeds N"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A run of a sweep. `values`: what it has of the grid, by flag; `words`: its whole command after `patchline`."""
+
+    folder: Path
+    values: tuple[tuple[str, str], ...]
+    words: tuple[str, ...]
+    seed: int | None = None
+    """Of a repetition of the best."""
+
+    @property
+    def name(self) -> str:
+        """Such as `tries/learning-rate=0.03`."""
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """The words of a sweep, taken apart. `grid`: the values of each swept flag; empty: only repetitions. `part`: of the
+    runs of `phase`, those with this number and every `parts`-th after it."""
+
+    stage: str
+    recipe: str
+    folder: Path
+    fixed: tuple[str, ...]
+    grid: tuple[tuple[str, tuple[str, ...]], ...]
+    seeds: int = 3
+    select_on: str = ""
+    phase: str = ""
+    part: int = 0
+    parts: int = 1
+    is_dry: bool = False
+
+    def tries(self) -> list[Trial]:
+        """A run for each point of the grid, scored on `select_on`; none without a grid."""
+        if not self.grid:
+            return []
+        flags = [flag for flag, _ in self.grid]
+        points = itertools.product(*(values for _, values in self.grid))
+        found = [self._trial("tries", tuple(zip(flags, point, strict=True))) for point in points]
+        return [replace(one, words=(*one.words, f"--evaluation.url={self.select_on}")) for one in found]
+
+    def repetitions(self, best: tuple[tuple[str, str], ...], *, first_seed: int) -> list[Trial]:
+        """The runs with the best values and the seeds from the recipe's on, scored as the command says."""
+        seeds = range(first_seed, first_seed + self.seeds)
+        found = [self._trial("seeds", best, name=str(seed)) for seed in seeds]
+        return [
+            replace(one, seed=seed, words=(*one.words, f"--seed={seed}"))
+            for one, seed in zip(found, seeds, strict=True)
+        ]
+
+    def own(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Those that this task of an array runs."""
+        return list(trials[self.part :: self.parts])
+
+    def _trial(self, kind: str, values: tuple[tuple[str, str], ...], *, name: str = "") -> Trial:
+        folder = self.folder / kind / (name or _folder_name(values))
+        given = [f"{flag}={value}" for flag, value in values]
+        words = (self.stage, self.recipe, *self.fixed, *given, f"--run-dir={folder}")
+        return Trial(folder=folder, values=values, words=words)
+
+
+def plan_of(words: Sequence[str], flags: Sequence[Flag]) -> SweepPlan:
+    """The sweep that `STAGE RECIPE ...` asks for; `flags`: those of the stage. UserError for what it does not allow."""
+    known = {name: flag for flag in flags for name in flag.names}
+    options: dict[str, str] = {}
+    fixed: list[str] = []
+    grid: dict[str, tuple[str, ...]] = {}
+    is_dry = False
+    for flag, values in _groups(words[2:]):
+        name = flag.replace("_", "-")
+        if name == "--dry-run" and not values:
+            is_dry = True
+        elif name in _OPTIONS or name == "--run-dir":
+            options[name] = _only(name, values)
+        elif name in known and known[name].takes and not known[name].is_many and len(values) > 1:
+            grid[name] = _different(name, values)
+        else:
+            fixed += [flag, *values]
+    phase, (part, parts) = options.get("--phase", ""), _part(options.get("--part", ""))
+    plan = SweepPlan(
+        stage=words[0],
+        recipe=words[1],
+        folder=Path(options.get("--run-dir", "")),
+        fixed=tuple(fixed),
+        grid=tuple(grid.items()),
+        seeds=_seeds(options.get("--seeds", "3")),
+        select_on=options.get("--select-on", ""),
+        phase=phase,
+        part=part,
+        parts=parts,
+        is_dry=is_dry,
+    )
+    _refuse_wrong(plan, options)
+    return plan
+
+
+def _groups(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Each flag with its values. UserError for a value without a flag."""
+    groups: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            groups.append((name, [value] if equals else []))
+        elif groups:
+            groups[-1][1].append(word)
+        else:
+            raise UserError(f"unexpected word {shown_value(word)}; a value follows its flag, as in --flag VALUE")
+    return groups
+
+
+def _only(name: str, values: list[str]) -> str:
+    if len(values) != 1 or not values[0]:
+        why = f"; {_NOT_SWEPT[name]}" if name in _NOT_SWEPT else f"; allowed: {_OPTIONS[name]}"
+        raise UserError(f"{name} takes one value, and {len(values)} were given{why}")
+    return values[0]
+
+
+def _different(name: str, values: list[str]) -> tuple[str, ...]:
+    if name in _NOT_SWEPT:
+        raise UserError(f"{name} can not be swept: {_NOT_SWEPT[name]}")
+    folders = [_in_folder(value) for value in values]
+    for place, folder in enumerate(folders):
+        if (first := folders.index(folder)) < place:
+            both = f"{shown_value(values[first])} and {shown_value(values[place])}"
+            raise UserError(f"{name} has {both}, which would share a folder")
+    return tuple(values)
+
+
+def _seeds(text: str) -> int:
+    number = whole_number(text)
+    if number is None or not 1 <= number <= 1000:
+        raise UserError(f"--seeds is {shown_value(text)}; allowed: {_OPTIONS['--seeds']}")
+    return number
+
+
+def _part(text: str) -> tuple[int, int]:
+    if not text:
+        return 0, 1
+    part, parts = (whole_number(one) for one in (text.partition("/")[0], text.partition("/")[2]))
+    if part is None or parts is None or not part < parts <= MOST_TRIES:
+        raise UserError(f"--part is {shown_value(text)}; allowed: I/N with I from 0 to N-1, for example 0/8")
+    return part, parts
+
+
+def _refuse_wrong(plan: SweepPlan, options: Mapping[str, str]) -> None:
+    if "--run-dir" not in options:
+        raise UserError("--run-dir is missing: the folder of the sweep, in which each run has its own")
+    count = 1
+    for _, values in plan.grid:
+        count *= len(values)
+    if count > MOST_TRIES:
+        raise UserError(f"the grid has {count:,} points; allowed: at most {MOST_TRIES:,}")
+    if plan.grid and not plan.select_on:
+        raise UserError(
+            "--select-on is missing: the dataset on which the tries are compared, held out of the training set. Do not "
+            "choose on the test set"
+        )
+    if plan.select_on and not plan.grid:
+        raise UserError("--select-on says nothing without a grid; give a flag several values, as in --flag A B C")
+    if plan.phase not in ("", "tries", "seeds"):
+        raise UserError(f"--phase is {shown_value(plan.phase)}; allowed: tries, seeds")
+    if plan.parts > 1 and not plan.phase:
+        raise UserError("--part says nothing without --phase: the repetitions need the scores of all tries")
+
+
+def _folder_name(values: Sequence[tuple[str, str]]) -> str:
+    """Such as `learning-rate=0.03,steps=500`; whole flags where the last words alone are the same."""
+    short = [flag.removeprefix("--").rpartition(".")[2] for flag, _ in values]
+    names = [
+        one if short.count(one) == 1 else flag.removeprefix("--") for one, (flag, _) in zip(short, values, strict=True)
+    ]
+    return ",".join(f"{name}={_in_folder(value)}" for name, (_, value) in zip(names, values, strict=True))
+
+
+def _in_folder(value: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.+-]", "_", value)[-60:]

@@ -1,0 +1,101 @@
+"""`patchline sweep` of real runs: chosen, repeated, interrupted and continued."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.test_ls import CHECKOUT
+from tests.rigs.forks import ONE_THREAD
+from tests.rigs.processes import patchline
+from tests.rigs.training import pretrain_words
+
+SHORT = ("--steps", "40", "--schedule.warmup-steps", "0")
+RATES = ("--schedule.learning-rate", "0", "0.01")
+
+
+def words_of(url: str, folder: Path, *more: str) -> list[str]:
+    words = [*pretrain_words(url, folder, *SHORT), *more]
+    return ["sweep", *words]
+
+
+@pytest.mark.slow
+def test_the_best_value_is_chosen_and_repeated(digits_url: str, tmp_path: Path) -> None:
+    """An interrupt saves the run that it meets; the same command goes on, and once done it has nothing to do."""
+    folder = tmp_path / "a sweep"
+    words = words_of(digits_url, folder, *RATES, "--select-on", digits_url, "--seeds=2")
+    words += ["--evaluation.url", digits_url]
+    first = folder / "tries" / "learning-rate=0"
+    seeds_first = patchline(*words, "--phase=seeds")
+    assert seeds_first.code == 2
+    assert "2 of 2 tries are not done, the first 'tries/learning-rate=0' (never started)" in seeds_first.errors
+    assert not folder.exists(), "nothing was run"
+    command = [sys.executable, "-m", "jobs.cli", *words]
+    process = subprocess.Popen(
+        command, cwd=CHECKOUT, env={**os.environ, **ONE_THREAD}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    until = time.monotonic() + 120
+    while not (first / "metrics.jsonl").exists():
+        assert process.poll() is None, process.communicate()[1].decode()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 75, errors.decode()
+    assert "tries/learning-rate=0 ended with 75; the same command goes on" in " ".join(errors.decode().split())
+    for _ in range(2):
+        ended = patchline(*words)
+        assert ended.code == 0, ended.errors
+        lines = ended.output.splitlines()
+        assert [line.split()[0] for line in lines[:4]] == [
+            *("tries/learning-rate=0", "tries/learning-rate=0.01", "seeds/0", "seeds/1")
+        ]
+        assert lines[1].endswith("best")
+        assert lines[4].startswith("mean of 2: ")
+    assert ended.errors.count("done before") == 4
+    found = json.loads((folder / "sweep.json").read_text())
+    assert found["best"] == {"--schedule.learning-rate": "0.01"}
+    scores = [one["accuracy"] for one in found["seeds"]]
+    assert found["mean"] == sum(scores) / 2
+    again = patchline(*shlex.split(found["seeds"][0]["command"])[1:])
+    assert again.code == 0, "the command beside each score is that of its run"
+
+
+def test_what_will_run_is_shown(digits_url: str, tmp_path: Path) -> None:
+    words = words_of(digits_url, tmp_path / "s", *RATES, "--select-on=x", "--evaluation.url=y", "--dry-run")
+    ended = patchline(*words)
+    assert ended.code == 0, ended.errors
+    lines = ended.output.splitlines()
+    assert [line.partition("--run-dir=")[2] for line in lines] == [
+        *(f"{tmp_path}/s/tries/learning-rate={rate} --evaluation.url=x" for rate in ("0", "0.01")),
+        *(f"{tmp_path}/s/seeds/{seed} --seed={seed}" for seed in range(3)),
+    ]
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ((*RATES, "--select-on=x"), "--evaluation.url is missing: the dataset on which the runs with the best values"),
+        (("--schedule.learning-rate", "1", "x", "--select-on=x"), "'x'"),
+        (("--schedule.learnin-rate", "1"), "unknown flag"),
+        (("--steps", "5", "0", "--select-on=x"), "steps"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused_first(
+    digits_url: str, tmp_path: Path, more: tuple[str, ...], message: str
+) -> None:
+    ended = patchline(*words_of(digits_url, tmp_path / "s", *more))
+    assert (ended.code, "Traceback" in ended.errors) == (2, False)
+    assert message in " ".join(ended.errors.split())
+    assert not (tmp_path / "s").exists()
+
+
+def test_usage() -> None:
+    assert "usage: patchline sweep pretrain|finetune RECIPE" in " ".join(patchline("sweep", "pack", "x").errors.split())
