@@ -39,6 +39,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("export", "--help"),
     ("fewshot", "--help"),
     ("sweep", "--help"),
+    ("vtab", "--help"),
     ("demo", "--help"),
     ("predict", "--help"),
     ("weights", "--help"),

@@ -135,7 +135,7 @@ def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
     if requested or not (words or name == "status"):
         return _show(second_words(name, {}, columns()), requested=requested)
     needs: dict[str, Any] = {"override": _overridden, "environ": os.environ, "command": name}
-    own = {"submit": ("override", "environ"), "sweep": ("override", "environ"), "show": ("override",)}
+    own = dict.fromkeys(("submit", "sweep", "vtab"), ("override", "environ")) | {"show": ("override",)}
     own |= dict.fromkeys(("status", "watch", "logs", "cancel"), ("environ",))
     own |= dict.fromkeys(("stop", "save"), ("command",))
     given = {key: needs[key] for key in own.get(name, ())}

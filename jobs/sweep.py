@@ -4,26 +4,22 @@ Each run is a command of its own in a folder of its own. The same sweep again ru
 was interrupted; with more values or seeds, only those are new.
 """
 
-import logging
 import shlex
 from collections.abc import Mapping, Sequence
 
 from jobs import exit_codes
 from jobs.flags import flags_of
-from jobs.processes import run_ranks
 from jobs.resolve import default_job
-from jobs.run_flags import take_run_flags
 from jobs.screen import put
 from jobs.stages import WITH_SMOKE
 from jobs.submitted import Override, job_of_words
-from jobs.sweep_plan import SweepPlan, Trial, plan_of
-from jobs.sweep_scores import Score, best_of, facts_of, score_of, sweep_json, table_of
+from jobs.sweep_plan import SweepPlan, plan_of
+from jobs.sweep_scores import best_of, facts_of, sweep_json, table_of
+from jobs.trials import Score, run_all, score_of
 from pipeline.checkpoints.json_lines import write_whole
 from shards.config_values import shown_value
 from shards.errors import UserError, WillNotSucceedError
-from shards.terminal import printable_name
 
-log = logging.getLogger(__name__)
 USAGE = (
     "patchline sweep pretrain|finetune RECIPE --run-dir DIR [--any.field A B C ...] [--select-on URL] [--seeds N] "
     "[--phase tries|seeds [--part I/N]] [--dry-run]"
@@ -45,14 +41,16 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
         repeated = plan.repetitions(_first_values(plan), first_seed=first_seed)
         put("".join(f"{shlex.join(['patchline', *one.words])}\n" for one in (*tries, *repeated)))
         return exit_codes.DONE
-    if plan.phase != "seeds" and (code := _run_all(plan.own(tries), environ)):
+    if plan.phase != "seeds" and (code := run_all(plan.own(tries), environ)):
         return code
     if plan.phase == "tries":
         put(table_of(plan, [score_of(one) for one in plan.own(tries)], []))
         return exit_codes.DONE
     best = _best(plan, [score_of(one) for one in tries])
     repeated = plan.repetitions(best, first_seed=first_seed)
-    code = _run_all(plan.own(repeated), environ)
+    code = run_all(plan.own(repeated), environ)
+    if code == exit_codes.USER_MISTAKE:
+        return code  # the run has said why
     _tell(plan, [score_of(one) for one in tries], [score_of(one) for one in repeated])
     return code
 
@@ -78,25 +76,6 @@ def _best(plan: SweepPlan, tries: Sequence[Score]) -> tuple[tuple[str, str], ...
     if best is None:
         raise WillNotSucceedError("no try of the sweep has a score; see the logs of its runs, or sweep other values")
     return best.trial.values
-
-
-def _run_all(trials: Sequence[Trial], environ: Mapping[str, str]) -> int:
-    """Runs those that are not done; 0, or the code of the first that ended otherwise and may still succeed."""
-    for number, trial in enumerate(trials, start=1):
-        if score_of(trial).state == "done":
-            log.info("run %s of %s, %s: done before", number, len(trials), printable_name(trial.name))
-            continue
-        log.info("run %s of %s: patchline %s", number, len(trials), printable_name(shlex.join(trial.words)))
-        fields, options = take_run_flags(trial.words[0], list(trial.words[2:]))
-        words = [*trial.words[:2], *fields, *options.words()]
-        code = run_ranks(words, num_ranks=options.processes, environ=environ, run_dir=str(trial.folder))
-        if code == exit_codes.WILL_NOT_SUCCEED:
-            log.warning("%s can not succeed, and is no candidate", printable_name(trial.name))
-        elif code:
-            advice = "" if code == exit_codes.USER_MISTAKE else "; the same command goes on"
-            log.info("%s ended with %s%s", printable_name(trial.name), code, advice)
-            return code
-    return exit_codes.DONE
 
 
 def _tell(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) -> None:

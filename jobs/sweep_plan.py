@@ -7,28 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.flags import Flag
+from jobs.trials import Trial
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
 
 MOST_TRIES = 1000
 _OPTIONS = {"--seeds": "1 to 1000", "--select-on": "a dataset", "--phase": "tries, seeds", "--part": "I/N"}
 _NOT_SWEPT = {"--run-dir": "the sweep has one folder", "--seed": "the best is repeated with --seeds N"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A run of a sweep. `values`: what it has of the grid, by flag; `words`: its whole command after `patchline`."""
-
-    folder: Path
-    values: tuple[tuple[str, str], ...]
-    words: tuple[str, ...]
-    seed: int | None = None
-    """Of a repetition of the best."""
-
-    @property
-    def name(self) -> str:
-        """Such as `tries/learning-rate=0.03`."""
-        return f"{self.folder.parent.name}/{self.folder.name}"
 
 
 @dataclass(frozen=True, kw_only=True)

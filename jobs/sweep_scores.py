@@ -4,39 +4,13 @@ import json
 import shlex
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from jobs.record_leaves import read_leaves
-from jobs.sweep_plan import SweepPlan, Trial
-from pipeline.training.run_facts import read_facts
-from pipeline.training.run_state import State
-from shards.config_values import whole_number
-from shards.errors import InvalidDataError
+from jobs.sweep_plan import SweepPlan
+from jobs.trials import Score
 from shards.terminal import printable_name
 
 _LEAST_FOR_AN_EDGE = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """What is known of a run. `accuracy`: the last one, None until the run is done, and for one without."""
-
-    trial: Trial
-    state: State
-    accuracy: float | None
-    why: str = ""
-
-
-def score_of(trial: Trial) -> Score:
-    """What the run's folder says; a run that is not there has never started."""
-    try:
-        num_steps = whole_number(read_leaves(trial.folder / "job.yaml").get("job.steps", ""))
-    except (OSError, InvalidDataError):
-        return Score(trial=trial, state="never started", accuracy=None)
-    facts = read_facts(trial.folder, num_steps=num_steps, is_scored=True)
-    accuracy = facts.accuracy if facts.state == "done" else None
-    return Score(trial=trial, state=facts.state, accuracy=accuracy, why=facts.reasons[0] if facts.reasons else "")
 
 
 def best_of(scores: Sequence[Score]) -> Score | None:

@@ -39,6 +39,12 @@ TOOLS = {
             "--evaluation.url data/cifar10-test --run-dir runs/five-seeds",
         ),
     ),
+    "vtab": Stage(
+        summary="fine-tune on the tasks of VTAB-1k, and show their mean",
+        second="WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...]",
+        module="jobs.vtab",
+        examples=("vtab runs/vit/weights --data-root data/vtab --run-dir runs/vit-vtab",),
+    ),
     "status": Stage(
         summary="show where runs and chains stand, and what their jobs wait for",
         second="[RUN|CHAIN ...] [--json]",

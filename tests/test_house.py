@@ -99,7 +99,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("run_evidence", "run_causes", "run_doctor"),
             *("submitted", "arrays", "chain", "chain_file", "chain_units", "chain_state", "chain_checks", "chain_jobs"),
             *("chain_submit", "chain_status", "cancel", "processes"),
-            *("sweep", "sweep_plan", "sweep_scores"),
+            *("sweep", "sweep_plan", "sweep_scores", "trials", "vtab"),
             *(
                 "preflight",
                 "preflight_slurm",

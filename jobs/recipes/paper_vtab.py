@@ -57,6 +57,8 @@ TASKS = (
     VtabTask(name="smallnorb_azimuth", title="small NORB, azimuth", num_classes=18, flip=False),
     VtabTask(name="smallnorb_elevation", title="small NORB, elevation", num_classes=9),
 )
+GROUPS = {"natural": TASKS[:7], "specialized": TASKS[7:11], "structured": TASKS[11:]}
+"""As in VTAB: Zhai et al., "A Large-scale Study of Representation Learning", Table 1."""
 
 
 def _recipe(task: VtabTask) -> Callable[[], TrainingJob]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.sweep_plan import SweepPlan, Trial
-from jobs.sweep_scores import Score, best_of, facts_of, score_of, sweep_json, table_of
-from tests.jobs.test_ls import make
+from jobs.sweep_plan import SweepPlan
+from jobs.sweep_scores import best_of, facts_of, sweep_json, table_of
+from jobs.trials import Score
 
 RATES = (".01", ".03", ".1")
 PLAN = SweepPlan(
@@ -71,15 +71,3 @@ def test_the_file() -> None:
         "command": "patchline finetune r --rate=.01 --run-dir=s/tries/rate=.01 --evaluation.url=h",
     }
     assert facts_of(PLAN, scores(0.5, 0.75, None), repeated(0.7, None))["mean"] is None
-
-
-def test_what_a_folder_says(tmp_path: Path) -> None:
-    def trial(name: str) -> Trial:
-        return Trial(folder=tmp_path / name, values=(), words=())
-
-    assert score_of(trial("none")).state == "never started"
-    run_dir = make(tmp_path / "half", step=10)
-    (run_dir / "metrics.jsonl").open("a").write('{"step": 10, "test_accuracy": 0.5}\n')
-    found = score_of(trial("half"))
-    assert found.state != "done"
-    assert found.accuracy is None, "of an unfinished run"
