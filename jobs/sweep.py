@@ -8,14 +8,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from jobs import exit_codes
-from jobs.flags import flags_of
 from jobs.resolve import default_job
 from jobs.screen import put
 from jobs.stages import WITH_SMOKE
 from jobs.submitted import Override, job_of_words
 from jobs.sweep_plan import SweepPlan, plan_of
-from jobs.sweep_scores import best_of, facts_of, sweep_json, table_of
-from jobs.trials import Score, run_all, score_of
+from jobs.sweep_scores import best_of, facts_of, scores_of, sweep_json, table_of
+from jobs.trials import Score, Trial, run_all, score_of
 from pipeline.checkpoints.json_lines import write_whole
 from shards.config_values import shown_value
 from shards.errors import UserError, WillNotSucceedError
@@ -31,37 +30,43 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     than with 0, but for one that can not succeed (which is no candidate). UserError for what a run would refuse."""
     if len(words) < 2 or words[0] not in WITH_SMOKE or words[1].startswith("-"):
         raise UserError(f"usage: {USAGE}")
-    plan = plan_of(words, [*flags_of(default_job(words[0], words[1]))])
+    plan = plan_of(words, default_job(words[0], words[1]))
+    check(plan, override)
     tries = plan.tries()
-    base = [job_of_words(list(one.words), override) for one in tries or plan.repetitions((), first_seed=0)]
-    first_seed = base[0].seed if plan.grid else default_job(words[0], words[1]).seed
-    if plan.phase != "tries" and not _scored_on(plan, override):
-        raise UserError("--evaluation.url is missing: the dataset on which the runs with the best values are scored")
     if plan.is_dry:
-        repeated = plan.repetitions(_first_values(plan), first_seed=first_seed)
-        put("".join(f"{shlex.join(['patchline', *one.words])}\n" for one in (*tries, *repeated)))
+        put("".join(f"{shlex.join(['patchline', *one.words])}\n" for one in (*tries, *_likely(plan))))
         return exit_codes.DONE
     if plan.phase != "seeds" and (code := run_all(plan.own(tries), environ)):
         return code
     if plan.phase == "tries":
         put(table_of(plan, [score_of(one) for one in plan.own(tries)], []))
         return exit_codes.DONE
-    best = _best(plan, [score_of(one) for one in tries])
-    repeated = plan.repetitions(best, first_seed=first_seed)
+    repeated = plan.repetitions(_best(plan, [score_of(one) for one in tries]))
     code = run_all(plan.own(repeated), environ)
     if code == exit_codes.USER_MISTAKE:
         return code  # the run has said why
-    _tell(plan, [score_of(one) for one in tries], [score_of(one) for one in repeated])
+    write(plan)
+    put(table_of(plan, *scores_of(plan)))
     return code
 
 
-def _scored_on(plan: SweepPlan, override: Override) -> str:
-    job = job_of_words(list(plan.repetitions(_first_values(plan), first_seed=0)[0].words), override)
-    return str(job.evaluation.url)
+def check(plan: SweepPlan, override: Override) -> None:
+    """UserError for what one of the runs would refuse, and for repetitions that are scored on nothing."""
+    for trial in plan.tries():
+        job_of_words(list(trial.words), override)
+    repeated = job_of_words(list(_likely(plan)[0].words), override)
+    if plan.phase != "tries" and not repeated.evaluation.url:
+        raise UserError("--evaluation.url is missing: the dataset on which the runs with the best values are scored")
 
 
-def _first_values(plan: SweepPlan) -> tuple[tuple[str, str], ...]:
-    return tuple((flag, values[0]) for flag, values in plan.grid)
+def write(plan: SweepPlan) -> None:
+    """Writes sweep.json, from what stands in the runs' folders."""
+    write_whole(plan.folder / "sweep.json", sweep_json(facts_of(plan, *scores_of(plan))))
+
+
+def _likely(plan: SweepPlan) -> list[Trial]:
+    """The repetitions, with the first values in place of the best."""
+    return plan.repetitions(plan.first_values())
 
 
 def _best(plan: SweepPlan, tries: Sequence[Score]) -> tuple[tuple[str, str], ...]:
@@ -76,8 +81,3 @@ def _best(plan: SweepPlan, tries: Sequence[Score]) -> tuple[tuple[str, str], ...
     if best is None:
         raise WillNotSucceedError("no try of the sweep has a score; see the logs of its runs, or sweep other values")
     return best.trial.values
-
-
-def _tell(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) -> None:
-    write_whole(plan.folder / "sweep.json", sweep_json(facts_of(plan, tries, seeds)))
-    put(table_of(plan, tries, seeds))

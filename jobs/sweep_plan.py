@@ -5,8 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from jobs.flags import Flag
+from jobs.flags import flags_of
+from jobs.submitted import value_in
 from jobs.trials import Trial
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
@@ -27,6 +29,7 @@ class SweepPlan:
     fixed: tuple[str, ...]
     grid: tuple[tuple[str, tuple[str, ...]], ...]
     seeds: int = 3
+    first_seed: int = 0
     select_on: str = ""
     phase: str = ""
     part: int = 0
@@ -42,14 +45,18 @@ class SweepPlan:
         found = [self._trial("tries", tuple(zip(flags, point, strict=True))) for point in points]
         return [replace(one, words=(*one.words, f"--evaluation.url={self.select_on}")) for one in found]
 
-    def repetitions(self, best: tuple[tuple[str, str], ...], *, first_seed: int) -> list[Trial]:
+    def repetitions(self, best: tuple[tuple[str, str], ...]) -> list[Trial]:
         """The runs with the best values and the seeds from the recipe's on, scored as the command says."""
-        seeds = range(first_seed, first_seed + self.seeds)
+        seeds = range(self.first_seed, self.first_seed + self.seeds)
         found = [self._trial("seeds", best, name=str(seed)) for seed in seeds]
         return [
             replace(one, seed=seed, words=(*one.words, f"--seed={seed}"))
             for one, seed in zip(found, seeds, strict=True)
         ]
+
+    def first_values(self) -> tuple[tuple[str, str], ...]:
+        """Of each swept flag, in place of the best before they are known."""
+        return tuple((flag, values[0]) for flag, values in self.grid)
 
     def own(self, trials: Sequence[Trial]) -> list[Trial]:
         """Those that this task of an array runs."""
@@ -62,9 +69,9 @@ class SweepPlan:
         return Trial(folder=folder, values=values, words=words)
 
 
-def plan_of(words: Sequence[str], flags: Sequence[Flag]) -> SweepPlan:
-    """The sweep that `STAGE RECIPE ...` asks for; `flags`: those of the stage. UserError for what it does not allow."""
-    known = {name: flag for flag in flags for name in flag.names}
+def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
+    """The sweep that `STAGE RECIPE ...` asks for; `default`: the recipe's job. UserError for what it does not allow."""
+    known = {name: flag for flag in flags_of(default) for name in flag.names}
     options: dict[str, str] = {}
     fixed: list[str] = []
     grid: dict[str, tuple[str, ...]] = {}
@@ -79,6 +86,7 @@ def plan_of(words: Sequence[str], flags: Sequence[Flag]) -> SweepPlan:
             grid[name] = _different(name, values)
         else:
             fixed += [flag, *values]
+    given = whole_number(value_in(fixed, "--seed"))
     phase, (part, parts) = options.get("--phase", ""), _part(options.get("--part", ""))
     plan = SweepPlan(
         stage=words[0],
@@ -87,6 +95,7 @@ def plan_of(words: Sequence[str], flags: Sequence[Flag]) -> SweepPlan:
         fixed=tuple(fixed),
         grid=tuple(grid.items()),
         seeds=_seeds(options.get("--seeds", "3")),
+        first_seed=default.seed if given is None else given,
         select_on=options.get("--select-on", ""),
         phase=phase,
         part=part,

@@ -5,17 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from jobs.flags import flags_of
 from jobs.resolve import default_job
 from jobs.sweep_plan import SweepPlan, plan_of
 from shards.errors import UserError
 
-FLAGS = [*flags_of(default_job("finetune", "digits_48"))]
+DEFAULT = default_job("finetune", "digits_48")
 RATES = ("--schedule.learning-rate", ".003", ".01", "--select-on", "data/held-out", "--run-dir", "s")
 
 
 def plan(*words: str) -> SweepPlan:
-    return plan_of(["finetune", "digits_48", *words], FLAGS)
+    return plan_of(["finetune", "digits_48", *words], DEFAULT)
 
 
 def test_a_try_for_each_point_of_the_grid() -> None:
@@ -36,14 +35,22 @@ def test_a_try_for_each_point_of_the_grid() -> None:
 
 
 def test_the_best_is_repeated_with_seeds_and_scored_elsewhere() -> None:
-    found = plan(*RATES, "--evaluation.url=data/test", "--seeds", "2")
-    runs = found.repetitions((("--schedule.learning-rate", ".01"),), first_seed=7)
+    found = plan(*RATES, "--evaluation.url=data/test", "--seeds", "2", "--seed=7")
+    runs = found.repetitions((("--schedule.learning-rate", ".01"),))
     assert [(one.name, one.seed) for one in runs] == [("seeds/7", 7), ("seeds/8", 8)]
     assert runs[1].words[2:] == (
-        *("--evaluation.url", "data/test", "--schedule.learning-rate=.01", "--run-dir=s/seeds/8", "--seed=8"),
+        *(
+            "--evaluation.url",
+            "data/test",
+            "--seed",
+            "7",
+            "--schedule.learning-rate=.01",
+            "--run-dir=s/seeds/8",
+            "--seed=8",
+        ),
     )
     assert plan("--run-dir", "s").tries() == []
-    assert len(plan("--run-dir", "s").repetitions((), first_seed=0)) == 3
+    assert len(plan("--run-dir", "s").repetitions(())) == 3
 
 
 def test_flags_of_one_last_word_have_whole_names() -> None:

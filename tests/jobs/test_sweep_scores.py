@@ -11,7 +11,14 @@ from jobs.trials import Score
 
 RATES = (".01", ".03", ".1")
 PLAN = SweepPlan(
-    stage="finetune", recipe="r", folder=Path("s"), fixed=(), grid=(("--rate", RATES),), select_on="h", seeds=2
+    stage="finetune",
+    recipe="r",
+    folder=Path("s"),
+    fixed=(),
+    grid=(("--rate", RATES),),
+    select_on="h",
+    seeds=2,
+    first_seed=4,
 )
 
 
@@ -23,7 +30,7 @@ def scores(*accuracies: float | None) -> list[Score]:
 
 
 def repeated(*accuracies: float | None) -> list[Score]:
-    trials = PLAN.repetitions((("--rate", ".03"),), first_seed=4)
+    trials = PLAN.repetitions((("--rate", ".03"),))
     pairs = zip(trials, accuracies, strict=False)
     return [Score(trial=trial, state="done" if a is not None else "stopped", accuracy=a) for trial, a in pairs]
 
