@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.batch_script import Request, batch_script, stage_body
-from jobs.chain_checks import hopeless, idle_rounds, marks_of, missing_tasks, saved_steps
+from jobs.chain_checks import failed_alone, hopeless, idle_rounds, marks_of, missing_tasks, saved_steps
 from jobs.chain_jobs import gate_cluster, gate_request, requests_of
 from jobs.chain_state import (
     DONE,
@@ -30,11 +30,13 @@ from jobs.chain_state import (
     read_record_of,
     state_folder,
 )
-from jobs.chain_units import Unit
+from jobs.chain_sweep import resolved
+from jobs.chain_units import Unit, sweep_of
 from jobs.cluster import ClusterConfig, read_cluster
 from jobs.slurm import QueuedJob, answers, most_array_tasks, queued, submitted
 from jobs.submitted import Override
-from shards.errors import TransientError, UnreachableError, UserError
+from jobs.sweep import write
+from shards.errors import TransientError, UnreachableError, UserError, WillNotSucceedError
 from shards.quantities import plural
 
 log = logging.getLogger(__name__)
@@ -133,14 +135,30 @@ def _advance_units(chain: Chain) -> set[str]:
         if waiting := chain.jobs_of(unit, queue):
             _ensure_gate(chain, unit, record, queue, behind=waiting)
             continue
-        missing = missing_tasks(unit, state=chain.state, override=chain.override)
+        ready = _resolved(unit)
+        failed = failed_alone(unit, [job for job in record.jobs if (job.unit, job.kind) == (unit.name, "job")])
+        missing = missing_tasks(ready, state=chain.state, override=chain.override)
+        missing = [task for task in missing if task not in failed]
         if not missing:
-            add_line(chain.state, complete=unit.name)
+            _complete(chain, ready)
             complete.add(unit.name)
-            log.info("%s is complete", unit.name)
             continue
-        _submit_again(chain, unit, missing, record)
+        _submit_again(chain, ready, missing, record)
     return complete
+
+
+def _resolved(unit: Unit) -> Unit:
+    try:
+        return resolved(unit)
+    except WillNotSucceedError as error:
+        raise HopelessError(str(error)) from error
+
+
+def _complete(chain: Chain, unit: Unit) -> None:
+    if unit.best_of:
+        write(sweep_of(unit.best_of))
+    add_line(chain.state, complete=unit.name)
+    log.info("%s is complete", unit.name)
 
 
 def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) -> None:

@@ -38,6 +38,8 @@ def hopeless(unit: Unit, jobs: list[ChainJob], *, state: Path) -> str:
     for run_dir in filter(None, unit.run_dirs()):
         if (Path(run_dir) / "submit" / STOPPED_BY_HAND).exists():
             return f"{unit.name} was cancelled by `patchline cancel {run_dir}`"
+    if unit.may_fail:
+        return ""
     for job in jobs:
         for number, run_dir in enumerate(unit.run_dirs()):
             mark = job.marks[number] if number < len(job.marks) else 0
@@ -48,6 +50,15 @@ def hopeless(unit: Unit, jobs: list[ChainJob], *, state: Path) -> str:
             if end := _last_end(path, 0):
                 return _message(unit, end, state)
     return ""
+
+
+def failed_alone(unit: Unit, jobs: Sequence[ChainJob]) -> set[int]:
+    """The tasks whose runs cannot succeed, of a unit whose runs may fail: since these jobs were submitted."""
+    if not unit.may_fail:
+        return set()
+    records = [Path(run_dir) / "submit" / "tries.jsonl" for run_dir in unit.run_dirs()]
+    ends = {task: _last_end(records[task], job.marks[task]) for job in jobs for task in job.tasks}
+    return {task for task, end in ends.items() if end in ("at fault", "gave up")}
 
 
 def state_of(state: Path, job: ChainJob) -> Path:

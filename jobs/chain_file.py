@@ -33,6 +33,8 @@ class StepConfig:
     """More flags of the stage, such as --steps=1000."""
     variants: tuple[tuple[str, ...], ...] = ()
     """Several runs of the step that differ in these flags: an array of jobs, each in FOLDER/NAME/NUMBER."""
+    sweep: tuple[str, ...] = ()
+    """Words of `patchline sweep`, such as --schedule.learning-rate, '.003', '.01', --select-on, URL."""
     data: str = ""
     """The step whose dataset it takes."""
     weights: str = ""
@@ -77,6 +79,8 @@ class StepConfig:
                 raise UserError(
                     f"step {self.name}: {name} is of {' and '.join(stages)}, not of {self.stage}; leave it out"
                 )
+        if self.sweep and (self.stage not in ("pretrain", "finetune") or self.variants or self.links > 1):
+            raise UserError(f"step {self.name}: sweep is of pretrain and finetune, without variants and links")
         if self.variants and self.links > 1:
             raise UserError(
                 f"step {self.name}: links is of one run, not of variants; leave it out: the gate submits again each "

@@ -11,7 +11,7 @@ from jobs import exit_codes
 from jobs.batch_script import Request
 from jobs.chain import Chain, advance, script_of
 from jobs.chain_checks import STOPPED_BY_HAND
-from jobs.chain_file import read_chain
+from jobs.chain_file import ChainConfig
 from jobs.chain_jobs import gate_request, requests_of
 from jobs.chain_state import (
     CANCELLED,
@@ -42,18 +42,17 @@ _MOST_ASKED = 20  # answers of `sbatch --test-only`
 
 
 def submit_chain(
-    path: Path,
-    cluster_path: Path,
+    config: ChainConfig,
     cluster: ClusterConfig,
     *,
+    copies: Mapping[str, str],
     is_dry: bool,
     has_checks: bool,
     override: Override,
     environ: Mapping[str, str],
 ) -> int:
-    """Returns the exit code. UserError for what the file, a stage or Slurm would refuse, and with `has_checks` for what
-    cannot work."""
-    config = read_chain(path)
+    """Returns the exit code. `copies`: texts to keep beside the chain, by name. UserError for what a stage or Slurm
+    would refuse, and with `has_checks` for what cannot work."""
     units = units_of(config)
     jobs = [(unit, words, _job_of(unit, words, override)) for unit in units for words in unit.words]
     for _, words, _ in jobs:
@@ -77,7 +76,7 @@ def submit_chain(
         slurms_answer([], environ, text=script_of(chain, replace(request, dependency="")))
     _make_folder(chain.state)
     with alone(chain.state):
-        if not _begin(chain, {"chain.yaml": path.read_text(), "cluster.yaml": cluster_path.read_text()}):
+        if not _begin(chain, copies):
             return exit_codes.DONE
     return advance(chain)
 
@@ -85,7 +84,10 @@ def submit_chain(
 def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
     try:
         refuse_secret_words(words)  # before a message quotes them
-        return job_of_words(list(words), override)
+        job = job_of_words(list(words), override)
+        if unit.best_of and not job.evaluation.url:
+            raise UserError("--evaluation.url is missing: the dataset on which the best of the sweep are scored")
+        return job
     except UserError as error:
         raise UserError(f"step {unit.step}: {error}") from error
 
@@ -180,6 +182,7 @@ def graph_of(units: tuple[Unit, ...]) -> str:
         )
         size += f", {unit.nodes} nodes" if unit.nodes > 1 else ""
         size += f", {unit.links} links" if unit.links > 1 else ""
+        size += ", with the best values instead of the first" if unit.best_of else ""
         begins = f"after {' and '.join(unit.after)}" if unit.after else "first"
         lines += [f"[{unit.name}]  {unit.stage}{size}; {begins}", "   |", f"   +--> gate {unit.name}", "   |"]
     return "\n".join([*lines[:-1], "        complete: submits what is after it; missing: only that again"]) + "\n"

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.chain_file import INPUTS, ChainConfig, StepConfig
+from jobs.resolve import default_job
 from jobs.submitted import SECOND, SUBMITTED, run_name, value_in
+from jobs.sweep_plan import SweepPlan, plan_of
 from shards.errors import UserError
 
 PHASES = ("scan", "plan", "shards", "merge")
@@ -28,6 +30,10 @@ class Unit:
     time: str = ""
     cpus: int = 0
     links: int = 1
+    may_fail: bool = False
+    """Whether a run that cannot succeed ends alone, as one of a sweep's tries; else it ends the chain."""
+    best_of: tuple[str, ...] = ()
+    """The words of a sweep whose best values replace the first ones in these words, once its tries are over."""
     names: tuple[str, ...] = ()
     """The names in the queue of the jobs of each of its runs, empty for a stage without a run directory: from where
     the chain was submitted, since a link may point elsewhere on a node."""
@@ -53,7 +59,8 @@ def units_of(chain: ChainConfig) -> tuple[Unit, ...]:
         words, outs = _words(step, Path(chain.folder), outputs, stages)
         needed = dict.fromkeys((*(step.after or before), *(getattr(step, name) for name in INPUTS)))
         after = tuple(last[name] for name in needed if name)
-        new = _units(step, words, after)
+        new = _sweep_units(step, words, after) if step.sweep else _units(step, words, after)
+        outs = new[-1].run_dirs() if step.sweep else outs
         units += new
         outputs[step.name], stages[step.name], last[step.name] = outs, step.stage, new[-1].name
         before = (step.name,)
@@ -81,6 +88,36 @@ def _units(step: StepConfig, words: list[tuple[str, ...]], after: tuple[str, ...
             )
         )
         after = (units[-1].name,)
+    return units
+
+
+def sweep_of(words: Sequence[str]) -> SweepPlan:
+    """The sweep of these words, those after `patchline sweep`."""
+    return plan_of(words, default_job(words[0], words[1]))
+
+
+def _sweep_units(step: StepConfig, words: list[tuple[str, ...]], after: tuple[str, ...]) -> list[Unit]:
+    """The tries, if there is a grid, and the repetitions of the best of them."""
+    if len(words) > 1:
+        raise UserError(f"step {step.name}: a sweep is of one command, and its `weights:` are of {len(words)} runs")
+    command = (*words[0], *step.sweep)
+    plan = sweep_of(command)
+    if plan.phase or plan.is_dry:
+        raise UserError(f"step {step.name}: a sweep in jobs takes no --phase, --part or --dry-run; leave it out")
+    common = {"step": step.name, "stage": step.stage, "nodes": step.nodes, "time": step.time, "cpus": step.cpus}
+    units = []
+    for kind, trials in (("tries", plan.tries()), ("seeds", plan.repetitions(plan.first_values()))):
+        unit = Unit(
+            name=f"{step.name}.{kind}",
+            words=tuple(trial.words for trial in trials),
+            after=after,
+            at_once=step.at_once,
+            may_fail=kind == "tries",
+            best_of=command if kind == "seeds" else (),
+            **common,  # type: ignore[arg-type]
+        )
+        units += [unit] * bool(trials)
+        after = (units[-1].name,) if units else after
     return units
 
 

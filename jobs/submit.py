@@ -4,17 +4,19 @@ The words of the stage are checked as the stage would check them, and the script
 submitted. A run that has a job in the queue gets no second one. Loads torch only to plan the saves of training on GPUs.
 """
 
+import json
 import logging
 import shutil
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
 from jobs.batch_script import Request, batch_script, names_of, stage_body
 from jobs.chain_checks import STOPPED_BY_HAND
+from jobs.chain_file import ChainConfig, StepConfig, read_chain
 from jobs.chain_state import alone, append_line
 from jobs.chain_submit import submit_chain
 from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
@@ -24,7 +26,8 @@ from jobs.secret_names import refuse_secret_words, withheld
 from jobs.slurm import QueuedJob, need_sbatch, queued_with, settled_with, slurms_answer, submitted
 from jobs.stages import WITH_SMOKE
 from jobs.submit_checks import refuse_local, refuse_unprintable, refuse_unreachable, refuse_wrong_place
-from jobs.submitted import Override, comment_of, job_of_words, submit_folder, submitted_stage
+from jobs.submitted import Override, comment_of, job_of_words, submit_folder, submitted_stage, value_in
+from jobs.sweep import USAGE as SWEEP
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
 from shards.terminal import printable_name
@@ -57,17 +60,11 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     kept = {"cluster": options.cluster, "is_dry": options.is_dry, "has_checks": options.has_checks}
     if words[:1] and words[0].endswith((".yaml", ".yml")):
         _refuse_flags_of_runs(options, words[1:], Options(**kept))  # type: ignore[arg-type]
-        cluster = read_settings(options.cluster, environ)
-        reach_store(cluster, environ)
-        return submit_chain(
-            Path(words[0]),
-            Path(options.cluster),
-            cluster,
-            is_dry=options.is_dry,
-            has_checks=options.has_checks,
-            override=override,
-            environ=environ,
-        )
+        return _submit_chain(read_chain(Path(words[0])), Path(words[0]).read_text(), options, override, environ)
+    if words[:1] == ["sweep"]:
+        refuse_secret_words(words)
+        config = _chain_of_sweep(words[1:], options)
+        return _submit_chain(config, json.dumps(asdict(config), indent=1) + "\n", options, override, environ)
     if len(words) < 2 or words[1].startswith("-"):
         raise UserError(f"usage: {USAGE}\n    or: patchline submit CHAIN.yaml --cluster FILE [--dry-run] [--no-check]")
     stage, row = words[0], submitted_stage(words[0])
@@ -89,6 +86,39 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
         put(text)
         return _tell_test(request, text, environ)
     return _submit(request, text, environ, links=options.links)
+
+
+def _submit_chain(
+    config: ChainConfig, text: str, options: Options, override: Override, environ: MutableMapping[str, str]
+) -> int:
+    cluster = read_settings(options.cluster, environ)
+    reach_store(cluster, environ)
+    return submit_chain(
+        config,
+        cluster,
+        copies={"chain.yaml": text, "cluster.yaml": Path(options.cluster).read_text()},
+        is_dry=options.is_dry,
+        has_checks=options.has_checks,
+        override=override,
+        environ=environ,
+    )
+
+
+def _chain_of_sweep(words: list[str], options: Options) -> ChainConfig:
+    """A sweep as a chain of one step, in the folder of the sweep."""
+    if len(words) < 2 or words[0] not in WITH_SMOKE or options.links > 1:
+        raise UserError(f"usage: patchline submit {SWEEP.removeprefix('patchline ')} --cluster FILE [--nodes N]")
+    if not value_in(words, "--run-dir"):
+        raise UserError("--run-dir is missing: the folder of the sweep, in which each run has its own")
+    step = StepConfig(
+        name="sweep",
+        stage=words[0],
+        recipe=words[1],
+        sweep=tuple(words[2:]),
+        nodes=options.nodes,
+        time=options.time_limit,
+    )
+    return ChainConfig(folder=value_in(words, "--run-dir"), steps=(step,))
 
 
 def _check(words: list[str], options: Options, cluster: ClusterConfig, environ: Mapping[str, str], *, job: Any) -> None:

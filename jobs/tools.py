@@ -19,7 +19,7 @@ TOOLS = {
     ),
     "submit": Stage(
         summary="submit a stage, or a chain of stages, to Slurm",
-        second="STAGE RECIPE|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] [--dry-run]",
+        second="STAGE RECIPE|sweep ...|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] [--dry-run]",
         module="jobs.submit",
         examples=(
             "submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 --data.url URL --run-dir /shared/h14",

@@ -98,7 +98,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("logs", "run_logs", "run_chain", "run_tries", "rank_lines", "log_signs"),
             *("run_evidence", "run_causes", "run_doctor"),
             *("submitted", "arrays", "chain", "chain_file", "chain_units", "chain_state", "chain_checks", "chain_jobs"),
-            *("chain_submit", "chain_status", "cancel", "processes"),
+            *("chain_submit", "chain_status", "chain_sweep", "cancel", "processes"),
             *("sweep", "sweep_plan", "sweep_scores", "trials", "vtab"),
             *(
                 "preflight",

@@ -1,0 +1,27 @@
+"""A step of a chain that is a sweep: its tries as an array of jobs, then the best of them with each seed as another.
+
+Which values are best is known once the tries are over: the gate behind them puts them into the words of the
+repetitions. The folders are those of `patchline sweep`, so the same sweep can go on without Slurm.
+"""
+
+from dataclasses import replace
+
+from jobs.chain_units import Unit, sweep_of
+from jobs.sweep_scores import best_of
+from jobs.trials import score_of
+from shards.errors import WillNotSucceedError
+
+
+def resolved(unit: Unit) -> Unit:
+    """The unit with the best values in its words, if it repeats the best of a sweep; else the unit. WillNotSucceedError
+    if none of the tries has a score."""
+    if not unit.best_of:
+        return unit
+    plan = sweep_of(unit.best_of)
+    best = best_of([score_of(trial) for trial in plan.tries()])
+    if plan.grid and best is None:
+        raise WillNotSucceedError(
+            f"no try of the sweep {plan.folder} has a score; see the logs of its runs, or sweep other values"
+        )
+    trials = plan.repetitions(best.trial.values if best else ())
+    return replace(unit, words=tuple(trial.words for trial in trials))
