@@ -19,12 +19,13 @@ TOOLS = {
     ),
     "submit": Stage(
         summary="submit a stage, or a chain of stages, to Slurm",
-        second="STAGE RECIPE|sweep ...|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] [--dry-run]",
+        second="STAGE RECIPE|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] [--dry-run]",
         module="jobs.submit",
         examples=(
             "submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 --data.url URL --run-dir /shared/h14",
             "submit pretrain vit_h14_jft --cluster cluster.yaml --dry-run --data.url URL --run-dir /shared/h14",
             "submit chain.yaml --cluster cluster.yaml",
+            "submit sweep finetune imagenet_384 --schedule.learning-rate .003 .01 --cluster cluster.yaml ...",
         ),
     ),
     "sweep": Stage(
