@@ -11,12 +11,18 @@ from jobs.interrupts import AnsweredInExchanges
 from jobs.model_jobs import FewshotJob
 from jobs.record import write_record
 from jobs.screen import put
-from pipeline.evaluation.fewshot import FewshotScores, chosen_data, mean_and_deviation, measured, represented
+from pipeline.evaluation.fewshot import (
+    FewshotScores,
+    chosen_data,
+    mean_and_deviation,
+    measured,
+    open_splits,
+    represented,
+)
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.usage import Usage
 from pipeline.models.weights import filled_model, open_weights
 from pipeline.world import current_world, joined
-from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
 from shards.terminal import printable_name
 
@@ -30,7 +36,7 @@ def run(job: FewshotJob) -> int:
             raise UserError(f"{flag} is missing: patchline fewshot WEIGHTS --data.url URL")
     world = current_world(job.device, threads=job.threads)
     weights = open_weights(job.weights)
-    data = chosen_data(open_dataset(job.data.url), _test_dataset(job), job)
+    data = chosen_data(*open_splits(job.data.url, job.data.test_url, group="data"), job)
     if job.run_dir and world.is_first:
         write_record(Path(job.run_dir), stage="fewshot", job=job)  # first: the folder may not be writable
     with AnsweredInExchanges(), joined(world):
@@ -71,17 +77,6 @@ def table_of(weights: str, scores: FewshotScores, *, test_url: str) -> str:
 def _cell(accuracies: tuple[float, ...]) -> str:
     mean, deviation = mean_and_deviation(accuracies)
     return f"{mean:.4f} ± {deviation:.4f}"
-
-
-def _test_dataset(job: FewshotJob) -> Dataset:
-    """The dataset to measure on. UserError that says where it was looked for."""
-    if job.data.test_url:
-        return open_dataset(job.data.test_url)
-    url = f"{job.data.url.rstrip('/')}-test"
-    try:
-        return open_dataset(url)
-    except UserError as error:
-        raise UserError(f"no dataset to measure on at {url!r}: give it as --data.test-url ({error})") from error
 
 
 def _transform(job: FewshotJob, usage: Usage) -> EvaluationTransform:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 _PICTURES = ("norms_every_steps", "similarity_every_steps")  # they change what is shown, not what is trained
 LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
-    "TrainingJob": ("label_smoothing", "ema_decay", "threads", "hang", "guard", "loggers", *_PICTURES),
+    "TrainingJob": ("label_smoothing", "ema_decay", "threads", "hang", "guard", "loggers", "fewshot", *_PICTURES),
     "DataConfig": ("mix", "randaugment", "mixup", "reading", "allow_other_decoder", "label_weights"),
     "AugmentConfig": ("antialias", "scaled_decode", "resize_pixels", "filter", "exif"),
     "EvaluationTransform": ("antialias", "filter", "exif"),

@@ -78,8 +78,22 @@ class FewshotConfig:
     """Also fit a linear probe by L-BFGS to the same features, as a cross-check."""
 
     def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
+        refuse_wrong_values(self, where="fewshot." if isinstance(self, FewshotInTraining) else "")
         if not self.shots or len(set(self.shots)) != len(self.shots):
             raise UserError(
                 f"--shots is {shown_value(self.shots)}; allowed: one or more different numbers, such as --shots 1 5 10"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewshotInTraining(FewshotConfig):
+    """What is measured with a few images per class while a run trains."""
+
+    shots: tuple[Annotated[int, Range(1)], ...] = (10,)
+    """Numbers of training images per class."""
+    url: str = ""
+    """Dataset to take the shots from: a folder or s3://bucket/prefix; empty: no few-shot scores."""
+    test_url: str = ""
+    """Dataset to measure on; empty: the test split beside the first, URL-test."""
+    every_steps: Annotated[int, Range(0, zero="only at the end")] = 0
+    """Steps between two measurements; 0: only at the end."""

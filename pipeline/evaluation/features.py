@@ -4,6 +4,7 @@ For a ViT y of equation 4 (the class token after the last LayerNorm, or the mean
 layer of pre-training if the model has one: big_vision's `pre_logits`. For a BiT ResNet the mean over its last map.
 """
 
+from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
@@ -28,10 +29,12 @@ def features_of(
     transform: EvaluationTransform,
     batch_size: int,
     world: World,
+    before_batch: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
     """float32[N, D] on the CPU of rank 0, a row for each id, in their order; [0, 0] on the other ranks.
 
-    Collective over all ranks, which share the work. `batch_size`: images per batch on each rank.
+    Collective over all ranks, which share the work. `batch_size`: images per batch on each rank. `before_batch`: called
+    on all ranks before each of the same batches.
     """
     batches = evaluation_batches(
         dataset,
@@ -46,8 +49,21 @@ def features_of(
     total = sample_ids.size if world.is_first else 0
     with closing(batches), Progress("features", total, unit="images", says_end=False) as progress, torch.no_grad():
         for batch, _ in batches:
-            rows_BD = gather_rows(model.features(batch.images.to(world.device)).float())
+            before_batch()
+            rows_BD = gather_rows(_represented(model, batch.images.to(world.device)).float())
             if world.is_first:
                 kept.append(rows_BD.cpu())
                 progress.advance(min(len(rows_BD), progress.total - progress.done))
     return torch.cat(kept)[: sample_ids.size] if kept else torch.zeros(0, 0)
+
+
+def _represented(model: Model, images_BHW3: torch.Tensor) -> torch.Tensor:
+    """[B, D]: what goes into the head, while the whole model is called: ZeRO-3 gathers parameters for the modules that
+    are called."""
+    kept: list[torch.Tensor] = []
+    hook = model.head.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    try:
+        model(images_BHW3)
+    finally:
+        hook.remove()
+    return kept[0]

@@ -19,7 +19,7 @@ from pipeline.evaluation.shots import Ids, chosen_shots, labels_of, refuse_too_f
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.build import Model
 from pipeline.world import World
-from shards.dataset import Dataset
+from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.progress import Progress
 from shards.terminal import printable_name
@@ -74,6 +74,20 @@ def mean_and_deviation(accuracies: tuple[float, ...]) -> tuple[float, float]:
     return statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
 
 
+def open_splits(url: str, test_url: str, *, group: str) -> tuple[Dataset, Dataset]:
+    """The dataset to take the shots from, and the one to measure on: without `test_url`, URL-test. UserError that says
+    where it was looked for; `group`: of the flags in the message."""
+    train = open_dataset(url)
+    if test_url:
+        return train, open_dataset(test_url)
+    test_url = f"{url.rstrip('/')}-test"
+    try:
+        return train, open_dataset(test_url)
+    except UserError as error:
+        message = f"no dataset to measure on at {test_url!r}: give it as --{group}.test-url ({error})"
+        raise UserError(message) from error
+
+
 def chosen_data(train: Dataset, test: Dataset, config: FewshotConfig) -> FewshotData:
     """Reads both indices and chooses the shots. UserError for too few images or labels that do not fit."""
     numbers = {name: number for number, name in enumerate(train.label_names)}
@@ -99,13 +113,28 @@ def chosen_data(train: Dataset, test: Dataset, config: FewshotConfig) -> Fewshot
 
 
 def represented(
-    model: Model, data: FewshotData, *, transform: EvaluationTransform, batch_size: int, world: World
+    model: Model,
+    data: FewshotData,
+    *,
+    transform: EvaluationTransform,
+    batch_size: int,
+    world: World,
+    before_batch: Callable[[], None] = lambda: None,
 ) -> Represented | None:
-    """Computes the features of all images, each once. Collective over all ranks; None but on rank 0."""
+    """Computes the features of all images, each once. Collective over all ranks; None but on rank 0. `before_batch`:
+    called on all ranks before each of the same batches."""
     ids = data.train_ids
     every_id = np.arange(data.test.num_samples, dtype=np.int64)
     train_ND, test_ND = (
-        features_of(model, dataset, chosen, transform=transform, batch_size=batch_size, world=world)
+        features_of(
+            model,
+            dataset,
+            chosen,
+            transform=transform,
+            batch_size=batch_size,
+            world=world,
+            before_batch=before_batch,
+        )
         for dataset, chosen in ((data.train, ids), (data.test, every_id))
     )
     if not world.is_first:

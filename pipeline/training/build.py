@@ -80,10 +80,22 @@ def build_loop(parts: Parts, found: Manifest | None, stack: ExitStack, *, before
         job,
         _train_step(gradients, batches, watch, sources=saving.sources, guard=guard),
         guard=guard,
-        held_out=HeldOut(job, engine, world, sets=prepared.held_out, labels=stream.data.label_names, watch=watch),
+        held_out=_held_out(prepared, engine, watch),
         saving=saving,
         when=decide_when_to_save(job, saving, dataset=prepared.held_out.get(""), resumed_from=found),
         reporter=reporter,
+    )
+
+
+def _held_out(prepared: Prepared, engine: Engine, watch: Watch) -> HeldOut:
+    return HeldOut(
+        prepared.job,
+        engine,
+        prepared.world,
+        sets=prepared.held_out,
+        labels=prepared.stream.data.label_names,
+        watch=watch,
+        fewshot=prepared.fewshot,
     )
 
 

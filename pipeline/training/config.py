@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.config_values import Device, LossName
 from pipeline.data.config import DataConfig
-from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.models.config import ModelConfig
 from pipeline.training.loggers import LoggersConfig
 from pipeline.training.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
@@ -205,6 +205,8 @@ class TrainingJob:
     """When checkpoints are saved, where, and which are kept."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation during training and at its end."""
+    fewshot: FewshotInTraining = FewshotInTraining()
+    """Few-shot scores of the representation during training and at its end."""
     hang: HangConfig = HangConfig()
     """When a rank counts as hung."""
     seed: int = 0

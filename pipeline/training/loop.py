@@ -166,6 +166,6 @@ class Loop:
         """Scores a run whose last step is saved, but whose last evaluation was given up; False if this one was too."""
         scores = self.held_out.scores(self.step)
         self.when.scored(self.step, scores)
-        if scores and self.reporter:
+        if (scores or self.held_out.of_others) and self.reporter:
             self.reporter.scored_late(self.step, scores, self.held_out.of_others)
         return not self.held_out.was_given_up

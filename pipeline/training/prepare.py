@@ -6,6 +6,8 @@ from pathlib import Path
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.data.config import Share
 from pipeline.data.stream import PlannedStream, plan_stream
+from pipeline.evaluation.config import FewshotInTraining
+from pipeline.evaluation.fewshot import FewshotData, chosen_data, open_splits
 from pipeline.training.batch_plan import BatchPlan, plan_batch
 from pipeline.training.classes import with_classes
 from pipeline.training.config import TrainingJob
@@ -37,6 +39,7 @@ class Prepared:
     budget: Budget
     stream: PlannedStream
     held_out: dict[str, Dataset]
+    fewshot: FewshotData | None
     is_compiled: bool
     extend: bool
     parts: StartParts = field(default_factory=StartParts)
@@ -85,10 +88,20 @@ def _checked(job: TrainingJob, world: World, parts: StartParts, *, extend: bool)
         budget=budget_of(world, read_ahead_bytes=stream.most_read_ahead_bytes + _batches_bytes(job, world)),
         stream=stream,
         held_out=held_out,
+        fewshot=_fewshot(job.fewshot),
         is_compiled=will_compile(job.engine, world.device),
         extend=extend,
         parts=parts,
     )
+
+
+def _fewshot(config: FewshotInTraining) -> FewshotData | None:
+    """The images of few-shot scores, if there are to be any."""
+    if not config.url:
+        if config.test_url or config.every_steps:
+            raise UserError("fewshot.test-url and fewshot.every-steps say nothing without fewshot.url; give it, too")
+        return None
+    return chosen_data(*open_splits(config.url, config.test_url, group="fewshot"), config)
 
 
 def _batches_bytes(job: TrainingJob, world: World) -> int:

@@ -77,6 +77,8 @@ def facts_of(prepared: Prepared) -> dict[str, str]:
     facts |= {name: value for name, value in flattened(prepared.stream.start.to_json()).items() if _is_of_data(name)}
     facts["held-out dataset"] = None
     facts |= {f"held-out dataset {name}".strip(): one.fingerprint for name, one in held_out.items()}
+    if fewshot := prepared.fewshot:
+        facts |= {"few-shot dataset": fewshot.train.fingerprint, "few-shot test dataset": fewshot.test.fingerprint}
     facts |= flattened(asdict(job))
     return {name: shown(value) for name, value in facts.items()} | code_facts(Path(__file__).resolve().parents[2])
 

@@ -183,11 +183,12 @@ class Reporter:
         if scores:
             self._scores = scores
             log.info("step %d: test accuracy %.3f, loss %.3g", step, scores.accuracy, scores.loss)
-        if step % self.job.log_every_steps == 0 or step == self.job.steps or scores or norms:
+        _tell_fewshot(step, of_others)
+        if step % self.job.log_every_steps == 0 or step == self.job.steps or scores or of_others or norms:
             values = {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate}
             values |= {f"data/{name}": value for name, value in traffic.items()} | self._data_rates(traffic)
-            if scores:
-                values |= scores.values("test_") | dict(of_others or {})
+            values |= scores.values("test_") if scores else {}
+            values |= of_others or {}
             if self.save_interval_seconds:
                 values["checkpoint/interval_seconds"] = self.save_interval_seconds
             values |= self._throughput.since_line(global_batch=self.job.global_batch)
@@ -196,11 +197,13 @@ class Reporter:
             self._once, self._line_step = {}, step
         self._ticker.tick(self.facts)
 
-    def scored_late(self, step: int, scores: Scores, of_others: Mapping[str, float]) -> None:
+    def scored_late(self, step: int, scores: Scores | None, of_others: Mapping[str, float]) -> None:
         """The scores of a step that was reported without them, because its evaluation was given up."""
-        self._scores = scores
-        log.info("step %d: test accuracy %.3f, loss %.3g", step, scores.accuracy, scores.loss)
-        self.metrics.amend(step, scores.values("test_") | dict(of_others))
+        if scores:
+            self._scores = scores
+            log.info("step %d: test accuracy %.3f, loss %.3g", step, scores.accuracy, scores.loss)
+        _tell_fewshot(step, of_others)
+        self.metrics.amend(step, (scores.values("test_") if scores else {}) | dict(of_others))
 
     def saved(self, step: int, values: dict[str, float]) -> None:
         """A checkpoint is committed: shown in the live line, or as a line in a log. `values`: for the next line of
@@ -260,3 +263,13 @@ class Reporter:
             return {}
         seconds = max(now - before[0], 1e-9)
         return {f"data/{name}_per_second": (traffic[name] - before[1][name]) / seconds for name in _RATES}
+
+
+def _tell_fewshot(step: int, values: Mapping[str, float] | None) -> None:
+    shown = [
+        f"{name.removeprefix('fewshot/').replace('_', ' ')} {value:.3f}"
+        for name, value in (values or {}).items()
+        if name.startswith("fewshot/")
+    ]
+    if shown:
+        log.info("step %d: few-shot accuracy, %s", step, ", ".join(shown))

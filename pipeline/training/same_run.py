@@ -28,7 +28,7 @@ _WHERE_AND_HOW = (
     *("norms_every_steps", "similarity_every_steps"),
     *("checkpoint.", "engine.", "guard.", "hang.", "loggers."),
 )
-_MEASURED = ("evaluation.",)
+_MEASURED = ("evaluation.", "fewshot.")
 _PRECISION, _UNDECIDED = "engine.precision", "auto"
 
 

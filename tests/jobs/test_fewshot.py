@@ -119,3 +119,63 @@ def test_scores_that_cannot_be_written(tmp_path: Path, url: str, weights: str) -
     with pytest.raises(UserError, match=r"cannot write fewshot.json in .*run': Is a directory; give another --run-dir"):
         run(replace(job, run_dir=str(tmp_path / "run")))
     assert not list((tmp_path / "run").glob("*.part"))
+
+
+TRAINED = (
+    "--steps=6",
+    "--schedule.warmup-steps=0",
+    "--device=cpu",
+    "--fewshot.every-steps=3",
+    "--fewshot.shots",
+    "2",
+    "4",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [(), ("--processes=2", "--engine.zero-stage=3", "--fewshot.probe")], ids=["one", "two"]
+)
+def test_training_measures_the_same(tmp_path: Path, url: str, more: tuple[str, ...]) -> None:
+    """At the end of training, the scores are those of the weights that it leaves; of two ranks, which shard the
+    parameters, too. They need no held-out dataset."""
+    run_dir = tmp_path / "run"
+    words = ("digits_smoke", "--data.url", url, "--run-dir", str(run_dir), "--fewshot.url", url, *TRAINED, *more)
+    ended = patchline("pretrain", *words)
+    assert ended.code == 0, ended.errors
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    scored = {line["step"]: line for line in lines if "fewshot/2_shots" in line}
+    assert list(scored) == [3, 6]
+    assert "few-shot accuracy, 2 shots 0." in " ".join((ended.errors + ended.output).split()) or more
+    words = (
+        str(run_dir),
+        "--data.url",
+        url,
+        "--shots",
+        "2",
+        "4",
+        "--run-dir",
+        str(tmp_path),
+        "--device=cpu",
+        "--probe",
+    )
+    assert patchline("fewshot", *words, "--threads=1").code == 0
+    facts = json.loads((tmp_path / "fewshot.json").read_text())
+    for result in facts["results"]:
+        name = f"fewshot/{result['shots']}_shots"
+        assert scored[6][name] == pytest.approx(result["ridge_mean"], abs=0.003), "but for 3 images of 1,077: rounding"
+        assert (f"{name}_probe" in scored[6]) is bool(more)
+
+
+def test_what_does_not_fit_is_refused_before_training(tmp_path: Path, url: str) -> None:
+    words = ("digits_smoke", "--data.url", url, "--run-dir", str(tmp_path / "r"), "--device=cpu")
+    for more, message in (
+        (("--fewshot.url", url, "--fewshot.shots", "400"), "400"),
+        (("--fewshot.url", f"{url}-test"), "give it as --fewshot.test-url"),
+        (("--fewshot.every-steps", "5"), "say nothing without fewshot.url"),
+        (("--fewshot.shots", "5", "5"), "shots"),
+    ):
+        ended = patchline("pretrain", *words, *more)
+        assert (ended.code, "Traceback" in ended.errors) == (2, False), ended.errors
+        assert message in " ".join(ended.errors.split())
+    assert not (tmp_path / "r" / "metrics.jsonl").exists()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.evaluation.scores import Scores
 from pipeline.training.held_out import HeldOut
 from pipeline.training.ledger import Ledger
@@ -52,6 +52,20 @@ def test_scores_are_due_as_asked_and_at_the_end(
     assert [step for step in range(1, 11) if found.scores(step) == SCORES] == expected
     assert engine.trains == [False, True] * len(expected)
     assert found.watch.ledger.seconds["evaluation"] > 0
+
+
+def test_few_shot_scores_have_steps_of_their_own(
+    digits_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.training.held_out.evaluate", lambda *_, **__: (SCORES, None))
+    monkeypatch.setattr(HeldOut, "_fewshot_scores", lambda *_: {"fewshot/10_shots": 0.5})
+    found = held_out(digits_url, tmp_path, _Engine(), every_steps=4)
+    found.fewshot = object()  # type: ignore[assignment]
+    found.job = replace(found.job, fewshot=FewshotInTraining(url="f", every_steps=3))
+    seen = [(found.is_due(step), found.scores(step) is not None, bool(found.of_others)) for step in range(1, 11)]
+    assert [step for step, (is_due, _, _) in enumerate(seen, start=1) if is_due] == [3, 4, 6, 8, 9, 10]
+    assert [step for step, (_, is_scored, _) in enumerate(seen, start=1) if is_scored] == [4, 8, 10]
+    assert [step for step, (_, _, has_shots) in enumerate(seen, start=1) if has_shots] == [3, 6, 9, 10]
 
 
 def test_without_a_dataset_none_are(tmp_path: Path, digits_url: str) -> None:
