@@ -1,21 +1,28 @@
 """timm's folders: timm computes our logits from them, ours are read back bit for bit, other models are refused."""
 
+import io
 import json
 import logging
+import tarfile
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from jobs import pack
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.conversion.timm import open_timm, save_timm
 from pipeline.models.weights import Weights
 from shards.errors import UserError
+from shards.sources.digits import DigitsSource
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
     BIT,
@@ -29,6 +36,8 @@ from tests.pipeline.models.conversion.random_weights import (
 )
 from tests.pipeline.models.parity import difference, random_images
 from tests.pipeline.models.parity import random_model as gentle_model
+from tests.rigs.processes import patchline
+from tests.rigs.training import FinishedRuns
 
 LABELS = ("cat", "dog", "Füchsin")
 SMALL: dict[str, Any] = {"depth": 1, "width": 24, "mlp_width": 48, "num_heads": 2, "num_classes": 3, "image_size": 64}
@@ -207,3 +216,28 @@ def test_registers_are_named_before_the_grid(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="reg_token"):
         opened(tmp_path)
+
+
+@pytest.mark.slow
+def test_timm_scores_a_run_as_we_do_to_the_sample(
+    timm: ModuleType, tmp_path: Path, finished_runs: FinishedRuns
+) -> None:
+    """A trained run on all 359 test digits: of each label, the same images are said to be of each class."""
+    run_dir, data = finished_runs.get(1), str(tmp_path / "test")
+    assert pack.run(pack.PackJob(out=data, source=DigitsSource(split="test"), split="test")) == 0
+    own = ("--weights", str(run_dir / "weights"), "--data.url", data, "--run-dir", str(tmp_path / "own"))
+    assert patchline("evaluate", "resize", *own, "--device", "cpu").code == 0
+    assert patchline("export", str(run_dir / "weights"), "--format=timm", f"--out={tmp_path / 'timm'}").code == 0
+    other = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+    confusion: Counter[tuple[int, int]] = Counter()
+    with tarfile.open(next((tmp_path / "test").rglob("*.tar"))) as tar:
+        members = {Path(one.name): tar.extractfile(one).read() for one in tar if one.isfile()}  # type: ignore[union-attr]
+    for name, content in members.items():
+        if name.suffix == ".png":
+            pixels = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), dtype=np.float32)
+            image_13HW = torch.from_numpy(pixels / 127.5 - 1).permute(2, 0, 1)[None]
+            label = int(members[name.with_suffix(".cls")])
+            confusion[label, int(other(image_13HW).argmax())] += 1
+    assert confusion.total() == 359
+    found = json.loads((tmp_path / "own" / "classes.json").read_text())
+    assert {(label, said): count for label, said, count in found["confusion"]} == confusion
