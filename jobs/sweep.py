@@ -27,7 +27,7 @@ USAGE = (
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
     """Runs what is not done, writes sweep.json and prints the table. The exit code of the first run that ends otherwise
-    than with 0, but for one that can not succeed (which is no candidate). UserError for what a run would refuse."""
+    than with 0, but for one that cannot succeed (which is no candidate). UserError for what a run would refuse."""
     if len(words) < 2 or words[0] not in WITH_SMOKE or words[1].startswith("-"):
         raise UserError(f"usage: {USAGE}")
     plan = plan_of(words, default_job(words[0], words[1]))

@@ -129,7 +129,7 @@ def _only(name: str, values: list[str]) -> str:
 
 def _different(name: str, values: list[str]) -> tuple[str, ...]:
     if name in _NOT_SWEPT:
-        raise UserError(f"{name} can not be swept: {_NOT_SWEPT[name]}")
+        raise UserError(f"{name} cannot be swept: {_NOT_SWEPT[name]}")
     folders = [_in_folder(value) for value in values]
     for place, folder in enumerate(folders):
         if (first := folders.index(folder)) < place:

@@ -67,7 +67,7 @@ def run_all(trials: Sequence[Trial], environ: Mapping[str, str]) -> int:
         words = [*trial.words[:2], *fields, *options.words()]
         code = run_ranks(words, num_ranks=options.processes, environ=environ, run_dir=str(trial.folder))
         if code == exit_codes.WILL_NOT_SUCCEED:
-            log.warning("%s can not succeed, and is no candidate", printable_name(trial.name))
+            log.warning("%s cannot succeed, and is no candidate", printable_name(trial.name))
         elif code:
             advice = "" if code == exit_codes.USER_MISTAKE else "; the same command goes on"
             log.info("%s ended with %s%s", printable_name(trial.name), code, advice)

@@ -47,7 +47,7 @@ class Row:
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
     """Runs the tasks whose data is there, writes DIR/vtab.json and prints the table. The exit code of the first run
-    that ends otherwise than with 0, but for one that can not succeed. UserError if there is no data for any task."""
+    that ends otherwise than with 0, but for one that cannot succeed. UserError if there is no data for any task."""
     if not words or words[0].startswith("-"):
         raise UserError(f"usage: {USAGE}")
     root, folder, names, more = _taken(words[1:])

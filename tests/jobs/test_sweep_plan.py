@@ -73,7 +73,7 @@ def test_the_tasks_of_an_array_share_the_tries() -> None:
         (("--run-dir",), "--run-dir takes one value, and 0 were given"),
         (("x", "--run-dir", "s"), "unexpected word 'x'; a value follows its flag"),
         (("--run-dir", "s", "--seeds", "0"), "--seeds is '0'; allowed: 1 to 1000"),
-        (("--run-dir", "s", "--seed", "1", "2"), "--seed can not be swept: the best is repeated with --seeds N"),
+        (("--run-dir", "s", "--seed", "1", "2"), "--seed cannot be swept: the best is repeated with --seeds N"),
         (
             ("--run-dir", "s", "--steps", "1", "2"),
             "--select-on is missing: the dataset on which the tries are compared",
