@@ -38,7 +38,8 @@ PACKAGES = {"slurm": "slurm-wlm munge", "rgw": "ceph-mon ceph-mgr ceph-osd rados
 def pytest_configure() -> None:
     """Sets up Ctrl-C, torch.compile's cache, the fork server and Hypothesis.
 
-    A shell's background jobs ignore Ctrl-C and pass that on to their children, but tests send Ctrl-C.
+    A shell's background jobs ignore Ctrl-C, those of `nohup` SIGHUP, and pass that on to their children, but tests send
+    both.
 
     A CPU that simulates a lesser one gets its own cache, because torch.compile's cache does not tell them apart
     (kernels of one crash on the other, or return NaN).
@@ -51,6 +52,8 @@ def pytest_configure() -> None:
     settings.load_profile("patient")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     kernels = f"torchinductor-tests-{os.getuid()}-{os.environ.get('ATEN_CPU_CAPABILITY', 'native')}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / kernels))
     forks()
