@@ -17,6 +17,7 @@ from pipeline.models.weights import filled_model, open_weights
 from pipeline.world import current_world, joined
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
+from shards.part import opened_parts
 from shards.terminal import printable_name
 
 __all__ = ["EvaluateJob", "run"]
@@ -28,7 +29,7 @@ def run(job: EvaluateJob) -> int:
         if not value:
             raise UserError(f"{flag} is missing: give the {'weights folder' if 'w' in flag else 'dataset'} as {flag}")
     world = current_world(job.device, threads=job.threads)
-    weights, dataset = open_weights(job.weights), open_dataset(job.data.url)
+    weights, dataset = open_weights(job.weights), _opened(job)
     labels = weights.labels[: weights.config.num_classes]
     targets = _targets(job, dataset, labels)
     if job.run_dir and world.is_first:
@@ -58,6 +59,12 @@ def run(job: EvaluateJob) -> int:
             _write(Path(job.run_dir), "scores.json", asdict(scores))
         put(score_text(job, scores) + "\n")
     return exit_codes.DONE
+
+
+def _opened(job: EvaluateJob) -> Dataset:
+    """The dataset, or the part of it that is scored."""
+    part, held_out = opened_parts(open_dataset(job.data.url), job.subset, job.held_out)
+    return held_out or part
 
 
 def _targets(job: EvaluateJob, dataset: Dataset, labels: tuple[str, ...]) -> Targets:

@@ -36,7 +36,7 @@ def run(job: FewshotJob) -> int:
             raise UserError(f"{flag} is missing: patchline fewshot WEIGHTS --data.url URL")
     world = current_world(job.device, threads=job.threads)
     weights = open_weights(job.weights)
-    data = chosen_data(*open_splits(job.data.url, job.data.test_url, group="data"), job)
+    data = chosen_data(*open_splits(job.data, group="data"), job)
     if job.run_dir and world.is_first:
         write_record(Path(job.run_dir), stage="fewshot", job=job)  # first: the folder may not be writable
     with AnsweredInExchanges(), joined(world):

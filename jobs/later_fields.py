@@ -10,7 +10,16 @@ from collections.abc import Mapping
 _PICTURES = ("norms_every_steps", "similarity_every_steps")  # they change what is shown, not what is trained
 LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     "TrainingJob": ("label_smoothing", "ema_decay", "threads", "hang", "guard", "loggers", "fewshot", *_PICTURES),
-    "DataConfig": ("mix", "randaugment", "mixup", "reading", "allow_other_decoder", "label_weights"),
+    "DataConfig": (
+        "mix",
+        "randaugment",
+        "mixup",
+        "reading",
+        "allow_other_decoder",
+        "label_weights",
+        "subset",
+        "held_out",
+    ),
     "AugmentConfig": ("antialias", "scaled_decode", "resize_pixels", "filter", "exif"),
     "EvaluationTransform": ("antialias", "filter", "exif"),
     "EvaluationConfig": ("also",),
@@ -37,7 +46,8 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     ),
     "PackJob": ("labels_file", "limits", "dedup", "resize", "unlabeled", "description", "licence", "run_dir"),
     "IndexJob": ("description", "licence"),
-    "EvaluateJob": ("threads", "json", "label_weights", "class_map", "real"),
+    "EvaluateJob": ("threads", "json", "label_weights", "class_map", "real", "subset", "held_out"),
+    "FewshotInTraining": ("subset", "held_out"),
     "FlatSource": ("labels_csv", "file_column", "label_column", "separator"),
     "VerifyJob": ("workers", "run_dir"),
 }

@@ -14,7 +14,7 @@ from typing import Any
 from jobs import exit_codes
 from jobs.model_jobs import LsJob, SortColumn
 from jobs.nearest_recipe import Nearest, nearest
-from jobs.record_leaves import Leaves, read_leaves
+from jobs.record_leaves import Leaves, is_scored, read_leaves
 from jobs.run_table import Row, table_of
 from jobs.screen import put
 from jobs.stages import WITH_SMOKE
@@ -167,8 +167,7 @@ def run_at(root: Path, path: Path, now: float) -> Run | None:
     num_steps = whole_number(leaves.get("job.steps", ""))
     if leaves and not num_steps:
         reasons.append(f"{_RECORD} is damaged: it has no number of steps")
-    is_scored = bool(leaves.get("job.evaluation.url"))
-    facts = read_facts(path, num_steps=num_steps, is_scored=is_scored, now=now)
+    facts = read_facts(path, num_steps=num_steps, is_scored=is_scored(leaves), now=now)
     return Run(
         path=str(path.relative_to(root)) if path != root else path.name or str(path),
         stage=stage,

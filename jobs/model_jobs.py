@@ -16,6 +16,7 @@ from pipeline.models.conversion.config import Change, Format
 from pipeline.training.config import MOST_THREADS, TrainingJob
 from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
+from shards.subset_config import HeldOutConfig, SubsetConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,10 @@ class EvaluateJob:
     """Weights folder to evaluate (RUN/weights)."""
     data: EvaluationConfig = EvaluationConfig()
     """Dataset to evaluate on, and how its images are prepared."""
+    subset: SubsetConfig = SubsetConfig()
+    """Part of the dataset to evaluate on."""
+    held_out: HeldOutConfig = HeldOutConfig()
+    """Part to evaluate on: what a training run with these values of --data.held-out holds out of the dataset."""
     loss: LossName = "softmax"
     """Loss that the weights were trained with: softmax (one label per image) or sigmoid (any number of labels)."""
     label_weights: bool = False

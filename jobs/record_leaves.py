@@ -37,6 +37,12 @@ def read_leaves(path: Path) -> Leaves:
     return leaves
 
 
+def is_scored(leaves: Leaves) -> bool:
+    """Whether the model of a training job is scored while it is trained."""
+    parts = ("job.data.held_out.share", "job.data.held_out.count")
+    return bool(leaves.get("job.evaluation.url")) or any(leaves.get(name, "0") not in ("0", "0.0") for name in parts)
+
+
 def leaves_of(job: Any) -> Leaves:
     """The same of a job in memory, without the first word `job.`."""
     return dict(_of_values("", asdict(job)))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.nearest_recipe import Nearest, is_place, nearest
-from jobs.record_leaves import Leaves, leaves_of, read_leaves
+from jobs.record_leaves import Leaves, is_scored, leaves_of, read_leaves
 from jobs.resolve import recipe_job
 from jobs.run_tries import said_of_last_try
 from jobs.stages import WITH_SMOKE
@@ -93,7 +93,7 @@ def gather(run_dir: Path) -> ReportFacts:
     leaves = _record(run_dir)
     stage, notes = leaves["stage"], _Notes()
     num_steps = whole_number(leaves.get("job.steps", ""))
-    run = read_facts(run_dir, num_steps=num_steps, is_scored=bool(leaves.get("job.evaluation.url")))
+    run = read_facts(run_dir, num_steps=num_steps, is_scored=is_scored(leaves))
     notes.all += run.reasons
     is_running = run.state == "running"
     if run.state not in ("running", "done") and (said := said_of_last_try(run_dir)):

@@ -20,8 +20,8 @@ from shards.config_values import shown_value
 from shards.errors import UserError, WillNotSucceedError
 
 USAGE = (
-    "patchline sweep pretrain|finetune RECIPE --run-dir DIR [--any.field A B C ...] [--select-on URL] [--seeds N] "
-    "[--phase tries|seeds [--part I/N]] [--dry-run]"
+    "patchline sweep pretrain|finetune RECIPE --run-dir DIR [--any.field A B C ...] [--data.held-out.share X] "
+    "[--select-on URL] [--seeds N] [--phase tries|seeds [--part I/N]] [--dry-run]"
 )
 
 

@@ -15,12 +15,14 @@ from shards.errors import UserError
 
 MOST_TRIES = 1000
 _OPTIONS = {"--seeds": "1 to 1000", "--select-on": "a dataset", "--phase": "tries, seeds", "--part": "I/N"}
+_HELD_OUT = "--data.held-out."  # of the tries; the repetitions are trained on all
 _NOT_SWEPT = {"--run-dir": "the sweep has one folder", "--seed": "the best is repeated with --seeds N"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """The words of a sweep, taken apart. `grid`: the values of each swept flag; empty: only repetitions. `part`: of the
+    """The words of a sweep, taken apart. `grid`: the values of each swept flag; empty: only repetitions. The tries are
+    scored on the dataset `select_on`, or on what the flags `held_out` hold out of the training data. `part`: of the
     runs of `phase`, those with this number and every `parts`-th after it."""
 
     stage: str
@@ -31,19 +33,20 @@ class SweepPlan:
     seeds: int = 3
     first_seed: int = 0
     select_on: str = ""
+    held_out: tuple[str, ...] = ()
     phase: str = ""
     part: int = 0
     parts: int = 1
     is_dry: bool = False
 
     def tries(self) -> list[Trial]:
-        """A run for each point of the grid, scored on `select_on`; none without a grid."""
+        """A run for each point of the grid, scored on what is held out; none without a grid."""
         if not self.grid:
             return []
         flags = [flag for flag, _ in self.grid]
         points = itertools.product(*(values for _, values in self.grid))
         found = [self._trial("tries", tuple(zip(flags, point, strict=True))) for point in points]
-        return [replace(one, words=(*one.words, f"--evaluation.url={self.select_on}")) for one in found]
+        return [replace(one, words=(*one.words, f"--evaluation.url={self.select_on}", *self.held_out)) for one in found]
 
     def repetitions(self, best: tuple[tuple[str, str], ...]) -> list[Trial]:
         """The runs with the best values and the seeds from the recipe's on, scored as the command says."""
@@ -75,6 +78,7 @@ def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
     options: dict[str, str] = {}
     fixed: list[str] = []
     grid: dict[str, tuple[str, ...]] = {}
+    held_out: list[str] = []
     is_dry = False
     for flag, values in _groups(words[2:]):
         name = flag.replace("_", "-")
@@ -82,6 +86,8 @@ def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
             is_dry = True
         elif name in _OPTIONS or name == "--run-dir":
             options[name] = _only(name, values)
+        elif name.startswith(_HELD_OUT):
+            held_out += [flag, *values]
         elif name in known and known[name].takes and not known[name].is_many and len(values) > 1:
             grid[name] = _different(name, values)
         else:
@@ -97,6 +103,7 @@ def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
         seeds=_seeds(options.get("--seeds", "3")),
         first_seed=default.seed if given is None else given,
         select_on=options.get("--select-on", ""),
+        held_out=tuple(held_out),
         phase=phase,
         part=part,
         parts=parts,
@@ -162,13 +169,14 @@ def _refuse_wrong(plan: SweepPlan, options: Mapping[str, str]) -> None:
         count *= len(values)
     if count > MOST_TRIES:
         raise UserError(f"the grid has {count:,} points; allowed: at most {MOST_TRIES:,}")
-    if plan.grid and not plan.select_on:
+    if plan.grid and bool(plan.select_on) == bool(plan.held_out):
         raise UserError(
-            "--select-on is missing: the dataset on which the tries are compared, held out of the training set. Do not "
-            "choose on the test set"
+            "the tries need one thing to be compared on: --data.held-out.share .02, a part of the training set, or "
+            "--select-on URL, a dataset of its own. Do not choose on the test set"
         )
-    if plan.select_on and not plan.grid:
-        raise UserError("--select-on says nothing without a grid; give a flag several values, as in --flag A B C")
+    if (plan.select_on or plan.held_out) and not plan.grid:
+        name = "--select-on" if plan.select_on else _HELD_OUT.rstrip(".")
+        raise UserError(f"{name} says nothing without a grid; give a flag several values, as in --flag A B C")
     if plan.phase not in ("", "tries", "seeds"):
         raise UserError(f"--phase is {shown_value(plan.phase)}; allowed: tries, seeds")
     if plan.parts > 1 and not plan.phase:

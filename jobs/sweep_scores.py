@@ -36,6 +36,7 @@ def facts_of(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) ->
         "stage": plan.stage,
         "recipe": plan.recipe,
         "select_on": plan.select_on,
+        "held_out": list(plan.held_out),
         "tries": [_facts(one) for one in tries],
         "best": dict(best.trial.values) if best else {},
         "seeds": [{"seed": one.trial.seed, **_facts(one)} for one in seeds],

@@ -33,7 +33,7 @@ TOOLS = {
         second="STAGE RECIPE --run-dir DIR [--any.field A B C ...] [--select-on URL] [--seeds N] [--dry-run]",
         module="jobs.sweep",
         examples=(
-            "sweep finetune cifar10 --schedule.learning-rate .003 .01 .03 .06 --select-on data/cifar10-held-out "
+            "sweep finetune cifar10 --schedule.learning-rate .003 .01 .03 .06 --data.held-out.share .02 "
             "--initial.weights runs/vit/weights --data.url data/cifar10 --evaluation.url data/cifar10-test "
             "--run-dir runs/sweep",
             "sweep finetune cifar10 --seeds 5 --initial.weights runs/vit/weights --data.url data/cifar10 "

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import InvalidDataError, StorageError, UnreachableError, UserError
-from shards.index import BlockTable, SampleRows, read_blocks, read_labels, read_sample_rows, read_sources
+from shards.index import read_blocks, read_labels, read_sample_rows, read_sources
 from shards.manifest import (
     BLOCKS_PATH,
     LABELS_PATH,
@@ -21,6 +21,7 @@ from shards.manifest import (
     index_path,
     sha256_hex,
 )
+from shards.sample_rows import BlockTable, SampleRows
 from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
 from shards.store import MissingObjectError, Store, open_store
@@ -43,12 +44,13 @@ class _Held:
 
 
 class Dataset:
-    """One split. `fingerprint` is the sha256 of its manifest, which fixes every byte of the data; the description and
-    the licence are not part of it."""
+    """One split, or a part of one (shards/part.py). `fingerprint` is the sha256 of its manifest, which fixes every byte
+    of the data; the description and the licence are not part of it."""
 
     def __init__(self, store: Store, manifest: Manifest, *, fingerprint: str) -> None:
         self.store, self.manifest, self.fingerprint = store, manifest, fingerprint
         self.url = store.url
+        self.packed_fingerprint = fingerprint  # of the whole dataset, also where this is a part of it
         self.shard_store = open_store(manifest.shards_url) if manifest.shards_url else store
         self.num_samples = manifest.num_samples
         self.num_classes = manifest.num_classes
@@ -88,6 +90,15 @@ class Dataset:
             refuse_labels(labels, num_classes=self.num_classes)
         return tuple(labels.column("name").to_pylist())
 
+    def packed_ids(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The ids that samples have in the dataset as packed: others than here only where this is a part of it."""
+        return sample_ids
+
+    def packed_row(self, shard: int, row: int) -> int:
+        """The row that a sample has in its shard's index: another than here only where this is a part."""
+        packed = self.packed_ids(self.first_sample_ids[shard : shard + 1] + row)[0]
+        return int(packed) - self.manifest.shards[shard].first_sample_id
+
     def shard_path(self, shard: int) -> str:
         """The tar's path below `shard_store`."""
         return self.manifest.shards[shard].path
@@ -113,16 +124,21 @@ class Dataset:
             if shard in held.sample_rows:
                 held.sample_rows.move_to_end(shard)
                 return held.sample_rows[shard]
-        # Read outside the lock: two threads may read one index, none waits for another's shard.
-        with self.naming(index_path(shard)):
-            rows = read_sample_rows(self.checked_file(index_path(shard)))
-            refuse_rows(rows, self.manifest.shards[shard], num_classes=self.num_classes)
+        rows = self._read_rows(
+            shard
+        )  # outside the lock: two threads may read one index, none waits for another's shard
         with held.lock:
             if shard not in held.sample_rows:
                 held.sample_rows[shard] = rows
                 held.sample_rows_bytes += rows.num_bytes
             while held.sample_rows_bytes > HELD_ROWS_BYTES and len(held.sample_rows) > 1:
                 held.sample_rows_bytes -= held.sample_rows.popitem(last=False)[1].num_bytes
+        return rows
+
+    def _read_rows(self, shard: int) -> SampleRows:
+        with self.naming(index_path(shard)):
+            rows = read_sample_rows(self.checked_file(index_path(shard)))
+            refuse_rows(rows, self.manifest.shards[shard], num_classes=self.num_classes)
         return rows
 
     def source_of(self, shard: int, row: int) -> str:
@@ -134,7 +150,7 @@ class Dataset:
                 sources = read_sources(self.checked_file(index_path(shard)))
                 refuse_count(len(sources), self.manifest.shards[shard])
             self._held.sources = shard, sources
-        return sources[row]
+        return sources[self.packed_row(shard, row)]
 
     def check_others_than(self, shard: int) -> None:
         """Raises StorageError if other tars are missing besides this shard's: a folder that is no longer mounted, say,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from shards.checked_table import MOST_ROWS, TableSchema, arrow_faults, read_checked
 from shards.config_values import Range
 from shards.manifest import MOST_CLASSES, MOST_SAMPLES, MOST_SHARD_SAMPLES, MOST_TAR_BYTES
+from shards.sample_rows import NO_WEIGHT, ONE_A_SAMPLE, BlockTable, SampleRows
 from shards.typed_json import read_record
 
 INDEX_SCHEMA = pa.schema(
@@ -57,7 +58,6 @@ QUARANTINE_SCHEMA = pa.schema(
         ("distance", pa.int32()),  # from that image, in bits of the perceptual hash
     ]
 )
-NO_WEIGHT = -1.0
 _COMMIT_KEY = b"patchline"
 _MOST_PIXELS = 1 << 31  # of a side; images with too many pixels in all are refused when they are decoded
 _INT32, _BYTES = Range(0, (1 << 31) - 1), Range(0, MOST_TAR_BYTES)
@@ -136,61 +136,6 @@ class IndexRow:
     orientation: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleRows:
-    """The columns of a shard's index that reading samples needs, as arrays, one element per sample.
-
-    The labels of row r are label_values[label_ends[r] : label_ends[r + 1]]. `weight_values` has their weights in the
-    same places, NO_WEIGHT for a label without one; it is empty if no row has weights.
-    """
-
-    offset: NDArray[np.int64]
-    size: NDArray[np.int64]
-    height: NDArray[np.int32]
-    width: NDArray[np.int32]
-    orientation: NDArray[np.int8]
-    crc32: NDArray[np.uint32]
-    label_ends: NDArray[np.int64]
-    label_values: NDArray[np.int32]
-    weight_values: NDArray[np.float32]
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the arrays."""
-        return sum(array.nbytes for array in vars(self).values())
-
-    def labels_of(self, row: int) -> tuple[int, ...]:
-        """The labels of a sample."""
-        return tuple(self.label_values[self.label_ends[row] : self.label_ends[row + 1]].tolist())
-
-    def weights_of(self, row: int) -> tuple[float, ...]:
-        """The weights of a sample's labels, one per label; empty if it has none."""
-        own: list[float] = self.weight_values[self.label_ends[row] : self.label_ends[row + 1]].tolist()
-        return () if NO_WEIGHT in own[:1] else tuple(own)
-
-    def slice(self, first: int, end: int) -> "SampleRows":
-        """Copies of rows first..end-1, which keep nothing of the others in memory."""
-        ends = self.label_ends[first : end + 1]
-        values = self.label_values[ends[0] : ends[-1]].copy()
-        weights = self.weight_values[ends[0] : ends[-1]].copy()
-        columns = {name: getattr(self, name)[first:end].copy() for name in _ONE_A_SAMPLE}
-        return SampleRows(**columns, label_ends=ends - ends[0], label_values=values, weight_values=weights)
-
-
-_ONE_A_SAMPLE = ("offset", "size", "height", "width", "orientation", "crc32")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockTable:
-    """Every block's place: bytes first_byte..end_byte-1 of its shard are its samples with their headers."""
-
-    shard: NDArray[np.int32]
-    first_byte: NDArray[np.int64]
-    end_byte: NDArray[np.int64]
-    first_sample_id: NDArray[np.int64]
-    num_samples: NDArray[np.int64]
-
-
 def table_bytes(table: pa.Table, *, row_group_size: int | None = None) -> bytes:
     """`table` as one Parquet file."""
     file = io.BytesIO()
@@ -233,11 +178,11 @@ def read_rows(data: bytes) -> list[IndexRow]:
 
 def read_sample_rows(data: bytes) -> SampleRows:
     """The columns of an index file that reading samples needs. Nothing becomes a Python object, so it is fast."""
-    table = read_index(data, [*_ONE_A_SAMPLE, "labels", "weights"])
+    table = read_index(data, [*ONE_A_SAMPLE, "labels", "weights"])
     labels, weights = (table.column(name).combine_chunks() for name in ("labels", "weights"))
     ends = np.zeros(len(table) + 1, dtype=np.int64)
     np.cumsum(_lengths(labels), out=ends[1:])
-    columns = {name: table.column(name).to_numpy() for name in _ONE_A_SAMPLE}
+    columns = {name: table.column(name).to_numpy() for name in ONE_A_SAMPLE}
     return SampleRows(
         **columns,
         label_ends=ends,

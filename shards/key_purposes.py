@@ -39,6 +39,8 @@ DATASETS = Purpose(7, ("seed", "dataset"), "the seed of each further dataset of 
 OPERATIONS = Purpose(8, ("seed", "epoch"), "the RandAugment operations of a sample")
 STOCHASTIC_DEPTH = Purpose(9, ("seed", "step"), "the branches that each image of a batch leaves out")
 SHOTS = Purpose(0x73686F74, ("seed",), "the few images of each class that a representation is measured with")  # "shot"
+SUBSETS = Purpose(0x73756273, ("seed",), "the samples of a part of a dataset")  # "subs"
+HELD_OUT = Purpose(0x68656C64, ("seed",), "the samples that are held out of training")  # "held"
 PACKING = Purpose(0x7061636B, ("seed",), "the order in which a dataset's samples are packed")  # "pack"
 
 PURPOSES = (
@@ -53,5 +55,7 @@ PURPOSES = (
     OPERATIONS,
     STOCHASTIC_DEPTH,
     SHOTS,
+    SUBSETS,
+    HELD_OUT,
     PACKING,
 )

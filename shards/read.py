@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.dataset import Dataset
-from shards.index import SampleRows
 from shards.order import SampleOrder, WindowId
 from shards.pool import Pool
+from shards.sample_rows import SampleRows
 from shards.samples import (
     RawSample,
     faulty,

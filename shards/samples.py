@@ -7,8 +7,8 @@ import numpy as np
 
 from shards.dataset import Dataset
 from shards.images.config import MAX_IMAGE_BYTES
-from shards.index import SampleRows
 from shards.order import BlockSlice
+from shards.sample_rows import SampleRows
 from shards.storage.objects import MissingObjectError
 
 # Raised for a tar that is missing or cut off; other errors of a store say nothing about the sample.
@@ -67,7 +67,7 @@ def too_large(rows: SampleRows, row: int, *, most_bytes: int = MAX_IMAGE_BYTES) 
 def faulty(dataset: Dataset, sample: RawSample, fault: str) -> RawSample:
     """The sample without its bytes, with the reason, the tar and the image's source."""
     shard, row = locate_row(dataset, sample.sample_id)
-    where = f"row {row} of {dataset.shard_store.url}/{dataset.shard_path(shard)}"
+    where = f"row {dataset.packed_row(shard, row)} of {dataset.shard_store.url}/{dataset.shard_path(shard)}"
     return replace(sample, data=None, fault=f"{fault} ({where})", source=dataset.source_of(shard, row))
 
 

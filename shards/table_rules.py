@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from shards.config_values import shown_value
 from shards.images.config import PACKED_FORMATS
-from shards.index import BlockTable, SampleRows
 from shards.manifest import Manifest, ShardRecord
+from shards.sample_rows import BlockTable, SampleRows
 
 # Column, the pattern of its texts, and what is allowed in words.
 _OUR_NAMES = (

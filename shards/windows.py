@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.dataset import Dataset
-from shards.index import BlockTable, SampleRows
 from shards.manifest import index_path
 from shards.order import BlockSlice, SampleOrder, WindowId
+from shards.sample_rows import BlockTable, SampleRows
 from shards.samples import BYTES_MISSING, locate_row
 from shards.storage.ranges import StreamStore
 from shards.table_rules import refuse_block_reads
@@ -83,7 +83,8 @@ class Fetched:
 
 @dataclass(kw_only=True)
 class LoadedSlice:
-    """A window's slice of one block: its rows of the index, the range read, how many samples are still to come."""
+    """What one range read brings of a window, a slice of a block: its rows of the index, how many samples are still to
+    come."""
 
     path: str
     rows: SampleRows
@@ -184,21 +185,30 @@ class Window:
         starts = np.cumsum([0] + [block.num_samples for block in blocks])
         slice_of = np.searchsorted(starts, shuffled, side="right") - 1
         row = shuffled - starts[slice_of]
-        slices = []
+        in_block, slices = slice_of.copy(), list[LoadedSlice]()
         for number, block in enumerate(blocks):
-            needed = row[self.first :][slice_of[self.first :] == number]
+            places = np.flatnonzero(in_block == number)
+            needed = row[places[places >= self.first]]
             low, high = (int(needed.min()), int(needed.max())) if needed.size else (0, 0)
-            slices.append(_loaded_slice(dataset, block, low, high, num_left=needed.size))
-            row[slice_of == number] -= low
+            path, rows = _needed_rows(dataset, block, low, high)
+            begins = rows.reads()
+            of_read = np.maximum(np.searchsorted(begins, row[places] - low, side="right") - 1, 0)
+            num_left = np.bincount(of_read[places >= self.first], minlength=begins.size)
+            slice_of[places] = len(slices) + of_read
+            row[places] -= low + begins[of_read]
+            for first, end, num in zip(begins, [*begins[1:], rows.size.size], num_left, strict=True):
+                some = rows if begins.size == 1 else rows.slice(int(first), int(end))
+                slices.append(LoadedSlice(path=path, rows=some, fetched=None, num_left=int(num)))
         return Contents(ids=ids[shuffled], slice_of=slice_of, row=row, slices=tuple(slices))
 
 
-def _loaded_slice(dataset: Dataset, block: BlockSlice, low: int, high: int, *, num_left: int) -> LoadedSlice:
+def _needed_rows(dataset: Dataset, block: BlockSlice, low: int, high: int) -> tuple[str, SampleRows]:
+    """The path of a block's tar, and the block's rows `low` to `high`."""
     shard, row = locate_row(dataset, block.first_sample_id)
     rows = dataset.sample_rows(shard).slice(row + low, row + high + 1)
     with dataset.naming(index_path(shard)):
         refuse_block_reads(dataset.blocks, rows, block.first_sample_id + low)
-    return LoadedSlice(path=dataset.shard_path(shard), rows=rows, fetched=None, num_left=num_left)
+    return dataset.shard_path(shard), rows
 
 
 def lanes_of_rank(lanes: int, *, batch_size: int, num_ranks: int) -> int:
@@ -243,7 +253,7 @@ def _most_slices_within(order: SampleOrder, num_samples: int, *, epochs: int) ->
 
 def largest_blocks_bytes(blocks: BlockTable, count: int, *, epochs: int) -> int:
     """Bytes of the `count` largest blocks if each may be held `epochs` times."""
-    sizes = blocks.end_byte - blocks.first_byte
+    sizes = blocks.most_bytes
     num = min(sizes.size, -(-count // epochs))
     top = np.sort(np.partition(sizes, sizes.size - num)[sizes.size - num :])[::-1]
     return int(np.repeat(top, epochs)[:count].sum())

@@ -32,12 +32,13 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             *("errors", "config_values", "hashing", "key_purposes", "differences", "quantities", "terminal"),
             *("command_output", "command_lines", "orientation", "progress", "typed_json", "parallel", "pool"),
-            "read_config",
+            *("read_config", "subset_config"),
         ),
         ("storage", "images"),
         ("store", "local_file"),
         (
             *("order", "mixing", "manifest", "index", "dataset", "samples", "windows", "read", "stream_reader"),
+            *("sample_rows", "subset", "part", "single_labels"),
             *(
                 "image_file",
                 "record_columns",

@@ -259,7 +259,9 @@ class TrainBatches:
                 break
             self._check_open()
             substitute = SUBSTITUTES.key(self.seed, original, number) % source.dataset.num_samples
-            self.quarantine.replace(sample, url=url, substitute=substitute, is_first=number == 0)
+            was, now = source.dataset.packed_ids(np.array([sample.sample_id, substitute])).tolist()
+            named = replace(sample, sample_id=was)
+            self.quarantine.replace(named, url=url, substitute=now, is_first=number == 0)
             sample = read_sample(source.dataset, substitute)
         raise WillNotSucceedError(
             f"{_MAX_SUBSTITUTES} substitutes in a row could not be used in {url}; run: patchline verify {url} --deep"

@@ -10,6 +10,7 @@ from pipeline.evaluation_transform import ResizeFilter, refuse_antialiased_area
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 from shards.read_config import ReadConfig
+from shards.subset_config import HeldOutConfig, SubsetConfig
 
 # Of RandAugment: the highest in big_vision's recipes; above it, Posterize would keep more than 8 bits.
 MAX_MAGNITUDE = 20
@@ -98,6 +99,10 @@ class DataConfig:
     mix: tuple[tuple[str, Annotated[float, Range(above=0)]], ...] = ()
     """Several datasets instead of one: URL WEIGHT URL WEIGHT ...; weights set each dataset's share of the samples, on
     any scale."""
+    subset: SubsetConfig = SubsetConfig()
+    """Part of the dataset to train on (of each dataset of a mix)."""
+    held_out: HeldOutConfig = HeldOutConfig()
+    """Part of the dataset that is not trained on and scored instead; the best checkpoint is by it."""
     lanes: Annotated[int, Range(1)] = 64
     """Parallel sequences that the sample order is cut into; must divide the global batch; at least one per rank."""
     window_blocks: Annotated[int, Range(1)] = 4
@@ -128,6 +133,10 @@ class DataConfig:
         refuse_wrong_values(self, where="data.")
         if self.url and self.mix:
             raise UserError(f"the data is url {self.url} and a mix of {len(self.mix)}; give one of the two")
+        if self.mix and not self.held_out.is_none:
+            raise UserError(
+                "data.held_out needs one dataset, data.url, and the data is a mix; give evaluation.url instead"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,8 +130,8 @@ class _Maker:
             raise self._damaged(sample, f"decode: {error}") from error
 
     def _damaged(self, sample: RawSample, reason: str) -> WillNotSucceedError:
-        url, number = self.dataset.url, sample.sample_id
-        source = self.dataset.source_of(*locate_row(self.dataset, number))
+        url, number = self.dataset.url, int(self.dataset.packed_ids(np.array([sample.sample_id]))[0])
+        source = self.dataset.source_of(*locate_row(self.dataset, sample.sample_id))
         return WillNotSucceedError(
             f"{url}: sample {number} ({source}): {reason}; an evaluation needs every sample; "
             f"run: patchline verify {url} --deep"
@@ -139,9 +139,9 @@ class _Maker:
 
 
 def _slices(dataset: Dataset, ids: NDArray[np.int64]) -> Iterator[BlockSlice]:
-    """The ids as runs of consecutive ones that lie in one shard, in their order."""
+    """The ids as runs of samples that lie one behind the other in one shard, in their order."""
     shards = np.searchsorted(dataset.first_sample_ids, ids, side="right")
-    cuts = np.flatnonzero((np.diff(ids) != 1) | (np.diff(shards) != 0)) + 1
+    cuts = np.flatnonzero((np.diff(ids) != 1) | (np.diff(dataset.packed_ids(ids)) != 1) | (np.diff(shards) != 0)) + 1
     for run in np.split(ids, cuts):
         if run.size:
             yield BlockSlice(first_sample_id=int(run[0]), num_samples=run.size)

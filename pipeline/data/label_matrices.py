@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shards.index import NO_WEIGHT
+from shards.sample_rows import NO_WEIGHT
 
 Labels = tuple[NDArray[np.int64], tuple[float, ...]]  # of a sample, and their weights: one per label, or none
 

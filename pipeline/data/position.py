@@ -23,7 +23,8 @@ class StreamPosition:
     `next_step` is the step of the next batch, and `data_step` the one whose samples it has: they differ once data steps
     were `skipped` (some of these may lie ahead). `augment`, `randaugment` and `mixup` are settings with the version of
     the code that applies them; what is switched off is None. `decoder` has the versions of the decoding libraries.
-    `dataset` is the dataset's fingerprint, or those of a mix, whose quotas are in `mix`. Older versions stored neither
+    `dataset` is the dataset's fingerprint, or those of a mix, whose quotas are in `mix`; `subset` and `held_out` say
+    which part of it is trained on. Older versions stored neither
     `data_step` nor `skipped`; None is filled in.
     """
 
@@ -38,6 +39,8 @@ class StreamPosition:
     augment: dict[str, Setting]
     decoder: dict[str, int | str]
     dataset: str | tuple[str, ...]
+    subset: dict[str, int | float] | None = None
+    held_out: dict[str, int | float] | None = None
     randaugment: dict[str, Setting] | None = None
     mixup: dict[str, Setting] | None = None
     mix: dict[str, int | tuple[int, ...]] | None = None

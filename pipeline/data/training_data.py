@@ -18,6 +18,7 @@ from shards.errors import UserError
 from shards.key_purposes import DATASETS
 from shards.mixing import MIXING_VERSION, Mixture, quotas
 from shards.order import ORDER_VERSION, SampleOrder
+from shards.part import opened_parts, settings_of
 from shards.read import window_bound_bytes
 
 _DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
@@ -25,15 +26,21 @@ _DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """`quotas`: how many of every sum(quotas) samples are from each dataset."""
+    """`quotas`: how many of every sum(quotas) samples are from each dataset. `held_out`: what is not trained on."""
 
     datasets: tuple[Dataset, ...]
     quotas: tuple[int, ...]
+    held_out: Dataset | None = None
 
     @property
     def url(self) -> str:
         """Its name in messages."""
         return " + ".join(dataset.url for dataset in self.datasets)
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Of each dataset as packed, whatever part of it is used."""
+        return tuple(dataset.packed_fingerprint for dataset in self.datasets)
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:
@@ -52,6 +59,14 @@ class TrainingData:
         return tuple(
             np.array([numbers[name] for name in dataset.label_names], dtype=np.int64) for dataset in self.datasets
         )
+
+    @property
+    def part_text(self) -> str:
+        """Which part of the datasets it is, for people; empty if it is all."""
+        packed = sum(dataset.manifest.num_samples for dataset in self.datasets)
+        used = sum(dataset.num_samples for dataset in self.datasets)
+        held_out = f"; {self.held_out.num_samples:,} are held out" if self.held_out else ""
+        return f"training on {used:,} of the {packed:,} samples of {self.url}{held_out}" if used < packed else ""
 
     def seed_of(self, dataset: int, seed: int) -> int:
         """Each dataset is shuffled and augmented with a seed of its own; the first with the run's."""
@@ -77,12 +92,14 @@ class TrainingData:
 
 
 def open_training_data(config: DataConfig) -> TrainingData:
-    """The datasets that a configuration names. UserError if one is incomplete, or if the weights cannot be exact."""
-    if not config.mix:
-        return TrainingData(datasets=(open_dataset(config.url),), quotas=(1,))
+    """The datasets that a configuration names, or their parts. UserError if one is incomplete, if a part is none, or if
+    the weights cannot be exact."""
+    urls = [url for url, _ in config.mix] or [config.url]
+    parts = [opened_parts(open_dataset(url), config.subset, config.held_out) for url in urls]
     return TrainingData(
-        datasets=tuple(open_dataset(url) for url, _ in config.mix),
-        quotas=quotas([weight for _, weight in config.mix]),
+        datasets=tuple(trained for trained, _ in parts),
+        quotas=quotas([weight for _, weight in config.mix]) if config.mix else (1,),
+        held_out=parts[0][1],
     )
 
 
@@ -93,7 +110,7 @@ def position_of(
     augment = asdict(config.augment)
     # Fields at the value that stands for "as before they existed" are left out, so that older runs can be continued.
     augment = {name: value for name, value in augment.items() if value != AUGMENT_LATER.get(name)}
-    fingerprints = tuple(dataset.fingerprint for dataset in data.datasets)
+    fingerprints, subset, held_out = data.fingerprints, config.subset, config.held_out
     is_mix, ops, mixup = len(fingerprints) > 1, config.randaugment, config.mixup
     return StreamPosition(
         next_step=0,
@@ -105,6 +122,8 @@ def position_of(
         augment=augment | {"version": AUGMENT_VERSION},
         decoder={"version": DECODER_VERSION} | {name: version(name) for name in _DECODERS},
         dataset=fingerprints if is_mix else fingerprints[0],
+        subset=None if subset.is_whole else settings_of(subset),
+        held_out=None if held_out.is_none else settings_of(held_out),
         randaugment=asdict(ops) | {"version": RANDAUGMENT_VERSION} if ops.num_ops else None,
         mixup=asdict(mixup) | {"version": MIXUP_VERSION} if mixup.alpha else None,
         mix={"version": MIXING_VERSION, "quotas": data.quotas} if is_mix else None,

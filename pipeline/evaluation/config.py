@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pipeline.evaluation_transform import EvaluationTransform
 from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
+from shards.subset_config import HeldOutConfig, SubsetConfig
 
 _MOST_ALSO = 32
 
@@ -37,9 +38,16 @@ class EvaluationConfig:
             if not name or names.count(name) > 1:
                 raise UserError(f"evaluation.also has a folder {shown_value(name)} twice, or without a name; rename it")
 
-    def sets(self) -> dict[str, str]:
-        """The URL of each dataset by its name; that of `url` is empty."""
-        return ({"": self.url} if self.url else {}) | {_set_name(url): url for url in self.also}
+    def sets(self, *, has_held_out: bool = False) -> dict[str, str]:
+        """The URL of each dataset by its name. That of `url` is empty; beside a part that is held out of the training
+        data, whose name is empty then, it is that of its folder. UserError if another has it."""
+        also = {_set_name(url): url for url in self.also}
+        if not self.url:
+            return also
+        name = _set_name(self.url) if has_held_out else ""
+        if name in also:
+            raise UserError(f"evaluation.url and evaluation.also have a folder {shown_value(name)} each; rename one")
+        return {name: self.url} | also
 
 
 def _set_name(url: str) -> str:
@@ -54,7 +62,11 @@ class FewshotImages:
     url: str = ""
     """Dataset to take the shots from: a folder or s3://bucket/prefix."""
     test_url: str = ""
-    """Dataset to measure on; empty: the test split beside the first, URL-test."""
+    """Dataset to measure on; empty: the part that is held out, or the test split beside the first, URL-test."""
+    subset: SubsetConfig = SubsetConfig()
+    """Part of the dataset to take the shots from."""
+    held_out: HeldOutConfig = HeldOutConfig()
+    """Part of the dataset that no shots are taken from, to measure on."""
     transform: Literal["weights", "resize", "central_crop"] = "weights"
     """How images are brought to the model's size; weights: as in the evaluations of the run that made them."""
     batch_size: Annotated[int, Range(1)] = 100
@@ -94,6 +106,10 @@ class FewshotInTraining(FewshotConfig):
     url: str = ""
     """Dataset to take the shots from: a folder or s3://bucket/prefix; empty: no few-shot scores."""
     test_url: str = ""
-    """Dataset to measure on; empty: the test split beside the first, URL-test."""
+    """Dataset to measure on; empty: the part that is held out, or the test split beside the first, URL-test."""
+    subset: SubsetConfig = SubsetConfig()
+    """Part of the dataset to take the shots from."""
+    held_out: HeldOutConfig = HeldOutConfig()
+    """Part of the dataset that no shots are taken from, to measure on."""
     every_steps: Annotated[int, Range(0, zero="only at the end")] = 0
     """Steps between two measurements; 0: only at the end."""

@@ -11,18 +11,22 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pipeline.evaluation.config import FewshotConfig
+from pipeline.evaluation.config import FewshotConfig, FewshotImages, FewshotInTraining
 from pipeline.evaluation.features import features_of
 from pipeline.evaluation.probe import fit_probe
 from pipeline.evaluation.ridge import fit_ridge
-from pipeline.evaluation.shots import Ids, chosen_shots, labels_of, refuse_too_few
+from pipeline.evaluation.shots import Ids, chosen_shots
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.build import Model
 from pipeline.world import World
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
+from shards.part import opened_parts
 from shards.progress import Progress
+from shards.single_labels import labels_of, refuse_too_few
 from shards.terminal import printable_name
+
+_WHAT = "a few-shot measurement"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +78,17 @@ def mean_and_deviation(accuracies: tuple[float, ...]) -> tuple[float, float]:
     return statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
 
 
-def open_splits(url: str, test_url: str, *, group: str) -> tuple[Dataset, Dataset]:
-    """The dataset to take the shots from, and the one to measure on: without `test_url`, URL-test. UserError that says
-    where it was looked for; `group`: of the flags in the message."""
-    train = open_dataset(url)
-    if test_url:
-        return train, open_dataset(test_url)
-    test_url = f"{url.rstrip('/')}-test"
+def open_splits(images: FewshotImages | FewshotInTraining, *, group: str) -> tuple[Dataset, Dataset]:
+    """The dataset to take the shots from, and the one to measure on: the part that is held out, `test_url` or URL-test.
+    UserError that says where it was looked for; `group`: of the flags in the message."""
+    train, held_out = opened_parts(open_dataset(images.url), images.subset, images.held_out)
+    if held_out and images.test_url:
+        raise UserError(f"--{group}.held-out and --{group}.test-url both say what to measure on; give one of them")
+    if held_out:
+        return train, held_out
+    if images.test_url:
+        return train, open_dataset(images.test_url)
+    test_url = f"{images.url.rstrip('/')}-test"
     try:
         return train, open_dataset(test_url)
     except UserError as error:
@@ -97,9 +105,9 @@ def chosen_data(train: Dataset, test: Dataset, config: FewshotConfig) -> Fewshot
             f"{test.url} has {len(unknown)} classes that {train.url} lacks, for example {printable_name(unknown[0])!r};"
             " give the two splits of one dataset"
         )
-    labels, most = labels_of(train), max(config.shots)
-    refuse_too_few(labels, train.label_names, shots=most, url=train.url)
-    test_labels = labels_of(test)
+    labels, most = labels_of(train, what=_WHAT), max(config.shots)
+    refuse_too_few(labels, train.label_names, least=most, flag=f"--shots {most}", url=train.url)
+    test_labels = labels_of(test, what=_WHAT)
     if not test_labels.size:
         raise UserError(f"{test.url} has no images to measure on; give another dataset")
     return FewshotData(

@@ -229,6 +229,16 @@ class TrainingJob:
     loggers: LoggersConfig = LoggersConfig()
     """Services that get the curves, too: MLflow, Weights & Biases."""
 
+    @property
+    def scored_on(self) -> str:
+        """What the accuracy is of that is shown: test, or held-out (a part of the training data)."""
+        return "test" if self.data.held_out.is_none else "held-out"
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the model is scored while it is trained."""
+        return bool(self.evaluation.url) or not self.data.held_out.is_none
+
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
         refuse_long_schedule(self.schedule, num_steps=self.steps)

@@ -1,11 +1,13 @@
 """Checks a job against its data and its ranks, before any rank is joined."""
 
+import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.data.config import Share
 from pipeline.data.stream import PlannedStream, plan_stream
+from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.config import FewshotInTraining
 from pipeline.evaluation.fewshot import FewshotData, chosen_data, open_splits
 from pipeline.training.batch_plan import BatchPlan, plan_batch
@@ -20,6 +22,8 @@ from pipeline.world import World
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.store import Store, open_store
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +74,7 @@ def _checked(job: TrainingJob, world: World, parts: StartParts, *, extend: bool)
         share=Share(global_batch=job.global_batch, rank=world.rank, num_ranks=world.num_ranks),
         num_local_ranks=world.num_local_ranks,
     )
-    held_out = {name: open_dataset(url) for name, url in job.evaluation.sets().items()}
+    held_out = _held_out(job, stream.data, say=world.is_first)
     job = with_classes(job, stream.data, list(held_out.values()), say=world.is_first)
     stop = Path(job.run_dir) / "STOP"
     if stop.exists():
@@ -95,13 +99,27 @@ def _checked(job: TrainingJob, world: World, parts: StartParts, *, extend: bool)
     )
 
 
+def _held_out(job: TrainingJob, data: TrainingData, *, say: bool) -> dict[str, Dataset]:
+    """The datasets to score on, by their names; that of what the best model is by is empty. The log says which part of
+    the data is trained on, if it is not all."""
+    if say and data.part_text:
+        log.info("%s", data.part_text)
+    part = data.held_out
+    others = {name: open_dataset(url) for name, url in job.evaluation.sets(has_held_out=part is not None).items()}
+    return ({"": part} if part else {}) | others
+
+
 def _fewshot(config: FewshotInTraining) -> FewshotData | None:
     """The images of few-shot scores, if there are to be any."""
     if not config.url:
-        if config.test_url or config.every_steps:
-            raise UserError("fewshot.test-url and fewshot.every-steps say nothing without fewshot.url; give it, too")
+        if config != replace(
+            FewshotInTraining(), shots=config.shots, seeds=config.seeds, l2=config.l2, probe=config.probe
+        ):
+            raise UserError(
+                "fewshot.test-url, .subset, .held-out and .every-steps say nothing without fewshot.url; give it, too"
+            )
         return None
-    return chosen_data(*open_splits(config.url, config.test_url, group="fewshot"), config)
+    return chosen_data(*open_splits(config, group="fewshot"), config)
 
 
 def _batches_bytes(job: TrainingJob, world: World) -> int:

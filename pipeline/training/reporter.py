@@ -182,7 +182,7 @@ class Reporter:
         self._step, self._loss, self._rate = step, loss, rate
         if scores:
             self._scores = scores
-            log.info("step %d: test accuracy %.3f, loss %.3g", step, scores.accuracy, scores.loss)
+            _tell_scores(step, scores, on=self.job.scored_on)
         _tell_fewshot(step, of_others)
         if step % self.job.log_every_steps == 0 or step == self.job.steps or scores or of_others or norms:
             values = {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate}
@@ -201,7 +201,7 @@ class Reporter:
         """The scores of a step that was reported without them, because its evaluation was given up."""
         if scores:
             self._scores = scores
-            log.info("step %d: test accuracy %.3f, loss %.3g", step, scores.accuracy, scores.loss)
+            _tell_scores(step, scores, on=self.job.scored_on)
         _tell_fewshot(step, of_others)
         self.metrics.amend(step, (scores.values("test_") if scores else {}) | dict(of_others))
 
@@ -233,7 +233,9 @@ class Reporter:
         """The contents of the live line."""
         job, scores = self.job, self._scores
         count = f"step {self._step:,}/{job.steps:,}"
-        accuracy = (f"test accuracy {scores.accuracy:.3f}", f"acc {scores.accuracy:.3f}") if scores else ("", "")
+        accuracy = (
+            (f"{job.scored_on} accuracy {scores.accuracy:.3f}", f"acc {scores.accuracy:.3f}") if scores else ("", "")
+        )
         epoch = f"{self._epoch().get('epoch', 0):.1f}" if self.epoch_samples else ""
         images = f"{job.global_batch / max(self._throughput.step_seconds(), 1e-9):,.0f}"
         left = self._throughput.seconds_left(job.steps)
@@ -263,6 +265,10 @@ class Reporter:
             return {}
         seconds = max(now - before[0], 1e-9)
         return {f"data/{name}_per_second": (traffic[name] - before[1][name]) / seconds for name in _RATES}
+
+
+def _tell_scores(step: int, scores: Scores, *, on: str) -> None:
+    log.info("step %d: %s accuracy %.3f, loss %.3g", step, on, scores.accuracy, scores.loss)
 
 
 def _tell_fewshot(step: int, values: Mapping[str, float] | None) -> None:

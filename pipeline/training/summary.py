@@ -105,9 +105,8 @@ def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], we
     scores = scores_of(Path(job.run_dir))
     if scores:
         last, best = scores[-1], max(scores, key=lambda score: score.accuracy)
-        lines.append(
-            f"test accuracy {last.accuracy:.3f}, loss {last.loss:.3g}; best {best.accuracy:.3f} at step {best.step:,}"
-        )
+        found = f"accuracy {last.accuracy:.3f}, loss {last.loss:.3g}; best {best.accuracy:.3f} at step {best.step:,}"
+        lines.append(f"{job.scored_on} {found}")
     lines.append(f"weights: {printable_name(str(weights))}")
     lines.append(f"curves: tensorboard --logdir {printable_name(shlex.quote(job.run_dir))}")
     lines += command_lines("next: ", next_command(job, weights), columns=_COLUMNS)
@@ -116,7 +115,7 @@ def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], we
 
 def next_command(job: TrainingJob, weights: Path) -> list[str]:
     """A run without scores is evaluated next, on the test split, which is beside its data by convention."""
-    if job.evaluation.url:
+    if job.is_scored:
         return ["patchline", "predict", str(weights), "IMAGE"]
     beside = job.data.url.rstrip("/") + "-test"
     url = beside if job.data.url and ("://" in beside or Path(beside).is_dir()) else "URL"

@@ -115,7 +115,7 @@ def labels_of_data(job: TrainingJob, manifest: Manifest) -> Labels:
         names = data.label_names
     except UserError as error:
         raise UserError(f"the run's dataset cannot be opened ({error}); {todo}") from error
-    fingerprints = tuple(dataset.fingerprint for dataset in data.datasets)
+    fingerprints = data.fingerprints
     if manifest.position.dataset not in (fingerprints, *fingerprints[: len(fingerprints) == 1]):
         raise UserError(f"{data.url} is not the dataset that the run was trained on: it was packed again; {todo}")
     return names

@@ -13,9 +13,10 @@ import numpy as np
 from PIL import Image
 
 from shards.checking.whole_tar import Tar
-from shards.index import BlockTable, IndexRow, ShardCommit
+from shards.index import IndexRow, ShardCommit
 from shards.manifest import ShardRecord
 from shards.packing.merge import blocks_of_shard
+from shards.sample_rows import BlockTable
 from shards.sources.entry import printable
 from shards.sources.tar_header import BLOCK_BYTES
 

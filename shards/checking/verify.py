@@ -21,7 +21,6 @@ from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
 from shards.images.config import Resize
 from shards.index import (
-    BlockTable,
     IndexRow,
     LeftOut,
     ShardCommit,
@@ -45,6 +44,7 @@ from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.write_shard import planned_samples
 from shards.parallel import run_tasks
 from shards.progress import Progress
+from shards.sample_rows import BlockTable
 from shards.store import MissingObjectError, Store
 from shards.typed_json import record_from
 

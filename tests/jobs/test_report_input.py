@@ -108,7 +108,7 @@ def test_a_run_of_another_version_and_one_that_never_started(tmp_path: Path) -> 
     assert ended.code == 0
     assert "never started" in ended.output
     assert "field_of_tomorrow" in (run_dir / "report.html").read_text()
-    record.write_text(record.read_text().replace("  seed: 0\n", ""))
+    record.write_text(record.read_text().replace("\n  seed: 0\n", "\n"))
     old = {"attempt": ATTEMPT, "unix_time": 1e9, "startup_seconds": 1.0, "total_seconds": 1.0, "resumed_from": None}
     old |= {"num_ranks": 1, "zero_stage": 1, "device": "cpu"}
     left = {"reached": 3, "attempt": "", "phase": "", "step": 0, "is_hung": False}

@@ -53,6 +53,15 @@ def test_the_best_is_repeated_with_seeds_and_scored_elsewhere() -> None:
     assert len(plan("--run-dir", "s").repetitions(())) == 3
 
 
+def test_tries_are_compared_on_what_is_held_out_and_the_best_gets_all() -> None:
+    words = ("--schedule.learning-rate", ".003", ".01", "--data.held_out.share", ".1", "--evaluation.url=data/test")
+    found = plan(*words, "--run-dir", "s")
+    assert found.tries()[0].words[-3:] == ("--evaluation.url=", "--data.held_out.share", ".1")
+    for run in found.repetitions(found.first_values()):
+        assert not any("held" in word for word in run.words)
+        assert "data/test" in run.words
+
+
 def test_flags_of_one_last_word_have_whole_names() -> None:
     found = plan("--global-batch", "1", "2", "--checkpoint.url", "a", "b", "--evaluation.url", "c", "d/e", *RATES[3:])
     assert found.tries()[0].folder.name == "global-batch=1,checkpoint.url=a,evaluation.url=c"
@@ -76,9 +85,11 @@ def test_the_tasks_of_an_array_share_the_tries() -> None:
         (("--run-dir", "s", "--seed", "1", "2"), "--seed cannot be swept: the best is repeated with --seeds N"),
         (
             ("--run-dir", "s", "--steps", "1", "2"),
-            "--select-on is missing: the dataset on which the tries are compared",
+            "the tries need one thing to be compared on: --data.held-out.share .02",
         ),
         (("--run-dir", "s", "--select-on", "x"), "--select-on says nothing without a grid; give a flag several values"),
+        ((*RATES, "--data.held-out.share", ".1"), "the tries need one thing to be compared on"),
+        (("--run-dir", "s", "--data.held-out.share=.1"), "--data.held-out says nothing without a grid; give a flag"),
         ((*RATES, "--data.url", "a/b", "a_b"), "'a/b' and 'a_b', which would share a folder"),
         ((*RATES, "--steps", "5", "5"), "'5' and '5', which would share a folder"),
         ((*RATES, "--phase", "all"), "--phase is 'all'; allowed: tries, seeds"),

@@ -61,16 +61,6 @@ def test_what_reading_needs_comes_back() -> None:
     assert read_sources(data) == ["ü/0.jpg", "ü/1.jpg", "ü/2.jpg"]
 
 
-@pytest.mark.parametrize(("first", "end"), [(0, 3), (1, 3), (1, 2), (2, 3), (0, 1)])
-def test_a_part_of_the_rows_holds_nothing_of_the_others(first: int, end: int) -> None:
-    rows = read_sample_rows(index_bytes(7, ROWS, COMMIT))
-    part = rows.slice(first, end)
-    assert part.offset.tolist() == rows.offset[first:end].tolist()
-    assert part.crc32.tolist() == rows.crc32[first:end].tolist()
-    assert [part.labels_of(row) for row in range(end - first)] == [rows.labels_of(row) for row in range(first, end)]
-    assert all(array.base is None for array in vars(part).values())
-
-
 def test_rows_without_labels_have_none() -> None:
     """As in tables made by others: an empty list or null."""
     table = pq.read_table(pa.BufferReader(index_bytes(7, ROWS, COMMIT)))

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.dataset import Dataset, open_dataset
-from shards.index import BlockTable
 from shards.order import SampleOrder, WindowId
 from shards.read_config import ReadConfig
+from shards.sample_rows import BlockTable
 from shards.storage.ranges import RangeReads, StreamStore
 from shards.windows import HeldBytes, Window, lanes_of_rank, largest_blocks_bytes, window_bound_bytes
 from tests.rigs.datasets import packed_folders

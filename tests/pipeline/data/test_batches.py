@@ -25,8 +25,8 @@ from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data
 from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UserError, WillNotSucceedError
-from shards.index import NO_WEIGHT
 from shards.read import locate_row
+from shards.sample_rows import NO_WEIGHT
 from tests.rigs.datasets import index_rows, packed_folders, packed_with_undecodable, packed_with_weights
 from tests.rigs.turned import packed_twins
 from tests.rigs.watched import WatchedStore, watched

@@ -3,7 +3,7 @@
 import numpy as np
 
 from pipeline.data.label_matrices import Labels, label_matrix, weight_matrix
-from shards.index import NO_WEIGHT
+from shards.sample_rows import NO_WEIGHT
 
 
 def labels(*own: int) -> Labels:

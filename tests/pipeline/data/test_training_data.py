@@ -13,8 +13,8 @@ from pipeline.data.position import position_from_json
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UserError
-from shards.index import BlockTable
 from shards.manifest import MANIFEST_PATH
+from shards.sample_rows import BlockTable
 from tests.rigs.datasets import packed_folders
 
 BATCH = 12

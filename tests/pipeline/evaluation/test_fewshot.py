@@ -13,12 +13,13 @@ from pipeline.evaluation.fewshot import (
     measured,
     represented,
 )
-from pipeline.evaluation.shots import chosen_shots, labels_of
+from pipeline.evaluation.shots import chosen_shots
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.world import World
 from shards.dataset import open_dataset
 from shards.errors import UserError
+from shards.single_labels import labels_of
 from tests.rigs.datasets import packed_folders
 from tests.rigs.processes import run_ranks
 
@@ -81,19 +82,19 @@ def test_ranks_share_the_images_and_change_no_score(urls: tuple[str, str]) -> No
     assert one == two
     assert torch.allclose(alone.shots, shared.shots, atol=1e-6)
     assert alone.shots.shape == (2, 3, 4, 8)
-    assert alone.test_labels.tolist() == labels_of(open_dataset(urls[1])).tolist()
+    assert alone.test_labels.tolist() == labels_of(open_dataset(urls[1]), what="it").tolist()
 
 
 def test_the_shots_are_those_of_each_seed(urls: tuple[str, str]) -> None:
     train, test = map(open_dataset, urls)
     data = chosen_data(train, test, FewshotConfig(shots=(2, 3), seeds=2))
-    expected = [chosen_shots(labels_of(train), num_classes=3, shots=3, seed=seed) for seed in range(2)]
+    expected = [chosen_shots(labels_of(train, what="it"), num_classes=3, shots=3, seed=seed) for seed in range(2)]
     assert all(np.array_equal(one, other) for one, other in zip(data.shots, expected, strict=True))
     assert data.train_ids.tolist() == sorted({int(one) for ids in expected for one in ids.ravel()})
 
 
 def test_more_shots_than_images_are_refused(urls: tuple[str, str]) -> None:
-    with pytest.raises(UserError, match=r"has 7 images of class 'c0', fewer than --shots 25 .*at most 7 shots here"):
+    with pytest.raises(UserError, match=r"has 7 images of class 'c0', fewer than --shots 25 .*at most 7 here"):
         chosen_data(open_dataset(urls[0]), open_dataset(urls[1]), FewshotConfig())
 
 

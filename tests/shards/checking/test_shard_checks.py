@@ -11,8 +11,9 @@ import pytest
 
 from shards.checking import shard_checks as checks
 from shards.dataset import Dataset, open_dataset
-from shards.index import BlockTable, IndexRow, read_commit
+from shards.index import IndexRow, read_commit
 from shards.manifest import index_path
+from shards.sample_rows import BlockTable
 from tests.rigs.datasets import index_rows, packed_folders
 
 Rows = list[IndexRow]

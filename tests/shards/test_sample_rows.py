@@ -1,0 +1,61 @@
+"""Rows of an index as arrays: parts of them, and the ranges that bring them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shards import sample_rows
+from shards.index import index_bytes, read_sample_rows
+from shards.sample_rows import BlockTable
+from tests.shards.test_index import COMMIT, ROWS
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 3), (1, 3), (1, 2), (2, 3), (0, 1)])
+def test_a_part_of_the_rows_holds_nothing_of_the_others(first: int, end: int) -> None:
+    rows = read_sample_rows(index_bytes(7, ROWS, COMMIT))
+    part = rows.slice(first, end)
+    assert part.offset.tolist() == rows.offset[first:end].tolist()
+    assert part.crc32.tolist() == rows.crc32[first:end].tolist()
+    assert [part.labels_of(row) for row in range(end - first)] == [rows.labels_of(row) for row in range(first, end)]
+    assert all(array.base is None for array in vars(part).values())
+
+
+@pytest.mark.parametrize("rows", [[], [1], [0, 2], [2, 1, 1]])
+def test_rows_are_taken_with_their_labels(rows: list[int]) -> None:
+    whole = read_sample_rows(index_bytes(7, ROWS, COMMIT))
+    part = whole.take(np.array(rows, dtype=np.int64))
+    assert part.offset.tolist() == [ROWS[row].offset for row in rows]
+    assert [part.labels_of(row) for row in range(len(rows))] == [ROWS[row].labels for row in rows]
+    assert part.label_values.dtype == whole.label_values.dtype
+
+
+def test_rows_are_taken_with_their_weights() -> None:
+    weighted = [replace(row, weights=(0.25, 0.5)[: len(row.labels)]) for row in ROWS]
+    part = read_sample_rows(index_bytes(7, weighted, COMMIT)).take(np.array([1, 0]))
+    assert [part.weights_of(row) for row in range(2)] == [(0.25, 0.5), (0.25,)]
+
+
+@pytest.mark.parametrize(
+    ("gaps", "begins"),
+    [
+        pytest.param([100, 100], [0], id="none above the limit"),
+        pytest.param([100, 101], [0, 2], id="one above the limit"),
+        pytest.param([101, 101], [0, 1, 2], id="all apart"),
+        pytest.param([], [0], id="one row"),
+    ],
+)
+def test_what_lies_apart_is_read_apart(gaps: list[int], begins: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_rows, "MOST_GAP_BYTES", 100)
+    rows = read_sample_rows(index_bytes(7, ROWS, COMMIT)).take(np.arange(len(gaps) + 1))
+    size = np.full(len(gaps) + 1, 10)
+    offset = np.cumsum([0, *(10 + gap for gap in gaps)])
+    assert replace(rows, offset=offset, size=size).reads().tolist() == begins
+
+
+def test_a_block_is_read_whole_unless_said_otherwise() -> None:
+    first, end = np.array([0, 100]), np.array([90, 300])
+    shard = np.zeros(2, dtype=np.int32)
+    table = BlockTable(shard=shard, first_byte=first, end_byte=end, first_sample_id=first, num_samples=end)
+    assert table.most_bytes.tolist() == [90, 200]
+    assert replace(table, read_bytes=np.array([5, 6])).most_bytes.tolist() == [5, 6]
