@@ -28,6 +28,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         "resnet_factor",
         "pooling",
         "position",
+        "position_at",
         "position_std",
         "layer_norm_epsilon",
         "gelu",

@@ -1,9 +1,10 @@
-"""Pre-training recipes: small ones for any machine; the paper's are in paper_jft.py and paper_imagenet.py."""
+"""Pre-training recipes: small ones for any machine; the paper's are in paper_jft.py, paper_imagenet.py
+and paper_ablations.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes import paper_imagenet, paper_jft
+from jobs.recipes import paper_ablations, paper_imagenet, paper_jft
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig, DataConfig
 from pipeline.models.config import ModelConfig
@@ -94,4 +95,5 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     "photos_smoke": photos_smoke,
     **paper_jft.RECIPES,
     **paper_imagenet.RECIPES,
+    **paper_ablations.RECIPES,
 }

@@ -95,6 +95,8 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     sums = _FP32 * size.num_heads if _keeps_softmax_sums(num_tokens, how) else 0
     masks = (2 * d + m) * _mask_bytes(config, how)
     factors = 2 * how.element_bytes if config.stochastic_depth else 0
+    if config.position == "relative":  # the term of the logits, before and after it is brought into order, and shares
+        factors += 4 * size.num_heads * num_tokens**2 * how.element_bytes
     layer = _Kept(
         image_bytes=num_tokens * (how.element_bytes * (8 * d + 2 * m) + 4 * _statistic_bytes(how) + sums + masks)
         + factors,

@@ -11,7 +11,8 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 Pooling = Literal["token", "average"]
-Position = Literal["none", "learned_1d", "learned_2d"]
+Position = Literal["none", "learned_1d", "learned_2d", "relative"]
+PositionAt = Literal["input", "layers", "layers_shared"]
 Gelu = Literal["tanh", "exact"]
 ResNetEpsilons = Literal["paper", "timm"]
 Mode = Literal["paper", "bicubic", "timm"]  # how position embeddings are resampled
@@ -118,8 +119,11 @@ class ModelConfig:
     representation: bool = False
     """Add a hidden tanh layer of width D before the classifier, as in the paper's pre-training head."""
     position: Position = "learned_1d"
-    """Position embeddings: none, learned_1d, or learned_2d (a table for columns and one for rows, D/2 each; appendix
-    D.4)."""
+    """Position embeddings (appendix D.4): none, learned_1d, learned_2d (a table for columns and one for rows, D/2
+    each), or relative (in every layer's attention, of the distance between two tokens)."""
+    position_at: PositionAt = "input"
+    """Where learned position embeddings are added: input (once), layers (before each layer, its own), or layers_shared
+    (before each layer, the same); appendix D.4."""
     dropout: Annotated[float, Range(0, below=1)] = 0.0
     """Dropout rate, from 0 to below 1."""
     stochastic_depth: Annotated[float, Range(0, below=1, zero="off")] = 0.0
@@ -220,6 +224,11 @@ class ModelConfig:
             )
         if size.width % size.num_heads:
             raise UserError(f"model.width is {size.width}, not a multiple of model.num_heads = {size.num_heads}")
+        if self.position_at != "input" and not self.position.startswith("learned"):
+            raise UserError(
+                f"model.position_at is {self.position_at!r} with model.position {self.position!r}, which adds "
+                "nothing to the input; leave it out, or give --model.position learned_1d or learned_2d"
+            )
         if self.position == "learned_2d" and size.width % 2:
             raise UserError(
                 f"model.width is {size.width}: 2-D position embeddings take half of it for columns and half for rows; "

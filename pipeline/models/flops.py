@@ -60,6 +60,8 @@ def forward_flops(
     num_tokens = config.num_prefix_tokens + num_patches
     matrices = 4 * size.width**2 + 2 * size.width * size.mlp_width  # q, k, v, out and the MLP
     block = num_tokens * matrices + 2 * num_tokens**2 * size.width  # and q times k, shares times v
+    if config.position == "relative":  # q times the embeddings of all distances
+        block += num_tokens * (2 * num_tokens - 1) * size.width
     num_multiplies += num_patches * size.patch**2 * (resnet.width if resnet else 3) * size.width
     num_multiplies += size.depth * block + config.representation * size.width**2
     return 2 * (num_multiplies + head * size.width * config.num_classes)
@@ -87,10 +89,16 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
     block = 4 * (d * d + d) + (d * m + m) + (m * d + d) + 2 * 2 * d
     total += size.patch**2 * (resnet.width if resnet else 3) * d + d + size.depth * block + 2 * d
     total += config.num_prefix_tokens * d
+    num_tokens, num_tables = (
+        config.num_prefix_tokens + height * width,
+        size.depth if config.position_at == "layers" else 1,
+    )
     if config.position == "learned_1d":
-        total += (config.num_prefix_tokens + height * width) * d
+        total += num_tables * num_tokens * d
     elif config.position == "learned_2d":
-        total += (height + width) * d // 2
+        total += num_tables * (height + width) * d // 2
+    elif config.position == "relative":
+        total += size.depth * (2 * num_tokens - 1) * d
     hidden = d * d + d if config.representation else 0
     return total + head * (hidden + (d + 1) * config.num_classes)
 

@@ -23,7 +23,7 @@ def initial_tensor(name: str, shape: tuple[int, ...], *, seed: int, position_std
     if layer in ("norm", "norm1", "norm2", "norm3", "norm_root", "norm_proj", "norm_out"):
         is_one = kind == "weight" and layer != "norm_out"  # gn3 of a post-activation unit, which starts as the identity
         return torch.ones(shape) if is_one else torch.zeros(shape)
-    if layer == "embed" and kind in ("position", "position_x", "position_y"):
+    if kind in ("position", "position_x", "position_y", "relative"):
         return torch.empty(shape).normal_(std=position_std, generator=generator)
     if layer == "head" or kind == "class_token":
         return torch.zeros(shape)

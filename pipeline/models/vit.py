@@ -17,6 +17,7 @@ from pipeline.models.head import Head
 from pipeline.models.hybrid import HybridResNet
 from pipeline.models.pixels import centred
 from pipeline.models.pos_embed import Grid, resample_axis_embeddings, resample_position_embeddings
+from pipeline.models.position_layers import Positions, RelativePositions, from_axes
 
 
 class ViT(nn.Module):
@@ -31,7 +32,7 @@ class ViT(nn.Module):
         size = config.size
         self.config, self.checkpoint_blocks = config, False
         self.embed = Embedding(config)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(size.depth))
+        self.blocks = nn.ModuleList(Block(config, number=number) for number in range(size.depth))
         self.norm = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
         self.representation = nn.Linear(size.width, size.width) if config.representation else None
         self.head = Head(size.width, config.num_classes, constant=config.head_bias)
@@ -44,9 +45,11 @@ class ViT(nn.Module):
 
     def features(self, images_BHW3: torch.Tensor, branches_LB2: torch.Tensor | None = None) -> torch.Tensor:
         """The image representation y of equation 4 (after the hidden tanh layer, if there is one): [B, D]."""
-        z_BND = self.embed(images_BHW3)
+        z_BND, again_1ND = self.embed(images_BHW3)
         is_recomputed = self.checkpoint_blocks and z_BND.requires_grad  # not in evaluations, nor if it is frozen
         for number, block in enumerate(self.blocks):
+            if again_1ND is not None and number:
+                z_BND = z_BND + again_1ND
             inputs = (z_BND,) if branches_LB2 is None else (z_BND, branches_LB2[number])
             z_BND = checkpoint(block, *inputs, use_reentrant=False) if is_recomputed else block(*inputs)
         if self.config.pooling == "token":
@@ -77,10 +80,11 @@ class Embedding(nn.Module):
         elif config.position == "learned_2d":
             self.position_x = nn.Parameter(torch.zeros(width, size.width // 2))
             self.position_y = nn.Parameter(torch.zeros(height, size.width // 2))
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout, self.is_shared = nn.Dropout(config.dropout), config.position_at == "layers_shared"
 
-    def forward(self, images_BHW3: torch.Tensor) -> torch.Tensor:
-        """uint8 or float[B, H, W, 3] in 0..255 -> [B, N, D]."""
+    def forward(self, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """uint8 or float[B, H, W, 3] in 0..255 -> [B, N, D], and what is added again before each layer but the first:
+        [1, N, D] or None."""
         batch, height, width, _ = images_BHW3.shape
         if height % self.stride or width % self.stride or not height * width:
             raise ValueError(
@@ -98,8 +102,9 @@ class Embedding(nn.Module):
         positions_1ND = self.positions((rows, columns))
         if positions_1ND is not None:
             z_BND = z_BND + positions_1ND.to(z_BND.dtype)
-        summed: torch.Tensor = self.dropout(z_BND)
-        return summed
+        # A copy: under ZeRO-3 the table itself is gone when this returns.
+        again_1ND = positions_1ND.to(z_BND.dtype, copy=True) if self.is_shared and positions_1ND is not None else None
+        return self.dropout(z_BND), again_1ND
 
     def positions(self, grid: Grid) -> torch.Tensor | None:
         """Position embeddings of a grid (height, width in patches): [1, N, D]; None if the model has none."""
@@ -114,26 +119,27 @@ class Embedding(nn.Module):
         height, width = grid
         x_WD = self.position_x if width == self.grid[1] else resample_axis_embeddings(self.position_x, length=width)
         y_HD = self.position_y if height == self.grid[0] else resample_axis_embeddings(self.position_y, length=height)
-        both_HWD = torch.cat([x_WD[None].expand(height, -1, -1), y_HD[:, None].expand(-1, width, -1)], dim=-1)
-        # (H, W, D) -> (1, prefix + H * W, D); the class token is learned itself and needs no position
-        return F.pad(both_HWD.flatten(0, 1), (0, 0, self.num_prefix_tokens, 0)).unsqueeze(0)
+        return from_axes(x_WD, y_HD, num_prefix_tokens=self.num_prefix_tokens)
 
 
 class Block(nn.Module):
     """Equations 2 and 3: pre-norm attention and MLP, each with its residual, and for stochastic depth with a factor for
     each image."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, number: int = 0) -> None:
         super().__init__()
         size = config.size
+        self.positions = Positions(config) if config.position_at == "layers" and number else None
         self.norm1 = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
-        self.attention = Attention(size.width, size.num_heads)
+        self.attention = Attention(config)
         self.norm2 = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, z_BND: torch.Tensor, branches_B2: torch.Tensor | None = None) -> torch.Tensor:
         result: torch.Tensor
+        if self.positions is not None:
+            z_BND = z_BND + self.positions().to(z_BND.dtype)
         if branches_B2 is None:
             z_BND = z_BND + self.dropout(self.attention(self.norm1(z_BND)))  # equation 2
             result = z_BND + self.mlp(self.norm2(z_BND))  # equation 3
@@ -147,17 +153,22 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention (appendix A); q, k and v in one product, no dropout on q, k, v (appendix B.1)."""
 
-    def __init__(self, width: int, num_heads: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        width, self.num_heads = config.size.width, config.size.num_heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
+        self.relative = RelativePositions(config) if config.position == "relative" else None
 
     def forward(self, z_BND: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = z_BND.shape
         # (B, N, 3 * D) -> (3, B, h, N, d)
         qkv_3BhNd = self.qkv(z_BND).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        a_BhNd = attend(qkv_3BhNd)
+        if self.relative is None:
+            a_BhNd = attend(qkv_3BhNd)
+        else:
+            q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
+            a_BhNd = F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd, attn_mask=self.relative(q_BhNd))
         # (B, h, N, d) -> (B, N, D)
         out_BND: torch.Tensor = self.out(a_BhNd.transpose(1, 2).reshape(batch, tokens, width))
         return out_BND

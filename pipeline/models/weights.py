@@ -33,8 +33,10 @@ from shards.typed_json import parse_json, record_from
 
 FORMAT = 1
 POSITION, AXES = "embed.position", ("embed.position_x", "embed.position_y")
+_TABLE, _AXIS = ".position", (".position_x", ".position_y")  # of the input, and of each layer
 HEAD = ("head.weight", "head.bias")
 REPRESENTATION = ("representation.weight", "representation.bias")
+_OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position_at")
 _FOREIGN_KEYS = {"model_type", "architecture"}
 
 
@@ -207,7 +209,8 @@ def fit_weights(
     """
     wanted, found = shapes_of(target), weights.shapes
     replaced = (*HEAD, *REPRESENTATION) if new_head else ()
-    places = [name for name in (POSITION, *AXES) if name in wanted and name in found]
+    _refuse_other_distances(weights, target)
+    places = [name for name in wanted if name.endswith((_TABLE, *_AXIS)) and name in found]
     skip = {*replaced, *(name for name in places if wanted[name][-1] == found[name][-1])}
     refuse_misfits(
         weights.where,
@@ -221,21 +224,33 @@ def fit_weights(
         if name in replaced:
             return initial(name)
         value = weights.tensor(name)
-        if name == POSITION:
+        if name.endswith(_TABLE):
             from_grid, num_prefix_tokens = weights.config.grid, target.num_prefix_tokens
             return resample_position_embeddings(
                 value[0], from_grid=from_grid, to_grid=target.grid, mode=mode, num_prefix_tokens=num_prefix_tokens
             )[None]
-        if name in AXES:
+        if name.endswith(_AXIS):
             return resample_axis_embeddings(value, length=wanted[name][0], mode=mode)
         return value
 
     return tensor
 
 
+def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
+    """UserError for another grid with relative positions: the same distance in the sequence is another in the image."""
+    source = weights.config
+    if source.position == target.position == "relative" and source.grid != target.grid:
+        size = source.image_size
+        raise UserError(
+            f"the weights at {weights.where!r} have positions relative in a sequence of {source.grid[0]} x "
+            f"{source.grid[1]} patches, which mean nothing on {target.grid[0]} x {target.grid[1]}; give "
+            f"--model.image-size {size}, or weights with learned positions"
+        )
+
+
 def _advice(source: ModelConfig, target: ModelConfig) -> str:
     """The flags that give the model the parts of the weights; empty if both have the same."""
-    names = ("pooling", "position")
+    names = ("pooling", "position", "position_at")
     flags = [
         f"--model.{name} {getattr(source, name)}" for name in names if getattr(source, name) != getattr(target, name)
     ]
@@ -249,7 +264,7 @@ def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:
     if target.resnet is None:
         pairs = []
     if not target.is_bit:
-        pairs += [(field, getattr(source, field), getattr(target, field)) for field in ("gelu", "layer_norm_epsilon")]
+        pairs += [(field, getattr(source, field), getattr(target, field)) for field in _OF_TRANSFORMERS]
         pairs += [("num_heads", source.size.num_heads, target.size.num_heads)]
     differing = [pair for pair in pairs if pair[1] != pair[2]]
     if differing:

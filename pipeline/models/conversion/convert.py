@@ -185,6 +185,9 @@ def _with_folded_bias(config: ModelConfig, tensor: TensorByName) -> tuple[ModelC
 
 def _with_position_table(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
     """The same model with learned 1-D position embeddings, the only kind that the other formats have."""
+    if not config.is_bit and (config.position == "relative" or config.position_at != "input"):
+        how = "relative positions" if config.position == "relative" else "positions at every layer"
+        raise UserError(f"the model has {how}, which no other format has; allowed: --format patchline")
     if config.is_bit or config.position == "learned_1d":
         return config, tensor
     is_2d = config.position == "learned_2d"

@@ -81,6 +81,8 @@ def train(words: list[str], log_dir: Path) -> None:
     [
         pytest.param("r50_vit_b32_jft", id="hybrid, JFT: sigmoid, linear decay, no clipping"),
         pytest.param("bit_r50x1_jft", id="BiT"),
+        pytest.param("vit_b16_jft_relative", id="relative positions"),
+        pytest.param("vit_b16_jft_2d_shared", id="2-D positions, the same at each layer"),
         pytest.param("vit_b16_i21k_augreg", id="AugReg: mixup, RandAugment, decay that follows the schedule"),
     ],
 )
@@ -93,6 +95,18 @@ def test_a_smoke_run(digits_url: str, tmp_path: Path, name: str) -> None:
     assert lines[0]["loss"] == pytest.approx(10.0, rel=1e-2)  # one label of ten at -10
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert lines[0]["learning_rate"] == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit_b16_jft_2d_shared", "vit_b16_jft_1d_layers", "vit_b16_jft_relative"])
+def test_positions_in_layers_are_sharded_like_all_else(digits_url: str, tmp_path: Path, name: str) -> None:
+    """Two ranks that share the parameters (ZeRO-3) have the losses of one."""
+    words = ["pretrain", f"{name}_smoke", "--data.url", digits_url, "--engine.precision=fp32", "--steps=6", "--run-dir"]
+    train([*words, str(tmp_path / "one")], tmp_path)
+    sharded = [*words, str(tmp_path / "two"), "--engine.zero-stage=3", "--device=cpu"]
+    assert run(sharded, num_ranks=2, log_dir=tmp_path) == 0
+    losses = [[line["loss"] for line in read_metrics(tmp_path / one)] for one in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.slow

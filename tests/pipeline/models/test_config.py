@@ -128,7 +128,10 @@ def test_a_field_wins_over_the_names_size() -> None:
         pytest.param({"dropout": 1.0}, "model.dropout is 1.0; allowed: 0 to below 1", id="drops everything"),
         pytest.param({"pooling": "max"}, "pooling is 'max'; allowed: token, average", id="another pooling"),
         pytest.param({"gelu": "erf"}, "gelu is 'erf'; allowed: tanh, exact", id="another GELU"),
-        pytest.param({"position": "2d"}, "allowed: none, learned_1d, learned_2d", id="another position"),
+        pytest.param(
+            {"position": "none", "position_at": "layers"}, "adds nothing to the input; leave it out", id="no positions"
+        ),
+        pytest.param({"position": "2d"}, "allowed: none, learned_1d, learned_2d, relative", id="another position"),
         pytest.param({"layer_norm_epsilon": 0.0}, "epsilon is 0.0; allowed: above 0", id="no epsilon"),
         pytest.param({"position_std": -0.1}, "position_std is -0.1; allowed: 0 or more", id="negative deviation"),
         pytest.param(

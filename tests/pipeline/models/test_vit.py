@@ -62,6 +62,9 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
                 tokens.append(p["embed.patch.weight"] @ flat + p["embed.patch.bias"])
         z = np.stack(tokens) + reference_positions(model, p)  # equation 1
         for number in range(size.depth):
+            if number and model.config.position_at != "input":
+                prefix = "embed" if model.config.position_at == "layers_shared" else f"blocks.{number}.positions"
+                z = z + reference_positions(model, p, prefix)
             z = z + attention(p, f"blocks.{number}", z, num_heads=size.num_heads)  # equation 2
             normed = layer_norm(p, f"blocks.{number}.norm2", z)
             mlp = f"blocks.{number}.mlp.dense"
@@ -75,15 +78,15 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
     return np.stack(logits)
 
 
-def reference_positions(model: ViT, p: dict[str, Array]) -> Array:
+def reference_positions(model: ViT, p: dict[str, Array], at: str = "embed") -> Array:
     if model.config.position == "learned_1d":
-        table: Array = p["embed.position"][0]
+        table: Array = p[f"{at}.position"][0]
         return table
     places = [np.zeros(model.config.size.width)] * model.config.num_prefix_tokens
     for row in range(model.config.grid[0]):
         for column in range(model.config.grid[1]):
-            is_none = model.config.position == "none"
-            both = [] if is_none else [p["embed.position_x"][column], p["embed.position_y"][row]]
+            is_none = model.config.position in ("none", "relative")
+            both = [] if is_none else [p[f"{at}.position_x"][column], p[f"{at}.position_y"][row]]
             places.append(np.zeros(model.config.size.width) if is_none else np.concatenate(both))
     return np.stack(places)
 
@@ -97,7 +100,11 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int) -> A
     side, heads = width // num_heads, []
     for head in range(num_heads):
         own = slice(head * side, (head + 1) * side)
-        scores = q[:, own] @ k[:, own].T / np.sqrt(side)
+        scores = q[:, own] @ k[:, own].T
+        if (relative := p.get(f"{block}.attention.relative.relative")) is not None:
+            for i, j in np.ndindex(scores.shape):  # the embedding of the distance i - j is another key
+                scores[i, j] += q[i, own] @ relative[i - j + len(z) - 1, own]
+        scores /= np.sqrt(side)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         heads.append(shares / shares.sum(-1, keepdims=True) @ v[:, own])
     result: Array = np.concatenate(heads, axis=1) @ p[f"{block}.attention.out.weight"].T
@@ -118,6 +125,12 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int) -> A
         pytest.param({"position": "none"}, id="no position embeddings"),
         pytest.param({"position": "learned_2d"}, id="2-D position embeddings"),
         pytest.param({"position": "learned_2d", "pooling": "average"}, id="2-D, no class token"),
+        pytest.param({"position": "relative"}, id="relative positions"),
+        pytest.param({"position": "relative", "pooling": "average", "num_heads": 1}, id="relative, no class token"),
+        pytest.param({"position_at": "layers"}, id="1-D, each layer its own"),
+        pytest.param({"position_at": "layers_shared", "depth": 3}, id="1-D, the same at each layer"),
+        pytest.param({"position_at": "layers", "position": "learned_2d", "depth": 3}, id="2-D, each layer its own"),
+        pytest.param({"position_at": "layers_shared", "position": "learned_2d"}, id="2-D, the same at each layer"),
     ],
 )
 def test_logits_are_the_papers_equations(fields: dict[str, Any]) -> None:
@@ -162,7 +175,8 @@ def test_a_new_model_says_its_constant_for_every_class(constant: float) -> None:
 
 
 def test_a_zero_head_gives_no_gradient_to_the_rest_and_a_random_one_to_all() -> None:
-    for model, everything in ((build_model(ModelConfig(**TINY)), False), (random_model(), True)):
+    random = [random_model(), random_model(position="relative"), random_model(position_at="layers")]
+    for model, everything in ((build_model(ModelConfig(**TINY)), False), *((one, True) for one in random)):
         torch.autograd.backward(F.cross_entropy(model(random_images()), torch.tensor([0, 1, 2])))
         moved = {name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)}
         assert moved == (set(shapes_of(model.config)) if everything else {"head.weight", "head.bias"})
@@ -226,7 +240,7 @@ def test_a_hybrid_takes_images_of_any_whole_grid() -> None:
     assert model.config.stride == 16
     images = torch.randint(0, 256, (2, 16, 48, 3), dtype=torch.uint8)
     assert model(images).shape == (2, 5)
-    assert model.embed(images).shape == (2, 1 + 1 * 3, 24)
+    assert model.embed(images)[0].shape == (2, 1 + 1 * 3, 24)
 
 
 def test_a_model_needs_its_classes() -> None:

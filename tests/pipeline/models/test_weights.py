@@ -151,6 +151,10 @@ HYBRID: dict[str, Any] = TINY | {"patch": 1, "resnet_units": (1, 1), "image_size
     [
         pytest.param(ModelConfig(**TINY | {"position": "none"}), 24, id="no positions"),
         pytest.param(ModelConfig(**TINY | {"position": "learned_2d"}), 24, id="2-D positions"),
+        pytest.param(ModelConfig(**TINY | {"position_at": "layers"}), 24, id="positions at each layer"),
+        pytest.param(
+            ModelConfig(**TINY | {"position_at": "layers", "position": "learned_2d"}), 24, id="2-D, each layer"
+        ),
         pytest.param(ModelConfig(**TINY | {"pooling": "average"}), 24, id="no class token"),
         pytest.param(ModelConfig(**HYBRID), 24, id="hybrid"),
         pytest.param(ModelConfig(name="bit_r50x1", num_classes=3, resnet_units=(1, 1)), 448, id="BiT"),
@@ -166,9 +170,9 @@ def test_every_model_fits_another_image_size(tmp_path: Path, source: ModelConfig
     )
     for name, wanted in build_model(target).state_dict().items():
         assert tensor(name).shape == wanted.shape
-        if name in ("embed.position_x", "embed.position_y"):
+        if name.endswith((".position_x", ".position_y")):
             assert torch.equal(tensor(name), resample_axis_embeddings(state[name], length=6, mode=mode))
-        elif name == "embed.position":
+        elif name.endswith(".position"):
             prefix, grids = source.num_prefix_tokens, {"from_grid": source.grid, "to_grid": target.grid}
             expected = resample_position_embeddings(state[name][0], **grids, mode=mode, num_prefix_tokens=prefix)
             assert torch.equal(tensor(name)[0], expected)
@@ -181,6 +185,9 @@ def test_every_model_fits_another_image_size(tmp_path: Path, source: ModelConfig
     [
         pytest.param({}, {"num_heads": 3}, "num_heads 2 .the model here has 3.; give --model.num-heads 2", id="heads"),
         pytest.param({"gelu": "exact"}, {}, "give --model.gelu exact, or other weights", id="GELU"),
+        pytest.param(
+            {"position_at": "layers_shared"}, {}, "give --model.position-at layers_shared", id="positions at each layer"
+        ),
         pytest.param(
             {"layer_norm_epsilon": 1e-12, "gelu": "exact"},
             {},
@@ -196,6 +203,13 @@ def test_what_would_compute_something_else_is_refused(
     """The shapes are the same, so nothing else would show the difference."""
     weights, config = open_weights(saved(tmp_path, random_model(**source))), config_of(**target)
     with pytest.raises(UserError, match=message):
+        fit_weights(weights, config, initial=initial_of(config), new_head=True)
+
+
+def test_relative_positions_mean_nothing_on_another_grid(tmp_path: Path) -> None:
+    weights = open_weights(saved(tmp_path, random_model(position="relative")))
+    config = config_of(position="relative", image_size=24)
+    with pytest.raises(UserError, match=r"relative in a sequence of 4 x 4 patches, which mean nothing on 6 x 6; give"):
         fit_weights(weights, config, initial=initial_of(config), new_head=True)
 
 

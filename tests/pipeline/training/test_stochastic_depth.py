@@ -98,7 +98,7 @@ def test_an_image_skips_what_it_leaves_out() -> None:
     model = vit()
     found = model(IMAGES, drawn)
     for image in range(8):
-        z = model.embed(IMAGES[image : image + 1])
+        z, _ = model.embed(IMAGES[image : image + 1])
         for block, (attention, mlp) in zip(model.blocks, drawn[:, image].tolist(), strict=True):
             assert isinstance(block, Block)
             z = z + attention * block.attention(block.norm1(z)) if attention else z

@@ -70,6 +70,14 @@ def test_other_positions_become_a_table_of_their_sums(tmp_path: Path, written: F
     assert float(difference) < 2e-5
 
 
+@pytest.mark.parametrize("written", [f for f in get_args(Format) if f != "patchline"])
+@pytest.mark.parametrize("fields", [{"position": "relative"}, {"position_at": "layers_shared"}])
+def test_positions_without_an_equivalent_are_refused(tmp_path: Path, written: Format, fields: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="which no other format has; allowed: --format patchline"):
+        exported(tmp_path, replace(VIT, **fields), written)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("written", get_args(Format))
 def test_the_heads_constant_is_folded_into_its_bias(tmp_path: Path, written: Format) -> None:
     weights = open_any(str(exported(tmp_path, replace(VIT, head_bias=-10.0), written)), hints_for(written))
