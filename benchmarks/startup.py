@@ -38,6 +38,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("import", "--help"),
     ("export", "--help"),
     ("fewshot", "--help"),
+    ("inspect", "--help"),
     ("sweep", "--help"),
     ("vtab", "--help"),
     ("demo", "--help"),

@@ -140,6 +140,14 @@ STAGES = {
         required=("--weights",),
         examples=("predict runs/digits/weights a.png b.jpg --top 3", "predict runs/digits photos/*.jpg --json"),
     ),
+    "inspect": Stage(
+        summary="draw what a model has learned: filters, positions, attention",
+        second=OF_WEIGHTS,
+        module="jobs.inspect_model",
+        job=("jobs.inspect_model", "InspectJob"),
+        required=("--weights",),
+        examples=("inspect runs/vit --images photos",),
+    ),
     "plan": Stage(
         summary="show what a recipe costs: parameters, operations, memory, days",
         second=RECIPE,

@@ -1,0 +1,109 @@
+"""Where a Vision Transformer's attention looks: its weights, how far they reach, and their product over the layers.
+
+Sources: "An Image is Worth 16x16 Words", section 4.5 and appendices D.7 (attention distance) and D.8 (attention
+rollout: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020).
+
+Shape letters: B images, h heads, N tokens (class token, patches), M patches, L layers, H W rows and columns of patches,
+d width of a head.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from pipeline.models.pos_embed import Grid
+from pipeline.models.vit import Attention, ViT
+
+Shares = Callable[[int, torch.Tensor], None]
+"""Takes the number of a layer and its attention weights, float32[B, h, N, N]: row i has what token i takes of each."""
+
+
+def attention_weights(attention: Attention, z_BND: torch.Tensor) -> torch.Tensor:
+    """float32[B, h, N, N]: the weights that a layer's attention gives its inputs; each row sums to 1."""
+    qkv = attention.qkv(z_BND).reshape(*z_BND.shape[:2], 3, attention.num_heads, -1)
+    # (B, N, 3, h, d) -> (3, B, h, N, d)
+    q_BhNd, k_BhNd, _ = qkv.permute(2, 0, 3, 1, 4).float().unbind(0)
+    logits_BhNN = q_BhNd @ k_BhNd.mT * q_BhNd.shape[-1] ** -0.5
+    if attention.relative is not None:
+        logits_BhNN = logits_BhNN + attention.relative(q_BhNd)
+    shares_BhNN: torch.Tensor = logits_BhNN.softmax(dim=-1)
+    return shares_BhNN
+
+
+def each_layer(model: ViT, images_BHW3: torch.Tensor, take: Shares) -> None:
+    """Runs the model on images and gives `take` the attention weights of each layer in turn: all at once would fill the
+    memory. The model computes what it always does."""
+
+    def taken(number: int, module: Attention, inputs: tuple[torch.Tensor, ...]) -> None:
+        take(number, attention_weights(module, inputs[0]))
+
+    hooks = [
+        block.attention.register_forward_pre_hook(partial(taken, number))  # type: ignore[union-attr]
+        for number, block in enumerate(model.blocks)
+    ]
+    try:
+        with torch.no_grad():
+            model.features(images_BHW3)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def distances(shares_BhNN: torch.Tensor, *, grid: Grid, stride: int, num_prefix_tokens: int) -> torch.Tensor:
+    """float32[B, h]: mean attention distance in pixels, appendix D.7: from each patch to all patches, weighted by its
+    attention and averaged over the patches. `stride`: pixels from a patch to the next. The class token has no place: it
+    is left out, and the weights of the patches are scaled to sum to 1."""
+    height, width = grid
+    place_M2 = torch.cartesian_prod(torch.arange(height), torch.arange(width)).float().to(shares_BhNN.device)
+    apart_MM = stride * torch.cdist(place_M2, place_M2)
+    patches_BhMM = shares_BhNN[..., num_prefix_tokens:, num_prefix_tokens:]
+    reached_BhM = (patches_BhMM * apart_MM).sum(-1) / patches_BhMM.sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
+    return reached_BhM.mean(-1)
+
+
+def uniform_distance(grid: Grid, *, stride: int) -> float:
+    """Mean attention distance in pixels of a head that looks everywhere alike."""
+    num_patches = grid[0] * grid[1]
+    shares_11MM = torch.full((1, 1, num_patches, num_patches), 1 / num_patches)
+    return float(distances(shares_11MM, grid=grid, stride=stride, num_prefix_tokens=0))
+
+
+class Rollout:
+    """Attention rollout (appendix D.8): the product over the layers of the weights' mean over heads, where half of each
+    token is itself, as the residual connection has it."""
+
+    def __init__(self) -> None:
+        self.product_BNN: torch.Tensor | None = None
+
+    def add(self, shares_BhNN: torch.Tensor) -> None:
+        """The next layer's weights."""
+        mean_BNN = shares_BhNN.mean(dim=1)
+        own_NN = torch.eye(mean_BNN.shape[-1], device=mean_BNN.device)
+        layer_BNN = (mean_BNN + own_NN) / 2  # rows still sum to 1
+        self.product_BNN = layer_BNN if self.product_BNN is None else layer_BNN @ self.product_BNN
+
+    def maps(self, *, grid: Grid, num_prefix_tokens: int) -> torch.Tensor:
+        """float32[B, H, W]: how much of each patch is in the class token's output, or in the mean of all tokens if
+        there is none; 0 to 1 in each image."""
+        if self.product_BNN is None:
+            raise ValueError("no layer was added")
+        taken_BN = self.product_BNN[:, 0] if num_prefix_tokens else self.product_BNN.mean(dim=1)
+        maps_BHW = taken_BN[:, num_prefix_tokens:].unflatten(1, grid)  # type: ignore[no-untyped-call]
+        least, most = maps_BHW.amin((1, 2), keepdim=True), maps_BHW.amax((1, 2), keepdim=True)
+        scaled: torch.Tensor = (maps_BHW - least) / (most - least).clamp(min=torch.finfo(torch.float32).tiny)
+        return scaled
+
+
+def looked_at(model: ViT, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean attention distances in pixels, float32[L, B, h], and rollout maps, float32[B, H, W], of images."""
+    config, rollout, found = model.config, Rollout(), list[torch.Tensor]()
+    grid = images_BHW3.shape[1] // config.stride, images_BHW3.shape[2] // config.stride
+
+    def take(_: int, shares_BhNN: torch.Tensor) -> None:
+        prefix = config.num_prefix_tokens
+        found.append(distances(shares_BhNN, grid=grid, stride=config.stride, num_prefix_tokens=prefix).cpu())
+        rollout.add(shares_BhNN)
+
+    each_layer(model, images_BHW3, take)
+    return torch.stack(found), rollout.maps(grid=grid, num_prefix_tokens=config.num_prefix_tokens).cpu()

@@ -1,0 +1,100 @@
+"""The figures of `patchline inspect`, drawn with matplotlib: arrays in, PNG and SVG files out.
+
+Shape letters: K components, P patch, L layers, h heads, B images, H W pixels, T U tiles.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from shards.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg")
+_ACROSS = 7  # components in a row, as in the paper
+_INCH = 100  # pixels
+
+
+def filters(components_KPP3: torch.Tensor) -> "Figure":
+    """Figure 7, left: each component as an image, its weights from lowest to highest."""
+    num = len(components_KPP3)
+    figure = _figure(1.1 * _ACROSS, 1.1 * -(-num // _ACROSS))
+    cells = figure.subplots(-(-num // _ACROSS), _ACROSS, squeeze=False).ravel()
+    for number, axes in enumerate(cells):
+        axes.axis("off")
+        if number < num:
+            one = components_KPP3[number].numpy()
+            axes.imshow((one - one.min()) / max(float(np.ptp(one)), 1e-12), interpolation="nearest")
+    figure.suptitle(f"First {num} principal components of the patch embedding's filters", fontsize=9)
+    return figure
+
+
+def positions(pictures: Sequence[tuple[str, torch.Tensor]]) -> "Figure":
+    """Figure 7, centre: uint8[H, W, 3] pictures of similarities with their titles, side by side."""
+    figure = _figure(4.6 * len(pictures), 4.8)
+    for axes, (title, picture) in zip(figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True):
+        axes.imshow(picture.numpy(), interpolation="nearest")
+        axes.set_title(title, fontsize=9)
+        axes.axis("off")
+    figure.supxlabel("Cosine similarity of each position with all others: -1 (dark) to 1 (bright)", fontsize=8)
+    return figure
+
+
+def attention_distances(pixels_Lh: torch.Tensor, *, image_size: int, uniform: float) -> "Figure":
+    """Figure 7, right: a dot for each head of each layer, and a line where uniform attention would be."""
+    figure = _figure(5.2, 4.2)
+    axes = figure.subplots()
+    layer = np.repeat(np.arange(1, len(pixels_Lh) + 1), pixels_Lh.shape[1])
+    axes.scatter(layer, pixels_Lh.numpy().ravel(), s=16, c=layer, cmap="viridis")
+    axes.axhline(uniform, color="grey", linestyle="--", linewidth=0.8, label="uniform attention")
+    axes.legend(loc="lower right", fontsize=8, frameon=False)
+    most = 1.08 * max(uniform, float(pixels_Lh.max()))
+    axes.set(xlabel="Layer", ylabel="Mean attention distance (pixels)", ylim=(0, most or 1))
+    axes.set_title(f"How far each head looks, in images of {image_size} px", fontsize=9)
+    axes.locator_params(axis="x", integer=True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def rollouts(images_BHW3: np.ndarray, maps_BHW: torch.Tensor) -> "Figure":
+    """Figures 6 and 14: each image, and the same as bright as the model looks at it."""
+    num = len(images_BHW3)
+    figure = _figure(1.8 * num, 3.9)
+    rows = figure.subplots(2, num, squeeze=False)
+    for number in range(num):
+        image, weight = images_BHW3[number], maps_BHW[number][None, None]
+        bright = torch.nn.functional.interpolate(weight, size=image.shape[:2], mode="bilinear", align_corners=False)
+        rows[0, number].imshow(image)
+        rows[1, number].imshow((image * bright[0, 0].numpy()[..., None]).astype(np.uint8))
+        for axes in rows[:, number]:
+            axes.axis("off")
+    figure.suptitle("What attention takes in, layer by layer to the output (attention rollout)", fontsize=9)
+    return figure
+
+
+def save(figure: "Figure", folder: Path, name: str) -> list[str]:
+    """Writes NAME.png and NAME.svg; their names. UserError if they cannot be written."""
+    import matplotlib as mpl  # noqa: PLC0415 - slow
+
+    names = [f"{name}.{kind}" for kind in FORMATS]
+    with mpl.rc_context({"svg.hashsalt": name}):
+        for one in names:
+            metadata = {"Date": None} if one.endswith("svg") else {}
+            try:
+                figure.savefig(folder / one, dpi=1.5 * _INCH, metadata=metadata)
+            except OSError as error:
+                raise UserError(
+                    f"cannot write {one} in {str(folder)!r}: {error.strerror}; give another --out"
+                ) from error
+    return names
+
+
+def _figure(width: float, height: float) -> "Figure":
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow
+
+    return Figure(figsize=(max(width, 4.0), max(height, 1.8)), facecolor="white", layout="constrained")

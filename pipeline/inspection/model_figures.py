@@ -1,0 +1,104 @@
+"""The figures of one model and the numbers in them: each function draws what the model has, and says what it has not.
+
+Shape letters: B images, H W rows and columns, L layers, h heads.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.evaluation.predictor import Predictor
+from pipeline.inspection import figures
+from pipeline.inspection.attention import looked_at, uniform_distance
+from pipeline.inspection.filters import patch_filters, principal_components
+from pipeline.models.position_similarity import levels, picture, similarities
+from pipeline.models.vit import ViT
+from shards.errors import UserError
+from shards.progress import Progress
+
+log = logging.getLogger(__name__)
+Facts = dict[str, Any]
+MOST_SHOWN = 8  # images with their rollout
+_MOST_BYTES = 256 << 20  # of one layer's attention weights
+_MOST_BATCH = 16
+_PAPERS_RATIO = 384 / 224  # of the size that the paper fine-tunes at to that of pre-training
+
+
+def vit_of(predictor: Predictor, where: str) -> ViT:
+    """The transformer. UserError for a ResNet."""
+    if not isinstance(predictor.model, ViT):
+        name = predictor.config.name
+        raise UserError(f"{where!r} is a {name}, which has neither patches nor attention to show; give a transformer")
+    return predictor.model
+
+
+def draw_filters(model: ViT, folder: Path) -> Facts:
+    """filters.png and .svg."""
+    weights_DPP3 = patch_filters(model)
+    if weights_DPP3 is None:
+        log.info("a hybrid embeds features of its ResNet, so its filters are no pictures")
+        return {}
+    found = principal_components(weights_DPP3)
+    return {
+        "filters": {"shares_of_variance": list(found.shares)},
+        "files": figures.save(figures.filters(found.filters), folder, "filters"),
+    }
+
+
+def draw_positions(model: ViT, folder: Path, *, resample_to: int) -> Facts:
+    """positions.png and .svg: as learned, and resampled for images of `resample_to` pixels (0: the paper's ratio).
+    UserError if that is no multiple of the patch."""
+    config, stride = model.config, model.config.stride
+    if resample_to % stride:
+        lower, upper = resample_to // stride * stride, -(-resample_to // stride) * stride
+        sizes = f"{lower} or {upper}" if lower else f"{upper} or a multiple of it"
+        raise UserError(f"--resample-to is {resample_to}, not a multiple of the patch ({stride} px); take {sizes}")
+    size = resample_to or max(1, round(config.image_size * _PAPERS_RATIO / stride)) * stride
+    shown = []
+    for what, pixels in (("learned", config.image_size), ("resampled", size)):
+        grid = pixels // stride, pixels // stride
+        with torch.no_grad():
+            table_1ND = model.embed.positions(grid)
+        if table_1ND is None:
+            log.info("the model adds no position embeddings to its input, so there is no figure of them")
+            return {}
+        similar = similarities(table_1ND[0].cpu(), grid=grid)
+        shown.append((f"{what}: {grid[0]} x {grid[1]} ({pixels} px)", picture(levels(similar))))
+    return {
+        "positions": {"image_size": config.image_size, "resampled_to": size},
+        "files": figures.save(figures.positions(shown), folder, "positions"),
+    }
+
+
+def draw_attention(predictor: Predictor, model: ViT, paths: Sequence[Path], folder: Path) -> Facts:
+    """attention_distance and rollout, .png and .svg. UserError for an image that cannot be used."""
+    size, first, maps, distances = predictor.config.image_size, list[np.ndarray](), list[torch.Tensor](), []
+    with Progress("attention", len(paths), unit="images", says_end=False) as progress:
+        for begin in range(0, len(paths), _batch_size(model)):
+            views = [predictor.view(path) for path in paths[begin : begin + _batch_size(model)]]
+            images_BHW3 = torch.from_numpy(np.stack(views)).to(predictor.device)
+            pixels_LBh, maps_BHW = looked_at(model, images_BHW3)
+            distances.append(pixels_LBh)
+            if len(first) < MOST_SHOWN:
+                first, maps = [*first, *views][:MOST_SHOWN], [*maps, *maps_BHW][:MOST_SHOWN]
+            progress.advance(len(views))
+    pixels_Lh = torch.cat(distances, dim=1).mean(dim=1)
+    uniform = uniform_distance(model.config.grid, stride=model.config.stride)
+    drawn = figures.attention_distances(pixels_Lh, image_size=size, uniform=uniform)
+    files = figures.save(drawn, folder, "attention_distance")
+    files += figures.save(figures.rollouts(np.stack(first), torch.stack(maps)), folder, "rollout")
+    return {
+        "attention": {"num_images": len(paths), "image_size": size, "mean_distance_pixels": pixels_Lh.tolist()}
+        | {"uniform_distance_pixels": uniform},
+        "files": files,
+    }
+
+
+def _batch_size(model: ViT) -> int:
+    """Images whose attention weights of one layer, and their product over the layers, fit the memory."""
+    num_tokens = model.config.num_prefix_tokens + model.config.grid[0] * model.config.grid[1]
+    return max(1, min(_MOST_BATCH, _MOST_BYTES // (4 * model.config.size.num_heads * num_tokens**2)))

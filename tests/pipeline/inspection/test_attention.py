@@ -1,0 +1,136 @@
+"""Attention that is known: uniform, of each patch to itself, and that of the model's own equations."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.inspection.attention import Rollout, attention_weights, distances, each_layer, looked_at, uniform_distance
+from pipeline.models.vit import Attention
+from tests.pipeline.models.test_vit import random_images, random_model
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"position": "relative"},
+    {"pooling": "average"},
+    {"position_at": "layers"},
+    {"patch": 1, "resnet_units": (1, 1), "image_size": 16},
+]
+
+
+def mean_of_uniform(height: int, width: int) -> float:
+    """The mean distance of two random cells of a grid, itself included: a sum over all offsets, each as often as it
+    occurs: (H - |y|)(W - |x|) times."""
+    offsets = [(y, x) for y in range(-height + 1, height) for x in range(-width + 1, width)]
+    total: float = sum((height - abs(y)) * (width - abs(x)) * (y * y + x * x) ** 0.5 for y, x in offsets)
+    return total / (height * width) ** 2
+
+
+@pytest.mark.parametrize(("grid", "prefix"), [((1, 1), 1), ((1, 5), 0), ((4, 4), 1), ((3, 7), 1), ((14, 14), 0)])
+def test_uniform_attention_reaches_the_mean_distance(grid: tuple[int, int], prefix: int) -> None:
+    num_tokens = prefix + grid[0] * grid[1]
+    shares = torch.full((2, 3, num_tokens, num_tokens), 1 / num_tokens)
+    found = distances(shares, grid=grid, stride=16, num_prefix_tokens=prefix)
+    assert found.shape == (2, 3)
+    assert found.numpy() == pytest.approx(16 * mean_of_uniform(*grid), rel=1e-5)
+    assert uniform_distance(grid, stride=16) == pytest.approx(16 * mean_of_uniform(*grid), rel=1e-5)
+
+
+def test_attention_of_a_row_of_patches_is_a_third_of_its_length() -> None:
+    """The closed form for a line of n: (n * n - 1) / (3 n)."""
+    shares = torch.full((1, 1, 50, 50), 1 / 50)
+    found = distances(shares, grid=(1, 50), stride=1, num_prefix_tokens=0)
+    assert float(found) == pytest.approx((50 * 50 - 1) / (3 * 50), rel=1e-5)
+
+
+def test_a_patch_that_looks_at_itself_reaches_nowhere() -> None:
+    shares = torch.eye(10)[None, None]
+    assert float(distances(shares, grid=(3, 3), stride=16, num_prefix_tokens=1)) == 0.0
+
+
+def test_what_the_class_token_takes_does_not_count() -> None:
+    """Each patch gives most of its attention to the class token, and the rest to its right neighbour."""
+    shares = torch.zeros(1, 1, 4, 4)
+    shares[..., 0] = 0.9
+    for patch, neighbour in ((1, 2), (2, 3), (3, 2)):
+        shares[0, 0, patch, neighbour] = 0.1
+    assert float(distances(shares, grid=(1, 3), stride=14, num_prefix_tokens=1)) == pytest.approx(14)
+
+
+@pytest.mark.parametrize("fields", KINDS)
+def test_the_weights_are_those_that_the_model_uses(fields: dict[str, Any]) -> None:
+    """They give the output of each attention, and watching changes no logit."""
+    model = random_model(**fields)
+    images, seen = random_images(size=model.config.image_size), []
+    outputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for number, block in enumerate(model.blocks):
+        module: Any = block
+
+        def keep(_: Any, inputs: tuple[torch.Tensor], output: torch.Tensor, number: int = number) -> None:
+            outputs[number] = inputs[0], output
+
+        module.attention.register_forward_hook(keep)
+    with torch.no_grad():
+        before = model(images)
+        each_layer(model, images, lambda number, shares: seen.append((number, shares)))
+        assert torch.equal(model(images), before)
+        assert [number for number, _ in seen] == [0, 1]
+        for number, shares in seen:
+            z, expected = outputs[number]
+            torch.testing.assert_close(shares.sum(-1), torch.ones(shares.shape[:-1]))
+            attention: Any = model.blocks[number].attention
+            assert isinstance(attention, Attention)
+            assert torch.equal(attention_weights(attention, z), shares)
+            v = attention.qkv(z).chunk(3, dim=-1)[2].reshape(*z.shape[:2], 3, -1).transpose(1, 2)
+            found = attention.out((shares @ v).transpose(1, 2).reshape(z.shape))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rollout_of_attention_to_oneself_looks_nowhere() -> None:
+    rollout = Rollout()
+    for _ in range(3):
+        rollout.add(torch.eye(5).expand(2, 4, 5, 5))
+    assert not rollout.maps(grid=(2, 2), num_prefix_tokens=1).any()
+
+
+def test_rollout_of_uniform_attention_is_uniform() -> None:
+    """Then the class token keeps 2^-L of itself, and each token gets the same of the rest."""
+    rollout, layers, num_tokens = Rollout(), 3, 5
+    for _ in range(layers):
+        rollout.add(torch.full((1, 2, num_tokens, num_tokens), 1 / num_tokens))
+    kept = 0.5**layers
+    expected = np.full(num_tokens, (1 - kept) / num_tokens)
+    expected[0] += kept
+    assert rollout.product_BNN is not None
+    np.testing.assert_allclose(rollout.product_BNN[0, 0].numpy(), expected, rtol=1e-6)
+
+
+def test_rollout_is_the_product_of_the_layers() -> None:
+    """Two layers in NumPy, the later one on the left; the brightest patch is 1, the darkest 0."""
+    generator = torch.Generator().manual_seed(0)
+    layers = [torch.rand(1, 3, 7, 7, generator=generator).softmax(-1) for _ in range(2)]
+    rollout = Rollout()
+    for layer in layers:
+        rollout.add(layer)
+    first, second = (0.5 * layer[0].mean(0).double().numpy() + 0.5 * np.eye(7) for layer in layers)
+    taken = (second @ first)[0, 1:]
+    expected = (taken - taken.min()) / np.ptp(taken)
+    found = rollout.maps(grid=(2, 3), num_prefix_tokens=1)
+    np.testing.assert_allclose(found[0].numpy().ravel(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_rollout_of_no_layer_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="no layer was added"):
+        Rollout().maps(grid=(1, 1), num_prefix_tokens=0)
+
+
+@pytest.mark.parametrize("fields", KINDS)
+def test_every_layer_and_head_is_measured(fields: dict[str, Any]) -> None:
+    model = random_model(**fields)
+    pixels, maps = looked_at(model, random_images(size=model.config.image_size))
+    rows, columns = model.config.grid
+    assert (pixels.shape, maps.shape) == ((2, 3, 3), (3, rows, columns))
+    longest = model.config.stride * np.hypot(rows - 1, columns - 1)
+    assert ((pixels >= 0) & (pixels <= longest)).all()
+    assert maps.amax((1, 2)).tolist() == [1.0] * 3

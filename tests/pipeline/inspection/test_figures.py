@@ -1,0 +1,49 @@
+"""Figures: files of the promised names and sizes, the same for the same numbers, and said where they cannot be."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipeline.inspection import figures
+from shards.errors import UserError
+
+
+def test_files_are_png_and_svg_and_the_same_again(tmp_path: Path) -> None:
+    def drawn(folder: Path) -> list[bytes]:
+        folder.mkdir()
+        generator = torch.Generator().manual_seed(0)
+        names = figures.save(figures.filters(torch.randn(10, 4, 4, 3, generator=generator)), folder, "filters")
+        distances = torch.rand(12, 3, generator=generator)
+        names += figures.save(figures.attention_distances(distances, image_size=224, uniform=0.5), folder, "distance")
+        assert names == ["filters.png", "filters.svg", "distance.png", "distance.svg"]
+        return [(folder / name).read_bytes() for name in names]
+
+    first, again = drawn(tmp_path / "a"), drawn(tmp_path / "b")
+    assert first == again
+    with Image.open(tmp_path / "a" / "filters.png") as picture:
+        assert picture.width > 600
+    assert b"<dc:date>" not in first[1]
+
+
+def test_images_are_as_bright_as_they_are_looked_at(tmp_path: Path) -> None:
+    """The left half of a white image is looked at, the right half is not."""
+    images = np.full((1, 40, 40, 3), 255, dtype=np.uint8)
+    maps = torch.tensor([[[1.0, 0.0], [1.0, 0.0]]])
+    figure = figures.rollouts(images, maps)
+    shown = np.asarray(figure.axes[1].images[0].get_array())
+    assert shown[:, 0].min() == 255
+    assert shown[:, -1].max() == 0
+
+
+def test_positions_are_shown_side_by_side() -> None:
+    picture = torch.zeros(8, 8, 3, dtype=torch.uint8)
+    figure = figures.positions([("learned: 2 x 2", picture), ("resampled: 3 x 3", picture)])
+    assert [axes.get_title() for axes in figure.axes] == ["learned: 2 x 2", "resampled: 3 x 3"]
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot write filters.png in .*: No such file or directory; give another"):
+        figures.save(figures.filters(torch.zeros(1, 2, 2, 3)), tmp_path / "nowhere", "filters")

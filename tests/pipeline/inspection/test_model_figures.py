@@ -1,0 +1,78 @@
+"""What is drawn of each kind of model, with numbers that fit it."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipeline.evaluation.predictor import Predictor
+from pipeline.inspection.model_figures import draw_attention, draw_filters, draw_positions, vit_of
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.usage import Usage
+from shards.errors import UserError
+from tests.pipeline.models.test_vit import TINY, random_model
+
+
+def predictor_of(model: Any) -> Predictor:
+    labels = tuple(map(str, range(5)))
+    return Predictor(model=model, config=model.config, labels=labels, usage=Usage(), device=torch.device("cpu"))
+
+
+def photographs(folder: Path, num: int) -> list[Path]:
+    """Images of noise, of several sizes."""
+    rng, paths = np.random.default_rng(0), []
+    for number in range(num):
+        paths.append(folder / f"{number:03d}.png")
+        Image.fromarray(rng.integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)).save(paths[-1])
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("fields", "files"),
+    [
+        ({}, ["filters", "positions"]),
+        ({"position": "learned_2d"}, ["filters", "positions"]),
+        ({"position": "none"}, ["filters"]),
+        ({"position": "relative"}, ["filters"]),
+        ({"patch": 1, "resnet_units": (1, 1), "image_size": 16}, ["positions"]),
+    ],
+)
+def test_what_a_model_has_is_drawn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], files: list[str]
+) -> None:
+    model = random_model(**fields)
+    with caplog.at_level(logging.INFO):
+        found = [draw_filters(model, tmp_path), draw_positions(model, tmp_path, resample_to=0)]
+    names = [name for one in found for name in one.get("files", [])]
+    assert names == [f"{name}.{kind}" for name in files for kind in ("png", "svg")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert len([one for one in caplog.messages if "so " in one]) == 2 - len(files)
+
+
+def test_positions_are_resampled_to_the_papers_ratio_or_as_asked(tmp_path: Path) -> None:
+    model = random_model()  # 3 x 3 patches of 4 px
+    assert draw_positions(model, tmp_path, resample_to=0)["positions"] == {"image_size": 12, "resampled_to": 20}
+    assert draw_positions(model, tmp_path, resample_to=36)["positions"]["resampled_to"] == 36
+    with pytest.raises(UserError, match=r"--resample-to is 30, not a multiple of the patch .4 px.; take 28 or 32"):
+        draw_positions(model, tmp_path, resample_to=30)
+
+
+def test_distances_are_means_over_all_images_in_whatever_batches(tmp_path: Path) -> None:
+    model = random_model()
+    paths = photographs(tmp_path, 19)  # more than a batch
+    found = draw_attention(predictor_of(model), model, paths, tmp_path)["attention"]
+    assert found["num_images"] == 19
+    each = [draw_attention(predictor_of(model), model, [path], tmp_path)["attention"] for path in paths]
+    expected = np.mean([one["mean_distance_pixels"] for one in each], axis=0)
+    np.testing.assert_allclose(found["mean_distance_pixels"], expected, rtol=1e-5)
+
+
+def test_a_resnet_has_nothing_to_show() -> None:
+    model = build_model(ModelConfig(name="bit_r50x1", num_classes=5, resnet_units=(1, 1), image_size=32))
+    with pytest.raises(UserError, match=r"'runs/bit' is a bit_r50x1, which has neither patches nor attention to show"):
+        vit_of(predictor_of(model), "runs/bit")
+    assert TINY["name"] == vit_of(predictor_of(random_model()), "w").config.name
