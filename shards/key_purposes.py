@@ -38,6 +38,7 @@ MIXUP = Purpose(6, ("seed", "step"), "the mixup weights of a batch")
 DATASETS = Purpose(7, ("seed", "dataset"), "the seed of each further dataset of a mixture")
 OPERATIONS = Purpose(8, ("seed", "epoch"), "the RandAugment operations of a sample")
 STOCHASTIC_DEPTH = Purpose(9, ("seed", "step"), "the branches that each image of a batch leaves out")
+MASKED_PATCHES = Purpose(10, ("seed", "step"), "the patches of each image of a batch that are corrupted")
 SHOTS = Purpose(0x73686F74, ("seed",), "the few images of each class that a representation is measured with")  # "shot"
 PACKING = Purpose(0x7061636B, ("seed",), "the order in which a dataset's samples are packed")  # "pack"
 
@@ -52,6 +53,7 @@ PURPOSES = (
     DATASETS,
     OPERATIONS,
     STOCHASTIC_DEPTH,
+    MASKED_PATCHES,
     SHOTS,
     PACKING,
 )

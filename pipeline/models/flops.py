@@ -62,7 +62,8 @@ def forward_flops(
     block = num_tokens * matrices + 2 * num_tokens**2 * size.width  # and q times k, shares times v
     num_multiplies += num_patches * size.patch**2 * (resnet.width if resnet else 3) * size.width
     num_multiplies += size.depth * block + config.representation * size.width**2
-    return 2 * (num_multiplies + head * size.width * config.num_classes)
+    num_predicted = num_patches if config.masked_patches else 1
+    return 2 * (num_multiplies + head * num_predicted * size.width * config.num_classes)
 
 
 def training_flops(config: ModelConfig, *, head: bool = True, is_frozen: bool = False) -> int:
@@ -91,7 +92,7 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
         total += (config.num_prefix_tokens + height * width) * d
     elif config.position == "learned_2d":
         total += (height + width) * d // 2
-    hidden = d * d + d if config.representation else 0
+    hidden = d * d + d if config.representation else d * config.masked_patches  # or the [mask] embedding
     return total + head * (hidden + (d + 1) * config.num_classes)
 
 

@@ -89,6 +89,7 @@ def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
         **size,
         "model.dropout": model.dropout,
         "model.stochastic_depth": model.stochastic_depth,
+        "model.masked_patches": str(model.masked_patches).lower(),
         "initial.weights": job.initial.weights,
         "steps": job.steps,
         "global_batch": job.global_batch,
