@@ -13,7 +13,7 @@ from jobs.record import write_record
 from jobs.screen import put
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.evaluation.targets import Targets, by_class_map, by_lists, by_name, read_class_map, read_lists
-from pipeline.models.weights import filled_model, open_weights
+from pipeline.models.weights import filled_model, open_weights, refuse_no_classifier
 from pipeline.world import current_world, joined
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
@@ -30,6 +30,7 @@ def run(job: EvaluateJob) -> int:
             raise UserError(f"{flag} is missing: give the {'weights folder' if 'w' in flag else 'dataset'} as {flag}")
     world = current_world(job.device, threads=job.threads)
     weights, dataset = open_weights(job.weights), _opened(job)
+    refuse_no_classifier(weights)
     labels = weights.labels[: weights.config.num_classes]
     targets = _targets(job, dataset, labels)
     if job.run_dir and world.is_first:

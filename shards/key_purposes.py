@@ -38,6 +38,7 @@ MIXUP = Purpose(6, ("seed", "step"), "the mixup weights of a batch")
 DATASETS = Purpose(7, ("seed", "dataset"), "the seed of each further dataset of a mixture")
 OPERATIONS = Purpose(8, ("seed", "epoch"), "the RandAugment operations of a sample")
 STOCHASTIC_DEPTH = Purpose(9, ("seed", "step"), "the branches that each image of a batch leaves out")
+MASKED_PATCHES = Purpose(10, ("seed", "step"), "the patches of each image of a batch that are corrupted")
 SHOTS = Purpose(0x73686F74, ("seed",), "the few images of each class that a representation is measured with")  # "shot"
 SUBSETS = Purpose(0x73756273, ("seed",), "the samples of a part of a dataset")  # "subs"
 HELD_OUT = Purpose(0x68656C64, ("seed",), "the samples that are held out of training")  # "held"
@@ -54,6 +55,7 @@ PURPOSES = (
     DATASETS,
     OPERATIONS,
     STOCHASTIC_DEPTH,
+    MASKED_PATCHES,
     SHOTS,
     SUBSETS,
     HELD_OUT,

@@ -26,7 +26,7 @@ from pipeline.data.transform import evaluation_view, evaluation_view_of_pixels
 from pipeline.models.build import Model
 from pipeline.models.config import ModelConfig
 from pipeline.models.usage import Usage
-from pipeline.models.weights import filled_model, open_weights
+from pipeline.models.weights import filled_model, open_weights, refuse_no_classifier
 from pipeline.world import current_world
 from shards.errors import ImageRefusedError, UserError
 from shards.image_file import read_image_file
@@ -145,6 +145,7 @@ def load_model(path: str | os.PathLike[str], *, device: Device = "auto") -> Pred
     format: `patchline import` makes a weights folder of those.
     """
     weights, world = open_weights(os.fspath(path)), current_world(device)
+    refuse_no_classifier(weights)
     return Predictor(
         model=filled_model(weights).to(world.device),
         config=weights.config,

@@ -142,6 +142,9 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
         kept = 2 * e * _area(_map_after(config.resnet, config)) * width + 2 * NUM_GROUPS * _statistic_bytes(how)
     else:
         width, num_tokens = config.size.width, _num_tokens(config)
+        if config.masked_patches:
+            kept = e * num_tokens * width + 2 * num_tokens * _statistic_bytes(how) + _FP32 * num_tokens * width
+            return _Kept(image_bytes=kept, fixed_bytes=wide * _FP32 * width * config.num_classes)
         num_normed = 1 if config.pooling == "token" else num_tokens
         kept = e * num_tokens * width + 2 * num_normed * _statistic_bytes(how)
         kept += config.representation * (1 + wide) * e * width
@@ -151,7 +154,8 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
 def _loss(config: ModelConfig, how: Pass) -> _Kept:
     """What the loss keeps of the logits (pipeline/models/loss.py)."""
     num_kept = {("softmax", False): 1, ("softmax", True): 2, ("sigmoid", False): 2, ("sigmoid", True): 4}
-    return _Kept(image_bytes=num_kept[how.loss, how.has_dense_targets] * _FP32 * config.num_classes)
+    num_predicted = _num_tokens(config) if config.masked_patches else 1
+    return _Kept(image_bytes=num_predicted * num_kept[how.loss, how.has_dense_targets] * _FP32 * config.num_classes)
 
 
 def _root(config: ModelConfig, how: Pass) -> _Kept:

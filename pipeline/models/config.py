@@ -16,6 +16,7 @@ PositionAt = Literal["input", "layers", "layers_shared"]
 Gelu = Literal["tanh", "exact"]
 ResNetEpsilons = Literal["paper", "timm"]
 Mode = Literal["paper", "bicubic", "timm"]  # how position embeddings are resampled
+MEAN_COLOURS = 512  # classes of masked patch prediction: 3 bits of each channel
 # The most that a model may have of each. Far above any published one: they bound what a file or a typing error can ask
 # to be built.
 MOST_LAYERS, MOST_STAGES, MOST_PIXELS, MOST_CLASSES, MOST_WIDTH = 1_000, 8, 16_384, 10_000_000, 65_536
@@ -141,6 +142,9 @@ class ModelConfig:
     """Form of the GELU: tanh (the paper's code) or exact (timm, Hugging Face)."""
     resnet_epsilons: ResNetEpsilons = "paper"
     """Epsilons of the ResNet's norms: those of the paper's code, or timm's."""
+    masked_patches: bool = False
+    """Pre-train without labels: half of the patches are corrupted, and the head predicts the mean colour of each (512
+    classes; appendix B.1.2)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.resnet_units, list):  # what JSON makes of a tuple
@@ -211,6 +215,16 @@ class ModelConfig:
 
     def _refuse_misfits(self) -> None:
         size, stride = self.size, self.stride
+        if self.masked_patches and self.num_classes != MEAN_COLOURS:
+            raise UserError(
+                f"model.num_classes is {self.num_classes} with model.masked_patches, which predicts {MEAN_COLOURS} "
+                f"mean colours; give --model.num-classes {MEAN_COLOURS}, or --model.no-masked-patches"
+            )
+        if self.masked_patches and self.representation:
+            raise UserError(
+                "model.representation is on with model.masked_patches, whose head reads the patches, without a hidden "
+                "layer; give --model.no-representation"
+            )
         if self.image_size < stride:
             raise UserError(
                 f"model.image_size is {self.image_size}, less than one patch ({stride} px); "

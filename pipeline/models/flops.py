@@ -64,7 +64,8 @@ def forward_flops(
         block += num_tokens * (2 * num_tokens - 1) * size.width
     num_multiplies += num_patches * size.patch**2 * (resnet.width if resnet else 3) * size.width
     num_multiplies += size.depth * block + config.representation * size.width**2
-    return 2 * (num_multiplies + head * size.width * config.num_classes)
+    num_predicted = num_patches if config.masked_patches else 1
+    return 2 * (num_multiplies + head * num_predicted * size.width * config.num_classes)
 
 
 def training_flops(config: ModelConfig, *, head: bool = True, is_frozen: bool = False) -> int:
@@ -99,7 +100,7 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
         total += num_tables * (height + width) * d // 2
     elif config.position == "relative":
         total += size.depth * (2 * num_tokens - 1) * d
-    hidden = d * d + d if config.representation else 0
+    hidden = d * d + d if config.representation else d * config.masked_patches  # or the [mask] embedding
     return total + head * (hidden + (d + 1) * config.num_classes)
 
 

@@ -25,7 +25,7 @@ def initial_tensor(name: str, shape: tuple[int, ...], *, seed: int, position_std
         return torch.ones(shape) if is_one else torch.zeros(shape)
     if kind in ("position", "position_x", "position_y", "relative"):
         return torch.empty(shape).normal_(std=position_std, generator=generator)
-    if layer == "head" or kind == "class_token":
+    if layer == "head" or kind == "class_token" or (layer, kind) == ("mask", "token"):
         return torch.zeros(shape)
     if layer in ("dense1", "dense2") and kind == "bias":
         return torch.empty(shape).normal_(std=1e-6, generator=generator)

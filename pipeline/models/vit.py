@@ -15,6 +15,7 @@ from pipeline.models.attention import attend
 from pipeline.models.config import ModelConfig
 from pipeline.models.head import Head
 from pipeline.models.hybrid import HybridResNet
+from pipeline.models.masked import ColourHead, Mask
 from pipeline.models.pixels import centred
 from pipeline.models.pos_embed import Grid, resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.position_layers import Positions, RelativePositions, from_axes
@@ -35,28 +36,53 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, number=number) for number in range(size.depth))
         self.norm = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
         self.representation = nn.Linear(size.width, size.width) if config.representation else None
-        self.head = Head(size.width, config.num_classes, constant=config.head_bias)
+        if config.masked_patches:
+            self.head: Head = ColourHead(size.width, constant=config.head_bias)
+        else:
+            self.head = Head(size.width, config.num_classes, constant=config.head_bias)
 
-    def forward(self, images_BHW3: torch.Tensor, branches_LB2: torch.Tensor | None = None) -> torch.Tensor:
-        """float32[B, K] logits."""
-        features_BD = self.features(images_BHW3, branches_LB2)
-        logits_BK: torch.Tensor = self.head(features_BD)
+    def forward(
+        self,
+        images_BHW3: torch.Tensor,
+        branches_LB2: torch.Tensor | None = None,
+        sources_BN: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """float32[B, K] logits; of a model of masked patches float32[B, patches, K], with the patches that
+        `sources_BN` says in place of the image's own (masked.py)."""
+        if isinstance(self.head, ColourHead):
+            z_BND = self.tokens(images_BHW3, branches_LB2, sources_BN)
+            x_BD: torch.Tensor = self.norm(z_BND[:, self.config.num_prefix_tokens :])
+        else:
+            x_BD = self.features(images_BHW3, branches_LB2)
+        logits_BK: torch.Tensor = self.head(x_BD)
         return logits_BK
 
     def features(self, images_BHW3: torch.Tensor, branches_LB2: torch.Tensor | None = None) -> torch.Tensor:
         """The image representation y of equation 4 (after the hidden tanh layer, if there is one): [B, D]."""
-        z_BND, again_1ND = self.embed(images_BHW3)
+        z_BND = self.tokens(images_BHW3, branches_LB2)
+        if self.config.pooling == "token":
+            y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
+        else:
+            y_BD = self.norm(z_BND).mean(dim=1)
+        return y_BD if self.representation is None else torch.tanh(self.representation(y_BD))
+
+    def tokens(
+        self,
+        images_BHW3: torch.Tensor,
+        branches_LB2: torch.Tensor | None = None,
+        sources_BN: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """All tokens after the last block: [B, N, D]."""
+        mask = self.head.mask if isinstance(self.head, ColourHead) and sources_BN is not None else None
+        embedded: tuple[torch.Tensor, torch.Tensor | None] = self.embed(images_BHW3, mask, sources_BN)
+        z_BND, again_1ND = embedded
         is_recomputed = self.checkpoint_blocks and z_BND.requires_grad  # not in evaluations, nor if it is frozen
         for number, block in enumerate(self.blocks):
             if again_1ND is not None and number:
                 z_BND = z_BND + again_1ND
             inputs = (z_BND,) if branches_LB2 is None else (z_BND, branches_LB2[number])
             z_BND = checkpoint(block, *inputs, use_reentrant=False) if is_recomputed else block(*inputs)
-        if self.config.pooling == "token":
-            y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
-        else:
-            y_BD = self.norm(z_BND).mean(dim=1)
-        return y_BD if self.representation is None else torch.tanh(self.representation(y_BD))
+        return z_BND
 
 
 class Embedding(nn.Module):
@@ -82,9 +108,11 @@ class Embedding(nn.Module):
             self.position_y = nn.Parameter(torch.zeros(height, size.width // 2))
         self.dropout, self.is_shared = nn.Dropout(config.dropout), config.position_at == "layers_shared"
 
-    def forward(self, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(
+        self, images_BHW3: torch.Tensor, mask: Mask | None = None, sources_BN: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """uint8 or float[B, H, W, 3] in 0..255 -> [B, N, D], and what is added again before each layer but the first:
-        [1, N, D] or None."""
+        [1, N, D] or None. `mask` corrupts the patches as `sources_BN` says."""
         batch, height, width, _ = images_BHW3.shape
         if height % self.stride or width % self.stride or not height * width:
             raise ValueError(
@@ -97,6 +125,8 @@ class Embedding(nn.Module):
         # (B, H/P, P, W/P, P, C) -> (B, H/P * W/P, P * P * C)
         x_BNP = x_BHWC.reshape(batch, rows, p, columns, p, -1).transpose(2, 3).flatten(3).flatten(1, 2)
         z_BND: torch.Tensor = self.patch(x_BNP)
+        if mask is not None:
+            z_BND = mask(z_BND, sources_BN)
         if self.class_token is not None:
             z_BND = torch.cat([self.class_token.expand(batch, -1, -1), z_BND], dim=1)
         positions_1ND = self.positions((rows, columns))

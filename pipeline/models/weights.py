@@ -35,6 +35,7 @@ FORMAT = 1
 POSITION, AXES = "embed.position", ("embed.position_x", "embed.position_y")
 _TABLE, _AXIS = ".position", (".position_x", ".position_y")  # of the input, and of each layer
 HEAD = ("head.weight", "head.bias")
+MASK = "head.mask.token"  # of masked patch prediction, dropped with the head
 REPRESENTATION = ("representation.weight", "representation.bias")
 _OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position_at")
 _FOREIGN_KEYS = {"model_type", "architecture"}
@@ -187,6 +188,15 @@ def _refuse_layers_without_tensors(path: str, config: ModelConfig, *, num_tensor
         )
 
 
+def refuse_no_classifier(weights: Weights) -> None:
+    """UserError for weights of masked patch prediction, whose classes are colours of patches."""
+    if weights.config.masked_patches:
+        raise UserError(
+            f"the weights at {weights.where!r} predict the colours of masked patches and classify no images; "
+            "fine-tune them first (patchline finetune), or measure them with patchline fewshot"
+        )
+
+
 def filled_model(weights: Weights) -> Model:
     """The model with these weights, float32, ready for evaluation."""
     with torch.device("meta"):
@@ -208,7 +218,7 @@ def fit_weights(
     does not fit, and if the same tensors would compute something else (heads, GELU, epsilons).
     """
     wanted, found = shapes_of(target), weights.shapes
-    replaced = (*HEAD, *REPRESENTATION) if new_head else ()
+    replaced = (*HEAD, MASK, *REPRESENTATION) if new_head else ()
     _refuse_other_distances(weights, target)
     places = [name for name in wanted if name.endswith((_TABLE, *_AXIS)) and name in found]
     skip = {*replaced, *(name for name in places if wanted[name][-1] == found[name][-1])}

@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 def with_classes(job: TrainingJob, data: TrainingData, held_out: Sequence[Dataset], *, say: bool) -> TrainingJob:
     """The job with the data's number of classes, unless it has its own; more than the data has are a warning (`say`:
     log it). UserError for fewer, and for held-out datasets with other labels."""
+    if job.model.masked_patches:
+        return job  # its classes are colours
     wanted = job.model.num_classes or data.num_classes
     if data.num_classes > wanted:
         raise UserError(

@@ -248,3 +248,29 @@ class TrainingJob:
                 "take --loss softmax, or --label-smoothing 0"
             )
         scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # refuses a peak of 0
+        if self.model.masked_patches:
+            self._refuse_labels()
+
+    def _refuse_labels(self) -> None:
+        """UserError for what masked patches, which need no labels, have no use for."""
+        side = self.model.grid[0]
+        if side < 2:
+            raise UserError(
+                f"model.masked_patches with {side * side} patch in an image of {self.model.image_size} px: half of "
+                "them are masked; give a larger --model.image-size or a smaller --model.patch"
+            )
+        given = {
+            "--loss softmax": self.loss != "softmax",
+            "--label-smoothing 0": self.label_smoothing > 0,
+            "--data.mixup.alpha 0": self.data.mixup.alpha > 0,
+            "--data.no-label-weights": self.data.label_weights,
+            '--evaluation.url ""': bool(self.evaluation.sets()),
+            "--data.held-out.share 0": not self.data.held_out.is_none,
+            "--optimizer.no-freeze-backbone": self.optimizer.freeze_backbone,
+        }
+        wrong = [flag for flag, is_given in given.items() if is_given]
+        if wrong:
+            raise UserError(
+                "model.masked_patches predicts colours from images alone: it has no labels, no scores on a held-out "
+                f"dataset, and trains the whole model; give {' '.join(wrong)} (--fewshot.url gives few-shot scores)"
+            )

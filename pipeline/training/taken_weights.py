@@ -12,6 +12,7 @@ from pipeline.checkpoints.stored import Choice, RetiredError, chosen, open_check
 from pipeline.checkpoints.whole_tensors import tensors_in_order
 from pipeline.data.training_data import open_training_data
 from pipeline.models.build import shapes_of
+from pipeline.models.masked import colour_names
 from pipeline.models.usage import Usage
 from pipeline.models.weights import save_weights
 from pipeline.training.config import TrainingJob
@@ -45,7 +46,7 @@ def save_checkpoint_weights(
     save_weights(
         folder,
         config=job.model,
-        labels=labels,
+        labels=colour_names() if job.model.masked_patches else labels,
         tensor=tensors_in_order(files, manifest, slot=slot),
         usage=Usage(loss=job.loss, transform=job.evaluation.transform),
     )

@@ -14,10 +14,12 @@ from torch import nn
 from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.data.mixup import mix_images, mix_targets, mix_weights
 from pipeline.models.loss import classification_loss, targets_of, weighted_targets
+from pipeline.models.masked import NOT_PREDICTED, masked_loss, mean_colours
 from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.config import TrainingJob
 from pipeline.training.device_batches import Batches
 from pipeline.training.engine import Engine
+from pipeline.training.masking import patch_sources
 from pipeline.training.norms import Norms
 from pipeline.training.position_view import PositionView
 from pipeline.training.schedule import learning_rate
@@ -81,14 +83,19 @@ class Gradients:
             chosen = slice(micro * self.plan.micro_batch, (micro + 1) * self.plan.micro_batch)
             with self.times.part("to_device"):
                 images, targets = self.inputs(batch, chosen)
-                branches = self.branches(batch.step, chosen)
+                more: tuple[torch.Tensor | None, ...] = self.branches(batch.step, chosen)
+                if self.job.model.masked_patches:
+                    sources, targets = self.masked(batch.step, chosen, images)
+                    more = (*(more or (None,)), sources)
             torch.manual_seed(DROPOUT.key(self.job.seed, batch.step, micro, self.world.rank) >> 1)
 
             def loss_of(
                 model: nn.Module,
-                x: tuple[torch.Tensor, ...] = (images, *branches),
+                x: tuple[torch.Tensor | None, ...] = (images, *more),
                 y: torch.Tensor = targets,
             ) -> torch.Tensor:
+                if self.job.model.masked_patches:
+                    return masked_loss(model(*x), y)
                 return classification_loss(model(*x), y, name=self.job.loss, smoothing=self.job.label_smoothing)
 
             with self.times.part("forward_backward"):
@@ -121,11 +128,20 @@ class Gradients:
         factors = branch_factors(step, self._places(chosen), seed=self.job.seed, rate=rate, depth=depth)
         return (self._on_device(factors),)
 
+    def masked(self, step: int, chosen: slice, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the model takes each patch from, and the mean colours that it is to predict: int64[n, N] each."""
+        model = self.job.model
+        num_patches = model.grid[0] * model.grid[1]
+        sources, chosen_patches = patch_sources(step, self._places(chosen), seed=self.job.seed, num_patches=num_patches)
+        colours = mean_colours(images, side=model.stride)
+        targets = torch.where(self._on_device(chosen_patches), colours, NOT_PREDICTED)
+        return self._on_device(sources), targets
+
     def _places(self, chosen: slice) -> NDArray[np.int64]:
         """Places in the global batch."""
         return np.arange(chosen.start, chosen.stop, dtype=np.int64) + self.world.rank * self.plan.rank_batch
 
-    def _on_device(self, drawn: NDArray[np.float32]) -> torch.Tensor:
+    def _on_device(self, drawn: NDArray[np.generic]) -> torch.Tensor:
         """What the host has drawn; the host does not wait for its copy."""
         values, device = torch.from_numpy(drawn), self.world.device
         return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)

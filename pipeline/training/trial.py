@@ -13,6 +13,7 @@ import torch
 from pipeline.collectives import all_agree
 from pipeline.models.build import Model
 from pipeline.models.loss import classification_loss
+from pipeline.models.masked import masked_loss, mean_colours
 from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.config import TrainingJob
 from pipeline.training.engine import Engine
@@ -82,7 +83,12 @@ def one_pass(
         256, (plan.micro_batch, job.model.image_size, job.model.image_size, 3), dtype=torch.uint8, device=device
     )
     labels = torch.zeros(plan.micro_batch, 1, dtype=torch.int64, device=device)
-    loss = classification_loss(module(images), labels, name=job.loss, smoothing=job.label_smoothing)
+    if job.model.masked_patches:
+        colours = mean_colours(images, side=job.model.stride)
+        sources = torch.full_like(colours, colours.shape[1])  # all masked
+        loss = masked_loss(module(images, None, sources), colours)
+    else:
+        loss = classification_loss(module(images), labels, name=job.loss, smoothing=job.label_smoothing)
     # Unlike `backward`, it runs none of the hooks that reduce gradients: those would wait for the other ranks.
     torch.autograd.grad(loss, [parameter for parameter in module.parameters() if parameter.requires_grad])
     if on_gpu:

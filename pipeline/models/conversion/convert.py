@@ -66,6 +66,7 @@ def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName
         image_size=config.image_size if change.image_size is None else change.image_size,
         num_classes=num_classes,
         representation=config.representation and not change.new_head,
+        masked_patches=config.masked_patches and not change.new_head,
     )
     refuse_absurd(target, where=weights.where)
     shapes = shapes_of(target)
@@ -103,6 +104,11 @@ def save_as(
         named = labels or tuple(str(number) for number in range(config.num_classes))
         save_weights(out, config=config, labels=named, tensor=tensor, usage=usage)
         return
+    if config.masked_patches:
+        raise UserError(
+            "the weights predict the colours of masked patches: other libraries have no such head; give --new-head "
+            "--num-classes K for a classifier of zeros"
+        )
     config, tensor = _with_folded_bias(*_with_position_table(config, tensor))
     if written == "timm":
         timm.save_timm(out, config=config, labels=labels, tensor=tensor)

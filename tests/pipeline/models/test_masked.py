@@ -1,0 +1,174 @@
+"""Masked patch prediction: colours and loss against NumPy, what is corrupted, gradients, and weights made of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pipeline.models import ModelConfig, ViT, build_model, checkpoint_blocks, shapes_of
+from pipeline.models.config import Pooling
+from pipeline.models.conversion.config import Change
+from pipeline.models.conversion.convert import changed, save_as
+from pipeline.models.flops import num_parameters
+from pipeline.models.masked import NOT_PREDICTED, ColourHead, colour_names, masked_loss, mean_colours
+from pipeline.models.weights import Weights, filled_model, fit_weights, open_weights, refuse_no_classifier, save_weights
+from shards.errors import UserError
+
+VIT = ModelConfig(
+    name="vit",
+    image_size=16,
+    patch=4,
+    depth=2,
+    width=16,
+    mlp_width=24,
+    num_heads=2,
+    num_classes=512,
+    masked_patches=True,
+)
+IMAGES = torch.randint(0, 256, (3, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+MASKED = 16  # the source that stands for [mask], after the 16 patches
+
+
+def vit(config: ModelConfig = VIT) -> ViT:
+    """With a head that is not zero."""
+    model = build_model(config, seed=1)
+    with torch.no_grad():
+        model.head.weight.normal_(generator=torch.Generator().manual_seed(2))
+    assert isinstance(model, ViT)
+    return model
+
+
+def own_places() -> torch.Tensor:
+    return torch.arange(16).repeat(3, 1)
+
+
+def colours_by_numpy(images: np.ndarray, side: int) -> np.ndarray:
+    """One patch after another, in fractions of the whole range."""
+    found = []
+    for image in images:
+        for top in range(0, image.shape[0], side):
+            for left in range(0, image.shape[1], side):
+                mean = image[top : top + side, left : left + side].reshape(-1, 3).mean(axis=0) / 255
+                red, green, blue = np.minimum(np.floor(mean * 8), 7).astype(int)
+                found.append(red * 64 + green * 8 + blue)
+    return np.array(found).reshape(len(images), -1)
+
+
+@pytest.mark.parametrize("side", [4, 8, 16])
+def test_mean_colours_are_those_of_numpy(side: int) -> None:
+    shaded = (IMAGES.float() * torch.tensor([0.2, 0.6, 1.0])).to(torch.uint8)
+    for images in (IMAGES, shaded):
+        assert np.array_equal(mean_colours(images, side=side).numpy(), colours_by_numpy(images.numpy(), side))
+
+
+def test_the_ends_of_the_range_have_a_class() -> None:
+    assert mean_colours(torch.full((1, 4, 4, 3), 255, dtype=torch.uint8), side=4).tolist() == [[511]]
+    assert mean_colours(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), side=4).tolist() == [[0]]
+    assert (len(set(colour_names())), colour_names()[511]) == (512, "red 7 green 7 blue 7")
+    assert colour_names()[64 + 16 + 3] == "red 1 green 2 blue 3"
+
+
+def test_the_loss_is_numpys_mean_over_what_is_predicted() -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(3, 16, 512, generator=generator)
+    targets = torch.where(torch.rand(3, 16, generator=generator) < 0.5, mean_colours(IMAGES, side=4), NOT_PREDICTED)
+    x, y = logits.double().numpy(), targets.numpy()
+    losses = [np.log(np.exp(x[b, n]).sum()) - x[b, n, y[b, n]] for b, n in np.ndindex(y.shape) if y[b, n] >= 0]
+    assert masked_loss(logits, targets).item() == pytest.approx(np.mean(losses), rel=1e-6)
+
+
+def test_patches_are_taken_from_where_it_is_said() -> None:
+    """Image 0 as it is, a masked patch in image 1, another patch in image 2: positions stay where they were."""
+    model, sources = vit(), own_places()
+    sources[1, 5], sources[2, 7] = MASKED, 3
+    assert isinstance(model.head, ColourHead)
+    with torch.no_grad():
+        model.head.mask.token.normal_(generator=torch.Generator().manual_seed(4))
+    positions = model.embed.positions((4, 4))
+    assert positions is not None
+    plain, found = (model.embed(IMAGES, *more)[0] - positions for more in ((), (model.head.mask, sources)))
+    expected = plain.clone()
+    expected[1, 1 + 5], expected[2, 1 + 7] = model.head.mask.token[0, 0], plain[2, 1 + 3]
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(model(IMAGES, None, own_places()), model(IMAGES))
+    assert model(IMAGES).shape == (3, 16, 512)
+    assert model.features(IMAGES).shape == (3, 16), "few-shot scores read the class token"
+
+
+@pytest.mark.parametrize("pooling", ["token", "average"])
+def test_gradients_reach_every_parameter(pooling: Pooling) -> None:
+    config = replace(VIT, pooling=pooling)
+    sources = own_places()
+    sources[:, ::2] = MASKED
+    gradients: list[tuple[torch.Tensor, ...]] = []
+    for model in (vit(config), vit(config)):
+        if gradients:
+            checkpoint_blocks(model)
+        loss = masked_loss(model(IMAGES, None, sources), mean_colours(IMAGES, side=4))
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+        for (name, _), gradient in zip(model.named_parameters(), gradients[-1], strict=True):
+            assert gradient.abs().sum() > 0, name
+    assert all(map(torch.equal, *gradients)), "recomputed blocks have the same"
+
+
+def test_parameters_are_counted() -> None:
+    assert num_parameters(VIT) == sum(parameter.numel() for parameter in vit().parameters())
+
+
+def weights_of(model: nn.Module) -> Weights:
+    return Weights(
+        where="here",
+        config=VIT,
+        labels=colour_names(),
+        shapes=shapes_of(VIT),
+        tensor=lambda name: model.get_parameter(name).detach(),
+    )
+
+
+def test_a_new_head_drops_colours_and_mask() -> None:
+    weights, target = weights_of(vit()), replace(VIT, masked_patches=False, num_classes=5)
+    shapes = shapes_of(target)
+    tensor = fit_weights(weights, target, initial=lambda name: torch.zeros(shapes[name]), new_head=True)
+    assert not [name for name in shapes if "mask" in name]
+    assert torch.equal(tensor("blocks.0.mlp.dense1.weight"), weights.tensor("blocks.0.mlp.dense1.weight"))
+    assert tensor("head.weight").shape == (5, 16)
+    with pytest.raises(UserError, match="head"):
+        fit_weights(weights, target, initial=weights.tensor, new_head=False)
+
+
+def test_other_libraries_get_the_backbone_alone(tmp_path: Path) -> None:
+    weights = weights_of(vit())
+    with pytest.raises(UserError, match=r"no such head; give --new-head --num-classes K"):
+        save_as("timm", tmp_path / "timm", config=VIT, labels=colour_names(), tensor=weights.tensor)
+    config, _ = changed(weights, Change(new_head=True, num_classes=5))
+    assert (config.masked_patches, config.num_classes) == (False, 5)
+
+
+def test_a_folder_keeps_what_it_predicts(tmp_path: Path) -> None:
+    model = vit()
+    save_weights(tmp_path / "w", config=VIT, labels=colour_names(), tensor=weights_of(model).tensor)
+    found = open_weights(str(tmp_path / "w"))
+    assert found.config == VIT
+    assert torch.equal(filled_model(found)(IMAGES), model(IMAGES))
+    with pytest.raises(UserError, match="classify no images; fine-tune them first"):
+        refuse_no_classifier(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_classes": 10}, r"model\.num_classes is 10 with model\.masked_patches.*--model\.num-classes 512"),
+        ({"representation": True}, r"give --model\.no-representation"),
+    ],
+)
+def test_what_does_not_fit_is_the_users_mistake(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        replace(VIT, **changes)  # type: ignore[arg-type]
+
+
+def test_a_resnet_has_no_patches_to_mask() -> None:
+    with pytest.raises(UserError, match=r"model\.masked_patches is True; bit_r50x1 is a ResNet"):
+        ModelConfig(name="bit_r50x1", masked_patches=True, num_classes=512)
