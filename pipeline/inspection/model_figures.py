@@ -87,6 +87,8 @@ def draw_attention(predictor: Predictor, model: ViT, paths: Sequence[Path], fold
                 first, maps = [*first, *views][:MOST_SHOWN], [*maps, *maps_BHW][:MOST_SHOWN]
             progress.advance(len(views))
     pixels_Lh = torch.cat(distances, dim=1).mean(dim=1)
+    if not (pixels_Lh.isfinite().all() and torch.stack(maps).isfinite().all()):
+        raise UserError("the model's attention is not finite: its weights are too large or damaged; export them again")
     uniform = uniform_distance(model.config.grid, stride=model.config.stride)
     drawn = figures.attention_distances(pixels_Lh, image_size=size, uniform=uniform)
     files = figures.save(drawn, folder, "attention_distance")

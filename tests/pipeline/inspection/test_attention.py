@@ -1,13 +1,21 @@
 """Attention that is known: uniform, of each patch to itself, and that of the model's own equations."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pipeline.inspection.attention import Rollout, attention_weights, distances, each_layer, looked_at, uniform_distance
-from pipeline.models.vit import Attention
+from pipeline.models.build import Model
+from pipeline.models.conversion.config import Format
+from pipeline.models.conversion.convert import open_any, save_as
+from pipeline.models.conversion.sizes import Hints
+from pipeline.models.vit import Attention, ViT
+from pipeline.models.weights import filled_model
+from tests.pipeline.models.parity import imported
 from tests.pipeline.models.test_vit import random_images, random_model
 
 KINDS: list[dict[str, Any]] = [
@@ -85,6 +93,53 @@ def test_the_weights_are_those_that_the_model_uses(fields: dict[str, Any]) -> No
             v = attention.qkv(z).chunk(3, dim=-1)[2].reshape(*z.shape[:2], 3, -1).transpose(1, 2)
             found = attention.out((shares @ v).transpose(1, 2).reshape(z.shape))
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_watches_the_model_after_an_error() -> None:
+    model = random_model()
+
+    def fails(number: int, _: torch.Tensor) -> None:
+        raise RuntimeError(f"layer {number}")
+
+    with pytest.raises(RuntimeError, match="layer 0"):
+        each_layer(model, random_images(), fails)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def seen_by(model: Model) -> torch.Tensor:
+    """float32[L, B, h, N, N] of the random images."""
+    assert isinstance(model, ViT)
+    seen: list[torch.Tensor] = []
+    each_layer(model, random_images(), lambda _, shares: seen.append(shares))
+    return torch.stack(seen)
+
+
+@pytest.mark.parametrize("written", ["timm", "hugging_face", "vision_transformer"])
+def test_weights_in_other_formats_have_the_same_attention(tmp_path: Path, written: Format) -> None:
+    model = random_model()
+    path, state = tmp_path / ("w.npz" if written == "vision_transformer" else "w"), model.state_dict()
+    save_as(written, path, config=model.config, labels=(), tensor=lambda name: state[name])
+    found = seen_by(filled_model(open_any(str(path), Hints(num_heads=3))))
+    torch.testing.assert_close(found, seen_by(model), atol=1e-5, rtol=1e-5)
+
+
+def test_timm_computes_the_same_weights(tmp_path: Path) -> None:
+    """What arrives at timm's own dropout of attention."""
+    model = random_model(patch=4, mlp_width=48)
+    state = model.state_dict()
+    sizes = {"img_size": 12, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2}
+    other = imported("timm").create_model("vit_base_patch16_224", num_classes=5, **sizes).eval()
+    save_as("timm", tmp_path / "w", config=model.config, labels=(), tensor=lambda name: state[name])
+    other.load_state_dict(load_file(tmp_path / "w" / "model.safetensors"))
+    seen: list[torch.Tensor] = []
+    for block in other.blocks:
+        block.attn.fused_attn = False
+        block.attn.attn_drop.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].detach()))
+        for gelu in (one for one in block.modules() if isinstance(one, torch.nn.GELU)):
+            gelu.approximate = "tanh"
+    with torch.no_grad():
+        other(random_images().permute(0, 3, 1, 2).float() / 127.5 - 1)
+    torch.testing.assert_close(torch.stack(seen), seen_by(model), atol=2e-5, rtol=1e-4)
 
 
 def test_rollout_of_attention_to_oneself_looks_nowhere() -> None:

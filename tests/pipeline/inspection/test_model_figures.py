@@ -12,7 +12,9 @@ from PIL import Image
 from pipeline.evaluation.predictor import Predictor
 from pipeline.inspection.model_figures import draw_attention, draw_filters, draw_positions, vit_of
 from pipeline.models import ModelConfig, build_model
+from pipeline.models.position_similarity import similarities
 from pipeline.models.usage import Usage
+from pipeline.models.vit import ViT
 from shards.errors import UserError
 from tests.pipeline.models.test_vit import TINY, random_model
 
@@ -69,6 +71,39 @@ def test_distances_are_means_over_all_images_in_whatever_batches(tmp_path: Path)
     each = [draw_attention(predictor_of(model), model, [path], tmp_path)["attention"] for path in paths]
     expected = np.mean([one["mean_distance_pixels"] for one in each], axis=0)
     np.testing.assert_allclose(found["mean_distance_pixels"], expected, rtol=1e-5)
+
+
+def test_attention_that_is_not_finite_is_said(tmp_path: Path) -> None:
+    model = random_model()
+    with torch.no_grad():
+        dict(model.named_parameters())["blocks.1.attention.qkv.weight"].fill_(float("nan"))
+    with pytest.raises(UserError, match="attention is not finite: its weights are too large or damaged; export them"):
+        draw_attention(predictor_of(model), model, photographs(tmp_path, 1), tmp_path)
+
+
+def sinusoids() -> ViT:
+    """Row y and column x of 3 x 3 patches: cosine and sine of y / 4, y / 2, x / 4 and x / 2."""
+    model = random_model(width=8, num_heads=1)
+    y_HW, x_HW = torch.meshgrid(torch.arange(3.0), torch.arange(3.0), indexing="ij")
+    angles_HW4 = torch.stack([y_HW / 4, y_HW / 2, x_HW / 4, x_HW / 2], dim=-1)
+    assert model.embed.position is not None
+    with torch.no_grad():
+        model.embed.position[0, 1:] = torch.cat([angles_HW4.cos(), angles_HW4.sin()], dim=-1).reshape(9, 8)
+    return model
+
+
+def test_sinusoids_have_the_known_similarity_and_keep_it_at_the_corners() -> None:
+    """Corners are aligned when positions are resampled."""
+    model = sinusoids()
+    tables = {side: model.embed.positions((side, side)) for side in (3, 5)}
+    similar = {
+        side: similarities(table[0].detach(), grid=(side, side)) for side, table in tables.items() if table is not None
+    }
+    for (a_y, a_x), (b_y, b_x) in [((0, 0), (0, 0)), ((0, 0), (2, 1)), ((1, 2), (0, 0)), ((2, 2), (0, 1))]:
+        y, x = a_y - b_y, a_x - b_x
+        expected = np.mean([np.cos(y / 4), np.cos(y / 2), np.cos(x / 4), np.cos(x / 2)])
+        assert float(similar[3][a_y, a_x, b_y, b_x]) == pytest.approx(expected, abs=1e-6)
+    torch.testing.assert_close(similar[5][::4, ::4, ::4, ::4], similar[3][::2, ::2, ::2, ::2])
 
 
 def test_a_resnet_has_nothing_to_show() -> None:
