@@ -39,6 +39,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("export", "--help"),
     ("fewshot", "--help"),
     ("inspect", "--help"),
+    ("compare", "--help"),
     ("sweep", "--help"),
     ("vtab", "--help"),
     ("demo", "--help"),

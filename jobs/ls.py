@@ -52,7 +52,7 @@ def run(job: LsJob) -> int:
     """Prints the table, or a line of JSON for each run; 0 even if there are none, or damaged ones."""
     now = time.time()
     root = Path(job.dir)
-    folders = _folders(root)
+    folders = folders_below(root)
     pool = Pool(_THREADS, name="ls")
     try:
         futures = [pool.submit(lambda path=path: run_at(root, path, now)) for path in folders]  # type: ignore[misc]
@@ -99,7 +99,7 @@ def _key(one: Run, by: SortColumn) -> Any:
     }[by]
 
 
-def _folders(root: Path) -> list[Path]:
+def folders_below(root: Path) -> list[Path]:
     """The folders at and below the root that may be runs. UserError if the root is no folder that can be listed."""
     try:
         if _may_be_run({entry.name for entry in os.scandir(root)}):

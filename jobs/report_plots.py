@@ -67,12 +67,12 @@ def curve_plot(
     bottom, top = scale(low), scale(high)
     margin = (top - bottom) * 0.05 or abs(top) * 0.05 or 1.0
     first, last = curve.steps[0], curve.steps[-1]
-    x = _axis(first, last if last > first else first + 1, _LEFT, WIDTH - _RIGHT)
-    y = _axis(bottom - margin, top + margin, HEIGHT - _BOTTOM, _TOP)
+    x = axis(first, last if last > first else first + 1, _LEFT, WIDTH - _RIGHT)
+    y = axis(bottom - margin, top + margin, HEIGHT - _BOTTOM, _TOP)
     body = [
         f'<path class="grid" d="M{_LEFT} {y(scale(at)):.1f}H{WIDTH - _RIGHT}"/>'
         f'<text x="{_LEFT - 8}" y="{y(scale(at)) + 4:.1f}" text-anchor="end">{escape(text(at))}</text>'
-        for at in (_decades(low, high) if is_log else _ticks(low, high))
+        for at in (_decades(low, high) if is_log else ticks(low, high))
     ]
     body += [f'<path class="mark" d="M{x(at):.1f} {_TOP}V{HEIGHT - _BOTTOM}"/>' for at in marks if first < at < last]
     if len(points) == 1:
@@ -86,13 +86,13 @@ def curve_plot(
         f"{curve.name} over steps {first:,} to {last:,}: from {text(curve.values[0])} to {text(curve.values[-1])}, "
         f"least {text(low)}, most {text(high)}."
     )
-    return _svg(about, WIDTH, HEIGHT, body)
+    return svg(about, WIDTH, HEIGHT, body)
 
 
 def _axis_of_steps(first: int, last: int, x: Callable[[float], float]) -> list[str]:
     base = HEIGHT - _BOTTOM
     body = [f'<path class="axis" d="M{_LEFT} {base}H{WIDTH - _RIGHT}"/>']
-    for at in _ticks(first, last, is_whole=True):
+    for at in ticks(first, last, is_whole=True):
         anchor = "end" if x(at) > WIDTH - _RIGHT - 20 else "middle"
         body.append(f'<text x="{x(at):.1f}" y="{base + 18}" text-anchor="{anchor}">{escape(_step(at))}</text>')
     return [*body, f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 6}" text-anchor="end">step</text>']
@@ -108,19 +108,20 @@ def time_bar(parts: Mapping[str, float], words: Mapping[str, str]) -> Markup:
             body.append(f'<rect class="part-{place}" x="{at:.2f}" y="0" width="{width:.2f}" height="{_BAR_HEIGHT}"/>')
         at += width
     told = ", ".join(f"{words[name]} {seconds / total:.1%}" for name, seconds in parts.items() if seconds)
-    return _svg(f"Where the time went: {told}.", _BAR_WIDTH, _BAR_HEIGHT, body, is_flat=True)
+    return svg(f"Where the time went: {told}.", _BAR_WIDTH, _BAR_HEIGHT, body, is_flat=True)
 
 
 def _step(at: float) -> str:
     return f"{at:,.0f}" if at < 1e6 else short_count(at)
 
 
-def _axis(low: float, high: float, first: float, last: float) -> Callable[[float], float]:
+def axis(low: float, high: float, first: float, last: float) -> Callable[[float], float]:
+    """The place between `first` and `last` of a value from `low` to `high`."""
     ratio = (last - first) / (high - low)
     return lambda value: first + (value - low) * ratio
 
 
-def _ticks(low: float, high: float, *, is_whole: bool = False) -> list[float]:
+def ticks(low: float, high: float, *, is_whole: bool = False) -> list[float]:
     """Two to five round numbers from `low` to `high`, or fewer if only whole ones count."""
     if high <= low:
         return [low]
@@ -140,7 +141,8 @@ def _decades(low: float, high: float) -> list[float]:
     return [value for value in values if low * 0.8 <= value <= high * 1.25]
 
 
-def _svg(about: str, width: int, height: int, body: Sequence[str], *, is_flat: bool = False) -> Markup:
+def svg(about: str, width: int, height: int, body: Sequence[str], *, is_flat: bool = False) -> Markup:
+    """The picture of these elements; `about`: what it shows, for those who do not see it."""
     # every text in `body` is either made here or was escaped when it was put in
     flat = ' preserveAspectRatio="none" class="flat"' if is_flat else ""
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(about)}"{flat}>'

@@ -46,6 +46,13 @@ TOOLS = {
         module="jobs.vtab",
         examples=("vtab runs/vit/weights --data-root data/vtab --run-dir runs/vit-vtab",),
     ),
+    "compare": Stage(
+        summary="draw accuracy over compute and data of runs, on one page",
+        second="RUN|FOLDER ... [--out FILE.html] [--json]",
+        module="jobs.compare",
+        is_about_jobs=False,
+        examples=("compare runs/study", "compare runs/b16 runs/l16 --out b16-l16.html", "compare runs --json"),
+    ),
     "status": Stage(
         summary="show where runs and chains stand, and what their jobs wait for",
         second="[RUN|CHAIN ...] [--json]",

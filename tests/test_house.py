@@ -87,6 +87,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             ),
             *("ls", "run_table", "doctor", "verify_resume", "killed_runs", "trial_verdict", "trial_report"),
             *("report", "report_facts", "report_page", "report_plots", "report_curves"),
+            *("compare", "compare_facts", "compare_page", "compare_plots"),
             *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
             *(
                 "queue_jobs",
@@ -201,6 +202,7 @@ TESTED_ELSEWHERE = {
     **{f"jobs/{name}.py": "slurm/test_chain.py" for name in ("chain_checks", "chain_jobs", "chain_submit")},
     "pipeline/config_values.py": "jobs/test_every_config.py",
     **{f"jobs/report_{name}.py": "jobs/test_report.py" for name in ("facts", "page", "curves")},
+    **{f"jobs/compare_{name}.py": "jobs/test_compare.py" for name in ("facts", "page")},
     "shards/images/config.py": "shards/images/test_resize.py",
     "shards/packing/config.py": "shards/packing/test_spec.py",
     "pipeline/evaluation/config.py": "pipeline/evaluation/test_scores.py",

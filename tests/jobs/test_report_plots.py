@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jobs.report_plots import _ticks, curve_plot, time_bar
+from jobs.report_plots import curve_plot, ticks, time_bar
 from pipeline.training.curves import Curve
 
 
@@ -34,9 +34,9 @@ def test_the_bar_is_described() -> None:
 @given(low=st.floats(-1e9, 1e9), span=st.floats(1e-6, 1e9))
 def test_an_axis_has_two_to_five_round_numbers(low: float, span: float) -> None:
     high = low + max(span, abs(low) * 1e-9)
-    ticks, rounding = _ticks(low, high), 1e-6 * (high - low)  # a product of floats may lie beside the end
-    assert 2 <= len(ticks) <= 5
-    assert all(low - rounding <= tick <= high + rounding for tick in ticks)
+    found, rounding = ticks(low, high), 1e-6 * (high - low)  # a product of floats may lie beside the end
+    assert 2 <= len(found) <= 5
+    assert all(low - rounding <= tick <= high + rounding for tick in found)
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_an_axis_has_two_to_five_round_numbers(low: float, span: float) -> None:
     ],
 )
 def test_steps_of_an_axis(last: int, expected: list[float]) -> None:
-    assert _ticks(1, last, is_whole=True) == expected
+    assert ticks(1, last, is_whole=True) == expected

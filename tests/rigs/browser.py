@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ _SECONDS = 60.0
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """A page that was opened: the URLs that it requested but its own, what the console said, its widths in pixels, the
-    colour of its background, the seconds until it was loaded and drawn, and a PNG of it."""
+    colour of its background, the seconds until it was loaded and drawn, a PNG of it, and the answers to questions."""
 
     requests: list[str]
     console: list[str]
@@ -30,6 +30,7 @@ class Seen:
     background: str
     seconds: float
     png: bytes
+    answers: list[Any]
 
 
 class Browser:
@@ -40,8 +41,9 @@ class Browser:
         self._data, self._number = b"", 0
         self.events: list[dict[str, Any]] = []
 
-    def open(self, page: Path, *, width: int, is_dark: bool) -> Seen:
-        """The page as it is `width` pixels wide."""
+    def open(self, page: Path, *, width: int, is_dark: bool, asks: Sequence[str] = ()) -> Seen:
+        """The page as it is `width` pixels wide. `asks`: JavaScript whose values are the answers, one after the
+        other."""
         target = self._ask("Target.createTarget", {"url": "about:blank"})["targetId"]
         session = self._ask("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
         for domain in ("Page", "Network", "Log", "Runtime"):
@@ -58,25 +60,31 @@ class Browser:
         self._ask("Runtime.evaluate", {"expression": drawn, "awaitPromise": True}, session)
         seconds = time.monotonic() - began
         asked = [one["params"]["request"]["url"] for one in self.events if one["method"] == "Network.requestWillBeSent"]
-        said = [
-            json.dumps(one["params"])
-            for one in self.events
-            if one["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")
-        ]
         colour = "getComputedStyle(document.body).backgroundColor"
         words = f"JSON.stringify([innerWidth, document.documentElement.scrollWidth, {colour}])"
-        found = json.loads(self._ask("Runtime.evaluate", {"expression": words}, session)["result"]["value"])
+        found = self._value(words, session)
+        answers = [self._value(f"JSON.stringify({one})", session) for one in asks]
         png = self._ask("Page.captureScreenshot", {"captureBeyondViewport": True}, session)["data"]
         self._ask("Target.closeTarget", {"targetId": target})
         return Seen(
             requests=[url for url in asked if url != page.as_uri()],
-            console=said,
+            console=self._said(),
             width=found[0],
             scroll_width=found[1],
             background=found[2],
             seconds=seconds,
             png=base64.b64decode(png),
+            answers=answers,
         )
+
+    def _said(self) -> list[str]:
+        """What the console said."""
+        kinds = ("Log.entryAdded", "Runtime.exceptionThrown")
+        return [json.dumps(one["params"]) for one in self.events if one["method"] in kinds]
+
+    def _value(self, expression: str, session: str) -> Any:
+        """Of JavaScript that gives JSON."""
+        return json.loads(self._ask("Runtime.evaluate", {"expression": expression}, session)["result"]["value"])
 
     def _ask(self, method: str, params: dict[str, Any], session: str = "") -> dict[str, Any]:
         self._number += 1

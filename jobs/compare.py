@@ -1,0 +1,124 @@
+"""`patchline compare RUN...`: accuracy over compute and over data of several runs, as one page and a table.
+
+Figures 3, 4 and 5 of "An Image is Worth 16x16 Words". It reads the runs' own files, and changes nothing.
+"""
+
+import errno
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.compare_facts import Point, facts_of, gather
+from jobs.compare_page import render
+from jobs.ls import folders_below
+from jobs.screen import put
+from pipeline.checkpoints.json_lines import write_whole
+from shards.config_values import shown_value
+from shards.errors import UserError
+from shards.quantities import plural
+from shards.terminal import printable_name
+
+log = logging.getLogger(__name__)
+USAGE = "patchline compare RUN|FOLDER ... [--out FILE.html] [--json]"
+_NAME, _MOST_POINTS = "compare.html", 2000
+_NUMBERS = (2, 3)  # columns of the table that are aligned to the right
+_NOT_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+
+
+def run(words: list[str]) -> int:
+    """Writes the page and prints the table (with --json, only one JSON object for each point). UserError if there is no
+    run in the folders, or the page cannot be written."""
+    folders, out, is_json = _taken(words)
+    logging.getLogger("jobs.record").setLevel(logging.WARNING)  # it tells of each record of an older version
+    points, notes = _points(folders)
+    for note in notes:
+        log.warning("left out: %s", printable_name(note))
+    if not points:
+        listed = ", ".join(map(repr, folders))
+        raise UserError(f"no training run in {listed}, down to 3 levels; give run directories or folders of them")
+    if is_json:
+        put("".join(f"{json.dumps(facts_of(one), allow_nan=False)}\n" for one in points))
+        return exit_codes.DONE
+    page = render(points, notes)
+    try:
+        write_whole(out, page)
+    except OSError as error:
+        if error.errno not in _NOT_HERE:
+            raise
+        todo = "give --out FILE.html in a folder that this user may write to"
+        raise UserError(f"cannot write {str(out)!r}: {error.strerror}; {todo}") from error
+    put(table_of(points))
+    log.info("%s: %s, opens in any browser", printable_name(str(out)), plural(len(points), "point"))
+    return exit_codes.DONE
+
+
+def table_of(points: Sequence[Point]) -> str:
+    """A line for each point."""
+    rows = [("run", "model", "images", "exaFLOPs", "accuracy", "few-shot")]
+    rows += [
+        (
+            printable_name(one.name),
+            printable_name(one.model),
+            "-" if one.num_images is None else f"{one.num_images:,}",
+            "-" if one.exaflops is None else f"{one.exaflops:.3g}",
+            _accuracy(one),
+            ", ".join(f"{shots}: {value:.3f}" for shots, value in one.fewshot.items()) or "-",
+        )
+        for one in points
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        sized = zip(row, widths, strict=True)
+        cells = [cell.rjust(width) if at in _NUMBERS else cell.ljust(width) for at, (cell, width) in enumerate(sized)]
+        lines.append(f"{'  '.join(cells).rstrip()}\n")
+    return "".join(lines)
+
+
+def _accuracy(point: Point) -> str:
+    if point.accuracy is None:
+        return "-"
+    return f"{point.accuracy:.4f}" + ("" if point.deviation is None else f" ± {point.deviation:.4f}")
+
+
+def _taken(words: Sequence[str]) -> tuple[list[str], Path, bool]:
+    """The folders, the page and whether JSON is asked for."""
+    folders, out, is_json, left = list[str](), "", False, list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        if name == "--json" and not equals:
+            is_json = True
+        elif name == "--out":
+            out = value if equals else left.pop(0) if left else ""
+            _refuse_no_page(out)
+        elif word.startswith("-"):
+            raise UserError(f"unknown flag {shown_value(word)}; usage: {USAGE}")
+        else:
+            folders.append(word)
+    if not folders:
+        raise UserError(f"no run is given; usage: {USAGE}")
+    return folders, Path(out or _NAME), is_json
+
+
+def _refuse_no_page(out: str) -> None:
+    """UserError if the page cannot have this name, or would replace something else."""
+    path = Path(out)
+    if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
+        raise UserError(f"--out is {shown_value(out)}; allowed: the name of an .html file")
+
+
+def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
+    """Of all runs in these folders, each once."""
+    points, notes, seen = list[Point](), list[str](), set[Path]()
+    for given in folders:
+        root = Path(given)
+        new = [folder for folder in folders_below(root) if folder.resolve() not in seen]
+        seen |= {folder.resolve() for folder in new}
+        found, told = gather(new, root=root)
+        points, notes = [*points, *found], [*notes, *told]
+    if len(points) > _MOST_POINTS:
+        raise UserError(f"{len(points):,} runs; allowed: at most {_MOST_POINTS:,} in one comparison")
+    return points, notes
