@@ -53,7 +53,7 @@ def run(job: InspectJob) -> int:
         vit_of,
     )
 
-    predictor = load_model(job.weights, device=job.device)
+    predictor = load_model(job.weights, device=job.device, classifies=False)
     model, folder = vit_of(predictor, job.weights), _folder(job)
     found = [draw_filters(model, folder), draw_positions(model, folder, resample_to=job.resample_to)]
     if paths:

@@ -138,14 +138,15 @@ class Predictor:
             return UserError(f"{os.fspath(image)}: {error}") if isinstance(image, str | os.PathLike) else error
 
 
-def load_model(path: str | os.PathLike[str], *, device: Device = "auto") -> Predictor:
+def load_model(path: str | os.PathLike[str], *, device: Device = "auto", classifies: bool = True) -> Predictor:
     """The model of a weights folder (RUN/weights, or the run directory RUN), in float32, ready to predict.
 
-    `device` auto: the GPU if there is one. UserError if there are no weights, or they are in another library's
-    format: `patchline import` makes a weights folder of those.
+    `device` auto: the GPU if there is one. `classifies`: refuse weights that classify no images. UserError if there are
+    no weights, or they are in another library's format: `patchline import` makes a weights folder of those.
     """
     weights, world = open_weights(os.fspath(path)), current_world(device)
-    refuse_no_classifier(weights)
+    if classifies:
+        refuse_no_classifier(weights)
     return Predictor(
         model=filled_model(weights).to(world.device),
         config=weights.config,

@@ -114,7 +114,10 @@ def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], we
 
 
 def next_command(job: TrainingJob, weights: Path) -> list[str]:
-    """A run without scores is evaluated next, on the test split, which is beside its data by convention."""
+    """A run without scores is evaluated next, on the test split, which is beside its data by convention. One that has
+    learned colours of patches is no classifier: its representation is measured."""
+    if job.model.masked_patches:
+        return ["patchline", "fewshot", str(weights), "--data.url", job.data.url or "URL"]
     if job.is_scored:
         return ["patchline", "predict", str(weights), "IMAGE"]
     beside = job.data.url.rstrip("/") + "-test"

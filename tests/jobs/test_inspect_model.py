@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.jobs.test_evaluate import weights_that_say
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.masked import colour_names
+from pipeline.models.weights import save_weights
+from tests.jobs.test_evaluate import TINY, weights_that_say
 from tests.pipeline.inspection.test_model_figures import photographs
 from tests.rigs.processes import Ended, patchline
 from tests.rigs.training import FinishedRuns
@@ -56,6 +59,16 @@ def test_timms_layout_has_the_same_numbers(tmp_path: Path, images: Path) -> None
         facts.append(json.loads((folder / "inspect" / "inspect.json").read_text()))
     for part in ("filters", "positions", "attention"):
         assert facts[0][part] == facts[1][part]
+
+
+def test_a_model_of_masked_patches_has_filters_and_attention(tmp_path: Path, images: Path) -> None:
+    """It classifies no images, and is no less worth looking into."""
+    config = ModelConfig(**TINY | {"num_classes": 512, "masked_patches": True})
+    state, weights = build_model(config).state_dict(), tmp_path / "weights"
+    save_weights(weights, config=config, labels=colour_names(), tensor=lambda name: state[name])
+    ended = inspected(weights, "--images", images)
+    assert ended.code == 0, ended.errors
+    assert len(ended.output.splitlines()) == 2 * len(FILES) + 1
 
 
 def test_without_images_it_draws_the_rest(tmp_path: Path) -> None:

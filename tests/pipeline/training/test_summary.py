@@ -129,6 +129,9 @@ def test_a_run_without_scores_is_to_be_evaluated(tmp_path: Path, monkeypatch: py
     assert next_command(job(loss="sigmoid", label_smoothing=0.0), Path("w")) == [
         *("patchline", "evaluate", "resize", "--weights", "w", "--data.url", "data/digits-test", "--loss", "sigmoid"),
     ]
+    masked = replace(job(), model=replace(job().model, num_classes=512, masked_patches=True), label_smoothing=0.0)
+    found = next_command(replace(masked, evaluation=EvaluationConfig(), data=DataConfig(url="digits")), Path("w"))
+    assert found == ["patchline", "fewshot", "w", "--data.url", "digits"]
     assert next_command(replace(job(), data=DataConfig(mix=(("a", 1.0),))), Path("w"))[-1] == "URL"
     assert next_command(replace(job(), data=DataConfig(url="elsewhere")), Path("w"))[-1] == "URL", "nothing is there"
     remote = replace(job(), data=DataConfig(url="s3://bucket/digits"))

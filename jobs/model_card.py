@@ -1,0 +1,169 @@
+"""MODEL_CARD.md beside exported weights, in Hugging Face's layout (Mitchell et al., "Model Cards for Model Reporting",
+2019): what the model is, what it was trained on, how well it does, and how to load it.
+
+Only what is known is said: numbers are those in the files of the run that the weights are from, if its folder is there.
+Names from data and paths are quoted as code, so that they are neither Markdown nor YAML.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jobs.compare_facts import Point, point_of
+from jobs.record import read_record
+from jobs.report_plots import number
+from jobs.stages import job_class
+from pipeline.models.config import ModelConfig
+from pipeline.models.conversion.config import Format
+from pipeline.models.usage import Usage
+from shards.errors import InvalidDataError, UserError
+from shards.terminal import printable_name
+
+log = logging.getLogger(__name__)
+FILE_NAME = "MODEL_CARD.md"
+IN_FOLDERS: tuple[Format, ...] = ("patchline", "timm", "hugging_face")
+_LIBRARIES = {"timm": "timm", "hugging_face": "transformers"}
+_PAPERS = {
+    "ViT": ("2010.11929", "Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021"),
+    "BiT": ("1912.11370", "Kolesnikov et al., Big Transfer (BiT), ECCV 2020"),
+}
+_LOAD = {
+    "patchline": 'from patchline import load_model\n\nmodel = load_model("{name}")\nmodel.predict("photo.jpg")',
+    "timm": 'import timm\n\nmodel = timm.create_model("local-dir:{name}", pretrained=True).eval()',
+    "hugging_face": "from transformers import ViTForImageClassification\n\n"
+    'model = ViTForImageClassification.from_pretrained("{name}")',
+}
+_MOST_LABELS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written: its folder's name, format and model. `num_parameters`: of the whole model."""
+
+    name: str
+    written: Format
+    config: ModelConfig
+    labels: tuple[str, ...]
+    usage: Usage
+    num_parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The run that the weights are from, and its job."""
+
+    point: Point
+    job: Any
+
+
+def training_of(weights: str) -> Training | None:
+    """The run with these weights (RUN or RUN/weights); None, and a line in the log, if there is none to be read."""
+    path = Path(weights)
+    folder = next((one for one in (path, path.parent) if (one / "job.yaml").is_file()), None)
+    if folder is None:
+        return None
+    try:
+        point = point_of(folder, name=folder.resolve().name)
+        return Training(
+            point=point, job=read_record(folder / "job.yaml", stage=point.stage, kind=job_class(point.stage))
+        )
+    except (OSError, UserError, InvalidDataError) as error:
+        log.info("the card says nothing about training: %s", printable_name(str(error)))
+        return None
+
+
+def card_text(exported: Exported, training: Training | None) -> str:
+    """The card. Equal facts give equal text."""
+    parts = [f"---\n{_front_matter(exported, training)}---\n", f"# {_title(exported)}\n", _details(exported)]
+    parts += ["## How to get started\n", f"```python\n{_LOAD[exported.written].format(name=exported.name)}\n```\n"]
+    parts += ["## Training\n", _training(training), "## Evaluation\n", _evaluation(training)]
+    parts += ["## Citation\n", _paper(exported)]
+    return "\n".join(parts)
+
+
+def _front_matter(exported: Exported, training: Training | None) -> str:
+    """YAML by its library, so that no name can end it."""
+    facts: dict[str, Any] = {"pipeline_tag": "image-classification"}
+    if exported.written in _LIBRARIES:
+        facts["library_name"] = _LIBRARIES[exported.written]
+    facts["tags"] = ["image-classification", "bit" if exported.config.is_bit else "vision-transformer", "patchline"]
+    if training and training.point.accuracy is not None:
+        task = {"type": "image-classification"}
+        dataset = {"name": _dataset(training.job.evaluation.url or training.job.data.url), "type": "image-folder"}
+        metric = {"type": "accuracy", "value": round(training.point.accuracy, 6)}
+        result = {"task": task, "dataset": dataset, "metrics": [metric]}
+        facts["model-index"] = [{"name": _plain(exported.name), "results": [result]}]
+    return yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _title(exported: Exported) -> str:
+    return f"{_code(exported.config.name)} at {exported.config.image_size} px"
+
+
+def _details(exported: Exported) -> str:
+    config, transform = exported.config, exported.usage.transform
+    labels = ", ".join(map(_code, exported.labels[:_MOST_LABELS]))
+    labels += ", ..." if len(exported.labels) > _MOST_LABELS else ""
+    rows = [
+        ("Parameters", number(exported.num_parameters)),
+        ("Images", f"{config.image_size} x {config.image_size} pixels in RGB, scaled to -1 to 1"),
+        ("Preparation", f"{transform.mode.replace('_', ' ')}, as in the run's own evaluation"),
+        ("Output", f"{config.num_classes:,} logits; probabilities by {exported.usage.loss}"),
+    ]
+    rows += [("Classes", labels)] if labels else []
+    return "## Model details\n\n" + "".join(f"- {name}: {value}\n" for name, value in rows)
+
+
+def _training(training: Training | None) -> str:
+    if training is None:
+        return "Not known: the run that made these weights was not there when they were exported.\n"
+    point, job = training.point, training.job
+    rate = f"learning rate {job.schedule.learning_rate:g} ({job.schedule.decay})"
+    included = ", pre-training included" if point.stage == "finetune" else ""
+    cost = "not known" if point.exaflops is None else f"{number(point.exaflops)} exaFLOPs{included}"
+    rows = [
+        ("Data", f"{_code(_dataset(job.data.url) if job.data.url else 'a mix of datasets')}"),
+        ("Stage", "fine-tuning" if point.stage == "finetune" else "pre-training"),
+        ("Steps", f"{point.step:,} of {job.global_batch:,} images"),
+        ("Optimiser", f"{job.optimizer.name}, {rate}, weight decay {job.optimizer.weight_decay:g}"),
+        ("Loss", job.loss),
+        ("Compute", cost),
+    ]
+    if point.num_images is not None:
+        rows.insert(1, ("Images of pre-training", f"{point.num_images:,}"))
+    return "".join(f"- {name}: {value}\n" for name, value in rows)
+
+
+def _evaluation(training: Training | None) -> str:
+    if training is None or (training.point.accuracy is None and not training.point.fewshot):
+        return "The run was not scored.\n"
+    point, job = training.point, training.job
+    rows = []
+    if point.accuracy is not None:
+        what = f"a part of {_code(_dataset(job.data.url))} that was not trained on"
+        on = _code(_dataset(job.evaluation.url)) if job.data.held_out.is_none else what
+        rows.append((f"Accuracy on {on}", f"{100 * point.accuracy:.2f} %"))
+    rows += [(f"{shots}-shot accuracy", f"{100 * value:.2f} %") for shots, value in point.fewshot.items()]
+    return "".join(f"- {name}: {value}\n" for name, value in rows)
+
+
+def _paper(exported: Exported) -> str:
+    arxiv, words = _PAPERS["BiT" if exported.config.is_bit else "ViT"]
+    return f"The architecture is from [{words}](https://arxiv.org/abs/{arxiv}). Trained with Patchline.\n"
+
+
+def _dataset(url: str) -> str:
+    """The last part of its address: the others may name machines, people or buckets."""
+    return _plain(url.rstrip("/").rpartition("/")[2]) or "unnamed"
+
+
+def _plain(text: str) -> str:
+    return printable_name(text)[:80]
+
+
+def _code(text: str) -> str:
+    """As inline code, in which nothing is Markdown."""
+    return f"`{_plain(text).replace('`', chr(39))}`"

@@ -1,0 +1,98 @@
+"""MODEL_CARD.md: the numbers of the run, code that loads the weights, and names that are only text."""
+
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jobs.model_card import FILE_NAME, Exported, card_text, training_of
+from pipeline.models.config import ModelConfig
+from pipeline.models.conversion.config import Format
+from pipeline.models.usage import Usage
+from tests.jobs.test_evaluate import weights_that_say
+from tests.pipeline.models.parity import imported
+from tests.rigs.processes import patchline
+from tests.rigs.training import FinishedRuns, pretrain_words
+
+EXPORTED = Exported(
+    name="out",
+    written="timm",
+    config=ModelConfig(name="vit_ti16", num_classes=3),
+    labels=("cat", "dog", "fox"),
+    usage=Usage(),
+    num_parameters=5_526_000,
+)
+
+
+def front_matter(card: str) -> dict[str, object]:
+    found: dict[str, object] = yaml.safe_load(card.split("---\n")[1])
+    return found
+
+
+@pytest.mark.parametrize("written", ["patchline", "timm", "hugging_face"])
+def test_the_code_in_the_card_loads_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Format
+) -> None:
+    """Executed as it stands in the card, in the folder that the weights' folder is in."""
+    weights, out = weights_that_say(tmp_path / "weights", 3), tmp_path / "out"
+    ended = patchline("export", weights, "--out", str(out), "--format", written)
+    assert ended.code == 0, ended.errors
+    card = (out / FILE_NAME).read_text()
+    code = card.partition("```python\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    if written != "patchline":
+        imported("timm" if written == "timm" else "transformers")
+    (tmp_path / "card.py").write_text(code.replace('model.predict("photo.jpg")', ""))
+    assert runpy.run_path(str(tmp_path / "card.py"))["model"] is not None
+    assert "Not known: the run that made these weights was not there" in card
+    library = {"timm": "timm", "hugging_face": "transformers"}.get(written)
+    assert front_matter(card).get("library_name") == library
+
+
+@pytest.mark.slow
+def test_numbers_are_those_of_the_run(digits_url: str, tmp_path: Path) -> None:
+    run_dir, out = tmp_path / "run", tmp_path / "out"
+    scored = ("--evaluation.url", digits_url, "--fewshot.url", digits_url, "--fewshot.test-url", digits_url)
+    ended = patchline(*pretrain_words(digits_url, run_dir, *scored, "--fewshot.shots=2"))
+    assert ended.code == 0, ended.errors
+    assert patchline("export", str(run_dir / "weights"), "--out", str(out), "--format=timm").code == 0
+    training = training_of(str(run_dir / "weights"))
+    assert training is not None
+    card, point = (out / FILE_NAME).read_text(), training.point
+    assert point.accuracy is not None
+    for words in (
+        f"- Accuracy on `digits`: {100 * point.accuracy:.2f} %",
+        f"- 2-shot accuracy: {100 * point.fewshot[2]:.2f} %",
+        "- Images of pre-training: 1,438",
+        "- Steps: 16 of 32 images",
+        "- Classes: `0`, `1`",
+    ):
+        assert words in card
+    assert str(tmp_path) not in card, "no path of the machine"
+    index = front_matter(card)["model-index"]
+    assert isinstance(index, list)
+    assert index[0]["results"][0]["metrics"] == [{"type": "accuracy", "value": round(point.accuracy, 6)}]
+    again = patchline("export", str(run_dir / "weights"), "--out", str(out), "--format=timm")
+    assert again.code == 0, "the same again is no other content"
+
+
+def test_a_run_without_scores_says_so(finished_runs: FinishedRuns) -> None:
+    training = training_of(str(finished_runs.get(1)))
+    assert "The run was not scored." in card_text(EXPORTED, training)
+    assert "model-index" not in front_matter(card_text(EXPORTED, training))
+
+
+def test_names_are_only_text() -> None:
+    evil = "`](x)\n# Head\n---\nlicense: mit\x1b[31m"
+    card = card_text(replace(EXPORTED, labels=(evil,)), None)
+    assert "\n# Head" not in card
+    assert "\x1b" not in card
+    assert card.count("---\n") == 2
+    assert "`](x)" not in card
+
+
+def test_a_damaged_record_leaves_the_card_without_training(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("stage: [")
+    assert training_of(str(tmp_path / "weights")) is None
