@@ -72,10 +72,7 @@ class Dataset:
     @cached_property
     def blocks(self) -> BlockTable:
         """Every block's place."""
-        with self.naming(BLOCKS_PATH):
-            blocks = read_blocks(self.checked_file(BLOCKS_PATH))
-            refuse_blocks(blocks, self.manifest)
-        return blocks
+        return self._read_blocks()
 
     @property
     def block_sizes(self) -> NDArray[np.int64]:
@@ -134,6 +131,12 @@ class Dataset:
             while held.sample_rows_bytes > HELD_ROWS_BYTES and len(held.sample_rows) > 1:
                 held.sample_rows_bytes -= held.sample_rows.popitem(last=False)[1].num_bytes
         return rows
+
+    def _read_blocks(self) -> BlockTable:
+        with self.naming(BLOCKS_PATH):
+            blocks = read_blocks(self.checked_file(BLOCKS_PATH))
+            refuse_blocks(blocks, self.manifest)
+        return blocks
 
     def _read_rows(self, shard: int) -> SampleRows:
         with self.naming(index_path(shard)):

@@ -5,7 +5,6 @@ What reads, orders, scores or counts samples does not need to know of it. shards
 
 import hashlib
 from dataclasses import asdict, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +37,9 @@ class Part(Dataset):
         """The ids that samples have in the whole dataset."""
         return self._runs.at(sample_ids)
 
-    @cached_property
-    def blocks(self) -> BlockTable:
+    def _read_blocks(self) -> BlockTable:
         """Of every block of the dataset that has samples of the part, these."""
-        whole = super().blocks
+        whole = super()._read_blocks()
         first = self._runs.num_below(whole.first_sample_id)
         num_samples = self._runs.num_below(whole.first_sample_id + whole.num_samples) - first
         has = num_samples > 0

@@ -14,8 +14,10 @@ from shards.order import SampleOrder
 from shards.part import Part, opened_parts, settings_of
 from shards.read import RawSample, read_sample, verified, window_bound_bytes
 from shards.read_config import ReadConfig
+from shards.sample_rows import BlockTable
 from shards.store import open_store
 from shards.stream_reader import StreamReader
+from shards.subset import Ids
 from shards.subset_config import HeldOutConfig, SubsetConfig
 from tests.rigs.datasets import index_rows, packed_folders, packed_with_weights
 from tests.rigs.watched import watched
@@ -129,6 +131,22 @@ def test_each_class_has_as_many(packed: Path) -> None:
 def test_the_whole_is_the_dataset_itself(packed: Path) -> None:
     whole = open_dataset(str(packed))
     assert opened_parts(whole, WHOLE, NOTHING) == (whole, None)
+
+
+def test_no_thread_ever_sees_the_blocks_of_the_whole(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one thread still reads the block table, others that ask for it must not get that of the whole."""
+    whole = open_dataset(str(packed))
+    part, _ = opened_parts(whole, SubsetConfig(per_class=2), NOTHING)
+    seen: list[int] = []
+    before = Part._read_bytes
+
+    def watched_bytes(self: Part, blocks: BlockTable) -> Ids:
+        seen.append(vars(self).get("blocks", blocks).num_samples.sum())
+        return before(self, blocks)
+
+    monkeypatch.setattr(Part, "_read_bytes", watched_bytes)
+    assert part.blocks.num_samples.sum() == 6
+    assert seen == [6]
 
 
 def test_parts_are_told_apart_and_remember_their_dataset(packed: Path) -> None:
