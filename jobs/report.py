@@ -9,6 +9,7 @@ from jobs import exit_codes
 from jobs.model_jobs import ReportJob
 from jobs.report_facts import ReportFacts, gather
 from jobs.report_page import render
+from jobs.report_worth import worth_of
 from jobs.screen import WIDTH, put, wrapped
 from pipeline.checkpoints.json_lines import write_whole
 from pipeline.training.run_time import WORDS
@@ -30,7 +31,7 @@ def run(job: ReportJob) -> int:
     if job.out:
         _refuse_no_page(out)
     facts = gather(run_dir)
-    page = render(facts)
+    page = render(facts, worth_of(run_dir, wall_seconds=facts.time.wall_seconds))
     try:
         write_whole(out, page)
     except OSError as error:

@@ -8,6 +8,7 @@ import jinja2
 from jobs.report_curves import shown_curves
 from jobs.report_facts import ReportFacts
 from jobs.report_plots import number, time_bar
+from jobs.report_worth import COLUMNS, CORE_DAYS, TABLE_2, Worth
 from pipeline.checkpoints.json_lines import is_finite
 from pipeline.training.run_time import WORDS
 from shards.card.card_page import page_style
@@ -17,7 +18,7 @@ from shards.quantities import duration
 TEMPLATE = "report.html.j2"
 
 
-def render(facts: ReportFacts) -> bytes:
+def render(facts: ReportFacts, worth: Worth) -> bytes:
     """The page, UTF-8. Equal facts give equal bytes."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -27,6 +28,8 @@ def render(facts: ReportFacts) -> bytes:
     marks = sorted({one.step for one in facts.time.restarts if one.step})
     page = template.render(
         facts=facts,
+        worth=worth,
+        paper=(COLUMNS, TABLE_2.get(worth.dataset, ()), CORE_DAYS),
         style=page_style(),
         bar=time_bar(facts.time.parts, WORDS),
         words=WORDS,

@@ -1,0 +1,109 @@
+"""What a run is worth, for its report: compute and device-days, its accuracy beside the paper's Table 2, and the
+figures of `patchline inspect`, if they are there."""
+
+import base64
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.compare_facts import Point, point_of
+from jobs.record_leaves import read_leaves
+from pipeline.training.starts import Start, read_starts
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import read_local_file
+
+_SECONDS_A_DAY = 86_400
+_MOST_FIGURE_BYTES = 8 << 20
+_PNG = b"\x89PNG\r\n\x1a\n"
+# Files of `patchline inspect`, with what they show.
+_FIGURES = (
+    ("filters", "Principal components of the patch embedding's filters"),
+    ("positions", "Similarity of position embeddings, as learned and resampled"),
+    ("attention_distance", "Mean attention distance of each head"),
+    ("rollout", "Attention rollout over images"),
+)
+COLUMNS = (
+    "ViT-H/14, JFT",
+    "ViT-L/16, JFT",
+    "ViT-L/16, ImageNet-21k",
+    "BiT-L (R152x4)",
+    "Noisy Student (EfficientNet-L2)",
+)
+# "An Image is Worth 16x16 Words", Table 2: accuracy in percent and its deviation over three fine-tuning runs.
+TABLE_2 = {
+    "ImageNet": ("88.55 ± 0.04", "87.76 ± 0.03", "85.30 ± 0.02", "87.54 ± 0.02", "88.4 / 88.5"),
+    "CIFAR-10": ("99.50 ± 0.06", "99.42 ± 0.03", "99.15 ± 0.03", "99.37 ± 0.06", "–"),
+    "CIFAR-100": ("94.55 ± 0.04", "93.90 ± 0.05", "93.25 ± 0.05", "93.51 ± 0.08", "–"),
+    "Oxford-IIIT Pets": ("97.56 ± 0.03", "97.32 ± 0.11", "94.67 ± 0.15", "96.62 ± 0.23", "–"),
+    "Oxford Flowers-102": ("99.68 ± 0.02", "99.74 ± 0.00", "99.61 ± 0.02", "99.63 ± 0.03", "–"),
+}
+CORE_DAYS = ("2.5k", "0.68k", "0.23k", "9.9k", "12.3k")  # TPUv3-core-days of pre-training
+_NAMES = {  # of a dataset's folder, without its split
+    **dict.fromkeys(("imagenet", "imagenet1k", "ilsvrc2012"), "ImageNet"),
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    **dict.fromkeys(("pets", "oxfordpets", "oxfordiiitpet", "oxfordiiitpets"), "Oxford-IIIT Pets"),
+    **dict.fromkeys(("flowers", "flowers102", "oxfordflowers102"), "Oxford Flowers-102"),
+}
+_SPLIT = re.compile(r"[-_.](test|val|validation|valid)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worth:
+    """`device_days`: of all ranks over all starts; `dataset`: that of Table 2 on which the run is scored, or empty;
+    `figures`: title and data URI of each. `reasons`: why something is not known."""
+
+    point: Point | None
+    device_days: float | None
+    dataset: str
+    figures: tuple[tuple[str, str], ...]
+    reasons: tuple[str, ...]
+
+
+def worth_of(run_dir: Path, *, wall_seconds: float) -> Worth:
+    """From the run's own files; what cannot be read is a reason."""
+    reasons: list[str] = []
+    point, dataset, days = None, "", None
+    try:
+        point = point_of(run_dir, name=run_dir.resolve().name)
+        reasons += point.reasons
+        dataset = _dataset(read_leaves(run_dir / "job.yaml").get("job.evaluation.url", ""))
+        days = device_days(read_starts(run_dir), wall_seconds=wall_seconds)
+    except (OSError, ValueError, UserError, InvalidDataError) as error:
+        reasons.append(f"its cost is not known: {error}")
+    return Worth(
+        point=point,
+        device_days=days,
+        dataset=dataset if point and point.accuracy is not None else "",
+        figures=tuple(_figures(run_dir / "inspect")),
+        reasons=tuple(reasons),
+    )
+
+
+def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None:
+    """The time of each start until the next, times its ranks; None if no start is on record."""
+    if not starts:
+        return None
+    ends = [*(one.total_seconds for one in starts[1:]), wall_seconds]
+    spans = [max(0.0, end - one.total_seconds) * one.num_ranks for one, end in zip(starts, ends, strict=True)]
+    return sum(spans) / _SECONDS_A_DAY
+
+
+def _dataset(url: str) -> str:
+    """That of Table 2 whose name the last part of an address has; empty for any other."""
+    name = _SPLIT.sub("", url.rstrip("/").rpartition("/")[2].lower())
+    return _NAMES.get(re.sub(r"[^a-z0-9]", "", name), "")
+
+
+def _figures(folder: Path) -> list[tuple[str, str]]:
+    """Those that are there and are PNG files."""
+    found = []
+    for name, title in _FIGURES:
+        try:
+            data = read_local_file(folder / f"{name}.png", most_bytes=_MOST_FIGURE_BYTES)
+        except (OSError, InvalidDataError):
+            continue
+        if data.startswith(_PNG):
+            found.append((title, f"data:image/png;base64,{base64.b64encode(data).decode()}"))
+    return found

@@ -1,0 +1,67 @@
+"""What a run cost and is worth, in its report: compute, device-days, the paper's Table 2, and figures."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jobs.report_worth import COLUMNS, CORE_DAYS, TABLE_2, device_days, worth_of
+from pipeline.training.starts import Left, Start, read_starts
+from tests.rigs.processes import patchline
+from tests.rigs.training import FinishedRuns, pretrain_words
+
+
+def start(total_seconds: float, num_ranks: int) -> Start:
+    return Start(
+        attempt="a",
+        unix_time=1e9,
+        startup_seconds=1.0,
+        total_seconds=total_seconds,
+        resumed_from=None,
+        num_ranks=num_ranks,
+        zero_stage=1,
+        device="cpu",
+        left=Left(),
+    )
+
+
+def test_device_days_are_of_the_ranks_of_each_start() -> None:
+    """Two ranks for half a day, then eight for a quarter."""
+    day = 86_400
+    assert device_days([start(0, 2), start(day / 2, 8)], wall_seconds=day * 3 / 4) == pytest.approx(1 + 2)
+    assert device_days([], wall_seconds=5.0) is None
+
+
+def test_table_2_is_whole() -> None:
+    assert {len(row) for row in (*TABLE_2.values(), COLUMNS, CORE_DAYS)} == {5}
+    assert TABLE_2["ImageNet"][0] == "88.55 ± 0.04"
+
+
+@pytest.mark.slow
+def test_the_report_has_the_papers_row_and_the_figures(digits_url: str, tmp_path: Path) -> None:
+    """Digits under the name of CIFAR-10: the row is chosen by the name of the dataset."""
+    shutil.copytree(digits_url, tmp_path / "cifar10-test")
+    run_dir, scored = tmp_path / "run", ("--evaluation.url", str(tmp_path / "cifar10-test"))
+    assert patchline(*pretrain_words(digits_url, run_dir, *scored)).code == 0
+    assert patchline("inspect", str(run_dir), "--device=cpu").code == 0
+    (run_dir / "inspect" / "rollout.png").write_bytes(b"<svg onload=alert(1)>")  # no PNG
+    assert patchline("report", str(run_dir)).code == 0
+    page = (run_dir / "report.html").read_text()
+    assert "CIFAR-10, beside the paper&#39;s Table 2" in page or "CIFAR-10, beside the paper's Table 2" in page
+    assert page.count('<img class="figure" src="data:image/png;base64,') == 2
+    worth = worth_of(run_dir, wall_seconds=100.0)
+    assert worth.point is not None
+    assert worth.point.accuracy is not None
+    assert f"{100 * worth.point.accuracy:.2f}" in page
+    assert worth.device_days == device_days(read_starts(run_dir), wall_seconds=100.0)
+
+
+def test_a_run_that_is_damaged_has_reasons(finished_runs: FinishedRuns, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished_runs.get(1), copy)
+    assert worth_of(copy, wall_seconds=1.0).dataset == "", "it was not scored"
+    record = (copy / "job.yaml").read_text()
+    (copy / "job.yaml").write_text(record.replace("  steps: ", "  steps: x"))
+    worth = worth_of(copy, wall_seconds=1.0)
+    assert worth.point is None
+    assert "its cost is not known" in worth.reasons[0]
