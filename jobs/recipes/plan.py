@@ -6,6 +6,7 @@ from jobs.model_jobs import PlanJob
 from jobs.recipes import (
     augreg_finetune,
     finetune,
+    paper_ablations,
     paper_datasets,
     paper_finetune,
     paper_imagenet,
@@ -29,7 +30,7 @@ _DATASETS: dict[str, PaperDataset] = {
     "digits_48": paper_datasets.DIGITS,
     "cifar10_small": paper_datasets.CIFAR10,
     "cifar10_48": paper_datasets.CIFAR10,
-    **dict.fromkeys(paper_jft.RECIPES, paper_datasets.JFT),
+    **dict.fromkeys((*paper_jft.RECIPES, *paper_ablations.RECIPES, "masked_patches"), paper_datasets.JFT),
     **{name: paper_datasets.IMAGENET_21K for name in paper_imagenet.RECIPES if "_i21k" in name},
     **{name: paper_datasets.IMAGENET_21K_AUGREG for name in paper_imagenet.RECIPES if "_i21k_augreg" in name},
     **{name: paper_datasets.IMAGENET_1K for name in paper_imagenet.RECIPES if "_i1k" in name},
