@@ -17,7 +17,7 @@ def test_a_stage_may_come_first() -> None:
     with pytest.raises(UserError, match="leave out the word plan"):
         split_stage(["plan", "digits_smoke"])
     of_data = {"pack", "index", "verify", "card"}
-    assert set(SHOWN) == of_data | {"pretrain", "finetune", "evaluate", "fewshot", "import", "export"}
+    assert set(SHOWN) == of_data | {"pretrain", "finetune", "evaluate", "fewshot", "inspect", "import", "export"}
 
 
 def test_a_run_directory_stands_for_its_record(tmp_path: Path) -> None:
