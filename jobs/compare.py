@@ -3,7 +3,6 @@
 Figures 3, 4 and 5 of "An Image is Worth 16x16 Words". It reads the runs' own files, and changes nothing.
 """
 
-import errno
 import json
 import logging
 from collections.abc import Sequence
@@ -13,8 +12,8 @@ from jobs import exit_codes
 from jobs.compare_facts import Point, facts_of, gather
 from jobs.compare_page import render
 from jobs.ls import folders_below
+from jobs.out_file import PAGES, refuse_no_page, write_page
 from jobs.screen import put
-from pipeline.checkpoints.json_lines import write_whole
 from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.quantities import plural
@@ -24,7 +23,6 @@ log = logging.getLogger(__name__)
 USAGE = "patchline compare RUN|FOLDER ... [--out FILE.html] [--json]"
 _NAME, _MOST_POINTS = "compare.html", 2000
 _NUMBERS = (2, 3)  # columns of the table that are aligned to the right
-_NOT_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 
 
 def run(words: list[str]) -> int:
@@ -42,13 +40,7 @@ def run(words: list[str]) -> int:
         put("".join(f"{json.dumps(facts_of(one), allow_nan=False)}\n" for one in points))
         return exit_codes.DONE
     page = render(points, notes)
-    try:
-        write_whole(out, page)
-    except OSError as error:
-        if error.errno not in _NOT_HERE:
-            raise
-        todo = "give --out FILE.html in a folder that this user may write to"
-        raise UserError(f"cannot write {str(out)!r}: {error.strerror}; {todo}") from error
+    write_page(out, page)
     put(table_of(points))
     log.info("%s: %s, opens in any browser", printable_name(str(out)), plural(len(points), "point"))
     return exit_codes.DONE
@@ -105,9 +97,9 @@ def _taken(words: Sequence[str]) -> tuple[list[str], Path, bool]:
 
 def _refuse_no_page(out: str) -> None:
     """UserError if the page cannot have this name, or would replace something else."""
-    path = Path(out)
-    if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
+    if Path(out).suffix.lower() not in PAGES:
         raise UserError(f"--out is {shown_value(out)}; allowed: the name of an .html file")
+    refuse_no_page(Path(out), name=_NAME)
 
 
 def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:

@@ -16,6 +16,7 @@ from jobs.record import read_record
 from jobs.record_leaves import read_leaves
 from jobs.stages import WITH_SMOKE, job_class
 from pipeline.checkpoints.json_lines import Line, is_finite, is_step, read_lines
+from pipeline.models.config import MOST_CLASSES
 from pipeline.models.flops import num_parameters, training_flops
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
@@ -24,7 +25,6 @@ from shards.typed_json import parse_json
 _RECORD, _METRICS, _SWEEP = "job.yaml", "metrics.jsonl", "sweep.json"
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
 _FEWSHOT, _SHOTS = "fewshot/", "_shots"
-_MOST_CLASSES = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def _num_classes(folder: Path) -> int:
         number = found["model"]["num_classes"] if isinstance(found, dict) else 0
     except (OSError, ValueError, KeyError, TypeError, InvalidDataError, json.JSONDecodeError):
         return 0
-    return number if type(number) is int and 0 <= number <= _MOST_CLASSES else 0
+    return number if type(number) is int and 0 <= number <= MOST_CLASSES else 0
 
 
 def _fewshot(lines: Sequence[Line]) -> dict[int, float]:

@@ -2,12 +2,12 @@
 
 import json
 import logging
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from jobs import exit_codes
+from jobs.out_file import write_out
 from jobs.screen import put
 from pipeline.config_values import Device
 from shards.config_values import Range, refuse_wrong_values
@@ -62,7 +62,9 @@ def run(job: InspectJob) -> int:
         log.info("no --images, so there are no figures of attention")
     files = [name for one in found for name in one.pop("files", [])]
     facts = {key: value for one in found for key, value in one.items()}
-    _write(folder, {"weights": job.weights, "model": predictor.config.name, "files": files, **facts})
+    facts = {"weights": job.weights, "model": predictor.config.name, "files": files, **facts}
+    data = json.dumps(facts, indent=1, allow_nan=False).encode() + b"\n"
+    write_out(folder / _FACTS, data, todo="give another --out")
     put("".join(f"{printable_name(str(folder / name))}\n" for name in (*files, _FACTS)))
     return exit_codes.DONE
 
@@ -92,15 +94,3 @@ def _folder(job: InspectJob) -> Path:
     except OSError as error:
         raise UserError(f"--out is {str(folder)!r}: {error.strerror}; give a folder that can be written to") from error
     return folder
-
-
-def _write(folder: Path, facts: dict[str, Any]) -> None:
-    """Whole or absent. UserError if it cannot be written."""
-    waiting = folder / f"{_FACTS}.part"
-    try:
-        waiting.write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
-        waiting.replace(folder / _FACTS)
-    except OSError as error:
-        with suppress(OSError):
-            waiting.unlink(missing_ok=True)
-        raise UserError(f"cannot write {_FACTS} in {str(folder)!r}: {error.strerror}; give another --out") from error

@@ -1,27 +1,23 @@
 """`patchline report`: what a run did, in a few lines and as one HTML page. It reads a run, also one that is running."""
 
-import errno
 import logging
 import math
 from pathlib import Path
 
 from jobs import exit_codes
 from jobs.model_jobs import ReportJob
+from jobs.out_file import refuse_no_page, write_page
 from jobs.report_facts import ReportFacts, gather
 from jobs.report_page import render
 from jobs.report_worth import worth_of
 from jobs.screen import WIDTH, put, wrapped
-from pipeline.checkpoints.json_lines import write_whole
 from pipeline.training.run_time import WORDS
-from shards.errors import UserError
 from shards.quantities import duration, plural
 
 __all__ = ["ReportJob", "run"]
 
 log = logging.getLogger(__name__)
 _NAME = "report.html"
-_PAGES = (".html", ".htm")
-_NOT_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 
 
 def run(job: ReportJob) -> int:
@@ -29,29 +25,13 @@ def run(job: ReportJob) -> int:
     run_dir = Path(job.run)
     out = Path(job.out) if job.out else run_dir / _NAME
     if job.out:
-        _refuse_no_page(out)
+        refuse_no_page(out, name=_NAME)
     facts = gather(run_dir)
     page = render(facts, worth_of(run_dir, wall_seconds=facts.time.wall_seconds))
-    try:
-        write_whole(out, page)
-    except OSError as error:
-        if error.errno not in _NOT_HERE:
-            raise
-        todo = "give --out FILE.html in a folder that this user may write to"
-        raise UserError(f"cannot write {str(out)!r}: {error.strerror}; {todo}") from error
+    write_page(out, page)
     put(summary(facts))
     log.info("%s: %.1f kB, opens in any browser", out, len(page) / 1e3)
     return exit_codes.DONE
-
-
-def _refuse_no_page(out: Path) -> None:
-    """UserError if the page cannot have this path, or would replace something else."""
-    if out.is_dir():
-        raise UserError(f"--out is the folder {str(out)!r}; give the name of a file, such as {str(out / _NAME)!r}")
-    if not out.parent.is_dir():
-        raise UserError(f"--out is {str(out)!r}, and there is no folder {str(out.parent)!r}; make it first")
-    if out.exists() and not (out.is_file() and out.suffix.lower() in _PAGES):
-        raise UserError(f"--out is {str(out)!r}, which is there and is no .html file; give another name")
 
 
 def summary(facts: ReportFacts) -> str:

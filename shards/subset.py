@@ -6,6 +6,7 @@ not random (tars made by others), and for a number per class.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +23,19 @@ class Runs:
     first: Ids
     count: Ids
 
+    @cached_property
+    def ends(self) -> Ids:
+        """int64[n]: how many ids there are up to and with each run."""
+        return np.cumsum(self.count, dtype=np.int64)
+
     @property
     def num_samples(self) -> int:
         """Of all runs."""
-        return int(self.count.sum())
+        return int(self.ends[-1]) if self.ends.size else 0
 
     def ids(self) -> Ids:
         """int64[num_samples]: every id."""
-        starts = np.cumsum(self.count) - self.count
+        starts = self.ends - self.count
         return np.asarray(np.repeat(self.first - starts, self.count) + np.arange(self.num_samples), dtype=np.int64)
 
     def num_below(self, ids: Ids) -> Ids:
@@ -37,14 +43,13 @@ class Runs:
         if not self.first.size:
             return np.zeros_like(ids)
         run = np.maximum(np.searchsorted(self.first, ids, side="left") - 1, 0)
-        before = (np.cumsum(self.count) - self.count)[run]
+        before = self.ends[run] - self.count[run]
         return np.asarray(before + np.clip(ids - self.first[run], 0, self.count[run]), dtype=np.int64)
 
     def at(self, places: Ids) -> Ids:
         """The ids at these places of all, counted from 0; same shape."""
-        ends = np.cumsum(self.count)
-        run = np.searchsorted(ends, places, side="right")
-        return np.asarray(self.first[run] + places - (ends - self.count)[run], dtype=np.int64)
+        run = np.searchsorted(self.ends, places, side="right")
+        return np.asarray(self.first[run] + places - (self.ends[run] - self.count[run]), dtype=np.int64)
 
 
 def between(first: int, end: int) -> Runs:

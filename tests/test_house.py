@@ -87,7 +87,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             ),
             *("ls", "run_table", "doctor", "verify_resume", "killed_runs", "trial_verdict", "trial_report"),
             *("report", "report_facts", "report_page", "report_plots", "report_curves", "report_worth"),
-            *("compare", "compare_facts", "compare_page", "compare_plots", "model_card"),
+            *("compare", "compare_facts", "compare_page", "compare_plots", "model_card", "out_file"),
             *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
             *(
                 "queue_jobs",
