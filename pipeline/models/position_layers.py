@@ -11,19 +11,28 @@ from torch import nn
 
 from pipeline.models.config import ModelConfig
 
+Table = nn.Parameter | None
+
+
+def position_tables(config: ModelConfig) -> tuple[Table, Table, Table]:
+    """Learned position embeddings: one table [1, N, D], or one of columns and one of rows, [W, D/2] and [H, D/2]; None
+    for those that the model has not."""
+    (height, width), size = config.grid, config.size
+    if config.position == "learned_1d":
+        return nn.Parameter(torch.zeros(1, config.num_prefix_tokens + height * width, size.width)), None, None
+    if config.position == "learned_2d":
+        x_WD, y_HD = torch.zeros(width, size.width // 2), torch.zeros(height, size.width // 2)
+        return None, nn.Parameter(x_WD), nn.Parameter(y_HD)
+    return None, None, None
+
 
 class Positions(nn.Module):
     """Learned position embeddings of the model's own grid, as those of the input: [1, N, D]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        (height, width), self.num_prefix_tokens = config.grid, config.num_prefix_tokens
-        self.position = self.position_x = self.position_y = None
-        if config.position == "learned_1d":
-            self.position = nn.Parameter(torch.zeros(1, self.num_prefix_tokens + height * width, config.size.width))
-        else:
-            self.position_x = nn.Parameter(torch.zeros(width, config.size.width // 2))
-            self.position_y = nn.Parameter(torch.zeros(height, config.size.width // 2))
+        self.num_prefix_tokens = config.num_prefix_tokens
+        self.position, self.position_x, self.position_y = position_tables(config)
 
     def forward(self) -> torch.Tensor:
         """[1, N, D]."""

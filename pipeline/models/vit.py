@@ -18,7 +18,7 @@ from pipeline.models.hybrid import HybridResNet
 from pipeline.models.masked import ColourHead, Mask
 from pipeline.models.pixels import centred
 from pipeline.models.pos_embed import Grid, resample_axis_embeddings, resample_position_embeddings
-from pipeline.models.position_layers import Positions, RelativePositions, from_axes
+from pipeline.models.position_layers import Positions, RelativePositions, from_axes, position_tables
 
 
 class ViT(nn.Module):
@@ -99,13 +99,7 @@ class Embedding(nn.Module):
         self.resnet = HybridResNet(resnet, epsilons=config.resnet_epsilons) if resnet else None
         self.patch = nn.Linear(size.patch * size.patch * (resnet.width if resnet else 3), size.width)
         self.class_token = nn.Parameter(torch.zeros(1, 1, size.width)) if self.num_prefix_tokens else None
-        self.position = self.position_x = self.position_y = None
-        height, width = self.grid
-        if config.position == "learned_1d":
-            self.position = nn.Parameter(torch.zeros(1, self.num_prefix_tokens + height * width, size.width))
-        elif config.position == "learned_2d":
-            self.position_x = nn.Parameter(torch.zeros(width, size.width // 2))
-            self.position_y = nn.Parameter(torch.zeros(height, size.width // 2))
+        self.position, self.position_x, self.position_y = position_tables(config)
         self.dropout, self.is_shared = nn.Dropout(config.dropout), config.position_at == "layers_shared"
 
     def forward(
