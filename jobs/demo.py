@@ -132,16 +132,16 @@ def _evaluate_words(folder: Path, name: str) -> list[str]:
 def _run_and_kill(stages: _Stages) -> int:
     """Starts the run, kills every rank once more than half of the steps are logged, and returns that step."""
     run_dir = stages.folder / "pretrain"
-    running = stages.start(stages.pretrain_words("pretrain"), num_ranks=stages.job.num_ranks)
-    while running.poll():
-        if last_step(run_dir) > stages.job.steps // 2 + _STEPS_PAST_A_CHECKPOINT:
-            running.kill()
-            killed_at = last_step(run_dir)
-            stages.console.print(
-                f"\nSIGKILL to all {stages.job.num_ranks} processes at step {killed_at}", style="bold red"
-            )
-            return killed_at
-        time.sleep(0.05)
+    with stages.start(stages.pretrain_words("pretrain"), num_ranks=stages.job.num_ranks) as running:
+        while running.poll():
+            if last_step(run_dir) > stages.job.steps // 2 + _STEPS_PAST_A_CHECKPOINT:
+                running.kill()
+                killed_at = last_step(run_dir)
+                stages.console.print(
+                    f"\nSIGKILL to all {stages.job.num_ranks} processes at step {killed_at}", style="bold red"
+                )
+                return killed_at
+            time.sleep(0.05)
     raise UserError("the run that was to be killed ended by itself; its messages are above")
 
 

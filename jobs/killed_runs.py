@@ -98,11 +98,8 @@ def run_killed(command: Command, topologies: Sequence[Topology], moments: Sequen
     their number. Returns what was done, in words."""
     done: list[str] = []
     for number, moment in enumerate(moments):
-        ranks = command.begin(topologies[number % len(topologies)])
-        try:
+        with command.begin(topologies[number % len(topologies)]) as ranks:
             is_reached = _wait_for(command, ranks, moment)
-        finally:
-            ranks.kill()
         if not is_reached:
             _refuse_failure(command, ranks.wait())
             return done

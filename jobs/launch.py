@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from jobs import exit_codes
 from pipeline.free_port import free_port
@@ -29,11 +30,17 @@ _CODES_BY_WEIGHT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The running processes of one stage, in rank order. `failed`: ranks that did not end with 0, in the order in which
-    `wait` found them."""
+    """The running processes of one stage, in rank order; a context manager that kills them at its end. `failed`: ranks
+    that did not end with 0, in the order in which `wait` found them."""
 
     processes: tuple[subprocess.Popen[bytes], ...]
     failed: list[int] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def poll(self) -> bool:
         """True while any rank is running."""
@@ -93,8 +100,9 @@ def start_ranks(
     try:
         for rank in range(num_ranks):
             log_file = log_of(log_dir, rank) if rank or is_quiet else None
-            one = _start(words, rank=rank, environ=shared, log_file=log_file, preexec=end_with_this)
-            processes.append(one)
+            with _later_signals():  # when they come, the new process is in the list
+                one = _start(words, rank=rank, environ=shared, log_file=log_file, preexec=end_with_this)
+                processes.append(one)
     except BaseException:  # an interrupt, or no more processes
         Ranks(processes=tuple(processes)).kill()
         raise
@@ -104,10 +112,10 @@ def start_ranks(
 def _start(
     words: list[str], *, rank: int, environ: Mapping[str, str], log_file: Path | None, preexec: Callable[[], None]
 ) -> subprocess.Popen[bytes]:
-    """One rank, in a session of its own."""
+    """One rank, in a session of its own. Interrupts are held back."""
     own = {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     command = [sys.executable, "-P", "-m", "jobs.cli", *words]  # -P: the current folder may have a jobs/, too
-    with _later_signals(), log_file.open("ab") if log_file else nullcontext() as log:
+    with log_file.open("ab") if log_file else nullcontext() as log:
         return subprocess.Popen(
             command,
             env=own,

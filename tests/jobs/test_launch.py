@@ -59,6 +59,12 @@ def test_killing_ends_all_at_once() -> None:
     ranks.kill()  # a second time is no error
 
 
+def test_at_the_end_of_the_block_none_is_left() -> None:
+    with pytest.raises(KeyboardInterrupt), ranks_of("import signal; signal.pause()") as ranks:
+        raise KeyboardInterrupt
+    assert [process.returncode for process in ranks.processes] == [-signal.SIGKILL]
+
+
 def test_every_rank_knows_its_place(tmp_path: Path) -> None:
     """An unknown stage makes each rank print its rank; the logs of ranks above 0 are appended to."""
     for _ in range(2):
@@ -85,3 +91,19 @@ def test_an_interrupt_between_two_starts_leaves_no_rank(tmp_path: Path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         start_ranks(["--version"], num_ranks=2, environ=dict(os.environ), log_dir=tmp_path)
     assert started[0].returncode == -signal.SIGKILL
+
+
+def test_an_interrupt_during_a_start_leaves_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal is held back while a rank starts, and comes as soon as that has started."""
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def interrupted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        os.kill(os.getpid(), signal.SIGINT)
+        started.append(start([sys.executable, "-S", "-c", "import signal; signal.pause()"]))
+        return started[0]
+
+    monkeypatch.setattr("jobs.launch.subprocess.Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start_ranks(["--version"], num_ranks=2, environ=dict(os.environ), log_dir=tmp_path)
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
