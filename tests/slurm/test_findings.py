@@ -110,6 +110,7 @@ def test_7_requeueing_by_the_jobs_number_restarts_a_whole_array(cluster: SlurmCl
     """The last task has the number of the array."""
     lines = (
         "echo x >>$SLURM_JOB_NAME-began-$SLURM_ARRAY_TASK_ID",
+        "[[ $SLURM_ARRAY_TASK_ID == 0 ]] || until [[ -e $SLURM_JOB_NAME-began-0 ]]; do sleep 0.1; done",
         "[[ $SLURM_ARRAY_TASK_ID == 1 && ! -e $SLURM_JOB_NAME-failed ]] && touch $SLURM_JOB_NAME-failed && exit 9",
         "[[ $SLURM_ARRAY_TASK_ID == 1 ]] || until [[ -e go-$SLURM_JOB_NAME ]]; do sleep 0.1; done",
         "exit 0",
