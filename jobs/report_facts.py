@@ -3,6 +3,7 @@
 Any file but the record may be missing, half-written or damaged: each fault is a note beside the other facts.
 """
 
+import glob
 import re
 import time
 from collections import Counter
@@ -231,11 +232,9 @@ def _quarantine(run_dir: Path, notes: _Notes) -> Bad:
 def _newest(run_dir: Path, notes: _Notes) -> Manifest | None:
     """The manifest of the newest checkpoint in the run's folder; None if there is none, or it is in a bucket."""
     folder = run_dir / "checkpoints"
-    found = [
-        (one, path)
-        for path in folder.glob(f"step-*/attempt-*/{MANIFEST_NAME}")
-        if (one := id_from_path(path.relative_to(folder).as_posix()))
-    ]
+    # Unlike Path.glob of Python 3.11, this one goes on after a folder that is removed meanwhile.
+    names = glob.glob(f"step-*/attempt-*/{MANIFEST_NAME}", root_dir=folder)  # noqa: PTH207
+    found = [(one, folder / name) for name in names if (one := id_from_path(name))]
     if not found:
         notes.all.append("no checkpoint is in its folder: the data's fingerprint and the environment are not known")
         return None

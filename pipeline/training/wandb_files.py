@@ -4,6 +4,7 @@ The file is LevelDB's log: blocks of 32 KiB with pieces of records, each with a 
 record is a message of wandb_internal.proto. The process that writes it may be killed at any byte.
 """
 
+import glob
 import json
 import struct
 import zlib
@@ -43,9 +44,9 @@ def last_step(path: Path) -> int:
 def is_open(path: Path) -> bool:
     """Whether a process of this user on this host has the file open."""
     wanted = str(path.resolve())
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
+    for link in glob.iglob("/proc/[0-9]*/fd/*"):  # noqa: PTH207 - Path.glob fails at a process that ends meanwhile
         try:
-            if str(link.readlink()) == wanted:
+            if str(Path(link).readlink()) == wanted:
                 return True
         except OSError:  # it has ended, or is another user's
             continue

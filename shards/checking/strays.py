@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shards.manifest import Manifest
-from shards.storage.local import TEMPORARY_PREFIX
+from shards.storage.local import temporary_files
 from shards.store import Store
 
 _ADOPTED_LEFT = re.compile(r"work/adopted-\d{6,}\.parquet")
@@ -39,4 +39,4 @@ def _unfinished(store: Store, folders: tuple[str, ...]) -> Iterator[str]:
     for folder in folders:
         if (local := store.local_path(folder)) is not None and local.is_dir():
             root = Path(store.url)
-            yield from sorted(str(file.relative_to(root)) for file in local.rglob(f"{TEMPORARY_PREFIX}*"))
+            yield from sorted(str(file.relative_to(root)) for file in temporary_files(local))

@@ -139,7 +139,7 @@ class LocalStore:
 
     def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
         """Removes the temporary files of killed writers."""
-        for file in Path(self.url).rglob(f"{TEMPORARY_PREFIX}*"):
+        for file in temporary_files(Path(self.url)):
             found = _TEMPORARY.fullmatch(file.name)
             if found and is_ours(file.with_name(found[1]).relative_to(self.url).as_posix()):
                 file.unlink(missing_ok=True)
@@ -213,6 +213,13 @@ def _walk(folder: bytes, root: str, walk: FolderWalk) -> Iterator[str]:
                     yield root + name
     except (FileNotFoundError, NotADirectoryError):  # it is not there, or has been removed meanwhile
         return
+
+
+def temporary_files(folder: Path) -> Iterator[Path]:
+    """What writers have not finished, below the folder; links are not followed. A folder that is removed meanwhile has
+    none: Path.rglob of Python 3.11 fails on it."""
+    for inside, _, names in os.walk(folder):
+        yield from (Path(inside, name) for name in names if name.startswith(TEMPORARY_PREFIX))
 
 
 def _sorted_names(folder: bytes) -> list[bytes]:

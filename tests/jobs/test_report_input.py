@@ -23,6 +23,7 @@ from tests.rigs.hostile import HOSTILE, assert_harmless
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.processes import patchline
 from tests.rigs.training import pretrain_words, start
+from tests.rigs.vanishing import vanishes_when_listed
 
 MARKUP = "</title></svg></script><script>document.title='owned'</script><img src=http://127.0.0.1:9/x onerror=owned>\"'"
 EVIL = f"{MARKUP}{HOSTILE}"
@@ -201,6 +202,15 @@ def test_hostile_text_is_text_and_odd_numbers_are_numbers(tmp_path: Path) -> Non
             for width in (1280, 420):
                 seen = opened.open(out, width=width, is_dark=False)
                 assert (seen.requests, seen.console, seen.scroll_width) == ([], [], width)
+
+
+def test_a_checkpoint_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = make(tmp_path)
+    for step in (10, 20):
+        (run_dir / "checkpoints" / f"step-{step:08d}" / f"attempt-{ATTEMPT}").mkdir(parents=True)
+    is_gone = vanishes_when_listed(monkeypatch, run_dir / "checkpoints" / "step-00000010")
+    assert any("no checkpoint is in its folder" in note for note in gather(run_dir).notes)
+    assert is_gone()
 
 
 @pytest.mark.slow

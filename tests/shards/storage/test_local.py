@@ -9,6 +9,7 @@ import pytest
 
 from shards.errors import InvalidDataError, UserError
 from shards.storage.local import TEMPORARY_PREFIX, LocalStore
+from tests.rigs.vanishing import vanishes_when_listed
 
 
 def test_leftovers_are_no_objects_and_can_be_discarded(tmp_path: Path) -> None:
@@ -25,6 +26,16 @@ def test_leftovers_are_no_objects_and_can_be_discarded(tmp_path: Path) -> None:
     assert not leftover.exists()
     assert notes.exists()
     assert store.read("a/x") == b"1"
+
+
+def test_a_folder_that_is_removed_meanwhile_has_no_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{TEMPORARY_PREFIX}x.0123456789abcdef").touch()
+    is_gone = vanishes_when_listed(monkeypatch, tmp_path / "a")
+    LocalStore(str(tmp_path)).discard_unfinished()
+    assert is_gone()
+    assert list((tmp_path / "b").iterdir()) == []
 
 
 def test_a_file_in_the_way_of_a_folder_is_the_users_mistake(tmp_path: Path) -> None:
