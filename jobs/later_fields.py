@@ -23,6 +23,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     "AugmentConfig": ("antialias", "scaled_decode", "resize_pixels", "filter", "exif"),
     "EvaluationTransform": ("antialias", "filter", "exif"),
     "EvaluationConfig": ("also",),
+    "InitialConfig": ("resample",),
     "ModelConfig": (
         "resnet_units",
         "resnet_factor",

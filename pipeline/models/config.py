@@ -16,6 +16,7 @@ PositionAt = Literal["input", "layers", "layers_shared"]
 Gelu = Literal["tanh", "exact"]
 ResNetEpsilons = Literal["paper", "timm"]
 Mode = Literal["paper", "bicubic", "timm"]  # how position embeddings are resampled
+ModeOrNone = Literal["paper", "bicubic", "timm", "none"]  # none: those of another grid start anew
 MEAN_COLOURS = 512  # classes of masked patch prediction: 3 bits of each channel
 # The most that a model may have of each. Far above any published one: they bound what a file or a typing error can ask
 # to be built.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pipeline.models.build import Model, shapes_of, unfilled_model
-from pipeline.models.config import Mode, ModelConfig
+from pipeline.models.config import ModelConfig, ModeOrNone
 from pipeline.models.labels import completed_labels
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.safetensors_header import open_safetensors
@@ -209,13 +209,14 @@ def filled_model(weights: Weights) -> Model:
 
 
 def fit_weights(
-    weights: Weights, target: ModelConfig, *, initial: TensorByName, new_head: bool, mode: Mode = "paper"
+    weights: Weights, target: ModelConfig, *, initial: TensorByName, new_head: bool, mode: ModeOrNone = "paper"
 ) -> TensorByName:
     """Tensor by name for the model `target` from weights of another size (fine-tuning, section 3.2 of the paper).
 
-    Position embeddings are resampled to the target's grid by `mode`. With `new_head`, the head and the hidden
-    pre-training layer are dropped and the target's head is `initial` (zero). Raises UserError with every tensor that
-    does not fit, and if the same tensors would compute something else (heads, GELU, epsilons).
+    Position embeddings are resampled to the target's grid by `mode`; with "none", those of another grid are `initial`.
+    With `new_head`, the head and the hidden pre-training layer are dropped and the target's head is `initial` (zero).
+    Raises UserError with every tensor that does not fit, and if the same tensors would compute something else (heads,
+    GELU, epsilons).
     """
     wanted, found = shapes_of(target), weights.shapes
     replaced = (*HEAD, MASK, *REPRESENTATION) if new_head else ()
@@ -233,13 +234,15 @@ def fit_weights(
     def tensor(name: str) -> torch.Tensor:
         if name in replaced:
             return initial(name)
+        if mode == "none" and name in places and wanted[name] != found[name]:
+            return initial(name)
         value = weights.tensor(name)
-        if name.endswith(_TABLE):
+        if mode != "none" and name.endswith(_TABLE):
             from_grid, num_prefix_tokens = weights.config.grid, target.num_prefix_tokens
             return resample_position_embeddings(
                 value[0], from_grid=from_grid, to_grid=target.grid, mode=mode, num_prefix_tokens=num_prefix_tokens
             )[None]
-        if name.endswith(_AXIS):
+        if mode != "none" and name.endswith(_AXIS):
             return resample_axis_embeddings(value, length=wanted[name][0], mode=mode)
         return value
 

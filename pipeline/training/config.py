@@ -7,7 +7,7 @@ from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.config_values import Device, LossName
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import ModelConfig, ModeOrNone
 from pipeline.training.loggers import LoggersConfig
 from pipeline.training.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
 from pipeline.training.spikes import GuardConfig
@@ -140,6 +140,9 @@ class InitialConfig:
     """Weights folder to start from (RUN/weights)."""
     new_head: bool = True
     """Replace the head with a zero-initialised linear one, as the paper does; if off, all tensors must fit."""
+    resample: ModeOrNone = "paper"
+    """How position embeddings are resampled for another grid: the paper's way, bicubic, timm's, or not at all: then
+    they start anew."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="initial.")

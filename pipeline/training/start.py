@@ -86,7 +86,8 @@ def starting_weights(job: TrainingJob) -> TensorByName:
 
     if not job.initial.weights:
         return scratch
-    return fit_weights(open_weights(job.initial.weights), job.model, initial=scratch, new_head=job.initial.new_head)
+    weights, initial = open_weights(job.initial.weights), job.initial
+    return fit_weights(weights, job.model, initial=scratch, new_head=initial.new_head, mode=initial.resample)
 
 
 def starting_model(job: TrainingJob, *, is_compiled: bool) -> Model:

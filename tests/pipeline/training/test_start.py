@@ -10,6 +10,7 @@ from jobs.recipes.finetune import digits_48
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models import build_model
 from pipeline.models.initial import initial_tensor
+from pipeline.models.pos_embed import resample_position_embeddings
 from pipeline.models.weights import save_weights
 from pipeline.training.config import InitialConfig, TrainingJob
 from pipeline.training.start import starting_weights
@@ -43,3 +44,29 @@ def test_fine_tuning_takes_the_weights_with_a_new_head_and_a_larger_grid(tmp_pat
     assert torch.count_nonzero(tensor("head.weight")) == 0
     with pytest.raises(UserError, match=r"blocks\.0\.norm1\.weight is \[128\], the model needs \[64\]"):
         starting_weights(replace(job, model=replace(job.model, width=64)))
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [(32, True), (48, False)])
+def test_positions_that_are_not_resampled_start_anew_on_another_grid(size: int, is_kept: bool, tmp_path: Path) -> None:
+    source = with_classes(digits_smoke()).model
+    state = build_model(source, seed=1).state_dict()
+    save_weights(tmp_path / "weights", config=source, labels=("a",) * 10, tensor=lambda name: state[name])
+    job = with_classes(digits_48())
+    initial = InitialConfig(weights=str(tmp_path / "weights"), resample="none")
+    job = replace(job, initial=initial, model=replace(job.model, image_size=size))
+
+    tensor, scratch = starting_weights(job), starting_weights(replace(job, initial=InitialConfig()))
+
+    expected = state["embed.position"] if is_kept else scratch("embed.position")
+    assert torch.equal(tensor("embed.position"), expected)
+    assert torch.equal(tensor("blocks.0.attention.qkv.weight"), state["blocks.0.attention.qkv.weight"])
+
+
+def test_positions_are_resampled_as_the_job_says(tmp_path: Path) -> None:
+    source = with_classes(digits_smoke()).model
+    state = build_model(source, seed=1).state_dict()
+    save_weights(tmp_path / "weights", config=source, labels=("a",) * 10, tensor=lambda name: state[name])
+    initial = InitialConfig(weights=str(tmp_path / "weights"), resample="timm")
+    position = starting_weights(replace(with_classes(digits_48()), initial=initial))("embed.position")
+    table = state["embed.position"][0]
+    assert torch.equal(position[0], resample_position_embeddings(table, from_grid=(4, 4), to_grid=(6, 6), mode="timm"))
