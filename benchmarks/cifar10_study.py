@@ -117,14 +117,14 @@ def main() -> None:
     commands = study.commands()
     for number, words in enumerate(commands, start=1):
         say(f"run {number} of {len(commands)}: patchline {shlex.join(words)}")
-        _patchline(words)
+        patchline(words)
     if arguments.out:
         write(arguments.out, results(study, sys.argv[1:]))
 
 
 def results(study: Study, words: Sequence[str]) -> dict[str, Any]:
     """The points of the comparison, with the study's command and the machine."""
-    lines = _patchline(["compare", str(study.runs), "--json"], capture=True).splitlines()
+    lines = patchline(["compare", str(study.runs), "--json"], capture=True).splitlines()
     return {
         "command": shlex.join(["python", "-m", "benchmarks.cifar10_study", *words]),
         "machine": machine(),
@@ -132,7 +132,7 @@ def results(study: Study, words: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _patchline(words: Sequence[str], *, capture: bool = False) -> str:
+def patchline(words: Sequence[str], *, capture: bool = False) -> str:
     """What the command writes, if it is captured. SystemExit with its code if it fails."""
     command = [sys.executable, "-m", "jobs.cli", *words]
     ended = subprocess.run(command, stdout=subprocess.PIPE if capture else None, text=True, check=False)
