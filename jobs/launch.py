@@ -17,7 +17,7 @@ from pipeline.free_port import free_port
 
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+_INTERRUPTS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # If ranks end with different codes, the first of these wins; else the code of the rank that failed first.
 _CODES_BY_WEIGHT = (
@@ -128,12 +128,22 @@ def _start(
 
 @contextmanager
 def _later_signals() -> Iterator[None]:
-    """Holds interrupts back while a process is started: half way, its copy of this program would handle them, too."""
+    """Holds interrupts back while a process is started: half way, its copy of this program would handle them, too. The
+    mask is inherited by the new process, but binds this thread alone, so handlers wait as well: a signal that another
+    thread has taken would run them here."""
+    heard: list[int] = []
+    handlers = {number: handler for number in _INTERRUPTS if callable(handler := signal.getsignal(number))}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
     try:
+        for number in handlers:
+            signal.signal(number, lambda number, _: heard.append(number))
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for signum in heard:
+            signal.raise_signal(signum)
 
 
 def log_of(log_dir: Path, rank: int) -> Path:
@@ -143,13 +153,16 @@ def log_of(log_dir: Path, rank: int) -> Path:
 
 def _end_with(parent: int) -> Callable[[], None]:
     """A function for the child process, before it becomes the command: requests a TERM when the parent dies, and lets
-    interrupts through."""
+    interrupts through, which end it."""
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent is dead already
             os._exit(exit_codes.CRASH)
+        for number in _INTERRUPTS:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
 
     return ask

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -93,17 +94,27 @@ def test_an_interrupt_between_two_starts_leaves_no_rank(tmp_path: Path, monkeypa
     assert started[0].returncode == -signal.SIGKILL
 
 
-def test_an_interrupt_during_a_start_leaves_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_threads", [False, True], ids=["one thread", "a signal that another thread takes"])
+def test_an_interrupt_during_a_start_leaves_no_rank(
+    has_threads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A signal is held back while a rank starts, and comes as soon as that has started."""
     started: list[subprocess.Popen[bytes]] = []
-    start = subprocess.Popen
+    start, is_over = subprocess.Popen, threading.Event()
 
     def interrupted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
         os.kill(os.getpid(), signal.SIGINT)
         started.append(start([sys.executable, "-S", "-c", "import signal; signal.pause()"]))
         return started[0]
 
-    monkeypatch.setattr("jobs.launch.subprocess.Popen", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        start_ranks(["--version"], num_ranks=2, environ=dict(os.environ), log_dir=tmp_path)
+    other = threading.Thread(target=is_over.wait)
+    if has_threads:
+        other.start()
+    try:
+        monkeypatch.setattr("jobs.launch.subprocess.Popen", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start_ranks(["--version"], num_ranks=2, environ=dict(os.environ), log_dir=tmp_path)
+    finally:
+        is_over.set()
     assert [process.poll() for process in started] == [-signal.SIGKILL]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
