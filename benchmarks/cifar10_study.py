@@ -28,7 +28,7 @@ from pipeline.training.config import TrainingJob
 
 SHARES = (0.1, 0.3, 1.0)
 MODELS = ("vit_small", "vit_tiny", "bit_small")
-_STEPS, _TUNING_STEPS, _EVERY = 1000, 200, 500
+_STEPS, _TUNING_STEPS, _EVERY = 600, 100, 300
 
 
 def vit_small() -> TrainingJob:

@@ -27,7 +27,7 @@ from benchmarks.rounds import say, write
 from pipeline.training.config import TrainingJob
 from pipeline.training.metrics import read_metrics
 
-_MASKED_STEPS, _TUNING_STEPS, _EVERY = 700, 400, 50
+_MASKED_STEPS, _TUNING_STEPS, _EVERY = 400, 250, 50
 
 
 def vit_small_48_adamw() -> TrainingJob:

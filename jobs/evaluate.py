@@ -1,23 +1,27 @@
 """`patchline evaluate`: the scores of a weights folder over every sample of a dataset, each exactly once."""
 
+import base64
 import json
 import math
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from jobs import exit_codes
 from jobs.interrupts import AnsweredInExchanges
 from jobs.model_jobs import EvaluateJob
 from jobs.record import write_record
 from jobs.screen import put
+from pipeline.evaluation.examples import Examples, pictures
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.evaluation.targets import Targets, by_class_map, by_lists, by_name, read_class_map, read_lists
-from pipeline.models.weights import filled_model, open_weights, refuse_no_classifier
-from pipeline.world import current_world, joined
+from pipeline.models.weights import Weights, filled_model, open_weights, refuse_no_classifier
+from pipeline.world import World, current_world, joined
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
 from shards.part import opened_parts
+from shards.read import locate_row
 from shards.terminal import printable_name
 
 __all__ = ["EvaluateJob", "run"]
@@ -32,7 +36,7 @@ def run(job: EvaluateJob) -> int:
     weights, dataset = open_weights(job.weights), _opened(job)
     refuse_no_classifier(weights)
     labels = weights.labels[: weights.config.num_classes]
-    targets = _targets(job, dataset, labels)
+    targets, examples = _targets(job, dataset, labels), Examples(job.examples if job.run_dir else 0)
     if job.run_dir and world.is_first:
         write_record(
             Path(job.run_dir), stage="evaluate", job=job
@@ -48,7 +52,9 @@ def run(job: EvaluateJob) -> int:
             world=world,
             label_weights=job.label_weights,
             targets=targets,
+            examples=examples,
         )
+        examples.over_ranks(world.device)
     if not math.isfinite(scores.loss):
         raise InvalidDataError(
             f"the logits of {job.weights!r} are not finite (NaN or infinite) for images of {job.data.url!r}: the "
@@ -57,9 +63,34 @@ def run(job: EvaluateJob) -> int:
     if world.is_first:
         if job.run_dir:
             _write(Path(job.run_dir), "classes.json", counts.of_classes(dataset.label_names, labels))
+            _write(Path(job.run_dir), "examples.json", _shown(examples, dataset, weights, job, world))
             _write(Path(job.run_dir), "scores.json", asdict(scores))
         put(score_text(job, scores) + "\n")
     return exit_codes.DONE
+
+
+def _shown(
+    examples: Examples, dataset: Dataset, weights: Weights, job: EvaluateJob, world: World
+) -> list[dict[str, Any]]:
+    """What examples.json has of each example: names, and the image as the model sees it."""
+    chosen = examples.chosen()
+    files = pictures(
+        dataset,
+        [one.sample_id for one in chosen],
+        image_size=weights.config.image_size,
+        transform=job.data.transform,
+        threads=world.num_threads,
+    )
+    return [
+        {
+            **asdict(one),
+            "source": dataset.source_of(*locate_row(dataset, one.sample_id)),
+            "labels": [dataset.label_names[number] for number in one.labels],
+            "said": weights.labels[one.said],
+            "image": f"data:{kind};base64,{base64.b64encode(data).decode()}",
+        }
+        for one, (kind, data) in zip(chosen, files, strict=True)
+    ]
 
 
 def _opened(job: EvaluateJob) -> Dataset:

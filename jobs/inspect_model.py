@@ -10,13 +10,14 @@ from jobs import exit_codes
 from jobs.out_file import write_out
 from jobs.screen import put
 from pipeline.config_values import Device
+from pipeline.training.run_facts import read_facts
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 from shards.terminal import printable_name
 
 log = logging.getLogger(__name__)
 _KINDS = (".jpg", ".jpeg", ".png", ".webp")
-_FACTS = "inspect.json"
+_FACTS, FOLDER, _CURVES = "inspect.json", "inspect", "tensorboard"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,23 @@ def run(job: InspectJob) -> int:
     facts = {"weights": job.weights, "model": predictor.config.name, "files": files, **facts}
     data = json.dumps(facts, indent=1, allow_nan=False).encode() + b"\n"
     write_out(folder / _FACTS, data, todo="give another --out")
+    if _is_of_run(folder):
+        _show_in_tensorboard(folder, [name for name in files if name.endswith(".png")])
     put("".join(f"{printable_name(str(folder / name))}\n" for name in (*files, _FACTS)))
     return exit_codes.DONE
+
+
+def _is_of_run(folder: Path) -> bool:
+    """Whether the figures are in a run directory, which has its curves beside them."""
+    return folder.name == FOLDER and (folder.parent / _CURVES).is_dir()
+
+
+def _show_in_tensorboard(folder: Path, names: list[str]) -> None:
+    """The figures at the run's last step, beside its curves."""
+    from pipeline.training.metrics import show_files  # noqa: PLC0415 - as above
+
+    step = read_facts(folder.parent, num_steps=None, is_scored=False).step or 0
+    show_files(folder.parent / _CURVES / FOLDER, [folder / name for name in names], step=step)
 
 
 def _image_files(job: InspectJob) -> list[Path]:
@@ -88,7 +104,7 @@ def _image_files(job: InspectJob) -> list[Path]:
 def _folder(job: InspectJob) -> Path:
     """Where the figures go; made if it is not there. UserError if it cannot be made."""
     given = Path(job.weights)
-    folder = Path(job.out) if job.out else (given.parent if given.name == "weights" else given) / "inspect"
+    folder = Path(job.out) if job.out else (given.parent if given.name == "weights" else given) / FOLDER
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

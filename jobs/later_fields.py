@@ -49,7 +49,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     ),
     "PackJob": ("labels_file", "limits", "dedup", "resize", "unlabeled", "description", "licence", "run_dir"),
     "IndexJob": ("description", "licence"),
-    "EvaluateJob": ("threads", "json", "label_weights", "class_map", "real", "subset", "held_out"),
+    "EvaluateJob": ("threads", "json", "label_weights", "class_map", "real", "subset", "held_out", "examples"),
     "FewshotInTraining": ("subset", "held_out"),
     "FlatSource": ("labels_csv", "file_column", "label_column", "separator"),
     "VerifyJob": ("workers", "run_dir"),

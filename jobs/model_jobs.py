@@ -42,7 +42,11 @@ class EvaluateJob:
     real: str = ""
     """ImageNet-ReaL's real.json: the right classes of each image of ImageNet's validation set. Empty: its labels."""
     run_dir: str = ""
-    """Folder that scores.json, classes.json and job.yaml are written to; empty: nowhere."""
+    """Folder that scores.json, classes.json, examples.json and job.yaml are written to; empty: nowhere. RUN/scores is
+    shown in the report of RUN."""
+    examples: Annotated[int, Range(0, 32)] = 8
+    """Images to keep in examples.json, with what the model says: so many that it gets right, and so many of its most
+    confident mistakes."""
     device: Device = "auto"
     """Where to compute; auto: the GPU if there is one, else the CPU."""
     threads: Annotated[int, Range(0, MOST_THREADS, zero="each rank's share of the cores")] = 0

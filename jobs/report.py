@@ -9,6 +9,7 @@ from jobs.model_jobs import ReportJob
 from jobs.out_file import refuse_no_page, write_page
 from jobs.report_facts import ReportFacts, gather
 from jobs.report_page import render
+from jobs.report_scores import read_scores
 from jobs.report_worth import worth_of
 from jobs.screen import WIDTH, put, wrapped
 from pipeline.training.run_time import WORDS
@@ -27,7 +28,8 @@ def run(job: ReportJob) -> int:
     if job.out:
         refuse_no_page(out, name=_NAME)
     facts = gather(run_dir)
-    page = render(facts, worth_of(run_dir, wall_seconds=facts.time.wall_seconds))
+    worth = worth_of(run_dir, wall_seconds=facts.time.wall_seconds)
+    page = render(facts, worth, read_scores(run_dir))
     write_page(out, page)
     put(summary(facts))
     log.info("%s: %.1f kB, opens in any browser", out, len(page) / 1e3)

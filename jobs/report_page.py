@@ -8,6 +8,7 @@ import jinja2
 from jobs.report_curves import shown_curves
 from jobs.report_facts import ReportFacts
 from jobs.report_plots import number, time_bar
+from jobs.report_scores import ScoreSheet
 from jobs.report_worth import COLUMNS, CORE_DAYS, TABLE_2, Worth
 from pipeline.checkpoints.json_lines import is_finite
 from pipeline.training.run_time import WORDS
@@ -18,7 +19,7 @@ from shards.quantities import duration
 TEMPLATE = "report.html.j2"
 
 
-def render(facts: ReportFacts, worth: Worth) -> bytes:
+def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
     """The page, UTF-8. Equal facts give equal bytes."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -29,7 +30,10 @@ def render(facts: ReportFacts, worth: Worth) -> bytes:
     page = template.render(
         facts=facts,
         worth=worth,
-        paper=(COLUMNS, TABLE_2.get(worth.dataset, ()), CORE_DAYS),
+        scores=scores,
+        columns=COLUMNS,
+        table_2=TABLE_2,
+        core_days=CORE_DAYS,
         style=page_style(),
         bar=time_bar(facts.time.parts, WORDS),
         words=WORDS,

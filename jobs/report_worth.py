@@ -9,12 +9,14 @@ from pathlib import Path
 
 from jobs.compare_facts import Point, point_of
 from jobs.record_leaves import read_leaves
+from pipeline.checkpoints.json_lines import is_finite
 from pipeline.training.starts import Start, read_starts
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
+from shards.typed_json import parse_json
 
 _SECONDS_A_DAY = 86_400
-_MOST_FIGURE_BYTES = 8 << 20
+_MOST_FIGURE_BYTES, _MOST_SWEEP_BYTES = 8 << 20, 16 << 20
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Files of `patchline inspect`, with what they show.
 _FIGURES = (
@@ -33,6 +35,7 @@ COLUMNS = (
 # "An Image is Worth 16x16 Words", Table 2: accuracy in percent and its deviation over three fine-tuning runs.
 TABLE_2 = {
     "ImageNet": ("88.55 ± 0.04", "87.76 ± 0.03", "85.30 ± 0.02", "87.54 ± 0.02", "88.4 / 88.5"),
+    "ImageNet-ReaL": ("90.72 ± 0.05", "90.54 ± 0.03", "88.62 ± 0.05", "90.54", "90.55"),
     "CIFAR-10": ("99.50 ± 0.06", "99.42 ± 0.03", "99.15 ± 0.03", "99.37 ± 0.06", "–"),
     "CIFAR-100": ("94.55 ± 0.04", "93.90 ± 0.05", "93.25 ± 0.05", "93.51 ± 0.08", "–"),
     "Oxford-IIIT Pets": ("97.56 ± 0.03", "97.32 ± 0.11", "94.67 ± 0.15", "96.62 ± 0.23", "–"),
@@ -50,13 +53,24 @@ _SPLIT = re.compile(r"[-_.](test|val|validation|valid)$")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Repeats:
+    """The same recipe with several seeds: how many, the mean of their accuracies, and the deviation of a sample."""
+
+    num_runs: int
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Worth:
     """`device_days`: of all ranks over all starts; `dataset`: that of Table 2 on which the run is scored, or empty;
-    `figures`: title and data URI of each. `reasons`: why something is not known."""
+    `repeats`: of a repetition of a sweep, that of all of them; `figures`: title and data URI of each. `reasons`: why
+    something is not known."""
 
     point: Point | None
     device_days: float | None
     dataset: str
+    repeats: Repeats | None
     figures: tuple[tuple[str, str], ...]
     reasons: tuple[str, ...]
 
@@ -76,6 +90,7 @@ def worth_of(run_dir: Path, *, wall_seconds: float) -> Worth:
         point=point,
         device_days=days,
         dataset=dataset if point and point.accuracy is not None else "",
+        repeats=_repeats(run_dir.resolve()),
         figures=tuple(_figures(run_dir / "inspect")),
         reasons=tuple(reasons),
     )
@@ -88,6 +103,19 @@ def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None
     ends = [*(one.total_seconds for one in starts[1:]), wall_seconds]
     spans = [max(0.0, end - one.total_seconds) * one.num_ranks for one, end in zip(starts, ends, strict=True)]
     return sum(spans) / _SECONDS_A_DAY
+
+
+def _repeats(run_dir: Path) -> Repeats | None:
+    """Of a run in SWEEP/seeds whose sweep.json has a mean."""
+    if run_dir.parent.name != "seeds":
+        return None
+    try:
+        found = parse_json(read_local_file(run_dir.parent.parent / "sweep.json", most_bytes=_MOST_SWEEP_BYTES))
+        num_runs, mean, deviation = len(found["seeds"]), found["mean"], found["deviation"]
+    except (OSError, ValueError, KeyError, TypeError, InvalidDataError):
+        return None
+    is_usable = is_finite(mean) and is_finite(deviation) and 0 <= mean <= 1 and 0 <= deviation <= 1
+    return Repeats(num_runs=num_runs, mean=mean, deviation=deviation) if is_usable else None
 
 
 def _dataset(url: str) -> str:

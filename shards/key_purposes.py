@@ -42,6 +42,7 @@ MASKED_PATCHES = Purpose(10, ("seed", "step"), "the patches of each image of a b
 SHOTS = Purpose(0x73686F74, ("seed",), "the few images of each class that a representation is measured with")  # "shot"
 SUBSETS = Purpose(0x73756273, ("seed",), "the samples of a part of a dataset")  # "subs"
 HELD_OUT = Purpose(0x68656C64, ("seed",), "the samples that are held out of training")  # "held"
+EXAMPLES = Purpose(0x6578616D, ("seed",), "the right answers that are shown beside scores")  # "exam"
 PACKING = Purpose(0x7061636B, ("seed",), "the order in which a dataset's samples are packed")  # "pack"
 
 PURPOSES = (
@@ -59,5 +60,6 @@ PURPOSES = (
     SHOTS,
     SUBSETS,
     HELD_OUT,
+    EXAMPLES,
     PACKING,
 )

@@ -86,7 +86,16 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
                 "interrupts",
             ),
             *("ls", "run_table", "doctor", "verify_resume", "killed_runs", "trial_verdict", "trial_report"),
-            *("report", "report_facts", "report_page", "report_plots", "report_curves", "report_worth"),
+            *(
+                "report",
+                "report_facts",
+                "report_page",
+                "report_plots",
+                "report_curves",
+                "report_worth",
+                "report_scores",
+            ),
+            "confusion_plot",
             *("compare", "compare_facts", "compare_page", "compare_plots", "model_card", "out_file"),
             *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
             *(

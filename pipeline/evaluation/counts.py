@@ -12,6 +12,14 @@ _BINS = 15  # of confidence, as Guo et al., "On Calibration of Modern Neural Net
 _MOST_CELLS = 1 << 22  # of the confusion matrix: that of 2,000 classes
 
 
+def answers(logits_BK: torch.Tensor, targets_BL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each image the class that the model says, whether the image has a target (`targets_BL` is padded with -1), and
+    whether it is right."""
+    # The first of equal logits, as argmax: topk may take any of them.
+    said_B, is_scored_B = logits_BK.argmax(dim=1), (targets_BL >= 0).any(dim=1)
+    return said_B, is_scored_B, (said_B[:, None] == targets_BL).any(dim=1) & is_scored_B
+
+
 class Counts:
     """Sums in float64 over images. `groups`: the dataset's labels; `classes`: those of the model.
 
@@ -31,13 +39,10 @@ class Counts:
         self, logits_BK: torch.Tensor, targets_BL: torch.Tensor, groups_BL: torch.Tensor, *, confidence_B: torch.Tensor
     ) -> None:
         """Images whose right classes are `targets_BL`, padded with -1, and whose labels are `groups_BL`."""
-        is_scored_B = (targets_BL >= 0).any(dim=1)
+        said_B, is_scored_B, right_B = answers(logits_BK, targets_BL)
         self.images += len(targets_BL)
         self.scored += is_scored_B.sum()
         best_B5 = logits_BK.topk(min(5, self.num_classes), dim=1).indices
-        # The first of equal logits, as argmax: topk may take any of them.
-        said_B = logits_BK.argmax(dim=1)
-        right_B = (said_B[:, None] == targets_BL).any(dim=1) & is_scored_B
         in_five_B = (best_B5[:, :, None] == targets_BL[:, None, :]).flatten(start_dim=1).any(dim=1) & is_scored_B
         self.right += right_B.sum()
         self.right_in_five += (in_five_B | right_B).sum()

@@ -15,6 +15,7 @@ from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation.counts import Counts
+from pipeline.evaluation.examples import Examples
 from pipeline.evaluation.targets import Targets, by_name, counted_labels
 from pipeline.models.loss import classification_loss, weighted_targets
 from pipeline.world import World
@@ -60,6 +61,7 @@ def evaluate(
     label_weights: bool = False,
     before_batch: Callable[[], None] = lambda: None,
     targets: Targets | None = None,
+    examples: Examples | None = None,
 ) -> tuple[Scores, Counts]:
     """Scores of a model that maps uint8[B, H, W, 3] to logits of the classes `labels`, and what they are made of, the
     same on every rank. Collective over all ranks.
@@ -67,24 +69,26 @@ def evaluate(
     `targets`: what is right for an image; else its labels by name, of which a dataset may lack some, but has no others
     (UserError, also if no image has a label). `label_weights`: the loss is of targets by the labels' weights, and a
     label of weight 0 is none. `before_batch` is called before each batch, equally often on every rank, and may raise.
+    `examples`: of this rank's images.
     """
     targets = targets or by_name(dataset, labels)
-    share = Share(global_batch=config.batch_size * world.num_ranks, rank=world.rank, num_ranks=world.num_ranks)
     batches = evaluation_batches(
         dataset,
         batch_size=config.batch_size,
         image_size=model_image_size(model),
         transform=config.transform,
-        share=share,
+        share=Share(global_batch=config.batch_size * world.num_ranks, rank=world.rank, num_ranks=world.num_ranks),
         threads=world.num_threads,
         label_weights=label_weights,
     )
-    total = dataset.num_samples if world.is_first else 0
     counts = Counts(num_groups=len(dataset.label_names), num_classes=len(labels))
-    with closing(batches), Progress("evaluate", total, unit="images", says_end=False) as progress:
+    with (
+        closing(batches),
+        Progress("evaluate", dataset.num_samples * world.is_first, unit="images", says_end=False) as progress,
+    ):
         for batch, mask_B in batches:
             before_batch()
-            _count(counts, model, batch, mask_B, targets, loss=loss, world=world)
+            _count((counts, examples or Examples(0)), model, batch, mask_B, targets, loss=loss, world=world)
             if world.is_first:
                 progress.advance(min(int(mask_B.sum()) * world.num_ranks, progress.total - progress.done))
     counts.over_ranks(world.device)
@@ -117,7 +121,7 @@ def model_image_size(model: nn.Module) -> int:
 
 
 def _count(
-    counts: Counts,
+    kept: tuple[Counts, Examples],
     model: nn.Module,
     batch: Batch,
     mask_B: torch.Tensor,
@@ -127,6 +131,7 @@ def _count(
     world: World,
 ) -> None:
     """Adds this rank's images of a batch."""
+    counts, examples = kept
     with torch.no_grad():
         logits_BK = model(batch.images.to(world.device)).float().cpu()[mask_B]
     right_BL, groups_BL = targets(batch)[mask_B], counted_labels(batch)[mask_B]
@@ -139,4 +144,6 @@ def _count(
     if not logits_BK.isfinite().all():  # of which -inf could leave the loss finite
         counts.loss += math.nan
     odds_BK = logits_BK.softmax(dim=1) if loss == "softmax" else logits_BK.sigmoid()
-    counts.add(logits_BK, right_BL, groups_BL, confidence_B=odds_BK.amax(dim=1))
+    confidence_B = odds_BK.amax(dim=1)
+    counts.add(logits_BK, right_BL, groups_BL, confidence_B=confidence_B)
+    examples.add(batch.sample_ids, logits_BK, right_BL, groups_BL, confidence_B=confidence_B)

@@ -120,6 +120,19 @@ class Metrics:
             self._hook_before(failed)
 
 
+def show_files(folder: Path, files: Sequence[Path], *, step: int) -> None:
+    """PNG files as pictures of TensorBoard, by their names, instead of those that the folder has of this step and
+    later. Not the folder that a run writes to: TensorBoard would follow the new file alone."""
+    pictures = []
+    for path in files:
+        data = path.read_bytes()
+        width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))  # of IHDR, the first chunk
+        image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=data)
+        pictures.append(Summary.Value(tag=f"inspect/{path.stem}", image=image))
+    with naming(folder), SummaryWriter(str(folder), purge_step=step) as board:
+        board._get_file_writer().add_summary(Summary(value=pictures), step)
+
+
 def tag_of(name: str) -> str:
     """TensorBoard's name of a value of metrics.jsonl: in one of the groups train, eval, perf and data."""
     if "/" in name:

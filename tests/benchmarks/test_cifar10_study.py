@@ -28,7 +28,7 @@ def test_each_model_is_pretrained_on_each_share_and_fine_tuned() -> None:
 def test_models_are_of_the_sizes_that_are_said(name: str) -> None:
     before, after = getattr(study_module, name)(), getattr(study_module, f"{name}_48")()
     assert (before.model.image_size, after.model.image_size) == (32, 48)
-    assert before.steps == 1000
+    assert before.steps == 600
 
 
 @pytest.mark.slow

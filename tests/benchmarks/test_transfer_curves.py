@@ -31,7 +31,7 @@ def test_every_curve_is_in_a_panel_with_its_rivals() -> None:
 
 def test_recipes() -> None:
     assert vit_small_48_adamw().optimizer.name == "adamw"
-    assert vit_small_48_adamw().steps == 200
+    assert vit_small_48_adamw().steps == 100
     assert vit_small_masked().model.masked_patches
     assert replace(vit_small_short().model, image_size=48) == vit_small_48_adamw().model
 

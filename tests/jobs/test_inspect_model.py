@@ -1,10 +1,13 @@
 """`patchline inspect` of real weights: ours, and the same in timm's layout; and what it cannot use."""
 
 import json
+import shutil
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.masked import colour_names
@@ -12,7 +15,7 @@ from pipeline.models.weights import save_weights
 from tests.jobs.test_evaluate import TINY, weights_that_say
 from tests.pipeline.inspection.test_model_figures import photographs
 from tests.rigs.processes import Ended, patchline
-from tests.rigs.training import FinishedRuns
+from tests.rigs.training import FinishedRuns, losses
 
 FILES = ["filters", "positions", "attention_distance", "rollout"]
 
@@ -45,6 +48,24 @@ def test_figures_and_numbers_of_a_run(finished_runs: FinishedRuns, images: Path,
     for name in names[::2]:
         with Image.open(out / name) as picture:
             assert min(picture.size) > 200
+
+
+def test_the_figures_are_in_the_runs_tensorboard(finished_runs: FinishedRuns, images: Path, tmp_path: Path) -> None:
+    """In a folder of their own, and in place of those of an earlier look at the same step."""
+    run_dir = shutil.copytree(finished_runs.get(1), tmp_path / "run")
+    for number in (1, 3):
+        ended = inspected(run_dir, "--images", images, f"--max-images={number}")
+        assert ended.code == 0, ended.errors
+    board = EventAccumulator(str(run_dir / "tensorboard" / "inspect")).Reload()
+    assert sorted(board.Tags()["images"]) == sorted(f"inspect/{name}" for name in FILES)
+    for name in FILES:
+        (shown,) = board.Images(f"inspect/{name}")
+        file = (run_dir / "inspect" / f"{name}.png").read_bytes()
+        assert (shown.step, shown.encoded_image_string) == (max(losses(run_dir)), file)
+        with Image.open(BytesIO(file)) as picture:
+            assert (shown.width, shown.height) == picture.size
+    own = EventAccumulator(str(run_dir / "tensorboard")).Reload().Tags()["images"]
+    assert not any(tag.startswith("inspect/") for tag in own)
 
 
 def test_timms_layout_has_the_same_numbers(tmp_path: Path, images: Path) -> None:

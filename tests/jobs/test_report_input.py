@@ -16,6 +16,7 @@ from jobs.cli import main
 from jobs.report import summary
 from jobs.report_facts import gather
 from jobs.report_page import render
+from jobs.report_scores import read_scores
 from jobs.report_worth import worth_of
 from tests.jobs.test_ls import make
 from tests.rigs.browser import CHROMIUM, browser
@@ -227,7 +228,9 @@ def test_a_run_that_is_read_while_it_trains(digits_url: str, tmp_path: Path) -> 
             assert facts.run.state == "running"
             assert [note for note in facts.notes if "cannot be used" in note or "damaged" in note] == []
             assert "running" in summary(facts)
-            assert b"running" in render(facts, worth_of(run_dir, wall_seconds=facts.time.wall_seconds))
+            assert b"running" in render(
+                facts, worth_of(run_dir, wall_seconds=facts.time.wall_seconds), read_scores(run_dir)
+            )
             assert sum(facts.time.parts.values()) == pytest.approx(facts.time.wall_seconds, abs=1e-6)
             pause.wait(0.02)
         ranks.processes[0].send_signal(signal.SIGSTOP)  # or its next line would follow the half one

@@ -67,7 +67,7 @@ class Browser:
         png = self._ask("Page.captureScreenshot", {"captureBeyondViewport": True}, session)["data"]
         self._ask("Target.closeTarget", {"targetId": target})
         return Seen(
-            requests=[url for url in asked if url != page.as_uri()],
+            requests=[url for url in asked if url != page.as_uri() and not url.startswith("data:")],
             console=self._said(),
             width=found[0],
             scroll_width=found[1],

@@ -179,13 +179,16 @@ def restart_the_controller(run: Run) -> None:
 
 
 def reach_the_limit(run: Run) -> float:
-    """Sets the limit of the running job to the next whole minute: Slurm sends its signal, and ends what is left."""
+    """Sets the limit of the running job to the next whole minute: Slurm sends its signal, and ends what is left. The
+    next start has its time again: on a busy machine it may need more than such a minute until it saves."""
     job = run.job("pretrain")
     hours, minutes, _ = (int(part) for part in run.cluster.job(job)["RunTime"].split(":"))
     run.cluster.scontrol("update", f"JobId={job}", f"TimeLimit={hours * 60 + minutes + 1}")
     starts = run.cluster.job(job)["Restarts"]
     run.wait(lambda: run.cluster.job(job)["Restarts"] != starts, "the job is requeued")
-    return time.monotonic()
+    began = time.monotonic()
+    run.cluster.scontrol("update", f"JobId={job}", "TimeLimit=30")
+    return began
 
 
 def lose_the_storage(run: Run) -> float:

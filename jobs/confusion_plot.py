@@ -1,0 +1,38 @@
+"""The confusion matrix in a run's report as inline SVG: shares in, markup out. Colours are the page's. Pure."""
+
+from collections.abc import Sequence
+
+from markupsafe import Markup, escape
+
+from jobs.report_plots import svg
+
+MOST_CLASSES = 30
+_LEFT, _TOP, _RIGHT = 130, 118, 46
+_WIDE, _NARROW = 34, 17  # pixels of a cell, of few and of many classes
+_MOST_WIDE = 14
+
+
+def confusion_plot(shares: Sequence[Sequence[float]], labels: Sequence[str], classes: Sequence[str]) -> Markup:
+    """A row for each label, a column for each class of the model; `shares`: of the label's images that the model took
+    for the class, 0 to 1. An answer with the label's own name is a right one, in another colour."""
+    cell = _WIDE if max(len(labels), len(classes)) <= _MOST_WIDE else _NARROW
+    body = [f'<text x="4" y="13">label</text><text x="{_LEFT - 8}" y="13" text-anchor="end">answer</text>']
+    for column, name in enumerate(classes):
+        at = f"translate({_LEFT + (column + 0.5) * cell + 4:.1f} {_TOP - 7}) rotate(-55)"
+        body.append(f'<text class="name" transform="{at}">{escape(name)}</text>')
+    for row, name in enumerate(labels):
+        y = _TOP + row * cell
+        body.append(
+            f'<text class="name" x="{_LEFT - 8}" y="{y + cell / 2 + 4:.1f}" text-anchor="end">{escape(name)}</text>'
+        )
+        for column, share in enumerate(shares[row]):
+            x, is_right = _LEFT + column * cell, classes[column] == name
+            box = (
+                f'x="{x}" y="{y}" width="{cell - 1}" height="{cell - 1}" fill-opacity="{0.05 + 0.95 * share**0.5:.2f}"'
+            )
+            body.append(f'<rect class="{"part-1" if is_right else "cell"}" {box}/>')
+            if share >= 0.005 and cell == _WIDE:
+                place = f'x="{x + cell / 2 - 0.5:.1f}" y="{y + cell / 2 + 4:.1f}" text-anchor="middle"'
+                body.append(f'<text class="value{" strong" if share > 0.4 else ""}" {place}>{100 * share:.0f}</text>')
+    about = f"Confusion matrix of {len(labels)} labels and {len(classes)} classes, in percent of each label's images."
+    return svg(about, _LEFT + len(classes) * cell + _RIGHT, _TOP + len(labels) * cell + 4, body)
