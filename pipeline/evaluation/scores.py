@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -72,7 +72,23 @@ def evaluate(
     `examples`: of this rank's images.
     """
     targets = targets or by_name(dataset, labels)
-    batches = evaluation_batches(
+    batches = _batches(model, dataset, config, world=world, label_weights=label_weights)
+    total = dataset.num_samples if world.is_first else 0
+    counts = Counts(num_groups=len(dataset.label_names), num_classes=len(labels))
+    with closing(batches), Progress("evaluate", total, unit="images", says_end=False) as progress:
+        for batch, mask_B in batches:
+            before_batch()
+            _count((counts, examples or Examples(0)), model, batch, mask_B, targets, loss=loss, world=world)
+            if world.is_first:
+                progress.advance(min(int(mask_B.sum()) * world.num_ranks, progress.total - progress.done))
+    counts.over_ranks(world.device)
+    return _scores(counts, dataset, world), counts
+
+
+def _batches(
+    model: nn.Module, dataset: Dataset, config: EvaluationConfig, *, world: World, label_weights: bool
+) -> Generator[tuple[Batch, torch.Tensor], None, None]:
+    return evaluation_batches(
         dataset,
         batch_size=config.batch_size,
         image_size=model_image_size(model),
@@ -81,18 +97,6 @@ def evaluate(
         threads=world.num_threads,
         label_weights=label_weights,
     )
-    counts = Counts(num_groups=len(dataset.label_names), num_classes=len(labels))
-    with (
-        closing(batches),
-        Progress("evaluate", dataset.num_samples * world.is_first, unit="images", says_end=False) as progress,
-    ):
-        for batch, mask_B in batches:
-            before_batch()
-            _count((counts, examples or Examples(0)), model, batch, mask_B, targets, loss=loss, world=world)
-            if world.is_first:
-                progress.advance(min(int(mask_B.sum()) * world.num_ranks, progress.total - progress.done))
-    counts.over_ranks(world.device)
-    return _scores(counts, dataset, world), counts
 
 
 def _scores(counts: Counts, dataset: Dataset, world: World) -> Scores:
