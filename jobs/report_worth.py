@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jobs.compare_facts import Point, point_of
 from jobs.record_leaves import read_leaves
@@ -40,6 +41,7 @@ TABLE_2 = {
     "CIFAR-100": ("94.55 ± 0.04", "93.90 ± 0.05", "93.25 ± 0.05", "93.51 ± 0.08", "–"),
     "Oxford-IIIT Pets": ("97.56 ± 0.03", "97.32 ± 0.11", "94.67 ± 0.15", "96.62 ± 0.23", "–"),
     "Oxford Flowers-102": ("99.68 ± 0.02", "99.74 ± 0.00", "99.61 ± 0.02", "99.63 ± 0.03", "–"),
+    "VTAB (19 tasks)": ("77.63 ± 0.23", "76.28 ± 0.46", "72.72 ± 0.21", "76.29 ± 1.70", "–"),
 }
 CORE_DAYS = ("2.5k", "0.68k", "0.23k", "9.9k", "12.3k")  # TPUv3-core-days of pre-training
 _NAMES = {  # of a dataset's folder, without its split
@@ -49,6 +51,7 @@ _NAMES = {  # of a dataset's folder, without its split
     **dict.fromkeys(("pets", "oxfordpets", "oxfordiiitpet", "oxfordiiitpets"), "Oxford-IIIT Pets"),
     **dict.fromkeys(("flowers", "flowers102", "oxfordflowers102"), "Oxford Flowers-102"),
 }
+_VTAB = {"natural": "natural", "specialized": "specialised", "structured": "structured", "mean": "VTAB (19 tasks)"}
 _SPLIT = re.compile(r"[-_.](test|val|validation|valid)$")
 
 
@@ -64,13 +67,14 @@ class Repeats:
 @dataclass(frozen=True, kw_only=True)
 class Worth:
     """`device_days`: of all ranks over all starts; `dataset`: that of Table 2 on which the run is scored, or empty;
-    `repeats`: of a repetition of a sweep, that of all of them; `figures`: title and data URI of each. `reasons`: why
-    something is not known."""
+    `repeats`: of a repetition of a sweep, that of all of them; `vtab`: its means over groups of tasks and over all,
+    those of RUN/vtab that are whole; `figures`: title and data URI of each. `reasons`: why something is not known."""
 
     point: Point | None
     device_days: float | None
     dataset: str
     repeats: Repeats | None
+    vtab: tuple[tuple[str, float], ...]
     figures: tuple[tuple[str, str], ...]
     reasons: tuple[str, ...]
 
@@ -91,6 +95,7 @@ def worth_of(run_dir: Path, *, wall_seconds: float) -> Worth:
         device_days=days,
         dataset=dataset if point and point.accuracy is not None else "",
         repeats=_repeats(run_dir.resolve()),
+        vtab=_vtab(run_dir / "vtab" / "vtab.json"),
         figures=tuple(_figures(run_dir / "inspect")),
         reasons=tuple(reasons),
     )
@@ -116,6 +121,16 @@ def _repeats(run_dir: Path) -> Repeats | None:
         return None
     is_usable = is_finite(mean) and is_finite(deviation) and 0 <= mean <= 1 and 0 <= deviation <= 1
     return Repeats(num_runs=num_runs, mean=mean, deviation=deviation) if is_usable else None
+
+
+def _vtab(path: Path) -> tuple[tuple[str, float], ...]:
+    """The means that `patchline vtab --run-dir RUN/vtab` has left."""
+    try:
+        found = parse_json(read_local_file(path, most_bytes=_MOST_SWEEP_BYTES))
+    except (OSError, ValueError, InvalidDataError):
+        return ()
+    means: dict[str, Any] = {name: found.get(key) for key, name in _VTAB.items()} if isinstance(found, dict) else {}
+    return tuple((name, float(mean)) for name, mean in means.items() if is_finite(mean) and 0 <= mean <= 1)
 
 
 def _dataset(url: str) -> str:
