@@ -54,12 +54,13 @@ def text_of(found: Evidence, causes: Sequence[Cause], *, columns: int) -> str:
 
 
 def state_words(found: Evidence) -> str:
-    """The run's state, and which job continues a run that is not running."""
+    """The run's state, and which job continues a run that is not running. A run that has not started may have a job of
+    which a silent Slurm says nothing."""
     state, job = found.facts.run.state, found.next_job
+    if state == "never started" and (job or found.complaint):
+        return "not started yet"
     if job is None or state in ("running", "done"):
         return state
-    if state == "never started":
-        return "not started yet"
     return f"{'ended by a fault' if state == 'failed' else state}, continued by job {job.job}"
 
 

@@ -11,6 +11,9 @@ from jobs import slurm
 from jobs.slurm import need_sbatch, queued, queued_with, settled_with, slurms_answer, submitted
 from shards.errors import UserError
 
+UNKNOWN = "{ echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; }"  # scontrol of a job it forgot
+SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+
 
 def programs(folder: Path, **scripts: str) -> dict[str, str]:
     """An environment in which Slurm's programs are these lines of shell."""
