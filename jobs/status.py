@@ -121,10 +121,23 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
 
 def refuse_no_run(run_dir: Path) -> None:
     """UserError for a folder that is neither a run nor one whose first job has not started yet."""
-    if not run_dir.is_dir() or not any((run_dir / name).exists() for name in ("job.yaml", "submit")):
-        hint = f"is a chain: name one of its runs, as `patchline status {shlex.quote(str(run_dir))}` lists them"
-        other = "is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
-        raise UserError(f"{str(run_dir)!r} {hint if is_chain(str(run_dir)) else other}")
+    refuse_chain(run_dir)
+    if not run_dir.is_dir() or not _is_begun(run_dir):
+        raise UserError(
+            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
+        )
+
+
+def refuse_chain(folder: Path, *, more: str = "") -> None:
+    """UserError for the folder of a chain that is no run. `more`: what else to do with a chain."""
+    if is_chain(str(folder)) and not _is_begun(folder):
+        name = shlex.quote(str(folder))
+        hint = f"name one of its runs, as `patchline status {name}` lists them{more.replace('{chain}', name)}"
+        raise UserError(f"{str(folder)!r} is a chain: {hint}")
+
+
+def _is_begun(run_dir: Path) -> bool:
+    return any((run_dir / name).exists() for name in ("job.yaml", "submit"))
 
 
 def _as_json(found: Run, status: Status) -> dict[str, Any]:
