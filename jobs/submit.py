@@ -221,6 +221,8 @@ def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> No
 
 def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: int) -> int:
     need_sbatch(environ)
+    if not request.folder.exists():  # a refusal leaves no folder that looks like a run
+        slurms_answer([], environ, text=text)
     try:
         request.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
