@@ -185,5 +185,6 @@ def _remedy(said: str) -> str:
         options = "--mem, --mem-per-cpu or --mem-per-gpu in `options:` of your cluster's settings"
         return f"lower {options}; `sinfo -o '%P %m'` lists each node's MB"
     if "node" in found or "processor" in found or "cpu" in found:
-        return "lower --nodes, gpus_per_node or cpus_per_rank; `sinfo -o '%P %D %c %G'` lists what there is"
+        memory = "or --mem in `options:`"  # of which --test-only says only that no node is such
+        return f"lower --nodes, gpus_per_node, cpus_per_rank, {memory}; `sinfo -o '%P %D %c %m %G'` lists what there is"
     return "correct your cluster's settings, or the flags of submit"

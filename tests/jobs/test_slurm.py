@@ -48,6 +48,7 @@ def test_jobs_inherit_no_secrets(tmp_path: Path) -> None:
         ("Invalid account or account/partition combination specified", "correct `account:` and `qos:`"),
         ("Requested time limit is invalid", "lower --time"),
         ("Requested node configuration is not available", "lower --nodes"),
+        ("Requested node configuration is not available", "or --mem in `options:`"),
         ("Memory specification can not be satisfied", "lower --mem"),
         ("QOSMaxMemoryPerUser", "correct `account:` and `qos:`"),
         ("something new", "correct your cluster's settings, or the flags of submit"),
