@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.ls import run_at
+from jobs.status import refuse_chain
 from pipeline.training.run_facts import RunFacts
 from shards.errors import UserError
 from shards.terminal import printable_name
@@ -19,6 +20,7 @@ def run(words: list[str], *, command: str) -> int:
     if len(words) != 1 or words[0].startswith("-"):
         raise UserError(f"usage: patchline {command} RUN")
     run_dir = Path(words[0])
+    refuse_chain(run_dir, more="; `patchline cancel {chain}` ends all of it" if command == "stop" else "")
     facts = facts_at(run_dir)
     if command == "save":
         _save(run_dir, facts)

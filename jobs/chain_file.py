@@ -127,7 +127,7 @@ class ChainConfig:
 
 def read_chain(path: Path) -> ChainConfig:
     """The chain in a YAML file. UserError, with the line, for what is wrong."""
-    tree = read_tree(path)
+    tree = read_tree(path, todo="give a chain, such as your copy of slurm/chain.example.yaml")
     if not isinstance(tree, Fields):
         raise UserError(f"{path} has no fields; copy slurm/chain.example.yaml and change it")
     optional = tuple(each.name for each in fields(StepConfig) if each.name not in ("name", "stage"))

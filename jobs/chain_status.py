@@ -61,8 +61,8 @@ class ChainStatus:
 
     @property
     def is_over(self) -> bool:
-        """Whether none of its steps has a job, or would get one."""
-        return bool(self.ending) or not any(step.state in _UNDER_WAY for step in self.steps)
+        """Whether none of its steps has a job, or would get one; False while Slurm does not say."""
+        return bool(self.ending) or not (self.complaint or any(step.state in _UNDER_WAY for step in self.steps))
 
 
 def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainStatus:
@@ -77,8 +77,15 @@ def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainSta
     if how == GAVE_UP:
         message = read_local_file(state / GAVE_UP, most_bytes=_MOST_MESSAGE).decode(errors="replace").strip()
     own = _own_runs(state)
-    steps = tuple(_step(step, queue, environ, run_dir=own.get(step.name, "")) for step in chain_steps(str(folder)))
-    return ChainStatus(folder=folder, ending=how, message=message, steps=steps, complaint=complaint)
+    steps = list[StepStatus]()
+    for step in chain_steps(str(folder)):
+        run_dir = own.get(step.name, "")
+        try:
+            steps.append(_step(step, queue, environ, run_dir=run_dir))
+        except UserError as error:  # from here on it is not asked again
+            environ, complaint = None, str(error)
+            steps.append(_step(step, queue, None, run_dir=run_dir))
+    return ChainStatus(folder=folder, ending=how, message=message, steps=tuple(steps), complaint=complaint)
 
 
 def _own_runs(state: Path) -> dict[str, str]:
@@ -165,5 +172,6 @@ def chain_json(status: ChainStatus) -> dict[str, Any]:
         "chain": str(status.folder),
         "ending": status.ending or None,
         "message": status.message or None,
+        "complaint": status.complaint or None,
         "steps": [asdict(step) for step in status.steps],
     }

@@ -73,7 +73,8 @@ def submit_chain(
         return _show(chain)
     need_sbatch(environ)
     for request in _first_requests(chain):
-        slurms_answer([], environ, text=script_of(chain, replace(request, dependency="")))
+        text = script_of(chain, replace(request, dependency=""))
+        slurms_answer([], environ, text=text, what=f"the job {printable_name(request.name)}")
     _make_folder(chain.state)
     with alone(chain.state):
         if not _begin(chain, copies):
@@ -198,6 +199,6 @@ def _show(chain: Chain) -> int:
         log.warning("no sbatch on this machine, so Slurm was not asked about it")
         return exit_codes.DONE
     for request in requests[:_MOST_ASKED]:
-        said = slurms_answer([], chain.environ, text=script_of(chain, replace(request, dependency="")))
-        log.info("%s: %s", printable_name(request.name), said)
+        name, text = printable_name(request.name), script_of(chain, replace(request, dependency=""))
+        log.info("%s: %s", name, slurms_answer([], chain.environ, text=text, what=f"the job {name}"))
     return exit_codes.DONE

@@ -109,7 +109,7 @@ def refuse_wrong_limit(text: str, *, what: str) -> None:
 
 def read_cluster(path: Path) -> ClusterConfig:
     """The settings in a YAML file. UserError, with the line, for what is wrong."""
-    tree = read_tree(path)
+    tree = read_tree(path, todo="give --cluster your copy of slurm/cluster.example.yaml")
     if not isinstance(tree, Fields):
         raise UserError(f"{path} has no fields; copy slurm/cluster.example.yaml and change it")
     try:

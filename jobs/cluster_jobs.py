@@ -95,5 +95,6 @@ class PreflightJob:
         refuse_wrong_values(self, where="")
         if self.url and not self.url.startswith("s3://"):
             raise UserError(f"--url is {shown_value(self.url)}; allowed: s3://bucket/prefix, or nothing")
-        if self.deep and not self.cluster:
-            raise UserError("--deep says nothing without --cluster; add --cluster cluster.yaml")
+        for flag, is_given in (("--deep", self.deep), ("--run-dir", self.run_dir)):
+            if is_given and not self.cluster:
+                raise UserError(f"{flag} says nothing without --cluster; add --cluster cluster.yaml")

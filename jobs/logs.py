@@ -55,6 +55,8 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     there = whole.split(b"\n") if whole else []
     is_wanted = _all if wish.rank is None else lines_of_rank(wish.rank, wish.run_dir, there)
     lines = [line for line in there if is_wanted(line)]
+    if wish.rank is not None and not lines:
+        log.warning("its log has no line of rank %s; without --rank, all lines are shown", wish.rank)
     put("".join(f"{shown(line)}\n" for line in lines[max(0, len(lines) - wish.num_lines) :]))
     if not wish.follows:
         return exit_codes.DONE

@@ -81,7 +81,13 @@ def judge_partition(name: str, partition: Mapping[str, str], *, what: str = "par
     shown = printable_name(partition.get("PartitionName", name) or "no default partition")
     if not partition:
         todo = "`sinfo -s` lists the partitions: correct it in your cluster's settings"
-        return Verdict(name=what, status="failed", value=f"{shown}: does not exist", allowed="one of", todo=todo)
+        return Verdict(
+            name=what,
+            status="failed",
+            value=f"{shown}: does not exist",
+            allowed="a partition of this cluster",
+            todo=todo,
+        )
     state = partition.get("State", "")
     if state == "UP":
         return Verdict(name=what, status="ok", value=f"{shown} is up")

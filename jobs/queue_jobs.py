@@ -12,7 +12,8 @@ from pathlib import Path
 from jobs.slurm import ran
 from pipeline.checkpoints.json_lines import object_in
 from pipeline.checkpoints.line_tail import read_tail
-from shards.errors import InvalidDataError
+from shards.errors import InvalidDataError, UserError
+from shards.terminal import printable_name
 
 FINISHED = (
     "COMPLETED",
@@ -28,6 +29,7 @@ FINISHED = (
 _RECORDS = ("submitted.jsonl", "tries.jsonl")
 _EXITS = re.compile(r"exits-([1-9]\d{0,9})-\d{1,9}-\d{1,9}")  # of a try: job, start, try
 _TAIL_BYTES, _MOST_TEXT = 1 << 16, 1 << 20
+_UNKNOWN = re.compile(r"\binvalid job[ _]?id\b|\bjob \S+ not found\b", re.IGNORECASE)  # scontrol's, of a job or a task
 _FIELD = re.compile(r"(?:^|\s)(\w+(?::\w+)*)=(.*?)(?=\s\w+(?::\w+)*=|$)")
 _MOST_NODES, _MOST_TASKS = 1000, 10_000
 _MOST_NUMBER = 1 << 32
@@ -94,14 +96,18 @@ def started_in(run_dir: Path) -> list[int]:
 
 def facts_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> JobFacts | None:
     """A job, `12` or `12_3`; None if Slurm does not know it, or not any more. UserError if Slurm's programs are
-    missing, or silent for so many seconds (0: two minutes)."""
+    missing, or Slurm does not answer, at the latest after so many seconds (0: two minutes)."""
     found = tasks_of(job, environ, seconds=seconds)
     return next((one for one in found if one.number == job), found[0] if found else None)
 
 
 def tasks_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> list[JobFacts]:
-    """The tasks of an array, or the one job. The tasks that wait are one of them, such as `12_[3-6]`."""
+    """The tasks of an array, or the one job; none if Slurm does not know it. The tasks that wait are one of them, such
+    as `12_[3-6]`. UserError if Slurm does not answer."""
     done = ran(["scontrol", "--oneliner", "show", "job", job], environ, seconds=seconds)
+    if done.returncode != 0 and not _UNKNOWN.search(done.stdout[:_MOST_TEXT] + done.stderr[:_MOST_TEXT]):
+        said = " ".join(done.stderr.split())[:200]
+        raise UserError(f"scontrol does not answer: {printable_name(said)}; try again when Slurm does")
     lines = done.stdout.split("\n", _MOST_TASKS) if done.returncode == 0 else []
     return [one for line in lines if (one := parsed(line))]
 

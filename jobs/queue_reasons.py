@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jobs.queue_jobs import JobFacts, NodeFacts
+from shards.terminal import printable_name
 
 _HEALTHY = ("allocated", "mixed", "idle", "completing", "planned", "reserved")
 _LIMITS = ("QOS", "Assoc", "MaxCpu", "MaxMem", "MaxGRES", "MaxNode", "MaxJobs", "MaxSubmit", "MaxWall")
@@ -73,6 +74,7 @@ _ENDED = {
     "DEADLINE": Finding(words="was ended at its deadline", todo="submit again to continue"),
     "BOOT_FAIL": Finding(words="got a node that did not boot", todo="submit again; `sinfo -R` lists nodes and reasons"),
 }
+_NOT_LAUNCHED = ("JobLaunchFailure", "0:53")  # the reason and the exit code; the first may be empty
 _LOG = "patchline logs {run} --lines 20"  # an unknown end; without a run's folder, words take its place
 _CODES = {
     2: Finding(words="was refused for a mistake in its words or settings", todo=_LOG),
@@ -91,6 +93,8 @@ def finding_of(job: JobFacts, *, run_dir: str = "") -> Finding:
         return _filled(_of_waiting(job.reason), job)
     if job.state in _ENDED:
         return _filled(_ENDED[job.state], job)
+    if job.state == "FAILED" and {job.reason, job.exit_code} & {*_NOT_LAUNCHED}:
+        return _of_launch(job, run_dir)
     if job.state == "FAILED":
         code = job.exit_code.partition(":")[0]
         known = _CODES.get(int(code)) if code.isascii() and code.isdecimal() and len(code) < 4 else None
@@ -101,6 +105,14 @@ def finding_of(job: JobFacts, *, run_dir: str = "") -> Finding:
         return Finding(words=f"runs for {job.run_time or '?'}{limit} on {job.nodes or '?'}")
     known_states = {"COMPLETED": "completed", "COMPLETING": "is ending", "SUSPENDED": "is suspended"}
     return Finding(words=known_states.get(job.state, f"is {job.state}"))
+
+
+def _of_launch(job: JobFacts, run_dir: str) -> Finding:
+    """Of a job whose script never began, so that it has no log."""
+    which = f"log {printable_name(job.log)}" if job.log else "log"
+    words = f"could not start: its node could not open its {which}, or enter the folder it was submitted from"
+    checks = f"`patchline preflight --cluster FILE --run-dir {shlex.quote(run_dir) if run_dir else 'RUN'}`"
+    return Finding(words=words, todo=f"{checks} tells whether nodes can write there; then submit again")
 
 
 def _without_run(todo: str) -> str:

@@ -233,7 +233,10 @@ def _of_unstarted(found: Evidence) -> Iterator[Cause]:
     evidence = "job.yaml" if found.facts.stage else "submit"
     if found.next_job:
         return
-    if found.jobs or (found.has_slurm and not found.complaint):
+    if found.complaint:
+        words = "it has never started, and Slurm does not say whether a job of it waits"
+        todo = "run this again once `squeue --me` answers"
+    elif found.jobs or found.has_slurm:
         words, todo = (
             "it has never started, and no job of it waits or runs",
             "see its log if it has one; submit it again",

@@ -10,6 +10,7 @@ from jobs import exit_codes
 from jobs.run_causes import Cause, causes_of
 from jobs.run_evidence import Evidence, evidence_of
 from jobs.screen import advice, put
+from jobs.status import refuse_chain
 from shards.terminal import columns_of, printable_name, wrapped
 
 _PIPE_COLUMNS, _MOST_ADVICE = 120, 8
@@ -17,6 +18,7 @@ _PIPE_COLUMNS, _MOST_ADVICE = 120, 8
 
 def look_at(run_dir: Path, environ: Mapping[str, str], *, as_json: bool) -> int:
     """Prints the causes; 1 if something is wrong, else 0. UserError if there is no run."""
+    refuse_chain(run_dir)
     found = evidence_of(run_dir, environ)
     causes = causes_of(found)
     faults = [cause for cause in causes if cause.is_fault]
@@ -54,12 +56,13 @@ def text_of(found: Evidence, causes: Sequence[Cause], *, columns: int) -> str:
 
 
 def state_words(found: Evidence) -> str:
-    """The run's state, and which job continues a run that is not running."""
+    """The run's state, and which job continues a run that is not running. A run that has not started may have a job of
+    which a silent Slurm says nothing."""
     state, job = found.facts.run.state, found.next_job
+    if state == "never started" and (job or found.complaint):
+        return "not started yet"
     if job is None or state in ("running", "done"):
         return state
-    if state == "never started":
-        return "not started yet"
     return f"{'ended by a fault' if state == 'failed' else state}, continued by job {job.job}"
 
 

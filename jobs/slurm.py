@@ -19,6 +19,10 @@ log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 120
 _ENDING_SECONDS, _PAUSE_SECONDS = 90.0, 1.0
 _JOB_LINE = re.compile(r"([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%.-]+\]))?) ([A-Z_]+) (\S+)")
+_SILENCE = re.compile(
+    "configuration source|contact slurm controller|timed out|zero bytes were transmitted|connection refused",
+    re.IGNORECASE,
+)
 # What Slurm and stage.sbatch tell one job, and a job that it submits must not take for its own.
 _OF_JOB = re.compile(
     r"SLURM_(?!CONF$)|PMI|PMIX|MASTER_(ADDR|PORT)$|PATCHLINE_(STATE|MARGIN|RETRIES|REQUEUE|SPARES|LAUNCHER|S3_ANSWERED)$"
@@ -89,13 +93,18 @@ def ran(
         raise UserError(f"{words[0]} has not answered for {limit:g} s; try again when Slurm does") from None
 
 
-def slurms_answer(words: list[str], environ: Mapping[str, str], text: str = "") -> str:
-    """Slurm's own answer, in one line, to `sbatch --test-only`. UserError with the remedy, if it refuses."""
+def slurms_answer(words: list[str], environ: Mapping[str, str], text: str = "", *, what: str = "this job") -> str:
+    """Slurm's own answer, in one line, to `sbatch --test-only`. UserError with the remedy, if it refuses the job, which
+    is called `what`, or does not answer."""
     done = ran(["sbatch", "--test-only", *words], environ, text=text)
     said = " ".join(line.removeprefix("sbatch: ").strip() for line in done.stderr.splitlines() if line.strip())
     if done.returncode == 0:
         return printable_name(said)
-    raise UserError(f"Slurm would refuse this job: {said.removeprefix('error: ')[:400]}; {_remedy(said)}")
+    reason = said.removeprefix("error: ")[:400]
+    if _SILENCE.search(said):
+        todo = "run this on a login node of the cluster, once its controller answers (`scontrol ping`)"
+        raise UserError(f"Slurm does not answer: {reason}; {todo}")
+    raise UserError(f"Slurm would refuse {what}: {reason}; {_remedy(said)}")
 
 
 def submitted(words: list[str], environ: Mapping[str, str]) -> int:
@@ -166,14 +175,16 @@ def most_array_tasks(environ: Mapping[str, str]) -> int:
 
 def _remedy(said: str) -> str:
     found = said.lower()
-    if "configuration source" in found or "contact slurm controller" in found:
-        return "run this on a login node of the cluster, once its controller answers"
     if "account" in found or "qos" in found:
         return "correct `account:` and `qos:` in your cluster's settings"
     if "partition" in found:
         return "`sinfo -s` lists the partitions: correct `partition:` in your cluster's settings"
     if "time limit" in found:
         return "lower --time; `sinfo -o '%P %l'` lists the limits"
+    if "memory" in found:
+        options = "--mem, --mem-per-cpu or --mem-per-gpu in `options:` of your cluster's settings"
+        return f"lower {options}; `sinfo -o '%P %m'` lists each node's MB"
     if "node" in found or "processor" in found or "cpu" in found:
-        return "lower --nodes, gpus_per_node or cpus_per_rank; `sinfo -o '%P %D %c %G'` lists what there is"
+        memory = "or --mem in `options:`"  # of which --test-only says only that no node is such
+        return f"lower --nodes, gpus_per_node, cpus_per_rank, {memory}; `sinfo -o '%P %D %c %m %G'` lists what there is"
     return "correct your cluster's settings, or the flags of submit"

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,12 @@ _PIPE_COLUMNS = 160
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """A run's jobs, newest first, and what is to be said about them, most important first."""
+    """A run's jobs, newest first, and what is to be said about them, most important first. `complaint`: why Slurm says
+    nothing of them."""
 
     jobs: tuple[JobFacts, ...]
     findings: tuple[Finding, ...]
+    complaint: str = ""
 
     @property
     def next_job(self) -> JobFacts | None:
@@ -66,9 +68,10 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     now = time.time()
     asked = environ if has_slurm else None
     chains = [status_of_chain(folder, asked) for folder in folders if is_chain(str(folder))]
-    for complaint in dict.fromkeys(chain.complaint for chain in chains if chain.complaint):
-        log.warning("%s", complaint)
-    shown = [(found, status_of(path, asked)) for found, path in _runs(folders, now)]
+    silence = next((chain.complaint for chain in chains if chain.complaint), "")
+    shown = _statuses(_runs(folders, now), asked, silence)
+    if silence := silence or next((status.complaint for _, status in shown if status.complaint), ""):
+        log.warning("%s", silence)
     if "--json" in words:
         lines = [chain_json(chain) for chain in chains] + [_as_json(found, status) for found, status in shown]
         put("".join(json.dumps(line) + "\n" for line in lines))
@@ -81,6 +84,21 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     if not has_slurm:
         log.info("no Slurm on this machine, so nothing is known of jobs")
     return exit_codes.DONE
+
+
+def _statuses(
+    runs: Sequence[tuple[Run, Path]], environ: Mapping[str, str] | None, silence: str
+) -> list[tuple[Run, Status]]:
+    """Of all runs. After its first silence Slurm is not asked again, since each question takes seconds; `silence`: what
+    was said of one before."""
+    found = []
+    for one, path in runs:
+        try:
+            status = status_of(path, None if silence else environ)
+        except UserError as error:
+            silence, status = str(error), status_of(path, None)
+        found.append((one, replace(status, complaint=silence)))
+    return found
 
 
 def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
@@ -103,27 +121,43 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
 
 def refuse_no_run(run_dir: Path) -> None:
     """UserError for a folder that is neither a run nor one whose first job has not started yet."""
-    if not run_dir.is_dir() or not any((run_dir / name).exists() for name in ("job.yaml", "submit")):
-        hint = f"is a chain: name one of its runs, as `patchline status {shlex.quote(str(run_dir))}` lists them"
-        other = "is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
-        raise UserError(f"{str(run_dir)!r} {hint if is_chain(str(run_dir)) else other}")
+    refuse_chain(run_dir)
+    if not run_dir.is_dir() or not _is_begun(run_dir):
+        raise UserError(
+            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
+        )
+
+
+def refuse_chain(folder: Path, *, more: str = "") -> None:
+    """UserError for the folder of a chain that is no run. `more`: what else to do with a chain."""
+    if is_chain(str(folder)) and not _is_begun(folder):
+        name = shlex.quote(str(folder))
+        hint = f"name one of its runs, as `patchline status {name}` lists them{more.replace('{chain}', name)}"
+        raise UserError(f"{str(folder)!r} is a chain: {hint}")
+
+
+def _is_begun(run_dir: Path) -> bool:
+    return any((run_dir / name).exists() for name in ("job.yaml", "submit"))
 
 
 def _as_json(found: Run, status: Status) -> dict[str, Any]:
     findings = [asdict(finding) for finding in status.findings]
     of_jobs = {"continued_by": status.next_job.job if status.next_job else None, "jobs": list(map(asdict, status.jobs))}
-    return as_json(found) | of_jobs | {"findings": findings}
+    return as_json(found) | of_jobs | {"findings": findings, "complaint": status.complaint or None}
 
 
 def state_of(found: Run, status: Status) -> str:
     """The run's state, in other words if a job of it waits or runs: `interrupted` of a run that a fault has ended and
-    that the job continues, `not started` before its first start."""
+    that the job continues, `not started` before its first start, also if Slurm does not say whether a job waits."""
     others = {"failed": "interrupted", "never started": "not started"} if status.next_job else {}
+    if status.complaint:
+        others = {"never started": "not started"}
     return others.get(found.facts.state, found.facts.state)
 
 
 def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
-    """What Slurm and the folder say of the run's jobs. `environ`: None without Slurm."""
+    """What Slurm and the folder say of the run's jobs. `environ`: None without Slurm. UserError if Slurm does not
+    answer."""
     jobs = jobs_of(run_dir, environ) if environ is not None else []
     findings = []
     for job in jobs:
@@ -136,7 +170,7 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
 
 
 def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
-    """Those that wait or run, and the newest of the others."""
+    """Those that wait or run, and the newest of the others. UserError if Slurm does not answer."""
     names = [str(number) for number in numbers_of(run_dir)[:_MOST_ASKED]]
     logs = [path] if (path := newest_log(run_dir)) else []
     names += [task.job for task in chain_tasks(run_dir, logs)[:_MOST_ASKED]]

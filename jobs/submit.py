@@ -221,6 +221,8 @@ def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> No
 
 def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: int) -> int:
     need_sbatch(environ)
+    # Asked before there is a folder: a refusal leaves none that looks like a run.
+    said = "" if request.folder.exists() else slurms_answer([], environ, text=text)
     try:
         request.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -235,7 +237,7 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
         path = request.folder / f"{request.name}.sbatch"
         path.touch(mode=0o600)
         path.write_text(text)
-        log.info("%s", slurms_answer([str(path)], environ))
+        log.info("%s", said or slurms_answer([str(path)], environ))
         ids = [submitted([str(path)], environ) for _ in range(links)]
         for job_id in ids:
             line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}

@@ -23,7 +23,7 @@ from jobs import exit_codes
 from jobs.chain_state import is_chain
 from jobs.chain_status import ChainStatus
 from jobs.screen import put
-from jobs.status import refuse_no_run, state_of
+from jobs.status import refuse_no_run
 from jobs.watch_chain import Answer, answer_of, chain_line, table_lines
 from jobs.watch_view import View, drawn, drawn_chain, view_of
 from shards.config_values import shown_value, whole_number
@@ -71,6 +71,16 @@ class Asked:
     def is_open(self) -> bool:
         """Whether it has been asked, and nothing is known yet."""
         return self._asks and not self._at and not self.complaint
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether Slurm is asked and has said nothing yet, so that a job may wait or run."""
+        return self._asks and not self._at
+
+    @property
+    def silence(self) -> str:
+        """Why there is no newer answer; empty if there is one."""
+        return self.complaint or "Slurm has not answered yet" * self.is_open
 
     @property
     def age(self) -> float:
@@ -128,9 +138,7 @@ def _view(asked: Asked) -> View | None:
     answer = asked.answer
     if answer.run_dir is None:
         return None
-    return view_of(
-        answer.run_dir, root=asked.root, status=answer.status, status_age=asked.age, complaint=asked.complaint
-    )
+    return view_of(answer.run_dir, root=asked.root, status=answer.status, status_age=asked.age, complaint=asked.silence)
 
 
 def _lines(asked: Asked, columns: int, rows: int) -> "list[Text]":
@@ -180,20 +188,25 @@ def _tell(asked: Asked) -> None:
         time.sleep(_POLL_SECONDS)
     while True:
         view, chain = _view(asked), asked.answer.chain
+        silence = f"  ({asked.silence})" if asked.silence else ""
         if chain:
             line = time.strftime("%H:%M:%S  ") + chain_line(chain)
-            put(f"{line}{f': {line_of(view, has_time=False)}' if view else ''}\n")
+            put(f"{line}{f': {line_of(view, has_time=False)}' if view else ''}{silence}\n")
         elif view:
-            put(line_of(view) + "\n")
-        if _is_over(view, chain):
+            put(f"{line_of(view)}{silence}\n")
+        if is_over(view, chain, is_unanswered=asked.is_unanswered):
             return
         time.sleep(_LINE_SECONDS)
 
 
-def _is_over(view: View | None, chain: ChainStatus | None) -> bool:
+def is_over(view: View | None, chain: ChainStatus | None, *, is_unanswered: bool) -> bool:
+    """Whether no job waits or runs; while Slurm does not say, only of what is done."""
     if chain:
         return chain.is_over
-    return view is not None and view.run.facts.state != "running" and not (view.status and view.status.next_job)
+    state = view.run.facts.state if view else "running"
+    if is_unanswered:
+        return state == "done"
+    return state != "running" and not (view and view.status and view.status.next_job)
 
 
 def line_of(view: View, *, has_time: bool = True) -> str:
@@ -201,7 +214,7 @@ def line_of(view: View, *, has_time: bool = True) -> str:
     facts = view.run.facts
     words = [
         time.strftime("%H:%M:%S", time.localtime(view.now)) if has_time else printable_name(view.run.path),
-        state_of(view.run, view.status) if view.status else facts.state,
+        view.state,
         f"step {facts.step or 0:,}" + (f"/{view.run.num_steps:,}" if view.run.num_steps else ""),
         "" if facts.loss is None else f"loss {facts.loss:.4g}",
         "" if facts.images_per_second is None else f"{facts.images_per_second:,.0f} images/s",

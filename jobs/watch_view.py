@@ -54,6 +54,11 @@ class View:
     log_name: str = ""
     log: tuple[str, ...] = ()
 
+    @property
+    def state(self) -> str:
+        """The run's state, as its jobs make it."""
+        return state_of(self.run, self.status or Status(jobs=(), findings=(), complaint=self.complaint))
+
 
 def view_of(
     run_dir: Path,
@@ -158,7 +163,7 @@ def _head(view: View, columns: int) -> "list[Text]":
     run, facts = view.run, view.run.facts
     name = f"{printable_name(run.path)}  {printable_name(run.recipe.words()) if run.recipe else ''}"
     clock_now = time.strftime("%H:%M:%S", time.localtime(view.now))
-    state = state_of(run, view.status) if view.status else facts.state
+    state = view.state
     first = _text(fitted(name, max(1, columns - len(state) - len(clock_now) - 4)), "bold")
     first.append(f"  {state}", style=_COLOURS.get(state, "yellow"))
     first.append(clock_now.rjust(max(1, columns - first.cell_len)))

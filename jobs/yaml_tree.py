@@ -52,12 +52,13 @@ class Fields:
 Tree = Scalar | Items | Fields
 
 
-def read_tree(path: Path) -> Tree:
-    """The only document of a file. UserError if it cannot be read, is not YAML, or is larger than a job may be."""
+def read_tree(path: Path, *, todo: str = "give a recipe's name or a YAML file") -> Tree:
+    """The only document of a file. UserError if it cannot be read (`todo`: what to give instead), is not YAML, or is
+    larger than a job may be."""
     try:
         content = read_local_file(path, most_bytes=MOST_BYTES)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; give a recipe's name or a YAML file") from error
+        raise UserError(f"{path} cannot be read: {error.strerror}; {todo}") from error
     except InvalidDataError as error:
         raise InvalidDataError(f"{error}; a job is a YAML file of about 4 KiB") from error
     try:

@@ -11,6 +11,7 @@ from jobs.chain_jobs import requests_of
 from jobs.chain_state import GATE, ChainJob, ChainPlan, add_line, plan_json, read_plan_of, read_record_of, state_folder
 from jobs.chain_units import Unit
 from shards.errors import StorageError, UnreachableError
+from tests.rigs.processes import patchline
 
 NAME = "patchline-chain-0"
 UNIT = Unit(name="report", step="report", stage="report", words=(("report", "run"),))
@@ -184,3 +185,18 @@ def test_an_array_beyond_slurms_limit_is_submitted_in_pieces(state: Path, tmp_pa
     assert ["--dependency" in script for script in scripts] == [False, False, True]
     assert "#SBATCH --dependency=afterany:1\n" in scripts[2]
     assert [job.tasks for job in read_record_of(state).jobs] == [(0, 1), (2, 3), (4,)]
+
+
+def test_a_refusal_of_slurm_names_the_job(tmp_path: Path) -> None:
+    """A chain has many, and the gates' limits differ from those of its steps."""
+    steps = "[{name: one, stage: pack, recipe: digits}, {name: two, stage: pack, recipe: digits}]"
+    (tmp_path / "chain.yaml").write_text(f"folder: '{tmp_path}/a'\nsteps: {steps}\n")
+    (tmp_path / "cluster.yaml").write_text("command: [patchline]\n")
+    sbatch = "grep -q 'job-name=two' && { echo 'sbatch: error: Requested time limit is invalid' >&2; exit 1; }; exit 0"
+    words = ("submit", f"{tmp_path}/chain.yaml", "--cluster", f"{tmp_path}/cluster.yaml", "--no-check")
+    ended = patchline(*words, environ=programs(tmp_path, sbatch=sbatch, squeue="exit 0", scontrol="exit 1"))
+    assert ended.code == 2, ended
+    assert "Slurm would refuse the job two: Requested time limit is invalid; lower --time" in " ".join(
+        ended.errors.split()
+    )
+    assert not (tmp_path / "a").exists()

@@ -52,3 +52,8 @@ def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
         read_chain(path)
     assert message in str(found.value)
     assert str(path) in str(found.value)
+
+
+def test_a_file_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.yaml cannot be read: No such file or directory; give a chain, such as"):
+        read_chain(tmp_path / "none.yaml")

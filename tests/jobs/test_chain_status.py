@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from jobs.chain_state import ChainJob, add_job, add_line, plan_json, state_folder
+from jobs.chain_status import status_of_chain
 from jobs.chain_units import Unit
 from tests.jobs.test_chain_state import PLAN
 from tests.jobs.test_ls import make
 from tests.jobs.test_queue_jobs import ARRAY, RUNNING
-from tests.jobs.test_slurm import programs
+from tests.jobs.test_slurm import SILENT, UNKNOWN, programs
 from tests.rigs.processes import patchline
 
 UNITS = (
@@ -45,7 +46,9 @@ def slurm(chain: Path, *queue: str) -> dict[str, str]:
     (folder / "2").write_text(RUNNING)
     words = [line.split() for line in queue]
     (folder / "queue").write_text("".join(f"{job} {state} -,{PLAN.name},{tag}\n" for job, state, tag in words))
-    return programs(folder, scontrol=f'cat "{folder}/$4" || exit 1', squeue=f'cat "{folder}/queue"', sinfo="true")
+    return programs(
+        folder, scontrol=f'cat "{folder}/$4" 2>&- || {UNKNOWN}', squeue=f'cat "{folder}/queue"', sinfo="true"
+    )
 
 
 def test_a_line_for_each_step_and_for_each_run(chain: Path) -> None:
@@ -98,7 +101,20 @@ def test_the_tasks_of_an_array_that_run_and_those_that_wait(chain: Path) -> None
 
 
 def test_a_slurm_that_does_not_answer_leaves_the_files(chain: Path) -> None:
-    environ = programs(chain.parent, squeue="echo away >&2; exit 1", scontrol="exit 1", sinfo="exit 1")
+    """Its runs do not ask again, which would take as long for each."""
+    asks = f"touch {chain.parent}/asked; exit 1"
+    environ = programs(chain.parent, squeue="echo away >&2; exit 1", scontrol=asks, sinfo=asks)
     ended = patchline("status", str(chain), environ=environ)
     assert (ended.code, "squeue does not answer: away" in ended.errors) == (0, True)
     assert "train        submitted" in ended.output
+    assert not (chain.parent / "asked").exists()
+    status = status_of_chain(chain, environ)
+    assert not replace(status, steps=status.steps[:1]).is_over, "a job of it may wait"
+    assert replace(status, steps=status.steps[:1], complaint="").is_over
+
+
+def test_a_slurm_that_falls_silent_between_two_questions(chain: Path) -> None:
+    environ = slurm(chain, "2 RUNNING train.e1.r0") | programs(chain.parent / "bin", scontrol=SILENT)
+    status = status_of_chain(chain, environ)
+    assert status.complaint.startswith("scontrol does not answer")
+    assert [step.state for step in status.steps] == ["complete", "running", "waits for its turn"]

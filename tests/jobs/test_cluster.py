@@ -49,3 +49,10 @@ def test_what_is_refused(tmp_path: Path, line: str, message: str) -> None:
         read_cluster(path)
     assert message in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_a_file_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"none\.yaml cannot be read: No such file or directory; give --cluster your copy"
+    ):
+        read_cluster(tmp_path / "none.yaml")

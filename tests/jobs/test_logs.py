@@ -45,7 +45,10 @@ def test_the_newest_log(run_dir: Path) -> None:
 def test_one_rank(run_dir: Path) -> None:
     assert lines(str(run_dir), "--rank", "3") == [f" 3: step {step}" for step in range(3)]
     assert lines(str(run_dir), "--rank=11", "--lines=1") == ["11: step 2"]
-    assert lines(str(run_dir), "--rank=12") == []
+    assert lines(str(run_dir), "--rank=11", "--lines=0") == []
+    ended = patchline("logs", str(run_dir), "--rank=12")
+    assert (ended.code, ended.output) == (0, ""), "its first line may come later"
+    assert "its log has no line of rank 12; without --rank, all lines are shown" in " ".join(ended.errors.split())
 
 
 def test_it_cannot_write_to_the_terminal() -> None:

@@ -32,6 +32,7 @@ def test_a_command_that_does_not_answer_fails(tmp_path: Path) -> None:
     [
         (("--url", "data"), "--url is 'data'; allowed: s3://bucket/prefix"),
         (("--deep",), "--deep says nothing without --cluster"),
+        (("--run-dir", "runs"), "--run-dir says nothing without --cluster"),
         (("--nodes", "0"), "--nodes is 0; allowed: 1 to"),
     ],
 )

@@ -97,6 +97,7 @@ def test_partitions() -> None:
     missing = judge_partition("gpuu", {})
     assert (down.status, missing.status) == ("failed", "failed")
     assert "sinfo -s" in missing.todo
+    assert (missing.value, missing.allowed) == ("gpuu: does not exist", "a partition of this cluster")
 
 
 def test_options_of_a_job() -> None:

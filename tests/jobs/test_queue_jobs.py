@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from jobs.queue_jobs import NodeFacts, facts_of, nodes_in, numbers_of, parsed, started_in, tasks_of
-from tests.jobs.test_slurm import programs
+from shards.errors import UserError
+from tests.jobs.test_slurm import SILENT, UNKNOWN, programs
 
 RUNNING = (
     "JobId=2 JobName=pretrain-x UserId=root(0) Priority=42 Account=(null) QOS=(null) JobState=RUNNING Reason=None "
@@ -50,9 +51,15 @@ def test_the_numbers_on_record(tmp_path: Path) -> None:
     assert (numbers_of(tmp_path), started_in(tmp_path)) == ([20, 12, 7, 3], [20])
 
 
-def test_a_job_that_slurm_has_forgotten(tmp_path: Path) -> None:
-    environ = programs(tmp_path, scontrol="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert facts_of("12", environ) is None
+@pytest.mark.parametrize("scontrol", [UNKNOWN, "echo 'Job 12_9 not found'; exit 1"])
+def test_a_job_that_slurm_has_forgotten(tmp_path: Path, scontrol: str) -> None:
+    assert facts_of("12", programs(tmp_path, scontrol=scontrol)) is None
+
+
+@pytest.mark.parametrize("scontrol", [SILENT, "echo 'slurm.conf: file not found' >&2; exit 1", "exit 1"])
+def test_a_silent_slurm_is_not_taken_for_a_forgotten_job(tmp_path: Path, scontrol: str) -> None:
+    with pytest.raises(UserError, match=r"scontrol does not answer: .*; try again when Slurm does"):
+        tasks_of("12", programs(tmp_path, scontrol=scontrol))
 
 
 ARRAY = """\

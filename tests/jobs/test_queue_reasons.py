@@ -91,6 +91,19 @@ def test_a_command_about_the_run_can_be_pasted(exit_code: str, run_dir: str, tod
     assert finding_of(replace(JOB, state="FAILED", exit_code=exit_code), run_dir=run_dir).todo == todo
 
 
+@pytest.mark.parametrize(
+    ("reason", "exit_code"), [("JobLaunchFailure", "0:53"), ("RaisedSignal:53", "0:53"), ("JobLaunchFailure", "1:0")]
+)
+def test_a_job_whose_log_the_node_could_not_open(reason: str, exit_code: str) -> None:
+    """There is no log to look at."""
+    job = replace(JOB, state="FAILED", reason=reason, exit_code=exit_code, log="/runs/my run/submit/x-12.out")
+    found = finding_of(job, run_dir="/runs/my run")
+    assert found.words.startswith("could not start: its node could not open its log /runs/my run/submit/x-12.out, or")
+    assert "patchline preflight --cluster FILE --run-dir '/runs/my run'" in found.todo
+    assert "--run-dir RUN" in finding_of(job).todo
+    assert "log" not in found.todo
+
+
 def test_nodes_that_are_not_well() -> None:
     states = ("allocated", "mixed", "idle", "down*", "draining", "allocated*", "planned")
     nodes = [NodeFacts(name=f"n{at}", state=state, reason="none") for at, state in enumerate(states)]

@@ -1,5 +1,6 @@
 """The jobs of a chain for a run, found from the run's folder."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from jobs.chain_state import ChainJob, add_job, add_line, plan_json, state_folde
 from jobs.chain_units import Unit
 from jobs.run_chain import ChainTask, chain_tasks
 from tests.jobs.test_chain_state import PLAN
+from tests.rigs.processes import patchline
 
 UNITS = (
     Unit(name="train", step="train", stage="pretrain", words=(("pretrain", "r", "--run-dir=a chain/train"),)),
@@ -67,3 +69,12 @@ def test_a_link_to_the_run_and_damaged_files(chain: Path, tmp_path: Path) -> Non
     assert chain_tasks(chain / "nothing") == []
     (chain / "chain" / "plan.json").write_text("{")
     assert chain_tasks(chain / "train") == []
+
+
+@pytest.mark.parametrize("command", ["stop", "save", "doctor", "logs"])
+def test_a_command_for_a_run_says_that_the_folder_is_a_chain(chain: Path, command: str) -> None:
+    ended = patchline(command, str(chain))
+    said = " ".join(ended.errors.split())
+    assert ended.code == 2, said
+    assert f"is a chain: name one of its runs, as `patchline status {shlex.quote(str(chain))}` lists them" in said
+    assert (f"`patchline cancel {shlex.quote(str(chain))}` ends all of it" in said) is (command == "stop")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.test_ls import heartbeat_is_there, make
-from tests.jobs.test_slurm import programs
+from tests.jobs.test_slurm import SILENT, programs
 from tests.jobs.test_status import submitted
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.processes import patchline
@@ -106,6 +106,17 @@ def test_a_run_whose_job_has_not_started(tmp_path: Path, job: str, code: int, fi
     assert (ended.code, ended.errors) == (code, ""), ended.output
     assert lines[0].startswith(first), ended.output
     assert lines[1].startswith(line), ended.output
+
+
+def test_a_run_that_has_not_started_while_slurm_is_silent(tmp_path: Path) -> None:
+    """A job of it may wait: nothing says that none does, or that it should be submitted again."""
+    run_dir = submitted(tmp_path / "one", 7)
+    said = patchline("doctor", str(run_dir), environ=programs(tmp_path, scontrol=SILENT)).output
+    assert said.startswith(
+        "one: not started yet, no record yet\n1. it has never started, and Slurm does not say whether"
+    )
+    assert "Slurm says nothing: scontrol does not answer" in said
+    assert "submit it" not in said
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:

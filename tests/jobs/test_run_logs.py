@@ -11,7 +11,7 @@ from jobs.run_logs import asked_log, newest_log
 from tests.jobs.test_ls import make
 from tests.jobs.test_queue_jobs import RUNNING
 from tests.jobs.test_run_chain import chain  # noqa: F401 - a fixture
-from tests.jobs.test_slurm import programs
+from tests.jobs.test_slurm import UNKNOWN, programs
 from tests.rigs.processes import patchline
 
 NO_SLURM = {"PATH": "/nowhere"}
@@ -78,7 +78,7 @@ def test_slurm_is_asked_if_the_files_do_not_tell(run_dir: Path, tmp_path: Path) 
     old = written(run_dir / "submit" / "x-1.out")
     path = written(tmp_path / "logs" / "log", at=2e9)
     told = RUNNING.replace("/runs/my run/submit/x-2.out", str(path))
-    environ = programs(tmp_path, scontrol=f"[ $4 = 2 ] && echo '{told}'")
+    environ = programs(tmp_path, scontrol=f"[ $4 = 2 ] && echo '{told}' || {UNKNOWN}")
     assert asked_log(run_dir, environ) == path
     assert patchline("logs", str(run_dir), environ=environ).output == "0: a line\n"
     assert asked_log(run_dir, NO_SLURM) == old

@@ -11,6 +11,9 @@ from jobs import slurm
 from jobs.slurm import need_sbatch, queued, queued_with, settled_with, slurms_answer, submitted
 from shards.errors import UserError
 
+UNKNOWN = "{ echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; }"  # scontrol of a job it forgot
+SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+
 
 def programs(folder: Path, **scripts: str) -> dict[str, str]:
     """An environment in which Slurm's programs are these lines of shell."""
@@ -45,7 +48,9 @@ def test_jobs_inherit_no_secrets(tmp_path: Path) -> None:
         ("Invalid account or account/partition combination specified", "correct `account:` and `qos:`"),
         ("Requested time limit is invalid", "lower --time"),
         ("Requested node configuration is not available", "lower --nodes"),
-        ("Unable to contact slurm controller (connect failure)", "once its controller answers"),
+        ("Requested node configuration is not available", "or --mem in `options:`"),
+        ("Memory specification can not be satisfied", "lower --mem"),
+        ("QOSMaxMemoryPerUser", "correct `account:` and `qos:`"),
         ("something new", "correct your cluster's settings, or the flags of submit"),
     ],
 )
@@ -55,6 +60,16 @@ def test_a_refusal_says_what_to_do(tmp_path: Path, said: str, remedy: str) -> No
         slurms_answer([], environ, text="#!/bin/sh\n")
     assert remedy in str(caught.value)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "said", ["Unable to contact slurm controller (connect failure)", "Socket timed out on send/recv operation"]
+)
+def test_a_silent_controller_refuses_nothing(tmp_path: Path, said: str) -> None:
+    environ = programs(tmp_path, sbatch=f"echo 'sbatch: error: Batch job submission failed: {said}' >&2; exit 1")
+    with pytest.raises(UserError, match=r"^Slurm does not answer: Batch job submission failed: ") as caught:
+        slurms_answer([], environ, text="#!/bin/sh\n")
+    assert "once its controller answers" in str(caught.value)
 
 
 def test_an_answer_is_one_line_without_control_characters(tmp_path: Path) -> None:

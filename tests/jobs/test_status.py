@@ -8,7 +8,7 @@ import pytest
 
 from tests.jobs.test_ls import make
 from tests.jobs.test_queue_jobs import RUNNING
-from tests.jobs.test_slurm import programs
+from tests.jobs.test_slurm import SILENT, UNKNOWN, programs
 from tests.rigs.processes import patchline
 
 WAITING = "JobId=7 JobName=a JobState=PENDING Reason=launch_failed_requeued_held Restarts=1 ExitCode=0:0 NodeList="
@@ -28,7 +28,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "bin" / "7").write_text(WAITING)
     return programs(
         tmp_path / "bin",
-        scontrol=f'cat "{tmp_path}/bin/$4" || exit 1',
+        scontrol=f'cat "{tmp_path}/bin/$4" 2>&- || {UNKNOWN}',
         sinfo="printf 'n1|allocated|none\\nn2|drained|bad disk\\n'",
     )
 
@@ -118,11 +118,17 @@ def test_mistakes(tmp_path: Path, words: list[str], message: str) -> None:
 
 
 def test_a_silent_slurm_is_one_message(tmp_path: Path) -> None:
-    """As while the controller restarts: the job is not known, and nothing else fails."""
-    run_dir = submitted(make(tmp_path / "one", step=100), 2)
-    environ = programs(tmp_path, scontrol="echo 'Unable to contact slurm controller' >&2; exit 1")
-    ended = patchline("status", str(run_dir), environ=environ)
+    """As while the controller restarts. It is asked once, and a job may wait: nothing says that none does."""
+    one, two = submitted(make(tmp_path / "one", step=100), 2, 3, 4), submitted(make(tmp_path / "two"), 5)
+    environ = programs(tmp_path, scontrol=f'echo "$4" >>{tmp_path}/asked; {SILENT}')
+    ended = patchline("status", str(one), str(two), environ=environ)
     assert (ended.code, "100/300" in ended.output) == (0, True)
+    assert " ".join(ended.errors.split()).count("scontrol does not answer: slurm_load_jobs error: Unable to") == 1
+    assert (tmp_path / "asked").read_text() == "4\n"
+    assert "not started" in ended.output
+    assert "never started" not in ended.output
+    found = [json.loads(line) for line in patchline("status", str(one), "--json", environ=environ).output.splitlines()]
+    assert found[0]["complaint"].startswith("scontrol does not answer")
 
 
 def test_a_run_whose_job_has_not_started_is_a_run(tmp_path: Path, slurm: dict[str, str]) -> None:

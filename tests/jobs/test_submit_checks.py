@@ -24,6 +24,7 @@ from jobs.submit_checks import (
 )
 from shards.errors import UserError
 from tests.jobs.test_slurm import programs
+from tests.rigs.processes import patchline
 from tests.rigs.s3 import free_port
 
 MOUNTS = (
@@ -165,3 +166,17 @@ def test_a_current_folder_that_cannot_be_printed(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path / "a\nb")
     with pytest.raises(UserError, match=r"the current folder is .*choose another folder"):
         refuse_unprintable("")
+
+
+def test_a_submission_that_slurm_refuses_leaves_nothing(tmp_path: Path) -> None:
+    """Else the folder would look like a run whose job is gone."""
+    (tmp_path / "cluster.yaml").write_text("command: [patchline]\n")
+    words = ("pretrain", "digits_smoke", f"--cluster={tmp_path}/cluster.yaml", "--no-check", "--data.url=d")
+    refuses = "echo 'sbatch: error: Requested time limit is invalid' >&2; exit 1"
+    environ = programs(tmp_path, sbatch=refuses, squeue="exit 0")
+    ended = patchline("submit", *words, f"--run-dir={tmp_path}/runs/one", environ=environ)
+    assert (ended.code, "Slurm would refuse this job: Requested time limit" in " ".join(ended.errors.split())) == (
+        2,
+        True,
+    )
+    assert not (tmp_path / "runs").exists()

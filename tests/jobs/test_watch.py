@@ -9,14 +9,16 @@ import subprocess
 import sys
 import termios
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from jobs.watch import line_of
+from jobs.status import Status
+from jobs.watch import is_over, line_of
 from jobs.watch_view import view_of
 from tests.jobs.test_ls import CHECKOUT, make
-from tests.jobs.test_slurm import programs
+from tests.jobs.test_slurm import SILENT, programs
 from tests.jobs.test_status import submitted
 from tests.rigs.processes import patchline
 
@@ -92,6 +94,33 @@ def test_a_run_that_has_not_started_shows_what_its_job_waits_for(tmp_path: Path)
     (tmp_path / "job").write_text(WAITS.replace("PENDING", "CANCELLED"))
     ended = patchline("watch", str(run_dir), environ=environ)
     assert (ended.code, "job 7: was cancelled" in ended.output) == (0, True), ended
+
+
+def test_it_does_not_end_while_slurm_is_silent(tmp_path: Path) -> None:
+    """A job may wait, of which a controller that does not answer says nothing."""
+    run_dir = submitted(tmp_path / "run", 7)
+    environ = os.environ | programs(tmp_path, scontrol=SILENT)
+    command = [sys.executable, "-m", "jobs.cli", "watch", str(run_dir)]
+    process = subprocess.Popen(command, cwd=CHECKOUT, env=environ, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    try:
+        said = process.stdout.readline()
+        assert "  not started  step 0  (scontrol does not answer: " in said
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_only_what_is_done_ends_without_an_answer(tmp_path: Path) -> None:
+    waits = view_of(submitted(tmp_path / "a", 7))
+    assert waits
+    done = replace(waits, run=replace(waits.run, facts=replace(waits.run.facts, state="done")))
+    silent, answered = replace(waits, complaint="away"), replace(waits, status=Status(jobs=(), findings=()))
+    assert [is_over(one, None, is_unanswered=True) for one in (silent, done)] == [False, True]
+    assert is_over(answered, None, is_unanswered=False)
+    assert (silent.state, answered.state) == ("not started", "never started")
 
 
 def test_a_stage_without_steps(tmp_path: Path) -> None:
