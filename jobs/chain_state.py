@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -71,11 +72,13 @@ class ChainStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What happened since the last beginning of the chain, which is the `epoch`-th."""
+    """What happened since the last beginning of the chain, which is the `epoch`-th. `life`: a word of its own, by which
+    its jobs are told from those of a chain that was in this folder before; empty: of an older version."""
 
     epoch: int
     jobs: tuple[ChainJob, ...]
     complete: frozenset[str]
+    life: str = ""
 
 
 def state_folder(word: str) -> Path:
@@ -110,7 +113,7 @@ def plan_json(plan: ChainPlan) -> str:
 
 def read_record_of(state: Path) -> Record:
     """The record since the last beginning; lines that were torn by a crash do not count."""
-    epoch, jobs, complete = 0, list[ChainJob](), set[str]()
+    epoch, life, jobs, complete = 0, "", list[ChainJob](), set[str]()
     path = state / RECORD
     lines = read_local_file(path, most_bytes=_MOST_BYTES).decode().splitlines() if path.exists() else []
     for line in lines:
@@ -121,7 +124,7 @@ def read_record_of(state: Path) -> Record:
         if not isinstance(found, dict):
             continue
         if "began" in found:
-            epoch += 1
+            epoch, life = epoch + 1, str(found.get("life", ""))
             jobs.clear()
             complete.clear()
         elif "complete" in found:
@@ -130,7 +133,12 @@ def read_record_of(state: Path) -> Record:
             found.pop("unix_time", None)
             with suppress(ValueError):
                 jobs.append(read_record(ChainJob, json.dumps(found)))
-    return Record(epoch=epoch, jobs=tuple(jobs), complete=frozenset(complete))
+    return Record(epoch=epoch, jobs=tuple(jobs), complete=frozenset(complete), life=life)
+
+
+def begin(state: Path) -> None:
+    """A beginning: what was submitted and complete before does not count any more."""
+    add_line(state, began=True, life=f"life-{secrets.token_hex(4)}")
 
 
 def add_line(state: Path, **values: object) -> None:

@@ -19,8 +19,8 @@ from jobs.chain_state import (
     GAVE_UP,
     PLAN,
     ChainPlan,
-    add_line,
     alone,
+    begin,
     chain_name,
     ending,
     plan_json,
@@ -157,7 +157,7 @@ def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
         (state / name).unlink(missing_ok=True)
     for run_dir in (Path(one) for unit in chain.plan.units for one in unit.run_dirs() if one):
         (run_dir / "submit" / STOPPED_BY_HAND).unlink(missing_ok=True)
-    add_line(state, began=True)
+    begin(state)
     return True
 
 
