@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,7 +28,7 @@ from shards.typed_json import read_record
 GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
 GATE = "gate"
 PATIENCE_SECONDS, _PAUSE_SECONDS = 300.0, 0.1  # with another process
-_MOST_BYTES = 64 << 20
+_MOST_BYTES, _MOST_MESSAGE = 64 << 20, 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,19 @@ def state_folder(word: str) -> Path:
 def is_chain(word: str) -> bool:
     """Whether a folder is that of a chain which was submitted."""
     return (state_folder(word) / PLAN).is_file()
+
+
+def refuse_chain(word: str, *, hint: str = "") -> None:
+    """UserError for the folder of a chain where a run is meant, with why the chain gave up if it did. `hint`: what else
+    may be meant."""
+    if not is_chain(word):
+        return
+    why, path = "", state_folder(word) / GAVE_UP
+    with suppress(OSError, InvalidDataError):
+        said = read_local_file(path, most_bytes=_MOST_MESSAGE).decode(errors="replace")
+        why = f"; it gave up: {' '.join(said.split())}"
+    shown = shlex.quote(word)
+    raise UserError(f"{word!r} is a chain: name one of its runs, as `patchline status {shown}` lists them{hint}{why}")
 
 
 def chain_name(folder: str) -> str:
