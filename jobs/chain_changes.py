@@ -47,7 +47,7 @@ def refuse_other_run(job: Any, *, extends: bool) -> None:
         num_steps = int(read_leaves(run_dir / "job.yaml").get("job.steps", "0"))
     except (OSError, ValueError, InvalidDataError):
         return
-    found = [each for each in other_values(done.job.job, asdict(job), is_done=True) if not _is_of_data(each)]
+    found = [each for each in other_values(done.job.job, asdict(job), is_done=True) if not _is_same(each)]
     found += _of_data(done.job.job, job, fingerprint=done.position.dataset)
     if extends or job.steps != num_steps:  # the warm-up follows the steps, and --extend keeps it
         found = [each for each in found if each.field != _WARMUP]
@@ -71,8 +71,11 @@ def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
     return all(each.field in _NOT_OF_SCORES for each in differences(asdict(recorded), asdict(job)))
 
 
-def _is_of_data(change: Difference) -> bool:
-    """Whether the run took the number of classes from its dataset, as the step leaves it to do."""
+def _is_same(change: Difference) -> bool:
+    """Whether the run took the number of classes from its dataset, as the step leaves it to do, or only the way to a
+    folder is written differently."""
+    if isinstance(change.before, str) and isinstance(change.now, str):
+        return Path(change.before).resolve() == Path(change.now).resolve()
     return change.field == "model.num_classes" and change.now == 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chain_changes import is_scored_by, refuse_changed
+from jobs.chain_changes import _is_same, is_scored_by, refuse_changed
 from jobs.chain_checks import missing_tasks
 from jobs.chain_units import Unit
 from jobs.cli import _overridden as overridden
@@ -15,6 +15,7 @@ from jobs.model_jobs import EvaluateJob
 from jobs.record import write_record
 from jobs.submitted import job_of_words
 from pipeline.evaluation_transform import EvaluationTransform
+from shards.differences import Difference
 from shards.errors import UserError
 from tests.rigs.training import FinishedRuns, pretrain_words
 
@@ -44,6 +45,13 @@ def test_a_dataset_may_move(finished_runs: FinishedRuns, tmp_path: Path) -> None
     shutil.copytree(finished_runs.url, tmp_path / "moved")
     words = pretrain_words(str(tmp_path / "moved"), finished_runs.get(1))
     refuse_changed("pretrain", words, job_of_words(words, overridden))
+
+
+def test_a_path_may_be_written_differently(finished_runs: FinishedRuns, tmp_path: Path) -> None:
+    words = pretrain_words(f"{finished_runs.url}/../digits", finished_runs.get(1))
+    assert missing(*words, state=tmp_path) == []
+    assert _is_same(Difference(field="initial.weights", before=f"{Path.cwd()}/a/weights", now="b/../a/weights"))
+    assert not _is_same(Difference(field="optimizer.name", before="adamw", now="sgd"))
 
 
 def test_a_dataset_that_was_planned_with_other_settings(digits_url: str) -> None:
