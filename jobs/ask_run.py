@@ -2,12 +2,13 @@
 
 import logging
 import os
+import shlex
 import time
 from pathlib import Path
 
 from jobs import exit_codes
+from jobs.chain_state import refuse_chain
 from jobs.ls import run_at
-from jobs.status import refuse_chain
 from pipeline.training.run_facts import RunFacts
 from shards.errors import UserError
 from shards.terminal import printable_name
@@ -20,7 +21,6 @@ def run(words: list[str], *, command: str) -> int:
     if len(words) != 1 or words[0].startswith("-"):
         raise UserError(f"usage: patchline {command} RUN")
     run_dir = Path(words[0])
-    refuse_chain(run_dir, more="; `patchline cancel {chain}` ends all of it" if command == "stop" else "")
     facts = facts_at(run_dir)
     if command == "save":
         _save(run_dir, facts)
@@ -33,6 +33,8 @@ def facts_at(run_dir: Path) -> RunFacts:
     """What the folder says. UserError if it is no run."""
     found = run_at(run_dir, run_dir, time.time()) if (run_dir / "job.yaml").exists() else None
     if found is None:
+        shown = shlex.quote(str(run_dir))
+        refuse_chain(str(run_dir), hint=f", or cancel all of its jobs: `patchline cancel {shown}`")
         raise UserError(
             f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
         )

@@ -231,8 +231,9 @@ def _ensure_gate(
 def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
     """The number of the job: of a new one, or of one that was submitted just before a crash. HopelessError if the
     chain has been cancelled meanwhile."""
-    tag = request.comment.rpartition(",")[2]
-    there = [one for one in chain.own(queued(chain.environ, with_ended=True)) if one.tag == tag]
+    tag, record = request.comment.rpartition(",")[2], read_record_of(chain.state)
+    own = chain.own(queued(chain.environ, with_ended=True))
+    there = [one for one in own if one.tag == tag and (not record.life or record.life in one.names)]
     if there:
         number = there[0].number
     else:
@@ -241,10 +242,11 @@ def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
         path = chain.state / "jobs" / f"{tag}.sbatch"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.touch(mode=0o600)
-        path.write_text(script_of(chain, request))
+        comment = f"{record.life},{request.comment}" if record.life else request.comment
+        path.write_text(script_of(chain, replace(request, comment=comment)))
         number = submitted([str(path)], chain.environ)
         log.info("job %s: %s", number, tag)
-    if all(one.job != number for one in read_record_of(chain.state).jobs):
+    if all(one.job != number for one in record.jobs):
         add_job(chain.state, replace(job, job=number))
     return number
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
+from jobs.chain_changes import is_scored_by, refuse_other_run
 from jobs.chain_state import ChainJob, read_record_of
 from jobs.chain_units import Unit
 from jobs.pack import complete, spec_of
 from jobs.record_leaves import read_leaves
 from jobs.submitted import Override, job_of_words
 from pipeline.training.ledger import last_line
-from shards.errors import InvalidDataError
 from shards.packing.missing import unpacked_parts, unscanned_parts
 from shards.packing.plan import read_plan
 from shards.store import open_store
@@ -29,7 +29,7 @@ def missing_tasks(unit: Unit, *, state: Path, override: Override) -> list[int]:
     return [
         number
         for number, words in enumerate(unit.words)
-        if not _is_complete(unit, job_of_words(list(words), override), state=state)
+        if not _is_complete(unit, words, job_of_words(list(words), override), state=state)
     ]
 
 
@@ -123,37 +123,39 @@ def _missing_of_pack(unit: Unit, override: Override) -> list[int]:
     return one
 
 
-def _is_complete(unit: Unit, job: Any, *, state: Path) -> bool:
+def _is_complete(unit: Unit, words: Sequence[str], job: Any, *, state: Path) -> bool:
     if unit.stage in ("pretrain", "finetune"):
-        return _has_steps(Path(job.run_dir), job.steps)
-    if unit.stage == "evaluate":
-        return _is_scored(Path(job.run_dir), "scores.json", job)
-    if unit.stage == "fewshot":
-        return _is_scored(Path(job.run_dir), "fewshot.json", job)
+        return _has_steps(job, extends="--extend" in words)
+    if unit.stage in ("evaluate", "fewshot"):
+        return _is_scored(unit.stage, job)
     if unit.stage == "report":
         return _is_after(Path(job.out) if job.out else Path(job.run) / "report.html", Path(job.run) / "DONE")
     return _is_on_record(unit, state=state)
 
 
-def _has_steps(run_dir: Path, steps: int) -> bool:
+def _has_steps(job: Any, *, extends: bool) -> bool:
+    """UserError if the run is done, but of other values."""
+    run_dir = Path(job.run_dir)
     if not (run_dir / "DONE").exists():
         return False
     from jobs import done_check  # noqa: PLC0415 - loads torch
 
     if done_check.run([str(run_dir)]) != exit_codes.DONE:
         return False
-    return int(read_leaves(run_dir / "job.yaml").get("job.steps", "0")) >= steps
+    refuse_other_run(job, extends=extends)
+    return bool(int(read_leaves(run_dir / "job.yaml").get("job.steps", "0")) >= job.steps)
 
 
-def _is_scored(run_dir: Path, name: str, job: Any) -> bool:
-    """Its scores are of these weights and this dataset, and of no older weights."""
+def _is_scored(stage: str, job: Any) -> bool:
+    """Its scores are of this job, and of no older one or older weights: the record is written first."""
+    run_dir = Path(job.run_dir)
+    path = run_dir / ("scores.json" if stage == "evaluate" else "fewshot.json")
     try:
-        json.loads((run_dir / name).read_text())
-        leaves = read_leaves(run_dir / "job.yaml")
-    except (OSError, ValueError, InvalidDataError):
+        json.loads(path.read_text())
+    except (OSError, ValueError):
         return False
-    same = (leaves.get("job.weights"), leaves.get("job.data.url")) == (job.weights, job.data.url)
-    return same and _is_after(run_dir / name, Path(job.weights) / "model.safetensors")
+    causes = (run_dir / "job.yaml", Path(job.weights) / "model.safetensors")
+    return is_scored_by(stage, job, run_dir) and all(_is_after(path, cause) for cause in causes)
 
 
 def _is_after(path: Path, cause: Path) -> bool:

@@ -11,6 +11,8 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,7 +28,7 @@ from shards.typed_json import read_record
 GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
 GATE = "gate"
 PATIENCE_SECONDS, _PAUSE_SECONDS = 300.0, 0.1  # with another process
-_MOST_BYTES = 64 << 20
+_MOST_BYTES, _MOST_MESSAGE = 64 << 20, 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +73,13 @@ class ChainStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What happened since the last beginning of the chain, which is the `epoch`-th."""
+    """What happened since the last beginning of the chain, which is the `epoch`-th. `life`: a word of its own, by which
+    its jobs are told from those of a chain that was in this folder before; empty: of an older version."""
 
     epoch: int
     jobs: tuple[ChainJob, ...]
     complete: frozenset[str]
+    life: str = ""
 
 
 def state_folder(word: str) -> Path:
@@ -86,6 +90,19 @@ def state_folder(word: str) -> Path:
 def is_chain(word: str) -> bool:
     """Whether a folder is that of a chain which was submitted."""
     return (state_folder(word) / PLAN).is_file()
+
+
+def refuse_chain(word: str, *, hint: str = "") -> None:
+    """UserError for the folder of a chain where a run is meant, with why the chain gave up if it did. `hint`: what else
+    may be meant."""
+    if not is_chain(word):
+        return
+    why, path = "", state_folder(word) / GAVE_UP
+    with suppress(OSError, InvalidDataError):
+        said = read_local_file(path, most_bytes=_MOST_MESSAGE).decode(errors="replace")
+        why = f"; it gave up: {' '.join(said.split())}"
+    shown = shlex.quote(word)
+    raise UserError(f"{word!r} is a chain: name one of its runs, as `patchline status {shown}` lists them{hint}{why}")
 
 
 def chain_name(folder: str) -> str:
@@ -110,7 +127,7 @@ def plan_json(plan: ChainPlan) -> str:
 
 def read_record_of(state: Path) -> Record:
     """The record since the last beginning; lines that were torn by a crash do not count."""
-    epoch, jobs, complete = 0, list[ChainJob](), set[str]()
+    epoch, life, jobs, complete = 0, "", list[ChainJob](), set[str]()
     path = state / RECORD
     lines = read_local_file(path, most_bytes=_MOST_BYTES).decode().splitlines() if path.exists() else []
     for line in lines:
@@ -121,7 +138,7 @@ def read_record_of(state: Path) -> Record:
         if not isinstance(found, dict):
             continue
         if "began" in found:
-            epoch += 1
+            epoch, life = epoch + 1, str(found.get("life", ""))
             jobs.clear()
             complete.clear()
         elif "complete" in found:
@@ -130,7 +147,12 @@ def read_record_of(state: Path) -> Record:
             found.pop("unix_time", None)
             with suppress(ValueError):
                 jobs.append(read_record(ChainJob, json.dumps(found)))
-    return Record(epoch=epoch, jobs=tuple(jobs), complete=frozenset(complete))
+    return Record(epoch=epoch, jobs=tuple(jobs), complete=frozenset(complete), life=life)
+
+
+def begin(state: Path) -> None:
+    """A beginning: what was submitted and complete before does not count any more."""
+    add_line(state, began=True, life=f"life-{secrets.token_hex(4)}")
 
 
 def add_line(state: Path, **values: object) -> None:

@@ -1,6 +1,7 @@
 """Where a chain stands, for `patchline status FOLDER`: its steps from the files, and their jobs from one question to
 squeue."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,18 +52,21 @@ class StepStatus:
 @dataclass(frozen=True, kw_only=True)
 class ChainStatus:
     """A chain. `ending`: done, gave-up or cancelled, empty while it goes on; `message`: why it gave up. `complaint`:
-    why Slurm says nothing."""
+    why Slurm says nothing. `is_stalled`: it has not ended, and Slurm has no job that would take it further."""
 
     folder: Path
     ending: str
     message: str
     steps: tuple[StepStatus, ...]
     complaint: str = ""
+    is_stalled: bool = False
 
     @property
     def is_over(self) -> bool:
         """Whether none of its steps has a job, or would get one; False while Slurm does not say."""
-        return bool(self.ending) or not (self.complaint or any(step.state in _UNDER_WAY for step in self.steps))
+        if self.ending or self.is_stalled:
+            return True
+        return not (self.complaint or any(step.state in _UNDER_WAY for step in self.steps))
 
 
 def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainStatus:
@@ -73,7 +77,7 @@ def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainSta
         queue = queued_with(read_plan_of(state).name, environ) if environ is not None else []
     except UserError as error:
         environ, complaint = None, str(error)
-    how, message = ending(state), ""
+    how, message = ending(state), ""  # after the queue: a job that ends the chain leaves the queue after that
     if how == GAVE_UP:
         message = read_local_file(state / GAVE_UP, most_bytes=_MOST_MESSAGE).decode(errors="replace").strip()
     own = _own_runs(state)
@@ -85,7 +89,10 @@ def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainSta
         except UserError as error:  # from here on it is not asked again
             environ, complaint = None, str(error)
             steps.append(_step(step, queue, None, run_dir=run_dir))
-    return ChainStatus(folder=folder, ending=how, message=message, steps=tuple(steps), complaint=complaint)
+    is_stalled = not how and not queue and environ is not None and state.stat().st_uid == os.getuid()
+    return ChainStatus(
+        folder=folder, ending=how, message=message, steps=tuple(steps), complaint=complaint, is_stalled=is_stalled
+    )
 
 
 def _own_runs(state: Path) -> dict[str, str]:
@@ -152,6 +159,9 @@ def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> li
     lines = wrapped(words[status.ending], columns, most_lines=_MOST_LINES)
     if status.ending in (GAVE_UP, CANCELLED):
         lines += wrapped("    > once it is mended, submit the chain again: what is complete stays", columns)
+    if status.is_stalled:
+        lines += wrapped("    no job of the chain is left, so it does not go on by itself", columns)
+        lines += wrapped("    > submit the chain again: what is complete stays", columns)
     width = max(len(step.name) for step in status.steps)
     for step in status.steps:
         if is_short and step.state == "complete":
@@ -173,5 +183,6 @@ def chain_json(status: ChainStatus) -> dict[str, Any]:
         "ending": status.ending or None,
         "message": status.message or None,
         "complaint": status.complaint or None,
+        "stalled": status.is_stalled,
         "steps": [asdict(step) for step in status.steps],
     }

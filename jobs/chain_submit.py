@@ -10,6 +10,7 @@ from typing import Any
 from jobs import exit_codes
 from jobs.batch_script import Request
 from jobs.chain import Chain, advance, script_of
+from jobs.chain_changes import refuse_changed
 from jobs.chain_checks import STOPPED_BY_HAND
 from jobs.chain_file import ChainConfig
 from jobs.chain_jobs import gate_request, requests_of
@@ -19,8 +20,8 @@ from jobs.chain_state import (
     GAVE_UP,
     PLAN,
     ChainPlan,
-    add_line,
     alone,
+    begin,
     chain_name,
     ending,
     plan_json,
@@ -72,6 +73,7 @@ def submit_chain(
     if is_dry:
         return _show(chain)
     need_sbatch(environ)
+    _refuse_changed(jobs)  # before the frozen chain is replaced
     for request in _first_requests(chain):
         text = script_of(chain, replace(request, dependency=""))
         slurms_answer([], environ, text=text, what=f"the job {printable_name(request.name)}")
@@ -79,7 +81,7 @@ def submit_chain(
     with alone(chain.state):
         if not _begin(chain, copies):
             return exit_codes.DONE
-    return advance(chain)
+    return _advance(chain)
 
 
 def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
@@ -106,6 +108,16 @@ def _check_all(
         except UserError as error:
             raise UserError(f"step {unit.step}: {error}") from error
     _refuse_over_limits(tuple(dict.fromkeys(unit for unit, _, _ in jobs)), cluster, environ)
+
+
+def _refuse_changed(jobs: Sequence[tuple[Unit, tuple[str, ...], Any]]) -> None:
+    for unit, words, job in jobs:
+        if unit.best_of:  # which values it has is known once its tries are over
+            continue
+        try:
+            refuse_changed(unit.stage, words, job)
+        except UserError as error:
+            raise UserError(f"step {unit.step}: {error}") from error
 
 
 def _refuse_over_limits(units: Sequence[Unit], cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
@@ -158,8 +170,16 @@ def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
         (state / name).unlink(missing_ok=True)
     for run_dir in (Path(one) for unit in chain.plan.units for one in unit.run_dirs() if one):
         (run_dir / "submit" / STOPPED_BY_HAND).unlink(missing_ok=True)
-    add_line(state, began=True)
+    begin(state)
     return True
+
+
+def _advance(chain: Chain) -> int:
+    try:
+        return advance(chain)
+    except UserError as error:  # there may be no gate that asks again
+        (chain.state / GAVE_UP).write_text(f"{error}\n")
+        raise
 
 
 def _first_requests(chain: Chain) -> list[Request]:

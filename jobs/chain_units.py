@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jobs.chain_file import INPUTS, ChainConfig, StepConfig
+from jobs.chain_file import INPUTS, STATE, ChainConfig, StepConfig
 from jobs.resolve import default_job
 from jobs.submitted import SECOND, SUBMITTED, run_name, value_in
 from jobs.sweep_plan import SweepPlan, plan_of
@@ -65,6 +65,7 @@ def units_of(chain: ChainConfig) -> tuple[Unit, ...]:
         outputs[step.name], stages[step.name], last[step.name] = outs, step.stage, new[-1].name
         before = (step.name,)
     _refuse_shared(units)
+    _refuse_state(units, (Path(chain.folder) / STATE).resolve())
     return tuple(replace(unit, names=tuple(one and run_name(one) for one in unit.run_dirs())) for unit in units)
 
 
@@ -163,6 +164,17 @@ def _words(
 def _workers(step: StepConfig) -> list[str]:
     has_some = any(flag.partition("=")[0] == "--workers" for flag in step.flags)
     return [f"--workers={step.cpus}"] if step.cpus and step.stage in ("pack", "verify") and not has_some else []
+
+
+def _refuse_state(units: Sequence[Unit], state: Path) -> None:
+    """UserError if a step writes to the folder of the chain's own state."""
+    for unit in units:
+        flag = SUBMITTED[unit.stage].out
+        for out in [value_in(words, flag) for words in unit.words if flag]:
+            if out and "://" not in out and Path(out).resolve().is_relative_to(state):
+                raise UserError(
+                    f"step {unit.step} writes to {out}, where the chain keeps its state; give another {flag}"
+                )
 
 
 def _refuse_shared(units: Sequence[Unit]) -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.chain_state import refuse_chain
 from jobs.ls import is_unstarted
 from jobs.nearest_recipe import Nearest
 from jobs.queue_jobs import FINISHED, JobFacts, NodeFacts, nodes_in
@@ -90,6 +91,8 @@ class Evidence:
 
 def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
     """Everything that the folder and Slurm, if it is here, say. UserError if there is no run."""
+    if not (run_dir / "job.yaml").exists():
+        refuse_chain(str(run_dir))
     facts = _unstarted(run_dir) if is_unstarted(run_dir) else gather(run_dir)
     line, number = last_try(run_dir)
     has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None

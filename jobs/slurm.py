@@ -32,8 +32,8 @@ _OF_JOB = re.compile(
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
     """A job that waits or runs. `job`: its number, `12`, or `12_3` and `12_[4-7]` of an array; `state`: such as
-    RUNNING; `names`: the words of its comment, RUN or RUN,CHAIN,TAG. Of an array of runs there are several, each with
-    its task: RUN@0,RUN@1,CHAIN,TAG."""
+    RUNNING; `names`: the words of its comment, RUN or LIFE,RUN,CHAIN,TAG. Of an array of runs there are several, each
+    with its task: LIFE,RUN@0,RUN@1,CHAIN,TAG."""
 
     job: str
     state: str

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.chain_state import is_chain
+from jobs.chain_state import is_chain, refuse_chain
 from jobs.chain_status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.ls import Run, as_json, row_of, run_at
 from jobs.queue_jobs import JobFacts, facts_of, nodes_in, numbers_of
@@ -121,19 +121,12 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
 
 def refuse_no_run(run_dir: Path) -> None:
     """UserError for a folder that is neither a run nor one whose first job has not started yet."""
-    refuse_chain(run_dir)
+    if not _is_begun(run_dir):
+        refuse_chain(str(run_dir))
     if not run_dir.is_dir() or not _is_begun(run_dir):
         raise UserError(
             f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
         )
-
-
-def refuse_chain(folder: Path, *, more: str = "") -> None:
-    """UserError for the folder of a chain that is no run. `more`: what else to do with a chain."""
-    if is_chain(str(folder)) and not _is_begun(folder):
-        name = shlex.quote(str(folder))
-        hint = f"name one of its runs, as `patchline status {name}` lists them{more.replace('{chain}', name)}"
-        raise UserError(f"{str(folder)!r} is a chain: {hint}")
 
 
 def _is_begun(run_dir: Path) -> bool:

@@ -111,7 +111,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("logs", "run_logs", "run_chain", "run_tries", "rank_lines", "log_signs"),
             *("run_evidence", "run_causes", "run_doctor"),
             *("submitted", "arrays", "chain", "chain_file", "chain_units", "chain_state", "chain_checks", "chain_jobs"),
-            *("chain_submit", "chain_status", "chain_sweep", "cancel", "processes"),
+            *("chain_changes", "chain_submit", "chain_status", "chain_sweep", "cancel", "processes"),
             *("sweep", "sweep_plan", "sweep_scores", "trials", "vtab"),
             *(
                 "preflight",
@@ -208,7 +208,7 @@ TESTED_ELSEWHERE = {
     "jobs/tools.py": "jobs/test_stages.py",
     "jobs/submit.py": "slurm/test_submit.py",
     "jobs/submitted.py": "slurm/test_submit.py",
-    **{f"jobs/{name}.py": "slurm/test_chain.py" for name in ("chain_checks", "chain_jobs", "chain_submit")},
+    **{f"jobs/{name}.py": "slurm/test_chain.py" for name in ("chain_checks", "chain_jobs")},
     "pipeline/config_values.py": "jobs/test_every_config.py",
     **{f"jobs/report_{name}.py": "jobs/test_report.py" for name in ("facts", "page", "curves")},
     **{f"jobs/compare_{name}.py": "jobs/test_compare.py" for name in ("facts", "page")},

@@ -8,7 +8,17 @@ import pytest
 from jobs import chain, exit_codes
 from jobs.chain_checks import idle_rounds
 from jobs.chain_jobs import requests_of
-from jobs.chain_state import GATE, ChainJob, ChainPlan, add_line, plan_json, read_plan_of, read_record_of, state_folder
+from jobs.chain_state import (
+    GATE,
+    ChainJob,
+    ChainPlan,
+    add_line,
+    begin,
+    plan_json,
+    read_plan_of,
+    read_record_of,
+    state_folder,
+)
 from jobs.chain_units import Unit
 from shards.errors import StorageError, UnreachableError
 from tests.rigs.processes import patchline
@@ -79,6 +89,23 @@ def test_a_job_that_was_submitted_before_a_crash_is_found_in_the_queue(state: Pa
     )
     assert [job.job for job in read_record_of(state).jobs] == [7]
     assert not (tmp_path / "submitted").exists()
+
+
+def test_a_job_of_a_chain_that_was_deleted_is_no_job_of_this_one(state: Path, tmp_path: Path) -> None:
+    """The chain's name, and the tags of its jobs, are those of the chain that was in the folder before."""
+    begin(state)
+    life = read_record_of(state).life
+    ended = f"echo '7 COMPLETED life-0,-,{NAME},report.e2.r0.p0'"
+    opened = chain.open_chain(
+        state,
+        environ=programs(tmp_path, squeue=ended, sbatch="echo 9"),
+        override=lambda job, _words, _command: job,
+    )
+    assert chain.submit_unit(opened, UNIT, [0], number=0, epoch=2) == [9]
+    script = (state / "jobs" / "report.e2.r0.p0.sbatch").read_text()
+    assert f"--comment={life},-,{NAME},report.e2.r0.p0\n" in script
+    programs(tmp_path, squeue=ended.replace("life-0", life), sbatch="echo 10")
+    assert chain.submit_unit(opened, UNIT, [0], number=0, epoch=2) == [7], "submitted just before a crash"
 
 
 def test_rounds_are_bounded(state: Path, tmp_path: Path) -> None:

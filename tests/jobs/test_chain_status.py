@@ -73,6 +73,30 @@ def test_a_chain_that_gave_up_says_why_and_what_to_do(chain: Path) -> None:
     assert "> once it is mended, submit the chain again" in todo
 
 
+def test_a_chain_without_a_job_says_that_it_is_to_be_submitted_again(chain: Path) -> None:
+    ended = patchline("status", str(chain), environ=slurm(chain))
+    said = [line.strip() for line in ended.output.splitlines()]
+    assert said[1:3] == [
+        "no job of the chain is left, so it does not go on by itself",
+        "> submit the chain again: what is complete stays",
+    ]
+    found = json.loads(patchline("status", str(chain), "--json", environ=slurm(chain)).output.splitlines()[0])
+    assert found["stalled"]
+    (state_folder(str(chain)) / "done").touch()
+    assert "no job" not in patchline("status", str(chain), environ=slurm(chain)).output
+
+
+def test_commands_about_a_run_say_that_a_folder_is_a_chain(chain: Path) -> None:
+    for command in ("stop", "save", "doctor"):
+        ended = patchline(command, str(chain), environ=slurm(chain))
+        said = " ".join(ended.errors.split())
+        assert (ended.code, "is a chain: name one of its runs, as `patchline status" in said) == (2, True), said
+        assert ("`patchline cancel " in said) == (command != "doctor"), said
+    (state_folder(str(chain)) / "gave-up").write_text("train saved nothing new\n")
+    ended = patchline("doctor", str(chain), environ=slurm(chain))
+    assert "it gave up: train saved nothing new" in " ".join(ended.errors.split())
+
+
 def test_json_counts_the_tasks_of_arrays(chain: Path) -> None:
     state = state_folder(str(chain))
     add_line(state, began=True)

@@ -99,6 +99,16 @@ def test_steps_that_do_not_fit(steps: tuple[StepConfig, ...], message: str) -> N
         units_of(chain(*steps))
 
 
+@pytest.mark.parametrize("run_dir", ["chain", "chain/", "x/../chain/jobs", "link"])
+def test_no_step_writes_to_the_folder_of_the_chains_state(tmp_path: Path, run_dir: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "chain")
+    step = StepConfig(name="a", stage="pretrain", recipe="r", flags=(f"--run-dir={tmp_path}/{run_dir}",))
+    with pytest.raises(UserError, match=r"step a writes to .*, where the chain keeps its state; give another --run"):
+        units_of(ChainConfig(folder=str(tmp_path), steps=(step,)))
+    beside = StepConfig(name="a", stage="pretrain", recipe="r", flags=(f"--run-dir={tmp_path}/chains",))
+    assert units_of(ChainConfig(folder=str(tmp_path), steps=(beside,)))
+
+
 def test_runs_have_the_names_of_their_folders(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     direct, linked = (

@@ -1,6 +1,7 @@
 """Chains of jobs on a real Slurm of two nodes: packing to report, each step behind a gate."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,6 +101,29 @@ def test_a_whole_chain_ends_by_itself_and_submits_nothing_twice(slurm_cluster: S
     assert {"pretrain", "finetune/0", "finetune/1"} <= {line.split()[0] for line in lines[10:]}, lines
     assert json.loads((folder / "fewshot" / "fewshot.json").read_text())
     assert all(json.loads((folder / "evaluate" / n / "scores.json").read_text())["num_images"] for n in ("0", "1"))
+
+
+def test_a_finished_chain_is_submitted_again_with_other_settings_and_after_its_folder_was_deleted(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    pack = PACK.replace(", tasks: 4, at_once: 2", "")
+    steps = [pack, PRETRAIN.replace("nodes: 2", "nodes: 1"), EVALUATE.replace("finetune", "pretrain")]
+    folder = submit_chain(slurm_cluster, chain_file(tmp_path, *steps))
+    assert wait_until_over(slurm_cluster, folder) == "done", logs(folder)
+    steps[2] = steps[2].replace("resize", "central_crop")
+    submit_chain(slurm_cluster, chain_file(tmp_path, *steps))
+    assert wait_until_over(slurm_cluster, folder) == "done", logs(folder)
+    assert "central_crop" in (folder / "evaluate" / "job.yaml").read_text()
+    assert [len(jobs_of(folder, unit)) for unit in ("pack", "pretrain", "evaluate")] == [0, 0, 1]
+    other = [step.replace("--steps=10", "--steps=10, --seed=5") for step in steps]
+    refused = submit(slurm_cluster, str(chain_file(tmp_path, *other)), settings_in(tmp_path))
+    assert (refused.returncode, "seed: before 0, now 5" in refused.stderr) == (2, True), refused.stderr
+    assert status(slurm_cluster, folder).splitlines()[0] == f"chain {folder}: done"
+    last = max(job.job for job in read_record_of(folder / "chain").jobs)
+    shutil.rmtree(folder)
+    submit_chain(slurm_cluster, chain_file(tmp_path, pack))
+    assert min(job.job for job in read_record_of(folder / "chain").jobs) > last
+    assert wait_until_over(slurm_cluster, folder) == "done", logs(folder)
 
 
 def test_only_the_killed_task_of_an_array_is_packed_again(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Results that are there already, but of other settings than those of a chain's step: its words were changed, and the
+chain was submitted again. A training run or a dataset is refused, as the stage itself does; scores are made again."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jobs.pack import spec_of
+from jobs.record import read_record
+from jobs.record_leaves import read_leaves
+from pipeline.training.same_run import other_values
+from shards.dataset import open_dataset
+from shards.differences import Difference, differences, flattened
+from shards.errors import InvalidDataError, UnreachableError, UserError
+from shards.local_file import read_local_text
+from shards.packing.plan import read_plan
+from shards.store import open_store
+
+_MOST_BYTES = 1 << 20
+_MOST_SHOWN = 8
+_OF_DATA = ("seed", "global_batch", "data.")
+_HOW = (  # a dataset may move, and may be read in another way
+    *("data.url", "data.reading.", "data.num_threads", "data.steps_ahead", "data.memory_limit_bytes"),
+    *("data.max_quarantined", "data.allow_other_decoder"),
+)
+_WARMUP = "schedule.warmup_steps"
+_NOT_OF_SCORES = ("run_dir", "device", "threads", "json")
+
+
+def refuse_changed(stage: str, words: Sequence[str], job: Any) -> None:
+    """UserError if what the step would make is complete, or planned, with other values."""
+    if stage == "pack":
+        read_plan(open_store(job.out), spec_of(job))
+    if stage in ("pretrain", "finetune") and (Path(job.run_dir) / "DONE").exists():
+        refuse_other_run(job, extends="--extend" in words)
+
+
+def refuse_other_run(job: Any, *, extends: bool) -> None:
+    """UserError if the run that is done in the job's folder was of other values, or of another length. `extends`:
+    whether it may become longer. A damaged marker or record is no run that is done."""
+    from pipeline.training.done import done_from_json  # noqa: PLC0415 - loads torch
+
+    run_dir = Path(job.run_dir)
+    try:
+        done = done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
+        num_steps = int(read_leaves(run_dir / "job.yaml").get("job.steps", "0"))
+    except (OSError, ValueError, InvalidDataError):
+        return
+    found = [each for each in other_values(done.job.job, asdict(job), is_done=True) if not _is_same(each)]
+    found += _of_data(done.job.job, job, fingerprint=done.position.dataset)
+    if extends or job.steps != num_steps:  # the warm-up follows the steps, and --extend keeps it
+        found = [each for each in found if each.field != _WARMUP]
+    is_longer = job.steps > num_steps and not extends
+    if is_longer or job.steps < num_steps:
+        found.insert(0, Difference(field="steps", before=num_steps, now=job.steps))
+    if found:
+        hint = "; to continue it with more steps, add --extend" if is_longer else ""
+        raise UserError(
+            f"{job.run_dir} holds a run that finished with other values: {'; '.join(map(str, found[:_MOST_SHOWN]))}. "
+            f"Use the same values, move it away, or give another --run-dir{hint}"
+        )
+
+
+def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
+    """Whether the record of an evaluation is that of this job, apart from where and how it is computed."""
+    try:
+        recorded = read_record(run_dir / "job.yaml", stage=stage, kind=type(job))
+    except (OSError, UserError):
+        return False
+    return all(each.field in _NOT_OF_SCORES for each in differences(asdict(recorded), asdict(job)))
+
+
+def _is_same(change: Difference) -> bool:
+    """Whether the run took the number of classes from its dataset, as the step leaves it to do, or only the way to a
+    folder is written differently."""
+    if isinstance(change.before, str) and isinstance(change.now, str):
+        return Path(change.before).resolve() == Path(change.now).resolve()
+    return change.field == "model.num_classes" and change.now == 0
+
+
+def _of_data(before: Any, job: Any, *, fingerprint: str | tuple[str, ...]) -> list[Difference]:
+    was, now = flattened(before), flattened(asdict(job))
+    names = [name for name in was if name in now and name.startswith(_OF_DATA) and not name.startswith(_HOW)]
+    found = differences({name: was[name] for name in names}, {name: now[name] for name in names})
+    if job.data.url and was.get("data.url", job.data.url) != job.data.url and not _holds(job.data.url, fingerprint):
+        found.append(Difference(field="data.url", before=was["data.url"], now=job.data.url))
+    return found
+
+
+def _holds(url: str, fingerprint: str | tuple[str, ...]) -> bool:
+    """Whether the dataset at the URL is the one with this fingerprint."""
+    try:
+        return open_dataset(url).fingerprint == fingerprint
+    except UnreachableError:
+        raise
+    except UserError:
+        return False
