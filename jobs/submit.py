@@ -1,7 +1,8 @@
 """`patchline submit STAGE RECIPE --cluster FILE [--nodes N] [...]`: writes the batch script of a job, and submits it.
 
 The words of the stage are checked as the stage would check them, and the script by `sbatch --test-only`, before it is
-submitted. A run that has a job in the queue gets no second one. Loads torch only to plan the saves of training on GPUs.
+submitted. A run that has a job in the queue gets no second one, and one that is done gets none. Loads torch only to
+read the DONE of a run, and to plan the saves of training on GPUs.
 """
 
 import json
@@ -21,6 +22,7 @@ from jobs.chain_state import alone, append_line
 from jobs.chain_submit import submit_chain
 from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
 from jobs.partitions import limits_of, partition_for, refuse_over_limits
+from jobs.run_end import has_ended, refuse_stopped
 from jobs.screen import put
 from jobs.secret_names import refuse_secret_words, withheld
 from jobs.slurm import QueuedJob, need_sbatch, queued_with, settled_with, slurms_answer, submitted
@@ -78,6 +80,8 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
         words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
     refuse_unprintable(run_dir)
+    if _is_done(job, words) and not options.is_dry:
+        return exit_codes.DONE
     if options.has_checks:
         _check(words, options, cluster, environ, job=job)
     request = _request(words, options, run_dir=run_dir, has_ranks=row.has_ranks)
@@ -86,6 +90,15 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
         put(text)
         return _tell_test(request, text, environ)
     return _submit(request, text, environ, links=options.links)
+
+
+def _is_done(job: Any, words: Sequence[str]) -> bool:
+    """Whether the run of the job is done, and says so. UserError for one that is stopped, or was done with others."""
+    if has_ended(job, extend="--extend" in words):
+        log.info("%s is done; nothing was submitted", printable_name(job.run_dir))
+        return True
+    refuse_stopped(getattr(job, "run_dir", ""))
+    return False
 
 
 def _submit_chain(
