@@ -13,10 +13,9 @@ from shards.errors import UserError
 from shards.terminal import printable_name
 
 
-def refuse_stopped(run_dir: str) -> None:
-    """UserError if a file STOP keeps the run stopped."""
-    stop = Path(run_dir) / "STOP"
-    if run_dir and stop.exists():
+def refuse_stopped(job: object) -> None:
+    """UserError if a file STOP keeps the run of a job of training stopped."""
+    if isinstance(job, TrainingJob) and (stop := Path(job.run_dir) / "STOP").exists():
         shown, todo = printable_name(str(stop)), printable_name(f"rm {shlex.quote(str(stop))}")
         raise UserError(f"{shown} keeps the run stopped, so its job would end at once; to continue it, first: {todo}")
 
@@ -31,7 +30,7 @@ def has_ended(job: object, *, extend: bool) -> bool:
     from pipeline.training.same_run import refuse_changes  # noqa: PLC0415
 
     done = read_done(Path(job.run_dir))
-    if done is None:
+    if done is None or (extend and done.step != job.steps):  # the extended run keeps a warm-up that is not known here
         return False
     own_classes = job.model.num_classes or done.job.model.get("num_classes", 0)  # 0: those of the data
     job = replace(job, model=replace(job.model, num_classes=own_classes))

@@ -97,7 +97,7 @@ def _is_done(job: Any, words: Sequence[str]) -> bool:
     if has_ended(job, extend="--extend" in words):
         log.info("%s is done; nothing was submitted", printable_name(job.run_dir))
         return True
-    refuse_stopped(getattr(job, "run_dir", ""))
+    refuse_stopped(job)
     return False
 
 

@@ -1,10 +1,13 @@
 """Runs that need no job: `patchline submit` with Slurm's programs as scripts."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from jobs.recipes.evaluate import RECIPES as EVALUATIONS
+from jobs.recipes.pretrain import RECIPES
 from jobs.run_end import refuse_stopped
 from shards.errors import UserError
 from tests.jobs.test_slurm import programs
@@ -30,6 +33,8 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         ([], 0, "is done; nothing was submitted"),
         (["--steps=17"], 2, "steps: before 16, now 17"),
         (["--steps=17", "--extend"], 0, "job 12"),
+        (["--steps=17", "--extend", "--schedule.warmup-steps=1"], 0, "job 12"),
+        (["--extend"], 0, "is done; nothing was submitted"),
         (["--schedule.learning-rate=0.5"], 2, "schedule.learning_rate: before 0.001, now 0.5"),
         (["--seed=7"], 2, "seed: before 0, now 7"),
         (["--data.window-blocks=3"], 0, "job 12"),
@@ -54,7 +59,7 @@ def test_a_run_that_is_done(
 def test_a_run_that_is_stopped(tmp_path: Path, slurm: dict[str, str]) -> None:
     run_dir = tmp_path / "my run"
     run_dir.mkdir()
-    refuse_stopped(str(run_dir))
+    refuse_stopped(replace(RECIPES["digits_smoke"](), run_dir=str(run_dir)))
     (run_dir / "STOP").touch()
     words = ["pretrain", "digits_smoke", "--data.url=d", f"--run-dir={run_dir}", f"--cluster={tmp_path}/cluster.yaml"]
     ended = patchline("submit", *words, "--no-check", environ=slurm)
@@ -63,9 +68,8 @@ def test_a_run_that_is_stopped(tmp_path: Path, slurm: dict[str, str]) -> None:
     assert not (run_dir / "submit").exists()
 
 
-def test_a_stage_without_a_run_directory_is_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("STOP").touch()
-    refuse_stopped("")
+def test_other_stages_are_not_stopped(tmp_path: Path) -> None:
+    (tmp_path / "STOP").touch()
+    refuse_stopped(replace(EVALUATIONS["resize"](), run_dir=str(tmp_path)))
     with pytest.raises(UserError, match="STOP keeps the run stopped"):
-        refuse_stopped(".")
+        refuse_stopped(replace(RECIPES["digits_smoke"](), run_dir=str(tmp_path)))
