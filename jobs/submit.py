@@ -28,7 +28,7 @@ from jobs.secret_names import refuse_secret_words, withheld
 from jobs.slurm import QueuedJob, need_sbatch, queued_with, settled_with, slurms_answer, submitted
 from jobs.stages import WITH_SMOKE
 from jobs.submit_checks import refuse_local, refuse_unprintable, refuse_unreachable, refuse_wrong_place
-from jobs.submitted import Override, comment_of, job_of_words, submit_folder, submitted_stage, value_in
+from jobs.submitted import Override, job_of_words, submit_folder, submitted_stage, value_in, work_name
 from jobs.sweep import USAGE as SWEEP
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
@@ -84,7 +84,7 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
         return exit_codes.DONE
     if options.has_checks:
         _check(words, options, cluster, environ, job=job)
-    request = _request(words, options, run_dir=run_dir, has_ranks=row.has_ranks)
+    request = _request(words, options, job=job, has_ranks=row.has_ranks)
     text = batch_script(request, cluster, body=stage_body())
     if options.is_dry:
         put(text)
@@ -159,10 +159,9 @@ def _refuse_flags_of_runs(options: Options, words: Sequence[str], plain: Options
         )
 
 
-def _request(words: list[str], options: Options, *, run_dir: str, has_ranks: bool) -> Request:
-    folder = submit_folder(run_dir, words[0])
-    work = [str(folder)] if run_dir else [str(folder), *words]  # evaluations of one folder are different work
-    comment, name = comment_of(work), names_of(words)
+def _request(words: list[str], options: Options, *, job: Any, has_ranks: bool) -> Request:
+    folder = submit_folder(getattr(job, "run_dir", ""), words[0])
+    comment, name = work_name(words, job), names_of(words)
     return Request(
         words=tuple(words),
         name=f"{name}-{comment[-8:]}" if options.links > 1 else name,  # singleton: jobs of one name wait for each other
