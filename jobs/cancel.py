@@ -1,4 +1,5 @@
-"""`patchline cancel RUN|CHAIN`: cancels all jobs of a run or of a chain, waiting or running, and says which."""
+"""`patchline cancel RUN|CHAIN`: cancels all jobs of a run or of a chain, waiting or running, and says which. The output
+of a stage without a run directory, such as packing, will do as well."""
 
 import logging
 import time
@@ -9,7 +10,7 @@ from jobs import exit_codes
 from jobs.chain_checks import STOPPED_BY_HAND
 from jobs.chain_state import CANCELLED, alone, is_chain, read_plan_of, state_folder
 from jobs.slurm import QueuedJob, cancelled, queued_with
-from jobs.submitted import run_name
+from jobs.submitted import output_name, run_name
 from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.terminal import printable_name
@@ -31,13 +32,29 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
         lock = folder / "submit"
         name, marker = run_name(words[0]), lock / STOPPED_BY_HAND
     else:
-        raise UserError(f"{shown_value(words[0])} is neither a run nor a chain that was submitted; give its folder")
+        return _cancel_output(words[0], environ)
     marker.touch()  # first: a gate that runs at this moment submits nothing more
     gone = _cancel_all(name, environ)
     with alone(lock):  # what was submitted meanwhile
         gone = _cancel_all(name, environ) | gone
     if not gone:
         log.info("%s has no job that waits or runs", shown)
+    return _told(gone, shown)
+
+
+def _cancel_output(word: str, environ: Mapping[str, str]) -> int:
+    """Cancels the job that is to write this folder or URL, of a stage without a run directory."""
+    neither = f"{shown_value(word)} is neither a run nor a chain that was submitted; give its folder"
+    try:
+        gone = _cancel_all(output_name(word), environ)
+    except UserError as error:
+        raise UserError(f"{neither}. If a job is to write it: {error}") from error
+    if not gone:
+        raise UserError(f"{neither}. No job that waits or runs is to write it")
+    return _told(gone, printable_name(word))
+
+
+def _told(gone: Mapping[str, QueuedJob], shown: str) -> int:
     for one in gone.values():
         log.info("cancelled %s, which was %s%s", one.job, one.state, f": {one.tag}" if one.tag else "")
     log.info("to go on, submit %s again", shown)

@@ -56,6 +56,7 @@ def submit_chain(
     would refuse, and with `has_checks` for what cannot work."""
     units = units_of(config)
     jobs = [(unit, words, _job_of(unit, words, override)) for unit in units for words in unit.words]
+    refuse_unprintable(config.folder, what="folder")
     for _, words, _ in jobs:
         refuse_unprintable(value_in(words, "--run-dir"))
     if has_checks:

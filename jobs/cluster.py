@@ -19,10 +19,21 @@ _WORD = re.compile(r"[A-Za-z0-9_.,:;&|*+@/=()\[\]{}-]+")
 _OPTION = re.compile(rf"--[a-z][a-z0-9-]*(={_WORD.pattern})?")
 _LIMIT = re.compile(r"[0-9]{1,4}(-[0-9]{1,2}(:[0-9]{2}){0,2}|:[0-9]{2}(:[0-9]{2})?)?")
 _OURS = (
-    *("array", "chdir", "comment", "dependency", "error", "exclusive", "gpus-per-node", "job-name", "nodes", "ntasks"),
+    *("array", "chdir", "comment", "dependency", "error", "exclusive", "job-name", "nodes", "ntasks"),
     "no-kill",
-    *("ntasks-per-node", "open-mode", "output", "requeue", "no-requeue", "signal", "time", "wrap"),
+    *("ntasks-per-node", "open-mode", "output", "requeue", "no-requeue", "signal", "wrap"),
 )
+# Options that are settings here.
+_SETTINGS = {
+    "account": "account",
+    "cpus-per-task": "cpus_per_rank",
+    "gpus": "gpus_per_node",
+    "gpus-per-node": "gpus_per_node",
+    "partition": "partition",
+    "time": "time_limit",
+}
+# With these sbatch answers something else than a job's number, or only once the job has ended.
+_OF_THE_ANSWER = ("help", "parsable", "quiet", "test-only", "usage", "verbose", "version", "wait")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +91,7 @@ class ClusterConfig:
         for option in self.options:
             if not _OPTION.fullmatch(option):
                 raise UserError(f"options has {shown_value(option)}; allowed: --name or --name=value, without spaces")
-            if option.removeprefix("--").partition("=")[0] in _OURS:
-                raise UserError(f"options has {shown_value(option)}, which patchline sets itself; leave it out")
+            _refuse_ours(option)
         refuse_secret_lines(self.options, what="options")
         for name in ("setup", "command"):
             _refuse_lines(getattr(self, name), what=name)
@@ -92,6 +102,20 @@ class ClusterConfig:
             raise UserError(
                 f"s3_endpoint is {shown_value(self.s3_endpoint)}; allowed: http(s)://HOST[:PORT], without a password"
             )
+
+
+def _refuse_ours(option: str) -> None:
+    """UserError for an option that patchline depends on, also if it is abbreviated, as sbatch takes it."""
+    name = option.removeprefix("--").partition("=")[0]
+    names = sorted((*_OURS, *_SETTINGS, *_OF_THE_ANSWER))  # an exact name comes first
+    full = next((one for one in names if one.startswith(name)), "")
+    if not full:
+        return
+    shown = shown_value(option) + (f", which sbatch may take for --{full}" if full != name else "")
+    if full in _SETTINGS:
+        raise UserError(f"options has {shown}; set `{_SETTINGS[full]}:` instead")
+    why = "with which sbatch does not answer as it must" if full in _OF_THE_ANSWER else "which patchline sets itself"
+    raise UserError(f"options has {shown}, {why}; leave it out")
 
 
 def _refuse_lines(lines: tuple[str, ...], *, what: str) -> None:

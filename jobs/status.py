@@ -17,6 +17,7 @@ from jobs import exit_codes
 from jobs.chain_state import is_chain, refuse_chain
 from jobs.chain_status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.ls import Run, as_json, row_of, run_at
+from jobs.output_jobs import output_lines, outputs_in, outputs_json
 from jobs.queue_jobs import JobFacts, facts_of, nodes_in, numbers_of
 from jobs.queue_reasons import Finding, finding_of, findings_of_nodes
 from jobs.run_chain import chain_tasks
@@ -63,8 +64,10 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     unknown = [word for word in words if word.startswith("-") and word != "--json"]
     if unknown:
         raise UserError(f"there is no flag {unknown[0]}; usage: {USAGE}")
-    folders = [Path(word) for word in words if word != "--json"] or [Path()]
+    named = [word for word in words if word != "--json"] or ["."]
     has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
+    outputs = outputs_in(named, environ) if has_slurm else {}
+    folders = [Path(word) for word in named if word not in outputs]
     now = time.time()
     asked = environ if has_slurm else None
     chains = [status_of_chain(folder, asked) for folder in folders if is_chain(str(folder))]
@@ -74,10 +77,12 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
         log.warning("%s", silence)
     if "--json" in words:
         lines = [chain_json(chain) for chain in chains] + [_as_json(found, status) for found, status in shown]
+        lines += outputs_json(outputs)
         put("".join(json.dumps(line) + "\n" for line in lines))
         return exit_codes.DONE
     columns = columns_of(sys.stdout) or _PIPE_COLUMNS
     put("".join(f"{line}\n" for chain in chains for line in lines_of(chain, columns=columns)))
+    put("".join(f"{line}\n" for line in output_lines(outputs)))
     if shown:
         rows = [row_of(found, more=_lines(status), state=state_of(found, status)) for found, status in shown]
         put(table_of(rows, now=now, columns=columns))

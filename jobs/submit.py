@@ -1,7 +1,8 @@
 """`patchline submit STAGE RECIPE --cluster FILE [--nodes N] [...]`: writes the batch script of a job, and submits it.
 
 The words of the stage are checked as the stage would check them, and the script by `sbatch --test-only`, before it is
-submitted. A run that has a job in the queue gets no second one. Loads torch only to plan the saves of training on GPUs.
+submitted. A run that has a job in the queue gets no second one, and one that is done gets none. Loads torch only to
+read the DONE of a run, and to plan the saves of training on GPUs.
 """
 
 import json
@@ -21,12 +22,13 @@ from jobs.chain_state import alone, append_line
 from jobs.chain_submit import submit_chain
 from jobs.cluster import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
 from jobs.partitions import limits_of, partition_for, refuse_over_limits
+from jobs.run_end import has_ended, refuse_stopped
 from jobs.screen import put
 from jobs.secret_names import refuse_secret_words, withheld
 from jobs.slurm import QueuedJob, need_sbatch, queued_with, settled_with, slurms_answer, submitted
 from jobs.stages import WITH_SMOKE
 from jobs.submit_checks import refuse_local, refuse_unprintable, refuse_unreachable, refuse_wrong_place
-from jobs.submitted import Override, comment_of, job_of_words, submit_folder, submitted_stage, value_in
+from jobs.submitted import Override, job_of_words, submit_folder, submitted_stage, value_in, work_name
 from jobs.sweep import USAGE as SWEEP
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
@@ -78,14 +80,25 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
         words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
     refuse_unprintable(run_dir)
+    if _is_done(job, words) and not options.is_dry:
+        return exit_codes.DONE
     if options.has_checks:
         _check(words, options, cluster, environ, job=job)
-    request = _request(words, options, run_dir=run_dir, has_ranks=row.has_ranks)
+    request = _request(words, options, job=job, has_ranks=row.has_ranks)
     text = batch_script(request, cluster, body=stage_body())
     if options.is_dry:
         put(text)
         return _tell_test(request, text, environ)
     return _submit(request, text, environ, links=options.links)
+
+
+def _is_done(job: Any, words: Sequence[str]) -> bool:
+    """Whether the run of the job is done, and says so. UserError for one that is stopped, or was done with others."""
+    if has_ended(job, extend="--extend" in words):
+        log.info("%s is done; nothing was submitted", printable_name(job.run_dir))
+        return True
+    refuse_stopped(job)
+    return False
 
 
 def _submit_chain(
@@ -146,10 +159,9 @@ def _refuse_flags_of_runs(options: Options, words: Sequence[str], plain: Options
         )
 
 
-def _request(words: list[str], options: Options, *, run_dir: str, has_ranks: bool) -> Request:
-    folder = submit_folder(run_dir, words[0])
-    work = [str(folder)] if run_dir else [str(folder), *words]  # evaluations of one folder are different work
-    comment, name = comment_of(work), names_of(words)
+def _request(words: list[str], options: Options, *, job: Any, has_ranks: bool) -> Request:
+    folder = submit_folder(getattr(job, "run_dir", ""), words[0])
+    comment, name = work_name(words, job), names_of(words)
     return Request(
         words=tuple(words),
         name=f"{name}-{comment[-8:]}" if options.links > 1 else name,  # singleton: jobs of one name wait for each other

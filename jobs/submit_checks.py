@@ -119,13 +119,19 @@ def refuse_short_margin(save_seconds: float, margin: int) -> None:
         )
 
 
-def refuse_unprintable(run_dir: str) -> None:
-    """UserError for paths that cannot be in a batch script."""
-    for what, path in (("--run-dir", run_dir), ("the current folder", str(Path.cwd()))):
+def refuse_unprintable(run_dir: str, *, what: str = "--run-dir") -> None:
+    """UserError for paths that cannot be in a batch script: of a folder that the flag or field `what` gives, and of the
+    current one."""
+    for name, path in (("the current folder", str(Path.cwd())), (what, run_dir)):
         if not path.isprintable():
             raise UserError(
-                f"{what} is {shown_value(path)}; allowed: printable characters, since sbatch reads it from a line of a "
+                f"{name} is {shown_value(path)}; allowed: printable characters, since sbatch reads it from a line of a "
                 "script; choose another folder"
+            )
+        if "\\" in path or "\\" in str(Path(path).resolve()):  # a link may lead there
+            raise UserError(
+                f"{name} is {shown_value(path)}; allowed: a path without a backslash, as Slurm opens no log there; "
+                "choose another folder"
             )
 
 

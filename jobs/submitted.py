@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,27 @@ def submit_folder(run_dir: str, stage: str) -> Path:
 def run_name(run_dir: str) -> str:
     """The name of a run's jobs in the queue."""
     return comment_of([str(submit_folder(run_dir, ""))])
+
+
+def output_name(out: str) -> str:
+    """The name in the queue of the job that writes all of a folder or URL, of a stage without a run directory."""
+    return comment_of(["output", _place(out)])
+
+
+def work_name(words: Sequence[str], job: Any) -> str:
+    """The name in the queue of the job of a command: of its run directory, else of what it writes, else of its fields
+    and the current folder. However the words are written, one work has one name."""
+    if run_dir := getattr(job, "run_dir", ""):
+        return run_name(run_dir)
+    flag = submitted_stage(words[0]).out
+    if out := getattr(job, flag.removeprefix("--"), "") if flag else "":
+        return output_name(out) if job.phase == "all" else comment_of(["output", _place(out), job.phase, job.part])
+    fields = json.dumps(asdict(job), sort_keys=True, default=str)
+    return comment_of([str(submit_folder("", words[0])), fields])
+
+
+def _place(out: str) -> str:
+    return out.rstrip("/") if "://" in out else str(Path(out).resolve())
 
 
 def value_in(words: tuple[str, ...] | list[str], flag: str) -> str:

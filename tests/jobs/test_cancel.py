@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobs import cancel, exit_codes
-from jobs.submitted import run_name
+from jobs.submitted import output_name, run_name
 from shards.errors import UserError
 from tests.jobs.test_slurm import programs
 
@@ -57,3 +57,12 @@ def test_one_folder_is_needed(words: list[str]) -> None:
 def test_a_folder_that_is_neither(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is neither a run nor a chain that was submitted; give its folder"):
         cancel.run([str(tmp_path)], environ={})
+
+
+def test_what_a_job_is_to_write(run_dir: Path, tmp_path: Path) -> None:
+    """The output of a stage without a run directory, which may be a URL, and not be there yet."""
+    environ = cluster(tmp_path, f"7 PENDING {output_name('s3://b/pk')}", f"8 RUNNING {run_name(str(run_dir))}")
+    assert cancel.run(["s3://b/pk/"], environ=environ) == exit_codes.DONE
+    assert (tmp_path / "cancelled").read_text() == "7\n"
+    with pytest.raises(UserError, match=r"give its folder\. No job that waits or runs is to write it"):
+        cancel.run(["s3://b/pk"], environ=environ)

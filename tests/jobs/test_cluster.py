@@ -31,6 +31,19 @@ def test_every_field_is_in_the_example() -> None:
         ("partition: 'gpu --wrap=id'", "partition is 'gpu --wrap=id'; allowed: letters"),
         ('account: "me\\n#SBATCH --uid=0"', "account is "),
         ("options: ['--wrap=id']", "options has '--wrap=id', which patchline sets itself"),
+        (
+            "options: [--comm=x]",
+            "options has '--comm=x', which sbatch may take for --comment, which patchline sets itself",
+        ),
+        ("options: [--job-n=x]", "for --job-name, which patchline sets itself; leave it out"),
+        ("options: [--test-only]", "options has '--test-only', with which sbatch does not answer as it must; leave it"),
+        ("options: [--wai]", "options has '--wai', which sbatch may take for --wait, with which"),
+        ("options: [--parsable]", "does not answer as it must"),
+        ("options: [--partition=gpu]", "options has '--partition=gpu'; set `partition:` instead"),
+        ("options: [--acc=me]", "options has '--acc=me', which sbatch may take for --account; set `account:` instead"),
+        ("options: [--cpus-per-task=4]", "set `cpus_per_rank:` instead"),
+        ("options: [--gpus=4]", "options has '--gpus=4'; set `gpus_per_node:` instead"),
+        ("options: [--ntasks=4]", "options has '--ntasks=4', which patchline sets itself"),
         ("options: ['--exclude=a b']", "allowed: --name or --name=value"),
         ("options: [--requeue]", "which patchline sets itself"),
         ("time_limit: 1 day", "time_limit is '1 day'; allowed: MINUTES"),
@@ -56,3 +69,17 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
         UserError, match=r"none\.yaml cannot be read: No such file or directory; give --cluster your copy"
     ):
         read_cluster(tmp_path / "none.yaml")
+
+
+def test_other_options_pass() -> None:
+    """Also those of which an own option is the beginning."""
+    options = (
+        "--hold",
+        "--exclude=n1",
+        "--export=NONE",
+        "--mem=0",
+        "--nodelist=n[1-2]",
+        "--time-min=5",
+        "--wait-all-nodes=1",
+    )
+    assert ClusterConfig(options=options).options == options

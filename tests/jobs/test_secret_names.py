@@ -10,12 +10,22 @@ from shards.errors import UserError
 SECRETS = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "MY_PASS"),
     *("GITHUB_PAT", "PAT_2", "REGISTRY_AUTH", "GPG_PASSPHRASE", "DB_PWD", "BLOB_SAS", "mlflow_tracking_password"),
-    *("SESSION_COOKIE", "AUTH_BEARER", "APIKEY", "CREDENTIALS"),
+    *(
+        "SESSION_COOKIE",
+        "AUTH_BEARER",
+        "APIKEY",
+        "CREDENTIALS",
+        "AZURE_STORAGE_KEY",
+        "OPENAI_KEY",
+        "WANDB_KEY",
+        "KEY_2",
+    ),
+    "AZURE_STORAGE_CONNECTION_STRING",
 )
 PLAIN = (
     *("PATH", "PWD", "OLDPWD", "HOME", "AUTHOR", "COMPASS", "PATTERN", "PASSED_TESTS", "SASS_PATH", "LANG"),
     *("AWS_SHARED_CREDENTIALS_FILE", "AWS_PROFILE", "AWS_ENDPOINT_URL", "SLURM_CONF", "PATCHLINE_RETRIES", "BYPASS"),
-    *("XAUTHORITY", "LD_LIBRARY_PATH", "KEYBOARD", "MONKEY"),
+    *("XAUTHORITY", "LD_LIBRARY_PATH", "KEYBOARD", "MONKEY", "KEY_BINDINGS", "SSH_KEY_FILE"),
 )
 
 
@@ -70,6 +80,13 @@ def test_what_jobs_do_not_inherit() -> None:
         'DB_PASS="x y"',
         "export A=1 WANDB_API_KEY=abc",
         "curl https://me:word@host/x",
+        "export HF_TOKEN=$'abc'",
+        'export HF_TOKEN=$"abc"',
+        "export HF_TOKEN=${X:-abc}",
+        'export HF_TOKEN="${HF_TOKEN-abc}"',
+        "export HF_TOKEN=${X:='abc'}",
+        "aws configure set aws_secret_access_key abc",
+        "aws configure set --profile vit profile.vit.aws_secret_access_key 'abc'",
     ],
 )
 def test_lines_that_carry_a_secret_are_refused(line: str) -> None:
@@ -85,6 +102,13 @@ def test_lines_that_carry_a_secret_are_refused(line: str) -> None:
         'export HF_TOKEN="$(cat ~/.token)"',
         "export HF_TOKEN=$OTHER",
         "export HF_TOKEN=",
+        "export HF_TOKEN=${OTHER}",
+        "export HF_TOKEN=${OTHER:-$(cat ~/.token)}",
+        "export HF_TOKEN=${OTHER:?set it first}",
+        "export HF_TOKEN=${OTHER:-}",
+        "aws configure set aws_secret_access_key $(cat ~/.key)",
+        "aws configure set region eu-central-1",
+        "unset HF_TOKEN WANDB_API_KEY",
         "unset HF_TOKEN",
         "export AWS_PROFILE=vit",
         "source /opt/env.sh",

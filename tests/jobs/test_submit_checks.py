@@ -161,6 +161,21 @@ def test_paths_that_cannot_be_in_a_script_are_refused(run_dir: str) -> None:
         refuse_unprintable(run_dir)
 
 
+def test_paths_with_a_backslash_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm cannot open a log there, and the job would end at once, with 0:53 and no log."""
+    (tmp_path / "back\\b").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "back\\b")
+    for run_dir in ("back\\b", str(tmp_path / "link" / "run")):
+        with pytest.raises(UserError, match=r"--run-dir is .*; allowed: a path without a backslash"):
+            refuse_unprintable(run_dir)
+    with pytest.raises(UserError, match=r"^folder is .*; allowed: a path without a backslash"):
+        refuse_unprintable("c\\hain", what="folder")
+    refuse_unprintable(str(tmp_path / "my 'own' \"50%\" $é"))
+    monkeypatch.chdir(tmp_path / "link")
+    with pytest.raises(UserError, match=r"the current folder is .*without a backslash.*choose another folder"):
+        refuse_unprintable("")
+
+
 def test_a_current_folder_that_cannot_be_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a\nb").mkdir()
     monkeypatch.chdir(tmp_path / "a\nb")

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,41 @@ def test_a_run_that_is_told_to_stop_is_another_end_than_one_that_continues(
     again = submit(slurm_cluster, "digits_smoke", run_dir=run_dir, options=options, env=env)
     assert wait_until_ended(slurm_cluster, again)["ExitCode"] == "74:0"
     assert [each["end"] for each in tries_of(run_dir)] == ["told to stop", "stopped"]
+
+
+def test_a_run_with_a_file_stop_stays_stopped(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Also if it is there before the first try, or comes while the ranks start, which refuse it as a mistake."""
+    run_dir, options = tmp_path / "kept", ["--nodes=1"]
+    refuses = program(tmp_path / "refuses", f"touch {tmp_path}/ran {run_dir}/STOP; exit 2")
+    for has_run in (True, False):
+        job_id = submit(
+            slurm_cluster, "digits_smoke", run_dir=run_dir, options=options, env={"PATCHLINE": str(refuses)}
+        )
+        assert wait_until_ended(slurm_cluster, job_id)["ExitCode"] == "78:0", slurm_cluster.log_tail()
+        assert (tmp_path / "ran").exists() == has_run
+        (tmp_path / "ran").unlink(missing_ok=True)
+    assert [(each["exit_codes"], each["end"]) for each in tries_of(run_dir)] == [
+        ([2], "told to stop"),
+        ([], "told to stop"),
+    ]
+
+
+def test_a_link_behind_the_end_of_its_run_starts_no_rank(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Also where jobs may be requeued. A run that a later job extends is done before that job is submitted."""
+    run_dir, options = tmp_path / "linked", ["--nodes=1"]
+    lines = ("[[ $1 == __done ]] && exit 0", f"echo ran >>{tmp_path}/ran; touch {run_dir}/DONE")
+    env = {"PATCHLINE": str(program(tmp_path / "ends", *lines))}
+    first = submit(slurm_cluster, "digits_smoke", run_dir=run_dir, options=[*options, "--hold"], env=env)
+    link = submit(slurm_cluster, "digits_smoke", run_dir=run_dir, options=[*options, f"-dafterany:{first}"], env=env)
+    second = int(time.time())  # of which Slurm's times are
+    slurm_cluster.wait_for(lambda: int(time.time()) > second, deadline_seconds=JOB_SECONDS)
+    slurm_cluster.scontrol("release", str(first))
+    assert wait_until_ended(slurm_cluster, link)["JobState"] == "COMPLETED", slurm_cluster.log_tail()
+    assert (tmp_path / "ran").read_text() == "ran\n", output_of(slurm_cluster, run_dir).read_text()
+    assert "done by a job before this one" in output_of(slurm_cluster, run_dir).read_text()
+    later = submit(slurm_cluster, "digits_smoke", "--extend", run_dir=run_dir, options=options, env=env)
+    assert wait_until_ended(slurm_cluster, later)["JobState"] == "COMPLETED", slurm_cluster.log_tail()
+    assert (tmp_path / "ran").read_text() == "ran\nran\n"
 
 
 def test_a_marker_that_vouches_for_nothing_is_no_end(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -145,6 +145,27 @@ def test_a_run_has_one_job_however_it_is_named(slurm_cluster: SlurmCluster, tmp_
         assert f"cancelled {number}, which was PENDING" in cancel(slurm_cluster, tmp_path / folder)
 
 
+def test_packing_has_one_job_however_its_output_is_written(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    held, out = settings_in(tmp_path, f"command: [{PATCHLINE}]", "options: [--hold]"), tmp_path / "digits"
+    assert submit(slurm_cluster, "pack", "digits", held, "--out", str(out)).returncode == 0
+    environ, job = slurm_cluster.job_environment(), ""
+    for words in (["submit", "pack", "digits", held, f"--out={out}/"], ["status", str(out)]):
+        done = subprocess.run(
+            [str(PATCHLINE), *words],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        job = job or done.stderr.partition("has a job already: ")[2].partition(" PENDING")[0]
+    assert f"job {job}, pack-digits: is held by its user" in done.stdout
+    assert f"its log: {slurm_cluster.folder}/patchline-pack/pack-digits-{job}.out" in done.stdout
+    assert f"cancelled {job}, which was PENDING" in cancel(slurm_cluster, out)
+
+
 def test_one_of_an_arrays_runs_can_be_cancelled(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     held = settings_in(tmp_path, f"command: [{PATCHLINE}]", "options: [--hold]")
     chain, words = tmp_path / "chain.yaml", ("pretrain", "digits_smoke", held, "--data.url=d")

@@ -1,0 +1,45 @@
+"""Whether a run needs another job, before `patchline submit` has one wait in the queue: one that is done, or that its
+file STOP keeps stopped, needs none."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.training.config import TrainingJob
+from shards.differences import flattened
+from shards.errors import UserError
+from shards.terminal import printable_name
+
+
+def refuse_stopped(job: object) -> None:
+    """UserError if a file STOP keeps the run of a job of training stopped."""
+    if isinstance(job, TrainingJob) and (stop := Path(job.run_dir) / "STOP").exists():
+        shown, todo = printable_name(str(stop)), printable_name(f"rm {shlex.quote(str(stop))}")
+        raise UserError(f"{shown} keeps the run stopped, so its job would end at once; to continue it, first: {todo}")
+
+
+def has_ended(job: object, *, extend: bool) -> bool:
+    """Whether the run of a job of training is done: RUN/DONE vouches for its weights, at the last step of this job.
+    UserError if it finished with other values, as training itself would say. What it was trained on is compared by the
+    fields of the job: if these differ, training is left to decide."""
+    if not isinstance(job, TrainingJob) or not (Path(job.run_dir) / "DONE").exists():
+        return False
+    from pipeline.training.done import read_done  # noqa: PLC0415 - loads torch
+    from pipeline.training.same_run import refuse_changes  # noqa: PLC0415
+
+    done = read_done(Path(job.run_dir))
+    if done is None or (extend and done.step != job.steps):  # the extended run keeps a warm-up that is not known here
+        return False
+    own_classes = job.model.num_classes or done.job.model.get("num_classes", 0)  # 0: those of the data
+    job = replace(job, model=replace(job.model, num_classes=own_classes))
+    is_done = done.step == job.steps
+    begin = replace(done.position, seed=job.seed, global_batch=job.global_batch, image_size=job.model.image_size)
+    refuse_changes(done.job, done.position, job=job, start=begin, is_done=is_done, extend=extend)
+    before, now = (_data_fields(each) for each in (done.job.job, asdict(job)))
+    return is_done and all(before.get(name, now[name]) == now[name] for name in now)
+
+
+def _data_fields(job: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flattened(job).items() if name.startswith("data.")}
