@@ -93,12 +93,11 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
     if num_images is None and lines:
         reasons.append("the number of images is not in its metrics")
     if job.initial.weights:
-        source = _source(job.initial.weights, ancestors=ancestors)
-        num_images = source.num_images if isinstance(source, Point) else None
-        before = source.exaflops if isinstance(source, Point) else None
+        source, why = _source(job.initial.weights, ancestors=ancestors)
+        num_images = source.num_images if source else None
+        before = source.exaflops if source else None
         exaflops = None if before is None or exaflops is None else exaflops + before
-        if isinstance(source, str):
-            reasons.append(source)
+        reasons += [why] if why else []
     accuracies = [float(line["test_accuracy"]) for line in lines if _is_share(line.get("test_accuracy"))]
     return Point(
         name=name,
@@ -138,16 +137,28 @@ def facts_of(point: Point) -> dict[str, Any]:
     return {**vars(point), "fewshot": {str(shots): value for shots, value in point.fewshot.items()}}
 
 
-def _source(weights: str, *, ancestors: int) -> Point | str:
-    """The run that the weights are from, or why it is not known."""
-    path = Path(weights)
-    folder = path if (path / _RECORD).is_file() else path.parent
+def final_run_of(weights: str) -> Path | None:
+    """The run whose final weights these are (RUN or RUN/weights); None if there is none. Any other folder in RUN may
+    have the weights of any of its checkpoints."""
+    path = Path(weights).absolute()  # so that a dot has a name
+    folder = path.parent if path.name == "weights" and not (path / _RECORD).is_file() else path
+    return folder if (folder / _RECORD).is_file() else None
+
+
+def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
+    """The run that the weights are from, and what of it is not known, and why."""
+    final = final_run_of(weights)
+    folder = final or Path(weights).parent
     if ancestors >= _MOST_ANCESTORS or not (folder / _RECORD).is_file():
-        return f"the run of its weights {weights!r} is not there, so its compute and data are not known"
+        return None, f"the run of its weights {weights!r} is not there, so its compute and data are not known"
     try:
-        return point_of(folder, name=str(folder), ancestors=ancestors + 1)
+        point = point_of(folder, name=str(folder), ancestors=ancestors + 1)
     except (OSError, UserError, InvalidDataError) as error:
-        return f"the run of its weights {weights!r} cannot be read: {error}"
+        return None, f"the run of its weights {weights!r} cannot be read: {error}"
+    if final:
+        return point, ""
+    why = f"its weights {weights!r} may be of any checkpoint of their run, so its compute is not known"
+    return replace(point, exaflops=None), why
 
 
 def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:

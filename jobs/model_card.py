@@ -7,18 +7,18 @@ Names from data and paths are quoted as code, so that they are neither Markdown 
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from jobs.compare_facts import Point, point_of
+from jobs.compare_facts import Point, final_run_of, point_of
 from jobs.record import read_record
 from jobs.report_plots import number
 from jobs.stages import job_class
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Format
 from pipeline.models.usage import Usage
+from pipeline.training.done import read_done
 from shards.errors import InvalidDataError, UserError
 from shards.terminal import printable_name
 
@@ -60,19 +60,22 @@ class Training:
 
 
 def training_of(weights: str) -> Training | None:
-    """The run with these weights (RUN or RUN/weights); None, and a line in the log, if there is none to be read."""
-    path = Path(weights)
-    folder = next((one for one in (path, path.parent) if (one / "job.yaml").is_file()), None)
+    """The run with these final weights (RUN or RUN/weights); None, and a line in the log, if there is none to be
+    read. Nothing is known of the weights of another checkpoint, and of those that a run has gone beyond since."""
+    folder = final_run_of(weights)
     if folder is None:
         return None
     try:
         point = point_of(folder, name=folder.resolve().name)
-        return Training(
-            point=point, job=read_record(folder / "job.yaml", stage=point.stage, kind=job_class(point.stage))
-        )
+        job = read_record(folder / "job.yaml", stage=point.stage, kind=job_class(point.stage))
     except (OSError, UserError, InvalidDataError) as error:
         log.info("the card says nothing about training: %s", printable_name(str(error)))
         return None
+    done = read_done(folder)
+    if done is None or done.step != job.steps:
+        log.info("the card says nothing about training: the weights are not those at the end of the run")
+        return None
+    return Training(point=point, job=job)
 
 
 def card_text(exported: Exported, training: Training | None) -> str:
@@ -119,7 +122,8 @@ def _details(exported: Exported) -> str:
 
 def _training(training: Training | None) -> str:
     if training is None:
-        return "Not known: the run that made these weights was not there when they were exported.\n"
+        why = "the run that made these weights was not there when they were exported, or they are not its final ones"
+        return f"Not known: {why}.\n"
     point, job = training.point, training.job
     rate = f"learning rate {job.schedule.learning_rate:g} ({job.schedule.decay})"
     included = ", pre-training included" if point.stage == "finetune" else ""

@@ -211,7 +211,7 @@ TESTED_ELSEWHERE = {
     **{f"jobs/{name}.py": "slurm/test_chain.py" for name in ("chain_checks", "chain_jobs", "chain_submit")},
     "pipeline/config_values.py": "jobs/test_every_config.py",
     **{f"jobs/report_{name}.py": "jobs/test_report.py" for name in ("facts", "page", "curves")},
-    **{f"jobs/compare_{name}.py": "jobs/test_compare.py" for name in ("facts", "page")},
+    "jobs/compare_page.py": "jobs/test_compare.py",
     "shards/images/config.py": "shards/images/test_resize.py",
     "shards/packing/config.py": "shards/packing/test_spec.py",
     "pipeline/evaluation/config.py": "pipeline/evaluation/test_scores.py",

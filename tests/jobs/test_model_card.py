@@ -1,6 +1,7 @@
 """MODEL_CARD.md: the numbers of the run, code that loads the weights, and names that are only text."""
 
 import runpy
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,28 @@ def test_a_run_without_scores_says_so(finished_runs: FinishedRuns) -> None:
     training = training_of(str(finished_runs.get(1)))
     assert "The run was not scored." in card_text(EXPORTED, training)
     assert "model-index" not in front_matter(card_text(EXPORTED, training))
+
+
+def test_other_weights_in_a_runs_folder_get_none_of_its_numbers(finished_runs: FinishedRuns, tmp_path: Path) -> None:
+    """Those of an earlier checkpoint; only RUN and RUN/weights are what the run was scored with at its end."""
+    run_dir, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(finished_runs.get(1), run_dir)
+    assert patchline("weights", str(run_dir), "--step=4", "--out", str(run_dir / "w4")).code == 0
+    ended = patchline("export", str(run_dir / "w4"), "--out", str(out), "--format=timm")
+    assert ended.code == 0, ended.errors
+    assert "Not known" in (out / FILE_NAME).read_text()
+    assert training_of(str(run_dir / "weights")) is not None
+    assert training_of(str(run_dir)) is not None
+
+
+def test_a_run_that_has_gone_on_since_says_nothing_of_its_old_weights(
+    finished_runs: FinishedRuns, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(1), run_dir)
+    record = (run_dir / "job.yaml").read_text()
+    (run_dir / "job.yaml").write_text(record.replace("  steps: 16", "  steps: 32"))
+    assert training_of(str(run_dir / "weights")) is None
 
 
 def test_names_are_only_text() -> None:
