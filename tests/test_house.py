@@ -68,7 +68,10 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
         ("exit_codes", "stage", "tools", "stages", "dataset_jobs", "cluster_jobs", "model_jobs"),
         ("recipes",),
         ("yaml_tree", "fields", "field_names", "later_fields", "warmup", "record", "record_leaves"),
-        ("flags", "run_flags", "mistakes", "own_recipes", "resolve", "lookup", "origin", "nearest_recipe"),
+        (
+            *("flags", "run_flags", "mistakes", "kept_sizes", "own_recipes", "resolve", "lookup", "origin"),
+            "nearest_recipe",
+        ),
         (  # the stages, and what several of them share
             *("pack", "index", "verify", "card", "pretrain", "finetune", "import_weights", "export_weights", "weights"),
             *(
