@@ -19,6 +19,7 @@ from jobs.endings import end_of
 from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
 from jobs.interrupts import Interrupts
+from jobs.kept_sizes import kept_sizes
 from jobs.mistakes import (
     HELP_WORDS,
     refuse_bytes,
@@ -119,7 +120,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     if starts_ranks:
         again = [stage, *words, *options.words()]
         return run_ranks(again, num_ranks=options.processes, environ=os.environ, run_dir=job.run_dir)
-    return _start(stage, words[0], job, options, interrupts)
+    return _start(stage, words, job, options, interrupts)
 
 
 def _of_scripts(name: str, words: list[str]) -> int:
@@ -150,8 +151,11 @@ def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:
     return _show(of_job(stage, word, job, about=about or "", everything=everything, width=columns()), requested=True)
 
 
-def _start(stage: str, word: str, job: Any, options: RunOptions, interrupts: Interrupts) -> int:
+def _start(stage: str, words: list[str], job: Any, options: RunOptions, interrupts: Interrupts) -> int:
     """Imports the stage's module, which may take seconds, and runs the job."""
+    word = words[0]
+    if _rank() == 0 and (note := kept_sizes(job, words)):
+        log.warning(note)
     run_dir = getattr(job, "run_dir", "")  # predict writes nothing
     if STAGES[stage].loads_torch and _rank() == 0:
         log.info("starting %s %s%s", stage, word, f" in {run_dir}" if run_dir else "")

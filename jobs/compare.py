@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.compare_facts import Point, facts_of, gather
+from jobs.compare_facts import Point, facts_of, gather, told_apart
 from jobs.compare_page import render
 from jobs.ls import folders_below
 from jobs.out_file import PAGES, refuse_no_page, write_page
@@ -22,7 +22,7 @@ from shards.terminal import printable_name
 log = logging.getLogger(__name__)
 USAGE = "patchline compare RUN|FOLDER ... [--out FILE.html] [--json]"
 _NAME, _MOST_POINTS = "compare.html", 2000
-_NUMBERS = (2, 3)  # columns of the table that are aligned to the right
+_NUMBERS = (3, 4)  # columns of the table that are aligned to the right
 
 
 def run(words: list[str]) -> int:
@@ -48,14 +48,16 @@ def run(words: list[str]) -> int:
 
 def table_of(points: Sequence[Point]) -> str:
     """A line for each point."""
-    rows = [("run", "model", "images", "exaFLOPs", "accuracy", "few-shot")]
+    rows = [("run", "model", "scored on", "images", "exaFLOPs", "accuracy", "best", "few-shot")]
     rows += [
         (
             printable_name(one.name),
-            printable_name(one.model),
+            printable_name(one.line),
+            printable_name(one.dataset) or "-",
             "-" if one.num_images is None else f"{one.num_images:,}",
             "-" if one.exaflops is None else f"{one.exaflops:.3g}",
-            _accuracy(one),
+            _score(one.accuracy, one.deviation),
+            _score(one.best_accuracy, one.best_deviation),
             ", ".join(f"{shots}: {value:.3f}" for shots, value in one.fewshot.items()) or "-",
         )
         for one in points
@@ -69,10 +71,10 @@ def table_of(points: Sequence[Point]) -> str:
     return "".join(lines)
 
 
-def _accuracy(point: Point) -> str:
-    if point.accuracy is None:
+def _score(value: float | None, deviation: float | None) -> str:
+    if value is None:
         return "-"
-    return f"{point.accuracy:.4f}" + ("" if point.deviation is None else f" ± {point.deviation:.4f}")
+    return f"{value:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")
 
 
 def _taken(words: Sequence[str]) -> tuple[list[str], Path, bool]:
@@ -113,4 +115,4 @@ def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
         points, notes = [*points, *found], [*notes, *told]
     if len(points) > _MOST_POINTS:
         raise UserError(f"{len(points):,} runs; allowed: at most {_MOST_POINTS:,} in one comparison")
-    return points, notes
+    return told_apart(points), notes

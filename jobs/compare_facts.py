@@ -2,22 +2,26 @@
 
 A fine-tuned run has the compute of the run that its weights are from as well, and that run's data, if its folder is
 still where the job says. The repetitions of a sweep are one point. What is not known is None, with the reason.
+
+Of a run that averages its weights, the accuracy is that of the averaged ones, which RUN/weights has, if it is known.
 """
 
 import json
 import shlex
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from jobs.compare_lines import ScoredOn, dataset_names, fewshot_on, model_name, scored_on, sizes_of
 from jobs.record import read_record
 from jobs.record_leaves import read_leaves
 from jobs.stages import WITH_SMOKE, job_class
 from pipeline.checkpoints.json_lines import Line, is_finite, is_step, read_lines
 from pipeline.models.config import MOST_CLASSES
 from pipeline.models.flops import num_parameters, training_flops
+from pipeline.training.config import TrainingJob
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
 from shards.typed_json import parse_json
@@ -25,17 +29,21 @@ from shards.typed_json import parse_json
 _RECORD, _METRICS, _SWEEP = "job.yaml", "metrics.jsonl", "sweep.json"
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
 _FEWSHOT, _SHOTS = "fewshot/", "_shots"
+_RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
     """A run, or the repetitions of a sweep. `num_images`: of the data that the model was pre-trained on; `exaflops`: of
-    all training, in steps that were done; `accuracy`: the last one, or the mean of the repetitions; `fewshot`: by the
-    number of shots. `reasons`: why something is not known."""
+    all training, in steps that were done; `accuracy`: the last one, `is_averaged` if of averaged weights; `fewshot`: by
+    the number of shots. Scores of repetitions are means, each with the deviation of a sample. `dataset` and
+    `fewshot_dataset`: names of what they are on; `label`: that of the model, with what tells it from others.
+    `reasons`: why something is not known."""
 
     name: str
     stage: str
     model: str
+    sizes: dict[str, str]
     num_parameters: int
     image_size: int
     step: int
@@ -45,14 +53,29 @@ class Point:
     best_accuracy: float | None
     fewshot: dict[int, float]
     command: str
+    is_averaged: bool = False
+    scored_on: ScoredOn | None = None
+    fewshot_on: ScoredOn | None = None
+    dataset: str = ""
+    fewshot_dataset: str = ""
+    label: str = ""
     deviation: float | None = None
+    best_deviation: float | None = None
+    fewshot_deviation: dict[int, float] = field(default_factory=dict)
     num_runs: int = 1
     reasons: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
         """Whose points are joined in a plot: those of one model after one stage."""
-        return f"{self.model}, fine-tuned" if self.stage == "finetune" else self.model
+        return f"{self.label}, fine-tuned" if self.stage == "finetune" else self.label
+
+    @property
+    def drawn(self) -> tuple[float | None, float | None]:
+        """The accuracy that a plot shows, with its deviation: of pre-training the best ("An Image is Worth 16x16
+        Words", section 4.3), of fine-tuning the last."""
+        is_tuned = self.stage == "finetune"
+        return (self.accuracy, self.deviation) if is_tuned else (self.best_accuracy, self.best_deviation)
 
 
 def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[str]]:
@@ -73,7 +96,29 @@ def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[st
         else:
             points.append(point)
     points += [repeated(runs, name=_name(sweep, root)) for sweep, runs in seeds.items()]
-    return sorted(points, key=lambda one: (one.line, one.exaflops or 0.0, one.name)), notes
+    return points, notes
+
+
+def told_apart(points: Sequence[Point]) -> list[Point]:
+    """All points of a comparison in order, each with a label that no other model has, and its datasets with names that
+    no others have."""
+    names = dataset_names([on for one in points for on in (one.scored_on, one.fewshot_on) if on])
+    kinds = {(one.model, one.stage, tuple(one.sizes.items())) for one in points}
+    found = []
+    for one in points:
+        # Fine-tuning at a higher resolution is a line of its own anyway.
+        pixels = {"image_size": one.sizes["image_size"]}
+        alike = [(stage, dict(sizes)) for model, stage, sizes in kinds if model == one.model]
+        others = [sizes if stage == one.stage else sizes | pixels for stage, sizes in alike]
+        label = model_name(one.model, one.sizes, others=others)
+        dataset = names[one.scored_on] if one.scored_on else ""
+        few = names[one.fewshot_on] if one.fewshot_on else ""
+        found.append(replace(one, label=label, dataset=dataset, fewshot_dataset=few))
+    return sorted(found, key=_order)
+
+
+def _order(one: Point) -> tuple[str, bool, int, str, float, str]:
+    return one.model, one.stage == "finetune", one.num_parameters, one.line, one.exaflops or 0.0, one.name
 
 
 def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
@@ -84,26 +129,19 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
     job = read_record(folder / _RECORD, stage=stage, kind=job_class(stage))
     lines = read_lines(folder / _METRICS, is_usable=lambda line: is_step(line.get("step"))).objects
     step = int(lines[-1]["step"]) if lines else 0
-    reasons = [] if lines else ["no metrics yet"]
     model = replace(job.model, num_classes=job.model.num_classes or _num_classes(folder))
     has_head = model.num_classes > 0
     flops = training_flops(model, head=has_head, is_frozen=job.optimizer.freeze_backbone)
-    exaflops: float | None = flops * step * job.global_batch / 1e18
-    num_images = _num_images(lines, global_batch=job.global_batch)
-    if num_images is None and lines:
-        reasons.append("the number of images is not in its metrics")
-    if job.initial.weights:
-        source = _source(job.initial.weights, ancestors=ancestors)
-        num_images = source.num_images if isinstance(source, Point) else None
-        before = source.exaflops if isinstance(source, Point) else None
-        exaflops = None if before is None or exaflops is None else exaflops + before
-        if isinstance(source, str):
-            reasons.append(source)
-    accuracies = [float(line["test_accuracy"]) for line in lines if _is_share(line.get("test_accuracy"))]
+    num_images, exaflops, reasons = _cost(job, lines, flops=flops * step * job.global_batch, ancestors=ancestors)
+    accuracies, is_averaged = _accuracies(lines)
+    if job.ema_decay and accuracies and not is_averaged:
+        reasons.append("its accuracy is of the raw weights, not of the averaged ones in its weights folder")
+    on, few_on = scored_on(job), fewshot_on(job)
     return Point(
         name=name,
         stage=stage,
         model=model.name,
+        sizes=sizes_of(model),
         num_parameters=num_parameters(model, head=has_head),
         image_size=model.image_size,
         step=step,
@@ -111,43 +149,99 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
         exaflops=exaflops,
         accuracy=accuracies[-1] if accuracies else None,
         best_accuracy=max(accuracies, default=None),
+        is_averaged=is_averaged,
         fewshot=_fewshot(lines),
+        scored_on=on,
+        fewshot_on=few_on,
+        dataset=on.name() if on else "",
+        fewshot_dataset=few_on.name() if few_on else "",
+        label=model_name(model.name, sizes_of(model)),
         command=shlex.join(["patchline", stage, str(folder / _RECORD), "--run-dir", "NEW"]),
         reasons=tuple(reasons),
     )
 
 
 def repeated(runs: Sequence[Point], *, name: str) -> Point:
-    """The repetitions of one recipe as one point: the mean of their last accuracies, and the deviation of a sample."""
-    scored = [one for one in runs if one.accuracy is not None]
-    accuracies = [one.accuracy for one in scored if one.accuracy is not None]
-    few = () if len(scored) == len(runs) else (f"{len(runs) - len(scored)} of {len(runs)} repetitions have no score",)
+    """The repetitions of one recipe as one point: the mean of each score, and the deviation of a sample."""
+    accuracies = [one.accuracy for one in runs if one.accuracy is not None]
+    bests = [one.best_accuracy for one in runs if one.best_accuracy is not None]
+    shots = sorted({number for one in runs for number in one.fewshot})
+    few = {number: [one.fewshot[number] for one in runs if number in one.fewshot] for number in shots}
+    numbers = {"score": len(accuracies)} | {f"{number}-shot accuracy": len(found) for number, found in few.items()}
+    lacking = [
+        f"{len(runs) - number} of {len(runs)} repetitions have no {what}"
+        for what, number in numbers.items()
+        if number < len(runs) and (number or not few)
+    ]
     return replace(
         runs[0],
         name=name,
         accuracy=statistics.fmean(accuracies) if accuracies else None,
-        deviation=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-        best_accuracy=max((one.best_accuracy for one in runs if one.best_accuracy is not None), default=None),
+        deviation=_deviation(accuracies),
+        best_accuracy=statistics.fmean(bests) if bests else None,
+        best_deviation=_deviation(bests),
+        fewshot={number: statistics.fmean(found) for number, found in few.items()},
+        fewshot_deviation={number: one for number, found in few.items() if (one := _deviation(found)) is not None},
         num_runs=len(runs),
-        reasons=(*runs[0].reasons, *few),
+        reasons=(*dict.fromkeys(reason for one in runs for reason in one.reasons), *lacking),
     )
 
 
 def facts_of(point: Point) -> dict[str, Any]:
     """As in --json."""
-    return {**vars(point), "fewshot": {str(shots): value for shots, value in point.fewshot.items()}}
+    by_shots = {"fewshot": point.fewshot, "fewshot_deviation": point.fewshot_deviation}
+    return asdict(point) | {name: {str(shots): x for shots, x in found.items()} for name, found in by_shots.items()}
 
 
-def _source(weights: str, *, ancestors: int) -> Point | str:
-    """The run that the weights are from, or why it is not known."""
-    path = Path(weights)
-    folder = path if (path / _RECORD).is_file() else path.parent
+def final_run_of(weights: str) -> Path | None:
+    """The run whose final weights these are (RUN or RUN/weights); None if there is none. Any other folder in RUN may
+    have the weights of any of its checkpoints."""
+    path = Path(weights).absolute()  # so that a dot has a name
+    folder = path.parent if path.name == "weights" and not (path / _RECORD).is_file() else path
+    return folder if (folder / _RECORD).is_file() else None
+
+
+def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
+    """The run that the weights are from, and what of it is not known, and why."""
+    final = final_run_of(weights)
+    folder = final or Path(weights).parent
     if ancestors >= _MOST_ANCESTORS or not (folder / _RECORD).is_file():
-        return f"the run of its weights {weights!r} is not there, so its compute and data are not known"
+        return None, f"the run of its weights {weights!r} is not there, so its compute and data are not known"
     try:
-        return point_of(folder, name=str(folder), ancestors=ancestors + 1)
+        point = point_of(folder, name=str(folder), ancestors=ancestors + 1)
     except (OSError, UserError, InvalidDataError) as error:
-        return f"the run of its weights {weights!r} cannot be read: {error}"
+        return None, f"the run of its weights {weights!r} cannot be read: {error}"
+    if final:
+        return point, ""
+    why = f"its weights {weights!r} may be of any checkpoint of their run, so its compute is not known"
+    return replace(point, exaflops=None), why
+
+
+def _cost(
+    job: TrainingJob, lines: Sequence[Line], *, flops: float, ancestors: int
+) -> tuple[int | None, float | None, list[str]]:
+    """Images of pre-training, exaFLOPs of all training, and why they are not known. `flops`: of this run alone."""
+    if not job.initial.weights:
+        num_images = _num_images(lines, global_batch=job.global_batch)
+        why = "the number of images is not in its metrics" if lines else "no metrics yet"
+        return num_images, flops / 1e18, [] if num_images is not None else [why]
+    source, why = _source(job.initial.weights, ancestors=ancestors)
+    before = source.exaflops if source else None
+    reasons = [*([] if lines else ["no metrics yet"]), *([why] if why else [])]
+    return source.num_images if source else None, None if before is None else flops / 1e18 + before, reasons
+
+
+def _accuracies(lines: Sequence[Line]) -> tuple[list[float], bool]:
+    """All accuracies of the averaged weights if the last line with a score has one, else those of the raw ones; and
+    which."""
+    scored = [line for line in lines if _is_share(line.get(_RAW)) or _is_share(line.get(_AVERAGED))]
+    is_averaged = bool(scored) and _is_share(scored[-1].get(_AVERAGED))
+    key = _AVERAGED if is_averaged else _RAW
+    return [float(line[key]) for line in scored if _is_share(line.get(key))], is_averaged
+
+
+def _deviation(found: Sequence[float]) -> float | None:
+    return statistics.stdev(found) if len(found) > 1 else None
 
 
 def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:

@@ -3,22 +3,24 @@ script sorts the table, and is allowed by its hash alone."""
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 
 import jinja2
 from markupsafe import Markup
 
 from jobs.compare_facts import Point
-from jobs.compare_plots import NUM_COLOURS, Mark, plot
+from jobs.compare_plots import NUM_COLOURS, Mark, dot_class, plot
 from jobs.report_plots import number
 from shards.card.card_page import page_style
 from shards.card.card_words import shown
 
 TEMPLATE, SCRIPT = "compare.html.j2", "compare.js"
 _COLUMNS = (
-    *(("run", "text"), ("accuracy", "number"), ("best", "number"), ("few-shot", "number"), ("exaFLOPs", "number")),
-    *(("images", "number"), ("model", "text"), ("parameters", "number"), ("px", "number")),
+    *(("run", "text"), ("scored on", "text"), ("accuracy", "number"), ("best", "number"), ("few-shot", "number")),
+    *(("exaFLOPs", "number"), ("images", "number"), ("model", "text"), ("parameters", "number"), ("px", "number")),
 )
 _MOST_SHOTS = 4  # plots of few-shot accuracy
 
@@ -37,6 +39,7 @@ def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
         lines=lines,
         columns=_COLUMNS,
         num_colours=NUM_COLOURS,
+        dots=[dot_class(place) for place in range(len(lines))],
         plots=_plots(points, lines),
         style=page_style(),
         script=Markup(script),  # noqa: S704 - ours
@@ -45,39 +48,63 @@ def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
     return page.encode("utf-8", "backslashreplace")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Plot:
+    """What a plot shows: `y_of` gives a score and its deviation. Only points scored on one dataset share a plot."""
+
+    title: str
+    x_name: str
+    x_of: Callable[[Point], float | None]
+    y_name: str
+    y_of: Callable[[Point], tuple[float | None, float | None]]
+
+
 def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Markup]]:
     """Each with its title; those without a point are left out."""
-    shots = sorted({number for one in points for number in one.fewshot})[:_MOST_SHOTS]
-    wanted: list[tuple[str, str, Callable[[Point], float | None], Callable[[Point], float | None]]] = [
-        ("Accuracy over compute", "exaFLOPs", lambda one: one.exaflops, lambda one: one.accuracy),
-        ("Accuracy over data", "images of pre-training", lambda one: one.num_images, lambda one: one.accuracy),
-    ]
-    for few in shots:
-        name = f"{few}-shot accuracy"
-        wanted.append(
-            (f"{name} over data", "images of pre-training", lambda one: one.num_images, _few_shot_of(few)),
-        )
     made = []
-    for title, x_name, x_of, y_of in wanted:
+    for wanted in _wanted(points):
         marks = [
-            Mark(
-                x=float(x),
-                y=100 * y,
-                line=one.line,
-                name=one.name,
-                row=f"row-{place}",
-                deviation=100 * (one.deviation or 0.0) if y == one.accuracy else 0.0,
-            )
+            Mark(x=float(x), y=100 * y, line=one.line, name=one.name, row=f"row-{place}", deviation=100 * (spread or 0))
             for place, one in enumerate(points)
-            if (x := x_of(one)) and (y := y_of(one)) is not None
+            for x, (y, spread) in [(wanted.x_of(one), wanted.y_of(one))]
+            if x and y is not None
         ]
         if marks:
-            made.append((title, plot(marks, x_name=x_name, y_name=f"{title.partition(' over')[0]} (%)", lines=lines)))
+            y_name = f"{wanted.y_name} (%)"
+            made.append((wanted.title, plot(marks, x_name=wanted.x_name, y_name=y_name, lines=lines)))
     return made
 
 
-def _few_shot_of(shots: int) -> Callable[[Point], float | None]:
-    return lambda one: one.fewshot.get(shots)
+def _wanted(points: Sequence[Point]) -> Iterator[_Plot]:
+    """Of each dataset, accuracy over compute and over data; then few-shot accuracy over data."""
+    axes: dict[str, tuple[str, Callable[[Point], float | None]]] = {
+        "compute": ("exaFLOPs", lambda one: one.exaflops),
+        "data": ("images of pre-training", lambda one: one.num_images),
+    }
+    for dataset in dict.fromkeys(one.dataset for one in points):
+        for axis, (x_name, x_of) in axes.items():
+            title = _title("Accuracy", dataset, axis)
+            y_of = partial(_accuracy_on, dataset)
+            yield _Plot(title=title, x_name=x_name, x_of=x_of, y_name="Accuracy", y_of=y_of)
+    x_name, x_of = axes["data"]
+    for shots in sorted({shots for one in points for shots in one.fewshot})[:_MOST_SHOTS]:
+        for dataset in dict.fromkeys(one.fewshot_dataset for one in points):
+            name = f"{shots}-shot accuracy"
+            y_of = partial(_few_shot_on, dataset, shots)
+            yield _Plot(title=_title(name, dataset, "data"), x_name=x_name, x_of=x_of, y_name=name, y_of=y_of)
+
+
+def _title(name: str, dataset: str, axis: str) -> str:
+    return f"{name} on {dataset} over {axis}" if dataset else f"{name} over {axis}"
+
+
+def _accuracy_on(dataset: str, one: Point) -> tuple[float | None, float | None]:
+    return one.drawn if one.dataset == dataset else (None, None)
+
+
+def _few_shot_on(dataset: str, shots: int, one: Point) -> tuple[float | None, float | None]:
+    is_on = one.fewshot_dataset == dataset
+    return (one.fewshot.get(shots), one.fewshot_deviation.get(shots)) if is_on else (None, None)
 
 
 def _text(name: str) -> str:

@@ -1,9 +1,11 @@
 """The plots of `patchline compare` as inline SVG: accuracy over compute or data, a line for each model. Pure.
 
-Colours are the page's, by CSS class: part-0, part-1 and so on in the order of the models.
+Colours are the page's, by CSS class: part-0, part-1 and so on in the order of the models. Those after the last colour
+take the colours again, as rings and dashes.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +16,7 @@ from jobs.report_plots import HEIGHT, WIDTH, axis, number, svg, ticks
 NUM_COLOURS = 8
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 26, 40
 _RADIUS = 5
-_ALIKE = 1.01  # points this close on the x axis are not joined: the line would go straight up
+_ALIKE = 1.01  # points this close on the x axis are not joined, for the line would go straight up: it takes their mean
 _MOST_TICKS = 7
 
 
@@ -52,7 +54,7 @@ def plot(marks: Sequence[Mark], *, x_name: str, y_name: str, lines: Sequence[str
     body.append(f'<text x="4" y="13">{escape(y_name)}</text>')
     body.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{escape(x_name)} (log scale)</text>')
     for line in dict.fromkeys(one.line for one in marks):
-        body += _line([one for one in marks if one.line == line], lines.index(line) % NUM_COLOURS, x=x, y=y)
+        body += _line([one for one in marks if one.line == line], lines.index(line), x=x, y=y)
     about = f"{y_name} over {x_name}: " + "; ".join(f"{one.name} {one.y:.1f} at {number(one.x)}" for one in marks)
     return svg(about, WIDTH, HEIGHT, body)
 
@@ -71,18 +73,35 @@ def log_ticks(low: float, high: float) -> list[float]:
     return found if len(found) > 1 else list(dict.fromkeys((low, high)))
 
 
-def _line(marks: Sequence[Mark], colour: int, *, x: Callable[[float], float], y: Callable[[float], float]) -> list[str]:
-    ordered = sorted(marks, key=lambda one: one.x)
-    body = []
-    if ordered[-1].x > _ALIKE * ordered[0].x:
-        path = " ".join(f"{x(math.log10(one.x)):.1f},{y(one.y):.1f}" for one in ordered)
-        body.append(f'<polyline class="joined line-{colour}" points="{path}"/>')
-    for one in ordered:
+def dot_class(place: int) -> str:
+    """Of the marks of a line, by its place among all."""
+    colour = place % NUM_COLOURS
+    return f"part-{colour}" if place < NUM_COLOURS else f"ring line-{colour}"
+
+
+def _line(marks: Sequence[Mark], place: int, *, x: Callable[[float], float], y: Callable[[float], float]) -> list[str]:
+    body, at, colour = [], [(x(math.log10(one_x)), y(one_y)) for one_x, one_y in _joined(marks)], place % NUM_COLOURS
+    dashed = "" if place < NUM_COLOURS else " dashed"
+    if len(at) > 1:
+        path = " ".join(f"{across:.1f},{down:.1f}" for across, down in at)
+        body.append(f'<polyline class="joined{dashed} line-{colour}" points="{path}"/>')
+    for one in sorted(marks, key=lambda one: one.x):
         across = x(math.log10(one.x))
         if one.deviation:
             span = f"M{across:.1f} {y(one.y - one.deviation):.1f}V{y(one.y + one.deviation):.1f}"
             body.append(f'<path class="joined line-{colour}" d="{span}"/>')
         told = f"{one.name} ({one.line}): {one.y:.2f} at {number(one.x)}"
-        circle = f'<circle class="part-{colour}" cx="{across:.1f}" cy="{y(one.y):.1f}" r="{_RADIUS}"/>'
+        circle = f'<circle class="{dot_class(place)}" cx="{across:.1f}" cy="{y(one.y):.1f}" r="{_RADIUS}"/>'
         body.append(f'<a href="#{escape(one.row)}"><title>{escape(told)}</title>{circle}</a>')
     return body
+
+
+def _joined(marks: Sequence[Mark]) -> list[tuple[float, float]]:
+    """Where the line of these marks goes: through each, and through the mean of those that are alike in x."""
+    groups: list[list[Mark]] = []
+    for one in sorted(marks, key=lambda one: one.x):
+        if groups and one.x <= _ALIKE * groups[-1][0].x:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return [(statistics.fmean(one.x for one in found), statistics.fmean(one.y for one in found)) for found in groups]

@@ -34,6 +34,7 @@ def run(job: ExportJob, *, overwrite: bool = False) -> int:
         labels=labels,
         usage=weights.usage,
         num_parameters=num_parameters(config),
+        is_changed=job.new_head or config != weights.config,
     )
     training = training_of(job.path)
 

@@ -7,18 +7,19 @@ Names from data and paths are quoted as code, so that they are neither Markdown 
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from jobs.compare_facts import Point, point_of
+from jobs.compare_facts import Point, final_run_of, point_of
+from jobs.compare_lines import model_name, sizes_of
 from jobs.record import read_record
 from jobs.report_plots import number
 from jobs.stages import job_class
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Format
 from pipeline.models.usage import Usage
+from pipeline.training.done import read_done
 from shards.errors import InvalidDataError, UserError
 from shards.terminal import printable_name
 
@@ -41,7 +42,8 @@ _MOST_LABELS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written: its folder's name, format and model. `num_parameters`: of the whole model."""
+    """What was written: its folder's name, format and model. `num_parameters`: of the whole model. `is_changed`: the
+    head or the resolution is another than that of the weights, so their scores say nothing about it."""
 
     name: str
     written: Format
@@ -49,6 +51,7 @@ class Exported:
     labels: tuple[str, ...]
     usage: Usage
     num_parameters: int
+    is_changed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,26 +63,29 @@ class Training:
 
 
 def training_of(weights: str) -> Training | None:
-    """The run with these weights (RUN or RUN/weights); None, and a line in the log, if there is none to be read."""
-    path = Path(weights)
-    folder = next((one for one in (path, path.parent) if (one / "job.yaml").is_file()), None)
+    """The run with these final weights (RUN or RUN/weights); None, and a line in the log, if there is none to be
+    read. Nothing is known of the weights of another checkpoint, and of those that a run has gone beyond since."""
+    folder = final_run_of(weights)
     if folder is None:
         return None
     try:
         point = point_of(folder, name=folder.resolve().name)
-        return Training(
-            point=point, job=read_record(folder / "job.yaml", stage=point.stage, kind=job_class(point.stage))
-        )
+        job = read_record(folder / "job.yaml", stage=point.stage, kind=job_class(point.stage))
     except (OSError, UserError, InvalidDataError) as error:
         log.info("the card says nothing about training: %s", printable_name(str(error)))
         return None
+    done = read_done(folder)
+    if done is None or done.step != job.steps:
+        log.info("the card says nothing about training: the weights are not those at the end of the run")
+        return None
+    return Training(point=point, job=job)
 
 
 def card_text(exported: Exported, training: Training | None) -> str:
     """The card. Equal facts give equal text."""
     parts = [f"---\n{_front_matter(exported, training)}---\n", f"# {_title(exported)}\n", _details(exported)]
     parts += ["## How to get started\n", f"```python\n{_LOAD[exported.written].format(name=exported.name)}\n```\n"]
-    parts += ["## Training\n", _training(training), "## Evaluation\n", _evaluation(training)]
+    parts += ["## Training\n", _training(training), "## Evaluation\n", _evaluation(exported, training)]
     parts += ["## Citation\n", _paper(exported)]
     return "\n".join(parts)
 
@@ -90,9 +96,10 @@ def _front_matter(exported: Exported, training: Training | None) -> str:
     if exported.written in _LIBRARIES:
         facts["library_name"] = _LIBRARIES[exported.written]
     facts["tags"] = ["image-classification", "bit" if exported.config.is_bit else "vision-transformer", "patchline"]
-    if training and training.point.accuracy is not None:
+    is_known = training is not None and not exported.is_changed and not _is_of_raw_weights(training)
+    if training and training.point.accuracy is not None and is_known:
         task = {"type": "image-classification"}
-        dataset = {"name": _dataset(training.job.evaluation.url or training.job.data.url), "type": "image-folder"}
+        dataset = {"name": _plain(training.point.dataset) or "unnamed", "type": "image-folder"}
         metric = {"type": "accuracy", "value": round(training.point.accuracy, 6)}
         result = {"task": task, "dataset": dataset, "metrics": [metric]}
         facts["model-index"] = [{"name": _plain(exported.name), "results": [result]}]
@@ -100,7 +107,9 @@ def _front_matter(exported: Exported, training: Training | None) -> str:
 
 
 def _title(exported: Exported) -> str:
-    return f"{_code(exported.config.name)} at {exported.config.image_size} px"
+    """Also says sizes that are not those published under the name."""
+    name = model_name(exported.config.name, sizes_of(exported.config))
+    return f"{_code(name)} at {exported.config.image_size} px"
 
 
 def _details(exported: Exported) -> str:
@@ -119,7 +128,8 @@ def _details(exported: Exported) -> str:
 
 def _training(training: Training | None) -> str:
     if training is None:
-        return "Not known: the run that made these weights was not there when they were exported.\n"
+        why = "the run that made these weights was not there when they were exported, or they are not its final ones"
+        return f"Not known: {why}.\n"
     point, job = training.point, training.job
     rate = f"learning rate {job.schedule.learning_rate:g} ({job.schedule.decay})"
     included = ", pre-training included" if point.stage == "finetune" else ""
@@ -137,17 +147,25 @@ def _training(training: Training | None) -> str:
     return "".join(f"- {name}: {value}\n" for name, value in rows)
 
 
-def _evaluation(training: Training | None) -> str:
+def _evaluation(exported: Exported, training: Training | None) -> str:
     if training is None or (training.point.accuracy is None and not training.point.fewshot):
         return "The run was not scored.\n"
+    if exported.is_changed:
+        return "Not known: the head or the resolution was changed after the run.\n"
     point, job = training.point, training.job
     rows = []
     if point.accuracy is not None:
-        what = f"a part of {_code(_dataset(job.data.url))} that was not trained on"
-        on = _code(_dataset(job.evaluation.url)) if job.data.held_out.is_none else what
-        rows.append((f"Accuracy on {on}", f"{100 * point.accuracy:.2f} %"))
-    rows += [(f"{shots}-shot accuracy", f"{100 * value:.2f} %") for shots, value in point.fewshot.items()]
+        on = _code(point.dataset) + ("" if job.data.held_out.is_none else ", which was not trained on")
+        raw = " of the raw weights, not of these averaged ones," if _is_of_raw_weights(training) else ""
+        rows.append((f"Accuracy{raw} on {on}", f"{100 * point.accuracy:.2f} %"))
+    raw = " of the raw weights, not of these averaged ones" if job.ema_decay else ""
+    rows += [(f"{shots}-shot accuracy{raw}", f"{100 * value:.2f} %") for shots, value in point.fewshot.items()]
     return "".join(f"- {name}: {value}\n" for name, value in rows)
+
+
+def _is_of_raw_weights(training: Training) -> bool:
+    """Whether the accuracy is not that of the weights, which are averaged."""
+    return bool(training.job.ema_decay) and not training.point.is_averaged
 
 
 def _paper(exported: Exported) -> str:

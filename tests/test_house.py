@@ -68,7 +68,10 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
         ("exit_codes", "stage", "tools", "stages", "dataset_jobs", "cluster_jobs", "model_jobs"),
         ("recipes",),
         ("yaml_tree", "fields", "field_names", "later_fields", "warmup", "record", "record_leaves"),
-        ("flags", "run_flags", "mistakes", "own_recipes", "resolve", "lookup", "origin", "nearest_recipe"),
+        (
+            *("flags", "run_flags", "mistakes", "kept_sizes", "own_recipes", "resolve", "lookup", "origin"),
+            "nearest_recipe",
+        ),
         (  # the stages, and what several of them share
             *("pack", "index", "verify", "card", "pretrain", "finetune", "import_weights", "export_weights", "weights"),
             *(
@@ -96,7 +99,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
                 "report_scores",
             ),
             "confusion_plot",
-            *("compare", "compare_facts", "compare_page", "compare_plots", "model_card", "out_file"),
+            *("compare", "compare_facts", "compare_lines", "compare_page", "compare_plots", "model_card", "out_file"),
             *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
             *(
                 "queue_jobs",
@@ -211,7 +214,7 @@ TESTED_ELSEWHERE = {
     **{f"jobs/{name}.py": "slurm/test_chain.py" for name in ("chain_checks", "chain_jobs")},
     "pipeline/config_values.py": "jobs/test_every_config.py",
     **{f"jobs/report_{name}.py": "jobs/test_report.py" for name in ("facts", "page", "curves")},
-    **{f"jobs/compare_{name}.py": "jobs/test_compare.py" for name in ("facts", "page")},
+    "jobs/compare_page.py": "jobs/test_compare.py",
     "shards/images/config.py": "shards/images/test_resize.py",
     "shards/packing/config.py": "shards/packing/test_spec.py",
     "pipeline/evaluation/config.py": "pipeline/evaluation/test_scores.py",

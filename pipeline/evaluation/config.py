@@ -93,8 +93,14 @@ class FewshotConfig:
         refuse_wrong_values(self, where="fewshot." if isinstance(self, FewshotInTraining) else "")
         if not self.shots or len(set(self.shots)) != len(self.shots):
             raise UserError(
-                f"--shots is {shown_value(self.shots)}; allowed: one or more different numbers, such as --shots 1 5 10"
+                f"{self.shots_flag} is {shown_value(self.shots)}; allowed: one or more different numbers, such as "
+                f"{self.shots_flag} 1 5 10"
             )
+
+    @property
+    def shots_flag(self) -> str:
+        """As on the command line: `--shots` of `patchline fewshot`, `--fewshot.shots` in training."""
+        return "--fewshot.shots" if isinstance(self, FewshotInTraining) else "--shots"
 
 
 @dataclass(frozen=True, kw_only=True)

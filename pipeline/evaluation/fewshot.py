@@ -106,7 +106,7 @@ def chosen_data(train: Dataset, test: Dataset, config: FewshotConfig) -> Fewshot
             " give the two splits of one dataset"
         )
     labels, most = labels_of(train, what=_WHAT), max(config.shots)
-    refuse_too_few(labels, train.label_names, least=most, flag=f"--shots {most}", url=train.url)
+    refuse_too_few(labels, train.label_names, least=most, flag=f"{config.shots_flag} {most}", url=train.url)
     test_labels = labels_of(test, what=_WHAT)
     if not test_labels.size:
         raise UserError(f"{test.url} has no images to measure on; give another dataset")

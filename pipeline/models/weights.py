@@ -265,7 +265,9 @@ def _advice(source: ModelConfig, target: ModelConfig) -> str:
     """The flags that give the model the parts of the weights; empty if both have the same."""
     names = ("pooling", "position", "position_at")
     flags = [
-        f"--model.{name} {getattr(source, name)}" for name in names if getattr(source, name) != getattr(target, name)
+        f"--model.{name.replace('_', '-')} {getattr(source, name)}"
+        for name in names
+        if getattr(source, name) != getattr(target, name)
     ]
     return f"Give {' '.join(flags)}, or other weights" if flags else ""
 

@@ -98,7 +98,7 @@ def test_the_page_sorts_and_asks_for_nothing(study: Path, tmp_path: Path) -> Non
     click = "[...document.querySelectorAll('th button')].find(one => one.textContent == '{}').click() ?? 0"
     asks = [names, click.format("images"), names, click.format("images"), names, click.format("few-shot"), names]
     with browser(tmp_path / "profile") as opened:
-        for width, is_dark in ((1280, False), (420, True)):
+        for width, is_dark in ((1280, False), (420, False), (1280, True), (420, True)):
             seen = opened.open(page, width=width, is_dark=is_dark, asks=asks)
             assert (seen.requests, seen.console) == ([], [])
             assert seen.scroll_width == width, "nothing is wider than the page"

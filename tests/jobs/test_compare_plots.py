@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.compare_plots import Mark, log_ticks, plot
+from jobs.compare_plots import NUM_COLOURS, Mark, log_ticks, plot
 
 
 def mark(x: float, y: float, *, line: str = "vit", name: str = "a", deviation: float = 0.0) -> Mark:
@@ -27,6 +27,20 @@ def test_marks_of_a_line_are_joined_in_order_of_x() -> None:
 
 def test_marks_at_one_place_are_not_joined() -> None:
     assert "<polyline" not in plot([mark(5, 20), mark(5, 30)], x_name="x", y_name="y", lines=["vit"])
+
+
+def test_a_line_goes_through_the_mean_of_marks_at_one_place() -> None:
+    drawn = plot([mark(1, 0), mark(5, 20), mark(5, 40), mark(25, 60)], x_name="x", y_name="y", lines=["vit"])
+    points = [tuple(map(float, one.split(","))) for one in drawn.partition('points="')[2].partition('"')[0].split()]
+    assert len(points) == 3
+    assert points[1][1] == pytest.approx((points[0][1] + points[2][1]) / 2, abs=0.2)
+
+
+def test_lines_beyond_the_colours_are_rings_and_dashes() -> None:
+    lines = [str(number) for number in range(NUM_COLOURS + 1)]
+    drawn = plot([mark(1, 5, line=lines[-1]), mark(9, 6, line=lines[-1])], x_name="x", y_name="y", lines=lines)
+    assert drawn.count('class="ring line-0"') == 2
+    assert drawn.count('class="joined dashed line-0"') == 1
 
 
 def test_deviations_are_bars_around_the_mean() -> None:

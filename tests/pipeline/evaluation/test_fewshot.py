@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.evaluation.config import FewshotConfig
+from pipeline.evaluation.config import FewshotConfig, FewshotInTraining
 from pipeline.evaluation.fewshot import (
     FewshotScores,
     Represented,
@@ -96,6 +96,8 @@ def test_the_shots_are_those_of_each_seed(urls: tuple[str, str]) -> None:
 def test_more_shots_than_images_are_refused(urls: tuple[str, str]) -> None:
     with pytest.raises(UserError, match=r"has 7 images of class 'c0', fewer than --shots 25 .*at most 7 here"):
         chosen_data(open_dataset(urls[0]), open_dataset(urls[1]), FewshotConfig())
+    with pytest.raises(UserError, match=r"fewer than --fewshot.shots 500"):
+        chosen_data(open_dataset(urls[0]), open_dataset(urls[1]), FewshotInTraining(shots=(500,)))
 
 
 def test_classes_without_training_images_are_refused(urls: tuple[str, str]) -> None:

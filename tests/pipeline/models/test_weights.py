@@ -213,6 +213,12 @@ def test_relative_positions_mean_nothing_on_another_grid(tmp_path: Path) -> None
         fit_weights(weights, config, initial=initial_of(config), new_head=True)
 
 
+def test_positions_at_another_place_are_refused_with_the_flag(tmp_path: Path) -> None:
+    weights = open_weights(saved(tmp_path, random_model(position_at="layers")))
+    with pytest.raises(UserError, match=r"Give --model\.position-at layers, or other weights"):
+        fit_weights(weights, config_of(), initial=initial_of(config_of()), new_head=True)
+
+
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [

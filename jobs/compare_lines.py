@@ -1,0 +1,91 @@
+"""What tells the points of a comparison apart: the sizes of models of one name, and the images that an accuracy is of.
+Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.models.config import NAMES, ModelConfig
+from pipeline.training.config import TrainingJob
+from shards.subset_config import HeldOutConfig, SubsetConfig
+
+_SIZES = ("patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredOn:
+    """A dataset, or the `part` of one that is held out of the training, in words; a mix has several addresses."""
+
+    urls: tuple[str, ...]
+    part: str = ""
+
+    def name(self, *, num_folders: int = 1) -> str:
+        """Such as `digits-test`, or `digits, 10 % held out`."""
+        names = ["/".join(url.rstrip("/").split("/")[-num_folders:]) or "unnamed" for url in self.urls]
+        return ", ".join(filter(None, (" and ".join(names), self.part)))
+
+
+def scored_on(job: TrainingJob) -> ScoredOn | None:
+    """What a run's accuracy is of: a part that is held out goes before a dataset of its own. None: it has none."""
+    data = job.data
+    if not data.held_out.is_none:
+        urls = (data.url,) if data.url else tuple(url for url, _ in data.mix)
+        return ScoredOn(urls=urls, part=_part(data.subset, data.held_out))
+    return ScoredOn(urls=(job.evaluation.url,)) if job.evaluation.url else None
+
+
+def fewshot_on(job: TrainingJob) -> ScoredOn | None:
+    """What a run's few-shot accuracy is of."""
+    few = job.fewshot
+    if not few.url:
+        return None
+    if not few.held_out.is_none:
+        return ScoredOn(urls=(few.url,), part=_part(few.subset, few.held_out))
+    return ScoredOn(urls=(few.test_url or f"{few.url.rstrip('/')}-test",))
+
+
+def dataset_names(found: Iterable[ScoredOn]) -> dict[ScoredOn, str]:
+    """A name for each: of those that share one, as many more of the last folders as it takes."""
+    names = {one: one.name() for one in found}
+    most = max((url.count("/") for one in names for url in one.urls), default=0)
+    for num_folders in range(2, most + 2):
+        times = Counter(names.values())
+        names = {one: one.name(num_folders=num_folders) if times[name] > 1 else name for one, name in names.items()}
+    return names
+
+
+def sizes_of(model: ModelConfig) -> dict[str, str]:
+    """What a model is beside its name, in words by field."""
+    found = {}
+    if not model.is_bit:
+        size = model.size
+        found = {
+            "patch": f"patch {size.patch}",
+            "depth": f"depth {size.depth}",
+            "width": f"width {size.width}",
+            "mlp_width": f"MLP {size.mlp_width}",
+            "num_heads": "1 head" if size.num_heads == 1 else f"{size.num_heads} heads",
+            "pooling": "class token" if model.pooling == "token" else "average pooling",
+            "position": f"positions {model.position.replace('_', ' ')}",
+            "position_at": f"positions at {model.position_at.replace('_', ' ')}",
+            "representation": "hidden layer" if model.representation else "no hidden layer",
+            "masked_patches": "masked patches" if model.masked_patches else "labels",
+        }
+    if model.resnet:
+        found["resnet_units"] = f"units {' '.join(map(str, model.resnet.units))}"
+        found["resnet_factor"] = f"factor {model.resnet.factor}"
+    return found | {"image_size": f"{model.image_size} px"}
+
+
+def model_name(name: str, sizes: Mapping[str, str], *, others: Sequence[Mapping[str, str]] = ()) -> str:
+    """The name with the sizes in which the model differs from the published one of this name, or from `others`."""
+    own = sizes_of(ModelConfig(name=name)) if name in NAMES else {}
+    differing = {field for field in sizes if any(one.get(field) != sizes[field] for one in others)}
+    differing |= {field for field in _SIZES if field in own and sizes.get(field) != own[field]}
+    return ", ".join((name, *(text for field, text in sizes.items() if field in differing)))
+
+
+def _part(subset: SubsetConfig, held_out: HeldOutConfig) -> str:
+    amount = f"{held_out.count:,} images" if held_out.count else f"{100 * held_out.share:.4g} %"
+    span = f" of samples {subset.first} to {subset.end or 'the end'}" if subset.first or subset.end else ""
+    return f"{amount}{span} held out" + (f" by seed {held_out.seed}" if held_out.seed else "")
