@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from jobs.submitted import Override
 from jobs.sweep_plan import SweepPlan
 from jobs.trials import Score, score_of
 from shards.terminal import printable_name
@@ -19,13 +20,13 @@ def best_of(scores: Sequence[Score]) -> Score | None:
     return max(scored, key=lambda one: one.accuracy or 0.0) if scored else None
 
 
-def scores_of(plan: SweepPlan) -> tuple[list[Score], list[Score]]:
+def scores_of(plan: SweepPlan, override: Override) -> tuple[list[Score], list[Score]]:
     """Of the tries, and of the repetitions of the best of them; none of these before there is a best one."""
-    tries = [score_of(one) for one in plan.tries()]
+    tries = [score_of(one, override) for one in plan.tries()]
     best = best_of(tries)
     if plan.grid and best is None:
         return tries, []
-    return tries, [score_of(one) for one in plan.repetitions(best.trial.values if best else ())]
+    return tries, [score_of(one, override) for one in plan.repetitions(best.trial.values if best else ())]
 
 
 def facts_of(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) -> dict[str, Any]:
