@@ -23,7 +23,7 @@ from shards.errors import UserError, WillNotSucceedError
 
 USAGE = (
     "patchline sweep pretrain|finetune RECIPE --run-dir DIR [--any.field A B C ...] [--data.held-out.share X] "
-    "[--select-on URL] [--seeds N] [--phase tries|seeds [--part I/N]] [--dry-run]"
+    "[--select-on URL] [--score accuracy|mean_per_class] [--seeds N] [--phase tries|seeds [--part I/N]] [--dry-run]"
 )
 
 

@@ -9,12 +9,18 @@ from typing import Any
 
 from jobs.flags import flags_of
 from jobs.submitted import value_in
-from jobs.trials import Trial
+from jobs.trials import METRICS, Metric, Trial
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
 
 MOST_TRIES = 1000
-_OPTIONS = {"--seeds": "1 to 1000", "--select-on": "a dataset", "--phase": "tries, seeds", "--part": "I/N"}
+_OPTIONS = {
+    "--seeds": "1 to 1000",
+    "--select-on": "a dataset",
+    "--score": ", ".join(METRICS),
+    "--phase": "tries, seeds",
+    "--part": "I/N",
+}
 _HELD_OUT = "--data.held-out."  # of the tries; the repetitions are trained on all
 _NOT_SWEPT = {"--run-dir": "the sweep has one folder", "--seed": "the best is repeated with --seeds N"}
 
@@ -22,8 +28,8 @@ _NOT_SWEPT = {"--run-dir": "the sweep has one folder", "--seed": "the best is re
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
     """The words of a sweep, taken apart. `grid`: the values of each swept flag; empty: only repetitions. The tries are
-    scored on the dataset `select_on`, or on what the flags `held_out` hold out of the training data. `part`: of the
-    runs of `phase`, those with this number and every `parts`-th after it."""
+    scored on the dataset `select_on`, or on what the flags `held_out` hold out of the training data, and all runs are
+    compared by `metric`. `part`: of the runs of `phase`, those with this number and every `parts`-th after it."""
 
     stage: str
     recipe: str
@@ -33,6 +39,7 @@ class SweepPlan:
     seeds: int = 3
     first_seed: int = 0
     select_on: str = ""
+    metric: Metric = "accuracy"
     held_out: tuple[str, ...] = ()
     phase: str = ""
     part: int = 0
@@ -69,7 +76,7 @@ class SweepPlan:
         folder = self.folder / kind / (name or _folder_name(values))
         given = [f"{flag}={value}" for flag, value in values]
         words = (self.stage, self.recipe, *self.fixed, *given, f"--run-dir={folder}")
-        return Trial(folder=folder, values=values, words=words)
+        return Trial(folder=folder, values=values, words=words, metric=self.metric)
 
 
 def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
@@ -103,6 +110,7 @@ def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
         seeds=_seeds(options.get("--seeds", "3")),
         first_seed=default.seed if given is None else given,
         select_on=options.get("--select-on", ""),
+        metric=_metric(options.get("--score", "accuracy")),
         held_out=tuple(held_out),
         phase=phase,
         part=part,
@@ -150,6 +158,13 @@ def _seeds(text: str) -> int:
     if number is None or not 1 <= number <= 1000:
         raise UserError(f"--seeds is {shown_value(text)}; allowed: {_OPTIONS['--seeds']}")
     return number
+
+
+def _metric(text: str) -> Metric:
+    for metric in METRICS:
+        if text == metric:
+            return metric
+    raise UserError(f"--score is {shown_value(text)}; allowed: {_OPTIONS['--score']}")
 
 
 def _part(text: str) -> tuple[int, int]:

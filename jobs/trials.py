@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from jobs import exit_codes
 from jobs.processes import run_ranks
@@ -22,19 +23,24 @@ from shards.errors import InvalidDataError, UserError
 from shards.terminal import printable_name
 
 log = logging.getLogger(__name__)
+Metric = Literal["accuracy", "mean_per_class"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 _EARLIER = "earlier"
 _ADDRESSES = ("data.url", "data.mix")  # a dataset may move: the run itself knows it by its content
 _HOW_READ = ("reading", "num_threads", "steps_ahead", "memory_limit_bytes", "max_quarantined", "allow_other_decoder")
+_OFF = ("0", "0.0")
 _EXTENDED = ("steps", "schedule.warmup_steps")  # may change with --extend
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A run of a sweep. `values`: what it has of the grid, by flag; `words`: its whole command after `patchline`."""
+    """A run of a sweep. `values`: what it has of the grid, by flag; `words`: its whole command after `patchline`;
+    `metric`: what it is compared by, of the scores of a dataset."""
 
     folder: Path
     values: tuple[tuple[str, str], ...]
     words: tuple[str, ...]
+    metric: Metric = "accuracy"
     seed: int | None = None
     """Of a repetition of the best."""
 
@@ -46,7 +52,8 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What is known of a run. `accuracy`: the last one, None until the run is done, and for one without."""
+    """What is known of a run. `accuracy`: the last one by the trial's metric, None until the run is done, and for one
+    without; of the averaged weights if the run has them, as RUN/weights is."""
 
     trial: Trial
     state: State
@@ -62,7 +69,10 @@ def score_of(trial: Trial, override: Override) -> Score:
     if facts.state == "done" and _refused(trial, changes_of(trial, override, is_done=True)):
         return Score(trial=trial, state="never started", accuracy=None, why="its folder has a run with other values")
     accuracy = facts.accuracy if facts.state == "done" else None
-    return Score(trial=trial, state=facts.state, accuracy=accuracy, why=facts.reasons[0] if facts.reasons else "")
+    why = facts.reasons[0] if facts.reasons else ""
+    if facts.state == "done" and accuracy is None:
+        why = why or "it has no score of the weights that it ended with; evaluate them, or run it in another folder"
+    return Score(trial=trial, state=facts.state, accuracy=accuracy, why=why)
 
 
 def changes_of(trial: Trial, override: Override, *, is_done: bool) -> list[Difference]:
@@ -111,10 +121,12 @@ def make_room(trials: Sequence[Trial], override: Override, *, free: Collection[s
 def _facts(trial: Trial) -> RunFacts | None:
     """None if there is no run."""
     try:
-        num_steps = whole_number(read_leaves(trial.folder / "job.yaml").get("job.steps", ""))
+        leaves = read_leaves(trial.folder / "job.yaml")
     except (OSError, InvalidDataError):
         return None
-    return read_facts(trial.folder, num_steps=num_steps, is_scored=True)
+    num_steps, is_averaged = whole_number(leaves.get("job.steps", "")), leaves.get("job.ema_decay", "0") not in _OFF
+    score = f"test_{'ema_' if is_averaged else ''}{trial.metric}"
+    return read_facts(trial.folder, num_steps=num_steps, is_scored=True, score=score)
 
 
 def _refused(trial: Trial, changed: Sequence[Difference]) -> list[Difference]:

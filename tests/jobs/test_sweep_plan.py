@@ -101,3 +101,11 @@ def test_the_tasks_of_an_array_share_the_tries() -> None:
 def test_what_is_not_allowed(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         plan(*words)
+
+
+def test_what_runs_are_compared_by() -> None:
+    found = plan(*RATES, "--score=mean_per_class")
+    assert {one.metric for one in (*found.tries(), *found.repetitions(()))} == {"mean_per_class"}
+    assert plan(*RATES).tries()[0].metric == "accuracy"
+    with pytest.raises(UserError, match="--score is 'top5'; allowed: accuracy, mean_per_class"):
+        plan(*RATES, "--score=top5")

@@ -1,5 +1,6 @@
 """What is known of the runs that a command starts. That they run is tested in test_sweep.py and test_vtab.py."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,21 @@ def test_what_a_folder_says(tmp_path: Path) -> None:
     done = trial(tmp_path / "done", "--seed=1")
     finish(list(done.words), 0.5)
     assert (score_of(done, override).state, score_of(done, override).accuracy) == ("done", 0.5)
+
+
+def test_the_score_is_of_the_weights_that_the_run_ends_with(tmp_path: Path) -> None:
+    """And by the metric that the sweep asks for."""
+    averaged, raw = trial(tmp_path / "averaged", "--ema-decay=.9"), trial(tmp_path / "raw")
+    more = {"test_mean_per_class": 0.2, "test_ema_accuracy": 0.3, "test_ema_mean_per_class": 0.4}
+    for each in (averaged, raw):
+        finish(list(each.words), 0.1, **more)
+    assert [score_of(each, override).accuracy for each in (raw, averaged)] == [0.1, 0.3]
+    by_class = [replace(each, metric="mean_per_class") for each in (raw, averaged)]
+    assert [score_of(each, override).accuracy for each in by_class] == [0.2, 0.4]
+    finish(list(averaged.words), 0.1)
+    found = score_of(averaged, override)
+    assert (found.state, found.accuracy) == ("done", None)
+    assert "no score of the weights that it ended with" in found.why
 
 
 @pytest.mark.parametrize(

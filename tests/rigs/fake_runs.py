@@ -16,12 +16,13 @@ from pipeline.training.config import TrainingJob
 __all__ = ["finish", "override", "runs_are_over_at_once"]
 
 
-def finish(words: list[str], accuracy: float) -> None:
-    """Writes what a run with these words leaves, once it is done, with this score."""
+def finish(words: list[str], accuracy: float, **scores: float) -> None:
+    """Writes what a run with these words leaves, once it is done, with these scores."""
     job = job_of_words(words, override)
     run_dir = Path(job.run_dir)
     write_record(run_dir, stage=words[0], job=job)
-    (run_dir / "metrics.jsonl").write_text(json.dumps({"step": job.steps, "test_accuracy": accuracy}) + "\n")
+    line = {"step": job.steps, "test_accuracy": accuracy, **scores}
+    (run_dir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     (run_dir / "DONE").write_text(json.dumps({"step": job.steps}))
     (run_dir / "weights").mkdir(exist_ok=True)
     (run_dir / "weights" / "model.safetensors").touch()
