@@ -22,6 +22,7 @@ _OPTIONS = {
     "--part": "I/N",
 }
 _HELD_OUT = "--data.held-out."  # of the tries; the repetitions are trained on all
+_ALSO = "--evaluation.also"  # of the repetitions; the tries are compared on one dataset
 _NOT_SWEPT = {"--run-dir": "the sweep has one folder", "--seed": "the best is repeated with --seeds N"}
 
 
@@ -41,6 +42,7 @@ class SweepPlan:
     select_on: str = ""
     metric: Metric = "accuracy"
     held_out: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     phase: str = ""
     part: int = 0
     parts: int = 1
@@ -60,7 +62,7 @@ class SweepPlan:
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         found = [self._trial("seeds", best, name=str(seed)) for seed in seeds]
         return [
-            replace(one, seed=seed, words=(*one.words, f"--seed={seed}"))
+            replace(one, seed=seed, words=(*one.words, *self.also, f"--seed={seed}"))
             for one, seed in zip(found, seeds, strict=True)
         ]
 
@@ -86,6 +88,7 @@ def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
     fixed: list[str] = []
     grid: dict[str, tuple[str, ...]] = {}
     held_out: list[str] = []
+    also: list[str] = []
     is_dry = False
     for flag, values in _groups(words[2:]):
         name = flag.replace("_", "-")
@@ -95,6 +98,8 @@ def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
             options[name] = _only(name, values)
         elif name.startswith(_HELD_OUT):
             held_out += [flag, *values]
+        elif name == _ALSO:
+            also += [flag, *values]
         elif name in known and known[name].takes and not known[name].is_many and len(values) > 1:
             grid[name] = _different(name, values)
         else:
@@ -112,6 +117,7 @@ def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
         select_on=options.get("--select-on", ""),
         metric=_metric(options.get("--score", "accuracy")),
         held_out=tuple(held_out),
+        also=tuple(also),
         phase=phase,
         part=part,
         parts=parts,

@@ -153,7 +153,6 @@ def test_an_evaluation_can_be_left_before_any_batch_and_every_rank_has_as_many(p
     [
         ({"batch_size": 0}, "evaluation.batch_size is 0; allowed: 1 or more"),
         ({"every_steps": -1}, "evaluation.every_steps is -1; allowed: 0 (only at the end) or more"),
-        ({"also": ("a",)}, "evaluation.also says nothing without evaluation.url"),
         ({"url": "x", "also": ("s3://a/test", "/b/test/")}, "evaluation.also has a folder 'test' twice"),
         ({"url": "x", "also": tuple(map(str, range(40)))}, "evaluation.also has 40 datasets; allowed: at most 32"),
     ],
