@@ -3,11 +3,11 @@
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jobs.flags import flags_of
+from jobs.flags import Flag, flags_of
 from jobs.submitted import value_in
 from jobs.trials import METRICS, Metric, Trial
 from shards.config_values import shown_value, whole_number
@@ -22,6 +22,7 @@ _OPTIONS = {
     "--part": "I/N",
 }
 _HELD_OUT = "--data.held-out."  # of the tries; the repetitions are trained on all
+_DRY = "--dry-run"
 _ALSO = "--evaluation.also"  # of the repetitions; the tries are compared on one dataset
 _NOT_SWEPT = {"--run-dir": "the sweep has one folder", "--seed": "the best is repeated with --seeds N"}
 
@@ -83,48 +84,58 @@ class SweepPlan:
 
 def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
     """The sweep that `STAGE RECIPE ...` asks for; `default`: the recipe's job. UserError for what it does not allow."""
-    known = {name: flag for flag in flags_of(default) for name in flag.names}
-    options: dict[str, str] = {}
-    fixed: list[str] = []
-    grid: dict[str, tuple[str, ...]] = {}
-    held_out: list[str] = []
-    also: list[str] = []
-    is_dry = False
-    for flag, values in _groups(words[2:]):
-        name = flag.replace("_", "-")
-        if name == "--dry-run" and not values:
-            is_dry = True
-        elif name in _OPTIONS or name == "--run-dir":
-            options[name] = _only(name, values)
-        elif name.startswith(_HELD_OUT):
-            held_out += [flag, *values]
-        elif name == _ALSO:
-            also += [flag, *values]
-        elif name in known and known[name].takes and not known[name].is_many and len(values) > 1:
-            grid[name] = _different(name, values)
-        else:
-            fixed += [flag, *values]
-    given = whole_number(value_in(fixed, "--seed"))
+    found = _sorted(words[2:], {name: flag for flag in flags_of(default) for name in flag.names})
+    options, given = found.options, whole_number(value_in(found.fixed, "--seed"))
     phase, (part, parts) = options.get("--phase", ""), _part(options.get("--part", ""))
     plan = SweepPlan(
         stage=words[0],
         recipe=words[1],
         folder=Path(options.get("--run-dir", "")),
-        fixed=tuple(fixed),
-        grid=tuple(grid.items()),
+        fixed=tuple(found.fixed),
+        grid=tuple(found.grid.items()),
         seeds=_seeds(options.get("--seeds", "3")),
         first_seed=default.seed if given is None else given,
         select_on=options.get("--select-on", ""),
         metric=_metric(options.get("--score", "accuracy")),
-        held_out=tuple(held_out),
-        also=tuple(also),
+        held_out=tuple(found.held_out),
+        also=tuple(found.also),
         phase=phase,
         part=part,
         parts=parts,
-        is_dry=is_dry,
+        is_dry=_DRY in options,
     )
     _refuse_wrong(plan, options)
     return plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sorted:
+    """The words of a sweep by what they are for."""
+
+    options: dict[str, str] = field(default_factory=dict)
+    grid: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    fixed: list[str] = field(default_factory=list)
+    held_out: list[str] = field(default_factory=list)
+    also: list[str] = field(default_factory=list)
+
+
+def _sorted(words: Sequence[str], known: Mapping[str, Flag]) -> _Sorted:
+    found = _Sorted()
+    for flag, values in _groups(words):
+        name = flag.replace("_", "-")
+        if name == _DRY and not values:
+            found.options[name] = ""
+        elif name in _OPTIONS or name == "--run-dir":
+            found.options[name] = _only(name, values)
+        elif name.startswith(_HELD_OUT):
+            found.held_out.extend((flag, *values))
+        elif name == _ALSO:
+            found.also.extend((flag, *values))
+        elif name in known and known[name].takes and not known[name].is_many and len(values) > 1:
+            found.grid[name] = _different(name, values)
+        else:
+            found.fixed.extend((flag, *values))
+    return found
 
 
 def _groups(words: Sequence[str]) -> list[tuple[str, list[str]]]:

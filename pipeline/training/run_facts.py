@@ -123,8 +123,7 @@ def read_facts(
     """
     reader, now = _Reader(run_dir), time.time() if now is None else now
     tail = reader.tail(METRICS)
-    told = reader.last(METRICS, tail, _has_step)
-    saved = reader.last(LEDGER, reader.tail(LEDGER), _is_of_ledger)
+    told, saved = reader.last(METRICS, tail, _has_step), reader.last(LEDGER, reader.tail(LEDGER), _is_of_ledger)
     starts = reader.tail(STARTS)
     started = reader.last(STARTS, starts, is_start)
     quiet_seconds = now - max(reader.times) if reader.times else None
