@@ -135,7 +135,7 @@ def _advance_units(chain: Chain) -> set[str]:
         if waiting := chain.jobs_of(unit, queue):
             _ensure_gate(chain, unit, record, queue, behind=waiting)
             continue
-        ready = _resolved(unit)
+        ready = _resolved(unit, chain.override)
         failed = failed_alone(unit, [job for job in record.jobs if (job.unit, job.kind) == (unit.name, "job")])
         missing = missing_tasks(ready, state=chain.state, override=chain.override)
         missing = [task for task in missing if task not in failed]
@@ -147,16 +147,16 @@ def _advance_units(chain: Chain) -> set[str]:
     return complete
 
 
-def _resolved(unit: Unit) -> Unit:
+def _resolved(unit: Unit, override: Override) -> Unit:
     try:
-        return resolved(unit)
+        return resolved(unit, override)
     except WillNotSucceedError as error:
         raise HopelessError(str(error)) from error
 
 
 def _complete(chain: Chain, unit: Unit) -> None:
     if unit.best_of:
-        write(sweep_of(unit.best_of))
+        write(sweep_of(unit.best_of), chain.override)
     add_line(chain.state, complete=unit.name)
     log.info("%s is complete", unit.name)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from jobs.compare_facts import Point, point_of
 from jobs.record_leaves import read_leaves
+from jobs.trials import METRICS
 from pipeline.checkpoints.json_lines import is_finite
 from pipeline.training.starts import Start, read_starts
 from shards.errors import InvalidDataError, UserError
@@ -57,11 +58,13 @@ _SPLIT = re.compile(r"[-_.](test|val|validation|valid)$")
 
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """The same recipe with several seeds: how many, the mean of their accuracies, and the deviation of a sample."""
+    """The same recipe with several seeds: how many, the mean of their scores by the sweep's `metric`, and the deviation
+    of a sample."""
 
     num_runs: int
     mean: float
     deviation: float
+    metric: str = "accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +120,12 @@ def _repeats(run_dir: Path) -> Repeats | None:
     try:
         found = parse_json(read_local_file(run_dir.parent.parent / "sweep.json", most_bytes=_MOST_SWEEP_BYTES))
         num_runs, mean, deviation = len(found["seeds"]), found["mean"], found["deviation"]
+        metric = found.get("score", "accuracy")  # older versions had no other
     except (OSError, ValueError, KeyError, TypeError, InvalidDataError):
         return None
     is_usable = is_finite(mean) and is_finite(deviation) and 0 <= mean <= 1 and 0 <= deviation <= 1
-    return Repeats(num_runs=num_runs, mean=mean, deviation=deviation) if is_usable else None
+    is_usable = is_usable and metric in METRICS
+    return Repeats(num_runs=num_runs, mean=mean, deviation=deviation, metric=metric) if is_usable else None
 
 
 def _vtab(path: Path) -> tuple[tuple[str, float], ...]:

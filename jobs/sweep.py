@@ -6,6 +6,7 @@ was interrupted; with more values or seeds, only those are new.
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from jobs import exit_codes
 from jobs.resolve import default_job
@@ -14,14 +15,15 @@ from jobs.stages import WITH_SMOKE
 from jobs.submitted import Override, job_of_words
 from jobs.sweep_plan import SweepPlan, plan_of
 from jobs.sweep_scores import best_of, facts_of, scores_of, sweep_json, table_of
-from jobs.trials import Score, Trial, run_all, score_of
+from jobs.trials import Score, Trial, make_room, refuse_others, run_all, score_of
 from pipeline.checkpoints.json_lines import write_whole
 from shards.config_values import shown_value
+from shards.differences import differences
 from shards.errors import UserError, WillNotSucceedError
 
 USAGE = (
     "patchline sweep pretrain|finetune RECIPE --run-dir DIR [--any.field A B C ...] [--data.held-out.share X] "
-    "[--select-on URL] [--seeds N] [--phase tries|seeds [--part I/N]] [--dry-run]"
+    "[--select-on URL] [--score accuracy|mean_per_class] [--seeds N] [--phase tries|seeds [--part I/N]] [--dry-run]"
 )
 
 
@@ -36,32 +38,46 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     if plan.is_dry:
         put("".join(f"{shlex.join(['patchline', *one.words])}\n" for one in (*tries, *_likely(plan))))
         return exit_codes.DONE
-    if plan.phase != "seeds" and (code := run_all(plan.own(tries), environ)):
+    if plan.phase != "seeds" and (code := run_all(plan.own(tries), environ, override)):
         return code
     if plan.phase == "tries":
-        put(table_of(plan, [score_of(one) for one in plan.own(tries)], []))
+        put(table_of(plan, [score_of(one, override) for one in plan.own(tries)], []))
         return exit_codes.DONE
-    repeated = plan.repetitions(_best(plan, [score_of(one) for one in tries]))
-    code = run_all(plan.own(repeated), environ)
+    repeated = plan.own(plan.repetitions(_best(plan, [score_of(one, override) for one in tries])))
+    make_room(repeated, override, free=swept_fields(plan, override))
+    code = run_all(repeated, environ, override)
     if code == exit_codes.USER_MISTAKE:
         return code  # the run has said why
-    write(plan)
-    put(table_of(plan, *scores_of(plan)))
+    write(plan, override)
+    put(table_of(plan, *scores_of(plan, override)))
     return code
 
 
 def check(plan: SweepPlan, override: Override) -> None:
-    """UserError for what one of the runs would refuse, and for repetitions that are scored on nothing."""
+    """UserError for what one of the runs would refuse, for tries that were run with other values, and for repetitions
+    that are scored on nothing."""
     for trial in plan.tries():
         job_of_words(list(trial.words), override)
     repeated = job_of_words(list(_likely(plan)[0].words), override)
     if plan.phase != "tries" and not repeated.evaluation.url:
         raise UserError("--evaluation.url is missing: the dataset on which the runs with the best values are scored")
+    if not plan.is_dry:
+        refuse_others(plan.tries(), override)
 
 
-def write(plan: SweepPlan) -> None:
+def write(plan: SweepPlan, override: Override) -> None:
     """Writes sweep.json, from what stands in the runs' folders."""
-    write_whole(plan.folder / "sweep.json", sweep_json(facts_of(plan, *scores_of(plan))))
+    write_whole(plan.folder / "sweep.json", sweep_json(facts_of(plan, *scores_of(plan, override))))
+
+
+def swept_fields(plan: SweepPlan, override: Override) -> set[str]:
+    """The fields of the job in which the points of the grid differ, with those that follow from them."""
+    last = tuple((flag, values[-1]) for flag, values in plan.grid)
+    jobs = [
+        asdict(job_of_words(list(plan.repetitions(values)[0].words), override))
+        for values in (plan.first_values(), last)
+    ]
+    return {each.field for each in differences(*jobs)}
 
 
 def _likely(plan: SweepPlan) -> list[Trial]:

@@ -3,27 +3,35 @@
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jobs.flags import flags_of
+from jobs.flags import Flag, flags_of
 from jobs.submitted import value_in
-from jobs.trials import Trial
+from jobs.trials import METRICS, Metric, Trial
 from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
 
 MOST_TRIES = 1000
-_OPTIONS = {"--seeds": "1 to 1000", "--select-on": "a dataset", "--phase": "tries, seeds", "--part": "I/N"}
+_OPTIONS = {
+    "--seeds": "1 to 1000",
+    "--select-on": "a dataset",
+    "--score": ", ".join(METRICS),
+    "--phase": "tries, seeds",
+    "--part": "I/N",
+}
 _HELD_OUT = "--data.held-out."  # of the tries; the repetitions are trained on all
+_DRY = "--dry-run"
+_ALSO = "--evaluation.also"  # of the repetitions; the tries are compared on one dataset
 _NOT_SWEPT = {"--run-dir": "the sweep has one folder", "--seed": "the best is repeated with --seeds N"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
     """The words of a sweep, taken apart. `grid`: the values of each swept flag; empty: only repetitions. The tries are
-    scored on the dataset `select_on`, or on what the flags `held_out` hold out of the training data. `part`: of the
-    runs of `phase`, those with this number and every `parts`-th after it."""
+    scored on the dataset `select_on`, or on what the flags `held_out` hold out of the training data, and all runs are
+    compared by `metric`. `part`: of the runs of `phase`, those with this number and every `parts`-th after it."""
 
     stage: str
     recipe: str
@@ -33,7 +41,9 @@ class SweepPlan:
     seeds: int = 3
     first_seed: int = 0
     select_on: str = ""
+    metric: Metric = "accuracy"
     held_out: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     phase: str = ""
     part: int = 0
     parts: int = 1
@@ -53,7 +63,7 @@ class SweepPlan:
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         found = [self._trial("seeds", best, name=str(seed)) for seed in seeds]
         return [
-            replace(one, seed=seed, words=(*one.words, f"--seed={seed}"))
+            replace(one, seed=seed, words=(*one.words, *self.also, f"--seed={seed}"))
             for one, seed in zip(found, seeds, strict=True)
         ]
 
@@ -69,48 +79,63 @@ class SweepPlan:
         folder = self.folder / kind / (name or _folder_name(values))
         given = [f"{flag}={value}" for flag, value in values]
         words = (self.stage, self.recipe, *self.fixed, *given, f"--run-dir={folder}")
-        return Trial(folder=folder, values=values, words=words)
+        return Trial(folder=folder, values=values, words=words, metric=self.metric)
 
 
 def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
     """The sweep that `STAGE RECIPE ...` asks for; `default`: the recipe's job. UserError for what it does not allow."""
-    known = {name: flag for flag in flags_of(default) for name in flag.names}
-    options: dict[str, str] = {}
-    fixed: list[str] = []
-    grid: dict[str, tuple[str, ...]] = {}
-    held_out: list[str] = []
-    is_dry = False
-    for flag, values in _groups(words[2:]):
-        name = flag.replace("_", "-")
-        if name == "--dry-run" and not values:
-            is_dry = True
-        elif name in _OPTIONS or name == "--run-dir":
-            options[name] = _only(name, values)
-        elif name.startswith(_HELD_OUT):
-            held_out += [flag, *values]
-        elif name in known and known[name].takes and not known[name].is_many and len(values) > 1:
-            grid[name] = _different(name, values)
-        else:
-            fixed += [flag, *values]
-    given = whole_number(value_in(fixed, "--seed"))
+    found = _sorted(words[2:], {name: flag for flag in flags_of(default) for name in flag.names})
+    options, given = found.options, whole_number(value_in(found.fixed, "--seed"))
     phase, (part, parts) = options.get("--phase", ""), _part(options.get("--part", ""))
     plan = SweepPlan(
         stage=words[0],
         recipe=words[1],
         folder=Path(options.get("--run-dir", "")),
-        fixed=tuple(fixed),
-        grid=tuple(grid.items()),
+        fixed=tuple(found.fixed),
+        grid=tuple(found.grid.items()),
         seeds=_seeds(options.get("--seeds", "3")),
         first_seed=default.seed if given is None else given,
         select_on=options.get("--select-on", ""),
-        held_out=tuple(held_out),
+        metric=_metric(options.get("--score", "accuracy")),
+        held_out=tuple(found.held_out),
+        also=tuple(found.also),
         phase=phase,
         part=part,
         parts=parts,
-        is_dry=is_dry,
+        is_dry=_DRY in options,
     )
     _refuse_wrong(plan, options)
     return plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sorted:
+    """The words of a sweep by what they are for."""
+
+    options: dict[str, str] = field(default_factory=dict)
+    grid: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    fixed: list[str] = field(default_factory=list)
+    held_out: list[str] = field(default_factory=list)
+    also: list[str] = field(default_factory=list)
+
+
+def _sorted(words: Sequence[str], known: Mapping[str, Flag]) -> _Sorted:
+    found = _Sorted()
+    for flag, values in _groups(words):
+        name = flag.replace("_", "-")
+        if name == _DRY and not values:
+            found.options[name] = ""
+        elif name in _OPTIONS or name == "--run-dir":
+            found.options[name] = _only(name, values)
+        elif name.startswith(_HELD_OUT):
+            found.held_out.extend((flag, *values))
+        elif name == _ALSO:
+            found.also.extend((flag, *values))
+        elif name in known and known[name].takes and not known[name].is_many and len(values) > 1:
+            found.grid[name] = _different(name, values)
+        else:
+            found.fixed.extend((flag, *values))
+    return found
 
 
 def _groups(words: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -150,6 +175,13 @@ def _seeds(text: str) -> int:
     if number is None or not 1 <= number <= 1000:
         raise UserError(f"--seeds is {shown_value(text)}; allowed: {_OPTIONS['--seeds']}")
     return number
+
+
+def _metric(text: str) -> Metric:
+    for metric in METRICS:
+        if text == metric:
+            return metric
+    raise UserError(f"--score is {shown_value(text)}; allowed: {_OPTIONS['--score']}")
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from jobs.submitted import Override
 from jobs.sweep_plan import SweepPlan
 from jobs.trials import Score, score_of
 from shards.terminal import printable_name
@@ -14,18 +15,18 @@ _LEAST_FOR_AN_EDGE = 3
 
 
 def best_of(scores: Sequence[Score]) -> Score | None:
-    """The highest accuracy, the first of several; None if none has one."""
+    """The highest score, the first of several; None if none has one."""
     scored = [one for one in scores if one.accuracy is not None]
     return max(scored, key=lambda one: one.accuracy or 0.0) if scored else None
 
 
-def scores_of(plan: SweepPlan) -> tuple[list[Score], list[Score]]:
+def scores_of(plan: SweepPlan, override: Override) -> tuple[list[Score], list[Score]]:
     """Of the tries, and of the repetitions of the best of them; none of these before there is a best one."""
-    tries = [score_of(one) for one in plan.tries()]
+    tries = [score_of(one, override) for one in plan.tries()]
     best = best_of(tries)
     if plan.grid and best is None:
         return tries, []
-    return tries, [score_of(one) for one in plan.repetitions(best.trial.values if best else ())]
+    return tries, [score_of(one, override) for one in plan.repetitions(best.trial.values if best else ())]
 
 
 def facts_of(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def facts_of(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) ->
     return {
         "stage": plan.stage,
         "recipe": plan.recipe,
+        "score": plan.metric,
         "select_on": plan.select_on,
         "held_out": list(plan.held_out),
         "tries": [_facts(one) for one in tries],
@@ -55,8 +57,9 @@ def table_of(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) ->
     lines += [_line(one, width=width) for one in seeds]
     accuracies = [one.accuracy for one in seeds if one.accuracy is not None]
     if seeds and len(accuracies) == len(seeds):
+        what = f"mean of {len(seeds)}" if plan.metric == "accuracy" else f"mean of {len(seeds)} by {plan.metric}"
         few = "" if len(seeds) > 1 else " (one seed: no deviation)"
-        lines.append(f"mean of {len(seeds)}: {statistics.fmean(accuracies):.4f} ± {_deviation(accuracies):.4f}{few}")
+        lines.append(f"{what}: {statistics.fmean(accuracies):.4f} ± {_deviation(accuracies):.4f}{few}")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -65,14 +68,15 @@ def _facts(score: Score) -> dict[str, Any]:
         "folder": score.trial.name,
         "values": dict(score.trial.values),
         "state": score.state,
-        "accuracy": score.accuracy,
+        score.trial.metric: score.accuracy,
         "command": shlex.join(["patchline", *score.trial.words]),
     }
 
 
 def _line(score: Score, *, width: int, mark: str = "") -> str:
     value = f"{score.accuracy:.4f}" if score.accuracy is not None else score.state
-    why = f"  {printable_name(score.why)}" if score.state == "failed" and score.why else ""
+    is_over = score.state in ("failed", "done") and score.accuracy is None
+    why = f"  {printable_name(score.why)}" if is_over and score.why else ""
     return f"{printable_name(score.trial.name):<{width}}  {value}{mark}{why}"
 
 

@@ -18,7 +18,7 @@ from jobs import exit_codes
 from jobs.recipes.paper_vtab import GROUPS, TASKS, VtabTask
 from jobs.screen import put
 from jobs.submitted import Override, job_of_words, value_in
-from jobs.trials import Score, Trial, run_all, score_of
+from jobs.trials import Score, Trial, refuse_others, run_all, score_of
 from pipeline.checkpoints.json_lines import write_whole
 from shards.config_values import shown_value
 from shards.dataset import open_dataset
@@ -47,7 +47,8 @@ class Row:
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
     """Runs the tasks whose data is there, writes DIR/vtab.json and prints the table. The exit code of the first run
-    that ends otherwise than with 0, but for one that cannot succeed. UserError if there is no data for any task."""
+    that ends otherwise than with 0, but for one that cannot succeed. UserError if there is no data for any task, or if
+    one was run with other values."""
     if not words or words[0].startswith("-"):
         raise UserError(f"usage: {USAGE}")
     root, folder, names, more = _taken(words[1:])
@@ -61,13 +62,12 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
         )
     for trial in trials.values():
         job_of_words(list(trial.words), override)
-    code = run_all(list(trials.values()), environ)
+    refuse_others(list(trials.values()), override)
+    code = run_all(list(trials.values()), environ, override)
     if code == exit_codes.USER_MISTAKE:
         return code  # the run has said why
-    rows = [
-        Row(task=task, score=score_of(trials[task.name]) if task.name in trials else None, lacks=lacks[task.name])
-        for task in tasks
-    ]
+    scores = {name: score_of(trial, override) for name, trial in trials.items()}
+    rows = [Row(task=task, score=scores.get(task.name), lacks=lacks[task.name]) for task in tasks]
     write_whole(folder / "vtab.json", (json.dumps(facts_of(rows), indent=2, allow_nan=False) + "\n").encode())
     put(table_of(rows))
     return code

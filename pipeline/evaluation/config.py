@@ -29,8 +29,6 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="evaluation.")
-        if self.also and not self.url:
-            raise UserError("evaluation.also says nothing without evaluation.url; give it, too")
         if len(self.also) > _MOST_ALSO:
             raise UserError(f"evaluation.also has {len(self.also)} datasets; allowed: at most {_MOST_ALSO}")
         names = [_set_name(url) for url in self.also]

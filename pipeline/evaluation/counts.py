@@ -24,7 +24,7 @@ class Counts:
     """Sums in float64 over images. `groups`: the dataset's labels; `classes`: those of the model.
 
     An image with several labels counts for each of them, and as right if the highest logit is one of its targets.
-    Images without a target are counted, and do not count.
+    Images without a target are counted, and do not count. `loss`: summed over images with one.
     """
 
     def __init__(self, *, num_groups: int, num_classes: int) -> None:

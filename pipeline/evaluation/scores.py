@@ -31,7 +31,7 @@ class Scores:
     """`num_images`: images with a label, of which the scores are; `num_unlabeled`: the others. `accuracy`: share of
     images whose highest logit is one of their labels; `top5`: of those with a label among the five highest.
     `mean_per_class`: mean of the accuracies of the dataset's labels, as for Pets and Flowers. `calibration_error`:
-    expected calibration error in 15 bins. `loss`: mean over all images.
+    expected calibration error in 15 bins. `loss`: mean over the same images.
 
     A loss that is not finite says that some logit was not, and that the scores mean nothing.
     """
@@ -67,9 +67,8 @@ def evaluate(
     same on every rank. Collective over all ranks.
 
     `targets`: what is right for an image; else its labels by name, of which a dataset may lack some, but has no others
-    (UserError, also if no image has a label). `label_weights`: the loss is of targets by the labels' weights, and a
-    label of weight 0 is none. `before_batch` is called before each batch, equally often on every rank, and may raise.
-    `examples`: of this rank's images.
+    (UserError, also if no image has a label). `label_weights`: the loss is of targets by the labels' weights; of weight
+    0, a label is none. `before_batch` is called before each batch on every rank. `examples`: of this rank's images.
     """
     targets = targets or by_name(dataset, labels)
     batches = _batches(model, dataset, config, world=world, label_weights=label_weights)
@@ -100,7 +99,7 @@ def _batches(
 
 
 def _scores(counts: Counts, dataset: Dataset, world: World) -> Scores:
-    num, loss = int(counts.scored), float(counts.loss / counts.images)
+    num, loss = int(counts.scored), float(counts.loss / counts.scored)
     if not num:
         raise UserError(f"no image of {dataset.url} has a label that counts: there is nothing to score")
     if world.is_first and not math.isfinite(loss):
@@ -141,13 +140,22 @@ def _count(
     right_BL, groups_BL = targets(batch)[mask_B], counted_labels(batch)[mask_B]
     if not len(right_BL):
         return
-    sought = right_BL
-    if batch.weights is not None:
-        sought = weighted_targets(right_BL, batch.weights[mask_B], logits_BK.shape[1], name=loss)
-    counts.loss += len(right_BL) * float(classification_loss(logits_BK, sought, name=loss))
+    is_scored_B = (right_BL >= 0).any(dim=1)
+    if is_scored_B.any():
+        sought = _first_ones_first(right_BL)
+        if batch.weights is not None:
+            sought = weighted_targets(right_BL, batch.weights[mask_B], logits_BK.shape[1], name=loss)
+        mean = classification_loss(logits_BK[is_scored_B], sought[is_scored_B], name=loss)
+        counts.loss += int(is_scored_B.sum()) * float(mean)
     if not logits_BK.isfinite().all():  # of which -inf could leave the loss finite
         counts.loss += math.nan
     odds_BK = logits_BK.softmax(dim=1) if loss == "softmax" else logits_BK.sigmoid()
     confidence_B = odds_BK.amax(dim=1)
     counts.add(logits_BK, right_BL, groups_BL, confidence_B=confidence_B)
     examples.add(batch.sample_ids, logits_BK, right_BL, groups_BL, confidence_B=confidence_B)
+
+
+def _first_ones_first(right_BL: torch.Tensor) -> torch.Tensor:
+    """Each image's targets in their order, before the padding: softmax takes the first, and a class map may have none
+    for an image's first label."""
+    return right_BL.gather(1, (right_BL < 0).int().argsort(dim=1, stable=True))

@@ -250,6 +250,8 @@ class TrainingJob:
                 f"label_smoothing is {self.label_smoothing} with loss {self.loss!r}; it is part of the softmax loss: "
                 "take --loss softmax, or --label-smoothing 0"
             )
+        if self.evaluation.also and not self.is_scored:
+            raise UserError("evaluation.also says nothing without evaluation.url or data.held_out; give one, too")
         scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # refuses a peak of 0
         if self.model.masked_patches:
             self._refuse_labels()

@@ -28,6 +28,7 @@ from pipeline.training.zero_state import (
     local_gradients,
     publish_masters,
     spoil_gradients,
+    swap,
 )
 
 _PRINT_NEVER = 2**31
@@ -226,6 +227,19 @@ class Engine:
         if self._averages and AVERAGE not in moments:
             for fragment in fragments:
                 fragment.slots[AVERAGE].copy_(fragment.slots[MASTER])
+        publish_masters(self._zero, also=self._frozen.publish)
+
+    @property
+    def has_averages(self) -> bool:
+        """Whether it averages the weights."""
+        return bool(self._ema_decay)
+
+    def swap_averages(self) -> None:
+        """Gives the model the averaged weights in place of its own; the second time its own, to the bit. In between
+        there must be no update and no save. Collective."""
+        self.before_update()
+        for master, average in self._averages.items():
+            swap(master.detach(), average)
         publish_masters(self._zero, also=self._frozen.publish)
 
     def free(self) -> None:

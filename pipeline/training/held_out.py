@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 
 class HeldOut:
     """`sets`: datasets by their names, empty for the one that the best model is by. `labels`: the names of the model's
-    classes. `of_others`: values of the others' scores after the step that was asked for last, and few-shot scores, for
-    the metrics. `was_given_up`: an evaluation that was due gave way to a stop request."""
+    classes. `of_others`: values of the others' scores after the step that was asked for last, few-shot scores, and at
+    the end the scores of averaged weights, for the metrics. `was_given_up`: an evaluation that was due gave way to a
+    stop request."""
 
     def __init__(
         self,
@@ -66,16 +67,34 @@ class HeldOut:
                 self.engine.train(False)
                 if self.dataset is not None and self._is_scored(step):
                     scores = self._scores_on(self.dataset)
-                    others = {f"eval/{name}/": self._scores_on(dataset) for name, dataset in self.also.items()}
-                    self.of_others = {key: x for prefix, one in others.items() for key, x in one.values(prefix).items()}
+                    self.of_others = self._scores_on_others("")
+                    if step == self.job.steps and self.engine.has_averages:
+                        self.of_others |= self._averaged_scores(self.dataset)
                 if self.fewshot is not None and self._is_fewshot(step):
                     self.of_others |= self._fewshot_scores(self.fewshot)
                 return scores
         except WaitGivenUpError:
-            self.was_given_up = True
+            self.was_given_up, self.of_others = True, {}
             return None
         finally:
             self.engine.train(True)
+
+    def _scores_on_others(self, ending: str) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, dataset in self.also.items():
+            found |= self._scores_on(dataset).values(f"eval/{name}/{ending}")
+        return found
+
+    def _averaged_scores(self, dataset: Dataset) -> dict[str, float]:
+        """Of the averaged weights, those that the run ends with."""
+        self.engine.swap_averages()
+        try:
+            found = self._scores_on(dataset).values("test_ema_") | self._scores_on_others("ema_")
+        except WaitGivenUpError:  # on all ranks; after any other error nothing is saved
+            self.engine.swap_averages()
+            raise
+        self.engine.swap_averages()
+        return found
 
     def _scores_on(self, dataset: Dataset) -> Scores:
         scores, _ = evaluate(

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 _SCORES = ("accuracy", "loss", "top5", "mean_per_class", "calibration_error")
 _TAGS = {f"test_{name}": f"eval/{name}" for name in _SCORES}
+_TAGS |= {f"test_ema_{name}": f"eval/ema/{name}" for name in _SCORES}
 _PERF = ("images_per_second", "step_seconds", "data_wait_share")
 _COLUMNS, _GAP = 4, 2  # of the grid of images; the gap in pixels
 _FLUSH_SECONDS = 10  # what a killed process may lose

@@ -183,6 +183,7 @@ class Reporter:
         if scores:
             self._scores = scores
             _tell_scores(step, scores, on=self.job.scored_on)
+        _tell_averaged(step, of_others, on=self.job.scored_on)
         _tell_fewshot(step, of_others)
         if step % self.job.log_every_steps == 0 or step == self.job.steps or scores or of_others or norms:
             values = {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate}
@@ -202,6 +203,7 @@ class Reporter:
         if scores:
             self._scores = scores
             _tell_scores(step, scores, on=self.job.scored_on)
+        _tell_averaged(step, of_others, on=self.job.scored_on)
         _tell_fewshot(step, of_others)
         self.metrics.amend(step, (scores.values("test_") if scores else {}) | dict(of_others))
 
@@ -269,6 +271,12 @@ class Reporter:
 
 def _tell_scores(step: int, scores: Scores, *, on: str) -> None:
     log.info("step %d: %s accuracy %.3f, loss %.3g", step, on, scores.accuracy, scores.loss)
+
+
+def _tell_averaged(step: int, values: Mapping[str, float] | None, *, on: str) -> None:
+    if values and "test_ema_accuracy" in values:
+        accuracy, loss = values["test_ema_accuracy"], values["test_ema_loss"]
+        log.info("step %d: %s accuracy of the averaged weights %.3f, loss %.3g", step, on, accuracy, loss)
 
 
 def _tell_fewshot(step: int, values: Mapping[str, float] | None) -> None:

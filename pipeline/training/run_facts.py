@@ -113,15 +113,17 @@ class _Reader:
         return False
 
 
-def read_facts(run_dir: Path, *, num_steps: int | None, is_scored: bool, now: float | None = None) -> RunFacts:
+def read_facts(
+    run_dir: Path, *, num_steps: int | None, is_scored: bool, score: str = "test_accuracy", now: float | None = None
+) -> RunFacts:
     """What is known of the run. Raises nothing for what stands in the folder.
 
-    `num_steps`: of its job; `is_scored`: whether it is evaluated as it trains, so that a score may stand further back.
+    `num_steps`: of its job; `is_scored`: whether it is evaluated as it trains, so that a score may stand further back;
+    `score`: what the metrics call the share that is its accuracy.
     """
     reader, now = _Reader(run_dir), time.time() if now is None else now
     tail = reader.tail(METRICS)
-    told = reader.last(METRICS, tail, _has_step)
-    saved = reader.last(LEDGER, reader.tail(LEDGER), _is_of_ledger)
+    told, saved = reader.last(METRICS, tail, _has_step), reader.last(LEDGER, reader.tail(LEDGER), _is_of_ledger)
     starts = reader.tail(STARTS)
     started = reader.last(STARTS, starts, is_start)
     quiet_seconds = now - max(reader.times) if reader.times else None
@@ -144,7 +146,7 @@ def read_facts(run_dir: Path, *, num_steps: int | None, is_scored: bool, now: fl
         state=state,
         step=max(steps) if steps else None,
         loss=_number(told.get("loss")),
-        accuracy=_accuracy(reader, tail, is_scored=is_scored),
+        accuracy=_accuracy(reader, tail, score, is_scored=is_scored),
         images_per_second=_number(rate) if is_finite(rate) else None,
         goodput=_goodput(saved),
         last_seen=reader.last_seen(state),
@@ -161,11 +163,6 @@ def _is_of_ledger(line: Line) -> bool:
     return is_step(line.get("step")) and isinstance(line.get("seconds"), dict)
 
 
-def _is_score(line: Line) -> bool:
-    accuracy = line.get("test_accuracy")
-    return is_number(accuracy) and 0 <= accuracy <= 1  # type: ignore[operator]
-
-
 def _number(value: Any) -> float | None:
     """A number of a line; a loss may be NaN."""
     if type(value) is float:
@@ -173,14 +170,19 @@ def _number(value: Any) -> float | None:
     return float(value) if is_finite(value) else None
 
 
-def _accuracy(reader: _Reader, tail: Tail | None, *, is_scored: bool) -> float | None:
+def _accuracy(reader: _Reader, tail: Tail | None, name: str, *, is_scored: bool) -> float | None:
     """The last score; evaluations may be many lines apart."""
-    mark = b'"test_accuracy"'
-    found = tail.last(_is_score, containing=mark) if tail else None
+
+    def is_score(line: Line) -> bool:
+        value = line.get(name)
+        return is_number(value) and 0 <= value <= 1  # type: ignore[operator]
+
+    mark = f'"{name}"'.encode()
+    found = tail.last(is_score, containing=mark) if tail else None
     if found is None and tail and is_scored and len(tail.data) < tail.num_bytes:
         long = reader.tail(METRICS, most_bytes=_LONG_TAIL_BYTES)
-        found = long.last(_is_score, containing=mark) if long else None
-    return _number(found["test_accuracy"]) if found else None
+        found = long.last(is_score, containing=mark) if long else None
+    return _number(found[name]) if found else None
 
 
 def _goodput(saved: Line) -> float | None:

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from pipeline.checkpoints.fragment import Fragment
 from pipeline.checkpoints.slots import AVERAGE, MASTER
 
+_PIECE = 1 << 24  # elements
+
 
 def local_fragments(
     zero: Any,
@@ -143,6 +145,15 @@ def publish_masters(zero: Any, *, also: Callable[[], None]) -> None:
     also()
     if zero.persistent_parameters:
         zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+
+
+def swap(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Exchanges the values of two flat tensors in place, a piece at a time."""
+    for first in range(0, a.numel(), _PIECE):
+        one, other = a[first : first + _PIECE], b[first : first + _PIECE]
+        kept = one.clone()
+        one.copy_(other)
+        other.copy_(kept)
 
 
 def flat_partitions(zero: Any) -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ from jobs.chain_units import Unit, units_of
 from jobs.trials import Score
 from shards.errors import UserError, WillNotSucceedError
 from shards.typed_json import read_record
+from tests.rigs.fake_runs import finish, override
 
 GRID = ("--schedule.learning-rate", ".01", ".03", "--select-on", "held", "--seeds=2", "--evaluation.url=test")
 
@@ -53,16 +54,29 @@ def test_the_best_values_are_put_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     accuracies: dict[str, float | None] = {"learning-rate=.01": 0.5, "learning-rate=.03": 0.6}
     monkeypatch.setattr(
         "jobs.chain_sweep.score_of",
-        lambda trial: Score(trial=trial, state="done", accuracy=accuracies[trial.folder.name]),
+        lambda trial, _: Score(trial=trial, state="done", accuracy=accuracies[trial.folder.name]),
     )
-    assert resolved(tries) is tries
-    found = resolved(seeds)
+    assert resolved(tries, override) is tries
+    found = resolved(seeds, override)
     assert all("--schedule.learning-rate=.03" in words for words in found.words)
     assert found.run_dirs() == seeds.run_dirs()
     assert replace(found, words=seeds.words) == seeds
     accuracies.update(dict.fromkeys(accuracies))
     with pytest.raises(WillNotSucceedError, match=re.escape(f"no try of the sweep {tmp_path}/tune has a score")):
-        resolved(seeds)
+        resolved(seeds, override)
+
+
+def test_what_was_run_with_other_values_is_put_aside_or_refused(tmp_path: Path) -> None:
+    _, tries, seeds, _ = units(tmp_path, *GRID)
+    for number, words in enumerate(tries.words):
+        finish(list(words), number / 10)
+    finish(list(seeds.words[0]), 0.9)  # with the first rate, which is not the best
+    assert "--schedule.learning-rate=.03" in resolved(seeds, override).words[0]
+    assert not Path(seeds.run_dirs()[0]).exists()
+    assert (tmp_path / "tune" / "earlier" / "seeds-0" / "DONE").exists()
+    finish([*tries.words[0], "--seed=7"], 0.5)
+    with pytest.raises(WillNotSucceedError, match=r"rate=\.01 holds a run with other values:\n  seed: before 7"):
+        resolved(seeds, override)
 
 
 def test_a_try_that_cannot_succeed_ends_alone(tmp_path: Path) -> None:

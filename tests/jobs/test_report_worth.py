@@ -90,3 +90,15 @@ def test_a_run_that_is_damaged_has_reasons(finished_runs: FinishedRuns, tmp_path
     worth = worth_of(copy, wall_seconds=1.0)
     assert worth.point is None
     assert "its cost is not known" in worth.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("score", "metric"),
+    [({}, "accuracy"), ({"score": "mean_per_class"}, "mean_per_class"), ({"score": "<b>"}, None)],
+)
+def test_the_metric_of_the_repetitions_is_the_sweeps(tmp_path: Path, score: dict[str, str], metric: str | None) -> None:
+    (tmp_path / "seeds" / "0").mkdir(parents=True)
+    facts = {"seeds": [{}, {}], "mean": 0.5, "deviation": 0.1} | score
+    (tmp_path / "sweep.json").write_text(json.dumps(facts))
+    found = worth_of(tmp_path / "seeds" / "0", wall_seconds=1.0).repeats
+    assert (found.metric if found else None) == metric

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from jobs import sweep
+from shards.errors import UserError
 from tests.jobs.test_ls import CHECKOUT
+from tests.rigs.fake_runs import override, runs_are_over_at_once
 from tests.rigs.forks import ONE_THREAD
 from tests.rigs.processes import patchline
 from tests.rigs.training import pretrain_words
@@ -41,7 +44,7 @@ def test_the_best_value_is_chosen_and_repeated(digits_url: str, tmp_path: Path) 
         command, cwd=CHECKOUT, env={**os.environ, **ONE_THREAD}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     until = time.monotonic() + 120
-    while not (first / "metrics.jsonl").exists():
+    while not ((first / "metrics.jsonl").exists() and (first / "metrics.jsonl").stat().st_size):  # a step was made
         assert process.poll() is None, process.communicate()[1].decode()
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -99,3 +102,28 @@ def test_what_a_run_would_refuse_is_refused_first(
 
 def test_usage() -> None:
     assert "usage: patchline sweep pretrain|finetune RECIPE" in " ".join(patchline("sweep", "pack", "x").errors.split())
+
+
+def test_a_better_value_is_repeated_in_place_of_the_former_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its repetitions have the same folders. What was there is kept, and its score is not taken over."""
+    started = runs_are_over_at_once(monkeypatch, lambda job: job.schedule.learning_rate)
+    words = ["finetune", "digits_48", "--data.held-out.share=.1", "--evaluation.url=t", "--run-dir", str(tmp_path)]
+    words += ["--seeds=2", "--data.url=d", "--initial.weights=w", "--schedule.learning-rate", ".001"]
+    for more, num_runs in ((("0.003",), 4), (("0.003",), 0), (("0.003", "0.03"), 3), (("0.003", "0.03"), 0)):
+        del started[:]
+        assert sweep.run([*words, *more], override=override, environ={}) == 0
+        found = json.loads((tmp_path / "sweep.json").read_text())
+        best = float(more[-1])
+        assert len(started) == num_runs
+        assert float(found["best"]["--schedule.learning-rate"]) == found["mean"] == best
+        assert [one["accuracy"] for one in found["seeds"]] == [best, best]
+        assert all(f"--schedule.learning-rate={more[-1]}" in one["command"] for one in found["seeds"])
+    assert sorted(path.name for path in (tmp_path / "earlier").iterdir()) == ["seeds-0", "seeds-1"]
+    before = (tmp_path / "sweep.json").read_bytes()
+    for other in ("--initial.weights=v", "--data.held-out.share=.2", "--steps=7"):
+        with pytest.raises(UserError, match=r"learning-rate=\.001 holds a run with other values"):
+            sweep.run([*words, "0.003", "0.03", other], override=override, environ={})
+    assert (tmp_path / "sweep.json").read_bytes() == before
+    assert not started

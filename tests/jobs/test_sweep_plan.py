@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from jobs.resolve import default_job
+from jobs.submitted import job_of_words
 from jobs.sweep_plan import SweepPlan, plan_of
 from shards.errors import UserError
+from tests.rigs.fake_runs import override
 
 DEFAULT = default_job("finetune", "digits_48")
 RATES = ("--schedule.learning-rate", ".003", ".01", "--select-on", "data/held-out", "--run-dir", "s")
@@ -18,7 +20,7 @@ def plan(*words: str) -> SweepPlan:
 
 
 def test_a_try_for_each_point_of_the_grid() -> None:
-    found = plan(*RATES, "--steps=10", "20", "--data.url", "data/x", "--evaluation.also", "a", "b", "--processes=2")
+    found = plan(*RATES, "--steps=10", "20", "--data.url", "data/x", "--processes=2")
     assert [one.name for one in found.tries()] == [
         "tries/learning-rate=.003,steps=10",
         "tries/learning-rate=.003,steps=20",
@@ -27,7 +29,7 @@ def test_a_try_for_each_point_of_the_grid() -> None:
     ]
     first = found.tries()[0]
     assert first.words == (
-        *("finetune", "digits_48", "--data.url", "data/x", "--evaluation.also", "a", "b", "--processes", "2"),
+        *("finetune", "digits_48", "--data.url", "data/x", "--processes", "2"),
         *("--schedule.learning-rate=.003", "--steps=10", "--run-dir=s/tries/learning-rate=.003,steps=10"),
         "--evaluation.url=data/held-out",
     )
@@ -60,6 +62,17 @@ def test_tries_are_compared_on_what_is_held_out_and_the_best_gets_all() -> None:
     for run in found.repetitions(found.first_values()):
         assert not any("held" in word for word in run.words)
         assert "data/test" in run.words
+
+
+def test_other_datasets_are_scored_by_the_repetitions_alone() -> None:
+    """Most are test sets, on which nothing is chosen."""
+    words = ("--schedule.learning-rate", ".003", ".01", "--data.held-out.share=.1", "--evaluation.url=data/test")
+    found = plan(*words, "--evaluation.also", "a", "b", "--run-dir", "s")
+    assert not any("also" in word for one in found.tries() for word in one.words)
+    for run in found.repetitions(found.first_values()):
+        assert run.words[-4:-1] == ("--evaluation.also", "a", "b")
+    for one in (*found.tries(), *found.repetitions(found.first_values())):
+        job_of_words([*one.words, "--data.url=d", "--initial.weights=w"], override)
 
 
 def test_flags_of_one_last_word_have_whole_names() -> None:
@@ -101,3 +114,11 @@ def test_the_tasks_of_an_array_share_the_tries() -> None:
 def test_what_is_not_allowed(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         plan(*words)
+
+
+def test_what_runs_are_compared_by() -> None:
+    found = plan(*RATES, "--score=mean_per_class")
+    assert {one.metric for one in (*found.tries(), *found.repetitions(()))} == {"mean_per_class"}
+    assert plan(*RATES).tries()[0].metric == "accuracy"
+    with pytest.raises(UserError, match="--score is 'top5'; allowed: accuracy, mean_per_class"):
+        plan(*RATES, "--score=top5")

@@ -1,6 +1,7 @@
 """The scores of a sweep's runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,17 @@ def test_the_file() -> None:
         "command": "patchline finetune r --rate=.01 --run-dir=s/tries/rate=.01 --evaluation.url=h",
     }
     assert facts_of(PLAN, scores(0.5, 0.75, None), repeated(0.7, None))["mean"] is None
+
+
+def test_the_metric_is_named() -> None:
+    """A mean over classes is never called an accuracy."""
+    plan = replace(PLAN, metric="mean_per_class")
+    tries = [Score(trial=one, state="done", accuracy=0.5) for one in plan.tries()]
+    seeds = [Score(trial=one, state="done", accuracy=0.5) for one in plan.repetitions(plan.first_values())]
+    facts = facts_of(plan, tries, seeds)
+    assert (facts["score"], facts["tries"][0]["mean_per_class"], facts["mean"]) == ("mean_per_class", 0.5, 0.5)
+    assert "accuracy" not in facts["seeds"][0]
+    assert table_of(plan, tries, seeds).endswith("mean of 2 by mean_per_class: 0.5000 ± 0.0000\n")
+    assert facts_of(PLAN, scores(0.5, 0.75, None), [])["score"] == "accuracy"
+    unscored = [replace(tries[0], accuracy=None, why="it has no score"), *tries[1:]]
+    assert "done  it has no score\n" in table_of(plan, unscored, [])

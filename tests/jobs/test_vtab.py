@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from jobs import pack
+from jobs import pack, vtab
 from jobs.recipes.paper_vtab import GROUPS, TASKS
 from jobs.trials import Score, Trial
 from jobs.vtab import Row, facts_of, table_of
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights import save_weights
+from shards.errors import UserError
 from shards.sources.digits import DigitsSource
+from tests.rigs.fake_runs import override, runs_are_over_at_once
 from tests.rigs.processes import patchline
 
 TINY = ("--steps=2", "--global-batch=64", "--schedule.warmup-steps=0", "--device=cpu")
@@ -98,3 +100,18 @@ def test_one_message(words: tuple[str, ...], message: str) -> None:
     ended = patchline("vtab", *words)
     assert (ended.code, "Traceback" in ended.errors) == (2, False)
     assert message in " ".join(ended.errors.split())
+
+
+def test_the_scores_of_other_weights_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("dtd", "dtd-test"):
+        job = pack.PackJob(out=str(tmp_path / "data" / name), source=DigitsSource(split="test"), split="test")
+        assert pack.run(job) == 0
+    started = runs_are_over_at_once(monkeypatch, lambda _: 0.5)
+    more = ["--data-root", f"{tmp_path}/data", "--run-dir", f"{tmp_path}/runs"]
+    for _ in range(2):
+        assert vtab.run(["w", *more], override=override, environ={}) == 0
+        assert started == [f"{tmp_path}/runs/dtd"]
+    before = (tmp_path / "runs" / "vtab.json").read_bytes()
+    with pytest.raises(UserError, match=r"dtd holds a run with other values:\n  initial\.weights: before w, now v"):
+        vtab.run(["v", *more], override=override, environ={})
+    assert (tmp_path / "runs" / "vtab.json").read_bytes() == before

@@ -13,6 +13,7 @@ import torch
 from pipeline.config_values import LossName
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation.scores import Scores, evaluate, model_image_size
+from pipeline.evaluation.targets import by_class_map
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.build import Model
 from pipeline.world import World
@@ -102,11 +103,43 @@ def test_weights_of_labels_are_the_targets(tmp_path: Path, loss: LossName, num_r
     total = sum(math.exp(one) for one in bias)
     minus_logs = [math.log(total) - one for one in bias]
     by_softmax = (minus_logs[0] * 2 / 3 + minus_logs[2] / 3) + minus_logs[1] + minus_logs[2]
-    targets = [(1.0, 0.0, 0.5), (0.0, 0.5, 0.0), (0.0, 0.0, 1.0), (0.0, 0.0, 0.0)]
+    targets = [(1.0, 0.0, 0.5), (0.0, 0.5, 0.0), (0.0, 0.0, 1.0)]
     by_sigmoid = sum(softplus(x) - t * x for row in targets for x, t in zip(bias, row, strict=True))
-    assert found.loss == pytest.approx((by_softmax if loss == "softmax" else by_sigmoid) / 4, rel=1e-6)
+    assert found.loss == pytest.approx((by_softmax if loss == "softmax" else by_sigmoid) / 3, rel=1e-6)
     assert (found.accuracy, other.accuracy) == (1 / 3, 0.5), "the label c0 of the second image has the weight 0"
     assert (found.num_images, found.num_unlabeled, other.num_unlabeled) == (3, 1, 0), "and the fourth has no other"
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_the_loss_is_of_images_with_a_target(packed: str, loss: LossName) -> None:
+    """A class map leaves two labels out: the images of the third have the loss, however many others there are."""
+    bias = (2.0, 0.0, 1.0)
+    (found,) = run_ranks(mapped_scores, packed, loss, bias, num_ranks=1)
+    softmax = math.log(sum(math.exp(one) for one in bias)) - bias[2]
+    sigmoid = sum(softplus(x) for x in bias) - bias[2]
+    assert (found.num_images, found.num_unlabeled) == (PER_CLASS, 2 * PER_CLASS)
+    assert found.loss == pytest.approx(softmax if loss == "softmax" else sigmoid, rel=1e-6)
+
+
+def test_softmax_takes_the_first_label_that_has_a_target(tmp_path: Path) -> None:
+    url, bias = str(packed_with_weights(tmp_path, ["c0|c1,1|1", "c2,"])), (2.0, 0.0, 1.0)
+    (found,) = run_ranks(mapped_scores, url, "softmax", bias, num_ranks=1)
+    assert found.num_images == 1
+    assert found.loss == pytest.approx(math.log(sum(math.exp(one) for one in bias)) - bias[2], rel=1e-6)
+
+
+def mapped_scores(world: World, url: str, loss: LossName, bias: tuple[float, ...]) -> Scores:
+    """Scores with a map that has one label."""
+    data, labels = open_dataset(url), ("c0", "c1", "c2")
+    return evaluate(
+        biased(bias),
+        data,
+        EvaluationConfig(url=url, batch_size=4),
+        labels=labels,
+        loss=loss,
+        world=world,
+        targets=by_class_map(data, labels, {"c1": ["c2"]}),
+    )[0]
 
 
 def weighted_scores(world: World, url: str, loss: LossName, bias: tuple[float, ...]) -> tuple[Scores, Scores]:
@@ -153,7 +186,6 @@ def test_an_evaluation_can_be_left_before_any_batch_and_every_rank_has_as_many(p
     [
         ({"batch_size": 0}, "evaluation.batch_size is 0; allowed: 1 or more"),
         ({"every_steps": -1}, "evaluation.every_steps is -1; allowed: 0 (only at the end) or more"),
-        ({"also": ("a",)}, "evaluation.also says nothing without evaluation.url"),
         ({"url": "x", "also": ("s3://a/test", "/b/test/")}, "evaluation.also has a folder 'test' twice"),
         ({"url": "x", "also": tuple(map(str, range(40)))}, "evaluation.also has 40 datasets; allowed: at most 32"),
     ],

@@ -6,9 +6,12 @@ import pytest
 
 from jobs.recipes import finetune, pretrain
 from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.data.config import DataConfig
+from pipeline.evaluation.config import EvaluationConfig
 from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 from shards.errors import UserError
+from shards.subset_config import HeldOutConfig
 
 UP_TO_1 = r"allowed: 0 \(off\) to below 1$"
 
@@ -46,11 +49,22 @@ UP_TO_1 = r"allowed: 0 \(off\) to below 1$"
             "schedule.learning_rate is 0.0 with optimizer.decay_scale 'schedule'",
             id="a decay that follows a schedule of zeros",
         ),
+        pytest.param(
+            {"evaluation": EvaluationConfig(also=("a",))},
+            "evaluation.also says nothing without evaluation.url or data.held_out",
+            id="scores beside nothing",
+        ),
     ],
 )
 def test_refusals(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         TrainingJob(**fields)
+
+
+def test_other_datasets_may_be_scored_beside_a_part_that_is_held_out() -> None:
+    data, evaluation = DataConfig(held_out=HeldOutConfig(share=0.1)), EvaluationConfig(also=("s3://b/real",))
+    job = TrainingJob(data=data, evaluation=evaluation)
+    assert job.evaluation.sets(has_held_out=True) == {"real": "s3://b/real"}
 
 
 def test_a_constant_rate_may_warm_up_for_the_whole_run() -> None:

@@ -189,6 +189,7 @@ def test_the_last_line_gets_more_values(tmp_path: Path) -> None:
         ("epoch", "train/epoch"),
         ("test_accuracy", "eval/accuracy"),
         ("test_loss", "eval/loss"),
+        ("test_ema_accuracy", "eval/ema/accuracy"),
         ("images_per_second", "perf/images_per_second"),
         ("step_seconds", "perf/step_seconds"),
         ("data_wait_share", "perf/data_wait_share"),

@@ -100,6 +100,33 @@ for _ in range(3):
 for name, average in copies("average").items():
     torch.testing.assert_close(average, expected[name])
 assert not torch.equal(copies("average")["head.weight"], copies("master")["head.weight"])
+
+def state():
+    weights = engine.module.named_parameters() if stage < 3 else ()
+    own = {(f.name, slot): view.clone() for f in engine.fragments() for slot, view in f.slots.items()}
+    return own | {(name, "weight"): weight.detach().clone() for name, weight in weights}
+
+def logits():
+    engine.train(False)
+    with torch.no_grad():
+        found = engine.module(images).float()
+    engine.train(True)
+    return found
+
+before, own = state(), logits()
+engine.swap_averages()
+dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+model = ViT(config).to(dtype).eval()
+model.load_state_dict({name: before[name, "average"].reshape(shape) for name, shape in shapes_of(config).items()})
+with torch.no_grad():
+    assert torch.equal(logits(), model(images).float()), "it answers as the averaged weights"
+assert not torch.equal(logits(), own)
+engine.swap_averages()
+after = state()
+assert after.keys() == before.keys()
+assert [key for key, value in before.items() if not torch.equal(after[key], value)] == []
+assert torch.equal(logits(), own)
+
 slots = set(engine.fragments()[0].slots)
 assert slots == {"master", "exp_avg", "exp_avg_sq", "average"}, slots
 
@@ -219,6 +246,7 @@ def test_masters_and_moments_can_be_read_and_overwritten(stage: int, precision: 
     ("stage", "precision", "accumulation"), [(1, "bf16", 1), (1, "bf16", 2), (2, "fp32", 1), (3, "bf16", 1)]
 )
 def test_the_average_of_the_weights_follows_every_update(stage: int, precision: str, accumulation: int) -> None:
+    """And can be swapped with the weights, and back without a trace."""
     ended = program(AVERAGING, str(stage), precision, str(accumulation))
     assert ended.code == 0, ended.errors
 
