@@ -56,9 +56,7 @@ def submit_chain(
     would refuse, and with `has_checks` for what cannot work."""
     units = units_of(config)
     jobs = [(unit, words, _job_of(unit, words, override)) for unit in units for words in unit.words]
-    refuse_unprintable(config.folder, what="folder")
-    for _, words, _ in jobs:
-        refuse_unprintable(value_in(words, "--run-dir"))
+    _refuse_names(config, jobs)
     if has_checks:
         _check_all(jobs, cluster, environ)
     plan = ChainPlan(
@@ -83,6 +81,12 @@ def submit_chain(
         if not _begin(chain, copies):
             return exit_codes.DONE
     return _advance(chain)
+
+
+def _refuse_names(config: ChainConfig, jobs: Sequence[tuple[Unit, tuple[str, ...], Any]]) -> None:
+    refuse_unprintable(config.folder, what="folder")
+    for _, words, _ in jobs:
+        refuse_unprintable(value_in(words, "--run-dir"))
 
 
 def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:

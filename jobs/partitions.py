@@ -33,9 +33,7 @@ class Limits:
 
 def partition_for(cluster: ClusterConfig, *, has_ranks: bool) -> str:
     """The name that a job gives to sbatch; empty: Slurm's default."""
-    named = (cluster.cpu_partition if not has_ranks else "") or cluster.partition
-    options = dict(option.removeprefix("--").partition("=")[::2] for option in cluster.options)
-    return options.get("partition", named)
+    return (cluster.cpu_partition if not has_ranks else "") or cluster.partition
 
 
 def limits_of(partition: str, environ: Mapping[str, str]) -> Limits:

@@ -61,7 +61,8 @@ def test_the_partition_of_a_job() -> None:
     both = ClusterConfig(partition="gpu", cpu_partition="cpu")
     assert [partition_for(both, has_ranks=each) for each in (True, False)] == ["gpu", "cpu"]
     assert partition_for(ClusterConfig(partition="gpu"), has_ranks=False) == "gpu"
-    assert partition_for(ClusterConfig(partition="gpu", options=("--partition=x",)), has_ranks=True) == "x"
+    with pytest.raises(UserError, match="set `partition:` instead"):
+        ClusterConfig(partition="gpu", options=("--partition=x",))
 
 
 def test_gates_fit_the_partition() -> None:

@@ -77,4 +77,5 @@ def test_a_command_for_a_run_says_that_the_folder_is_a_chain(chain: Path, comman
     said = " ".join(ended.errors.split())
     assert ended.code == 2, said
     assert f"is a chain: name one of its runs, as `patchline status {shlex.quote(str(chain))}` lists them" in said
-    assert (f"`patchline cancel {shlex.quote(str(chain))}` ends all of it" in said) is (command == "stop")
+    cancels = f"or cancel all of its jobs: `patchline cancel {shlex.quote(str(chain))}`" in said
+    assert cancels is (command in ("stop", "save"))

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,12 @@ def by_hand(run: Run, folder: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def done_position(run_dir: Path) -> dict[str, Any]:
+    """Where in its data a finished run stands."""
+    found: dict[str, Any] = json.loads((run_dir / "DONE").read_text())["position"]
+    return found
+
+
 @pytest.mark.timeout(1500)
 def test_it_ends_by_itself_as_if_nothing_had_happened(tmp_path: Path) -> None:
     """An array task killed, then in training: a rank killed, a node lost, slurmctld killed, S3 away for a minute, a
@@ -56,6 +63,10 @@ def test_it_ends_by_itself_as_if_nothing_had_happened(tmp_path: Path) -> None:
         chained, expected = run.folder / "chain" / name, tmp_path / "by hand" / name
         assert losses(chained) == losses(expected)
         assert weights(chained) == weights(expected)
+        position = done_position(chained)
+        assert position == done_position(expected), "the same samples were used"
+        assert not position.get("skipped")
+        assert not (chained / "quarantine.jsonl").exists(), "no sample was replaced"
     assert sorted(losses(run.pretrain)) == list(range(1, STEPS + 1)), "every step once"
     assert json.loads((run.folder / "chain" / "evaluate" / "scores.json").read_text())["num_images"] == 1438
     assert len(run.faults) == 8
