@@ -7,7 +7,7 @@ from markupsafe import Markup, escape
 from jobs.report_plots import svg
 
 MOST_CLASSES = 30
-_LEFT, _TOP, _RIGHT = 130, 118, 46
+_LEFT, _TOP, _RIGHT = 130, 96, 46
 _WIDE, _NARROW = 34, 17  # pixels of a cell, of few and of many classes
 _MOST_WIDE = 14
 
@@ -16,7 +16,7 @@ def confusion_plot(shares: Sequence[Sequence[float]], labels: Sequence[str], cla
     """A row for each label, a column for each class of the model; `shares`: of the label's images that the model took
     for the class, 0 to 1. An answer with the label's own name is a right one, in another colour."""
     cell = _WIDE if max(len(labels), len(classes)) <= _MOST_WIDE else _NARROW
-    body = [f'<text x="4" y="13">label</text><text x="{_LEFT - 8}" y="13" text-anchor="end">answer</text>']
+    body: list[str] = []
     for column, name in enumerate(classes):
         at = f"translate({_LEFT + (column + 0.5) * cell + 4:.1f} {_TOP - 7}) rotate(-55)"
         body.append(f'<text class="name" transform="{at}">{escape(name)}</text>')

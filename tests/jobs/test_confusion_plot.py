@@ -9,7 +9,7 @@ def test_a_cell_for_each_pair() -> None:
     plot = str(confusion_plot([[0.9, 0.1, 0.0], [0.0, 0.5, 0.5]], ["a<b", "c"], ["a<b", "c", "d"]))
     assert re.findall(r'<rect class="([^"]+)"', plot) == ["part-1", "cell", "cell", "cell", "part-1", "cell"]
     texts = re.findall(r">([^<]+)</text>", plot)
-    assert texts == ["label", "answer", "a&lt;b", "c", "d", "a&lt;b", "90", "10", "c", "50", "50"]
+    assert texts == ["a&lt;b", "c", "d", "a&lt;b", "90", "10", "c", "50", "50"]
     assert "2 labels and 3 classes" in plot
 
 
