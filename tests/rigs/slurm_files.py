@@ -11,6 +11,7 @@ from pathlib import Path
 # a node that comes back is used again. KillWait=5: seconds from TERM to KILL when a job is cut off.
 CONF = """\
 ClusterName=rig
+FirstJobId={first_job}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
 SlurmUser={user}
@@ -83,6 +84,7 @@ def write_files(folder: Path, config: SlurmConfig) -> None:
         user=pwd.getpwuid(os.getuid()).pw_name,
         folder=folder,
         nodes=nodes,
+        first_job=_first_job(os.environ.get("PYTEST_XDIST_WORKER", "gw0")),
     )
     (folder / "slurm.conf").write_text(text)
 
@@ -90,6 +92,12 @@ def write_files(folder: Path, config: SlurmConfig) -> None:
 def search_path() -> str:
     """PATH with the daemons' folders."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+def _first_job(worker: str) -> int:
+    """Another one for each of the clusters that run at the same time on this machine: a job's number decides which port
+    its ranks meet at."""
+    return 1 + 40 * int(worker.removeprefix("gw") or 0)
 
 
 def _free_ports(count: int) -> list[int]:
