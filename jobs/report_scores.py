@@ -3,7 +3,7 @@ model gets right or wrong. Files of others are checked before they are believed;
 
 import base64
 import binascii
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -131,7 +131,7 @@ class ScoreSheet:
     classes: Classes | None = None
     right: tuple[Shown, ...] = ()
     wrong: tuple[Shown, ...] = ()
-    reasons: tuple[str, ...] = field(default=())
+    reasons: tuple[str, ...] = ()
 
 
 def read_scores(run_dir: Path) -> ScoreSheet:
