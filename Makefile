@@ -13,8 +13,8 @@ NEWER_PYTHON ?= $(shell for name in python3.14 python3.13 "$$HOME"/.pyenv/versio
 TORCH ?= torch==2.13.0
 # More arguments for pytest, for example: make test ARGS='-m "not slow" tests/shards'
 ARGS ?=
-# How many tests run at the same time. Each may use two cores and a few GB.
-WORKERS ?= 2
+# How many tests run at the same time; one of them is of Slurm, which mostly waits. Each may use two cores and a few GB.
+WORKERS ?= 3
 # The benchmarks' folder of photographs, and the folder for copies in each loader's layout (4 GB, kept).
 IMAGES ?=
 WORK ?= runs/bench
@@ -52,7 +52,7 @@ test: .venv/.all ## Run all tests; those that need missing programs are skipped 
 
 # The packages that shards/ and its tests import. Slow tests and tests that need Ceph run only in make test.
 SHARDS_NEEDS := numpy pyarrow pillow imagehash boto3 webdataset jinja2 rich matplotlib pydantic pyyaml scikit-learn \
-    'moto[server,s3]' simplejpeg hypothesis pytest pytest-timeout
+    'moto[server,s3]' simplejpeg hypothesis pytest pytest-timeout pytest-xdist
 
 test-shards: ## Run the tests of shards/ on a newer Python without torch: make test-shards [NEWER_PYTHON=/path/to/python3.13]
 	@python="$(NEWER_PYTHON)"; \
@@ -62,7 +62,7 @@ test-shards: ## Run the tests of shards/ on a newer Python without torch: make t
 	set -ex; \
 	"$$python" -m venv --clear .venv-shards; \
 	.venv-shards/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt $(SHARDS_NEEDS); \
-	PYTHONPATH="$(CURDIR)" PATCHLINE_REQUIRE='' .venv-shards/bin/python -m pytest -m 'not rgw and not slow' tests/shards
+	PYTHONPATH="$(CURDIR)" PATCHLINE_REQUIRE='' .venv-shards/bin/python -m pytest --numprocesses 2 --dist loadfile -m 'not rgw and not slow' tests/shards
 
 lint: .venv/.all ## Check style, types and shell scripts
 	$(VENV)/bin/ruff check .
