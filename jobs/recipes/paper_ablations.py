@@ -128,7 +128,7 @@ def _positions(position: Position, position_at: PositionAt) -> TrainingJob:
 
 
 def _sgd(job: TrainingJob) -> TrainingJob:
-    """SGD as in BiT (Kolesnikov et al., 2020, section 3.2): momentum 0.9, rate 0.03 for every 256 images, weight decay
+    """SGD as in BiT (Kolesnikov et al., 2020, section 3.3): momentum 0.9, rate 0.03 for every 256 images, weight decay
     1e-4, 5,000 steps of warm-up, a tenth of the rate after 10, 23, 30 and 37 of 40 epochs. [unverified]: that the paper
     kept these falls in proportion, and Table 3's 7 epochs."""
     falls = tuple(job.steps * fall // _BIT_EPOCHS for fall in _BIT_FALLS)

@@ -11,7 +11,9 @@ The paper and its released code prepare images differently (paper_views.py), so 
 The model is B/16: give --model.name for another (it must be that of the weights), and --model.dropout 0.1 with it for
 L/16, H/14, R50+B/16 or R50+L/32: the published rates (vit_jax/configs/models.py; 0 for B/16, B/32 and L/32). Their
 README shows what it changes: on ImageNet +1.36 points for R50+B/16, +0.58 for L/16, -0.41 for B/16; on CIFAR-100 +1.42
-for R50+B/16. AugReg's weights are fine-tuned without dropout: augreg_finetune.py.
+for R50+B/16. An older text of it (2021) says that the paper's own runs had 0.1 with every model; the paper names no
+rate for fine-tuning. For that reading, give NAME_paper --model.dropout 0.1 with B/16, B/32 and L/32, too. AugReg's
+weights are fine-tuned without dropout: augreg_finetune.py.
 The paper sweeps the learning rate on a held-out share of the training set, then trains on all of it; each recipe takes
 one rate of the sweep and names the others. Its best rates are not published.
 Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)

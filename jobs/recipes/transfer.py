@@ -29,8 +29,8 @@ def dropout_of(name: str) -> float:
     """The dropout rate with which the published code fine-tunes a model that was not trained by AugReg.
 
     Source: vision_transformer, vit_jax/configs/models.py: 0.1 for L/16, H/14, R50+B/16 and R50+L/32, 0 for B/16, B/32
-    and L/32; their README says that the better of the two was chosen for each. It does not know other hybrids: 0 here.
-    AugReg's weights are always fine-tuned without (configs/augreg.py).
+    and L/32; their README of 2021 says that the better of the two was chosen for each. It does not know other hybrids:
+    0 here. AugReg's weights are always fine-tuned without (configs/augreg.py).
     """
     return 0.1 if name in _DROPPED else 0.0
 

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 class Scores:
     """`num_images`: images with a label, of which the scores are; `num_unlabeled`: the others. `accuracy`: share of
     images whose highest logit is one of their labels; `top5`: of those with a label among the five highest.
-    `mean_per_class`: mean of the accuracies of the dataset's labels, as for Pets and Flowers. `calibration_error`:
-    expected calibration error in 15 bins. `loss`: mean over the same images.
+    `mean_per_class`: mean of the accuracies of the dataset's labels, as some score Pets and Flowers.
+    `calibration_error`: expected calibration error in 15 bins. `loss`: mean over the same images.
 
     A loss that is not finite says that some logit was not, and that the scores mean nothing.
     """
