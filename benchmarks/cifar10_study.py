@@ -2,10 +2,13 @@
 more data?
 
 Two Vision Transformers and one BiT ResNet are pre-trained on 10, 30 and 100 % of CIFAR-10 for the same number of steps,
-with few-shot accuracy on the way, and then fine-tuned at 48 px on all of it. Each run is a command of its own; the same
-study again continues what was interrupted and runs what is missing. With CIFAR-10 packed as in the README:
+with few-shot accuracy on the way, and then fine-tuned at 48 px on all of it. With --photographs, a folder of images of
+ImageNet in one folder (n01440764_tench.JPEG), it is also measured how well a few of these, told apart as animals and
+things, are recognised by what each pre-trained model has learned. Each run is a command of its own; the same study
+again continues what was interrupted and runs what is missing. With CIFAR-10 packed as in the README:
 
-    python -m benchmarks.cifar10_study --data data/cifar10 --runs runs/study --out benchmarks/results/cifar10_study.json
+    python -m benchmarks.cifar10_study --data data/cifar10 --runs runs/study --photographs photographs --threads=1 \\
+        --out benchmarks/results/cifar10_study.json
     patchline compare runs/study --out study.html
 """
 
@@ -28,7 +31,9 @@ from pipeline.training.config import TrainingJob
 
 SHARES = (0.1, 0.3, 1.0)
 MODELS = ("vit_small", "vit_tiny", "bit_small")
-_STEPS, _TUNING_STEPS, _EVERY = 600, 100, 300
+_STEPS, _TUNING_STEPS, _EVERY = 1500, 100, 300
+_FIRST_THING = "n02666196"
+"""Abacus, the 399th of ImageNet's 1,000 classes in the order of their ids; the 398 before it are animals."""
 
 
 def vit_small() -> TrainingJob:
@@ -76,13 +81,14 @@ def _tuned(pretrained: TrainingJob) -> TrainingJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Where the packed CIFAR-10 is (its test split beside it), where the runs go, and which. `more`: flags of every
-    run."""
+    """Where the packed CIFAR-10 is (its test split beside it), where the runs go, and which. `photographs`: the packed
+    photographs, empty for none; `more`: flags of every run."""
 
     data: str
     runs: Path
     shares: tuple[float, ...] = SHARES
     models: tuple[str, ...] = MODELS
+    photographs: str = ""
     more: tuple[str, ...] = ()
 
     def commands(self) -> list[tuple[str, ...]]:
@@ -90,13 +96,26 @@ class Study:
         made = []
         for share in self.shares:
             for model in self.models:
-                folder = self.runs / f"{model}-{round(100 * share)}"
+                folder = self._folder(model, share)
                 few = (f"--fewshot.url={self.data}", f"--fewshot.every-steps={_EVERY}", "--fewshot.shots", "5", "10")
                 part = (f"--data.subset.share={share}",)
                 made.append(self._command("pretrain", model, folder, *part, *few))
                 start = f"--initial.weights={folder / 'weights'}"
                 made.append(self._command("finetune", f"{model}_48", Path(f"{folder}-48"), start))
         return made
+
+    def measurements(self) -> list[tuple[str, ...]]:
+        """Commands of the few-shot measurements on one half of the photographs, with shots of the other."""
+        half = ("--data.held-out.share=.5", "--shots", "5", "10", "25", "--seeds=10")
+        folders = [self._folder(model, share) for share in self.shares for model in self.models]
+        return [
+            ("fewshot", str(folder), f"--data.url={self.photographs}", *half, f"--run-dir={folder}-photographs")
+            for folder in folders
+            if self.photographs
+        ]
+
+    def _folder(self, model: str, share: float) -> Path:
+        return self.runs / f"{model}-{round(100 * share)}"
 
     def _command(self, stage: str, recipe: str, folder: Path, *more: str) -> tuple[str, ...]:
         data = (f"--data.url={self.data}", f"--evaluation.url={self.data}-test", f"--run-dir={folder}")
@@ -110,11 +129,13 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--photographs", type=Path, help="images of ImageNet in one folder: n01440764_tench.JPEG")
     parser.add_argument("--out", type=Path)
     arguments, more = parser.parse_known_args()
     which = {"shares": tuple(arguments.shares), "models": tuple(arguments.models)}
-    study = Study(data=arguments.data, runs=arguments.runs, more=tuple(more), **which)
-    commands = study.commands()
+    packed = str(pack_photographs(arguments.photographs, arguments.runs)) if arguments.photographs else ""
+    study = Study(data=arguments.data, runs=arguments.runs, photographs=packed, more=tuple(more), **which)
+    commands = study.commands() + study.measurements()
     for number, words in enumerate(commands, start=1):
         say(f"run {number} of {len(commands)}: patchline {shlex.join(words)}")
         patchline(words)
@@ -122,13 +143,36 @@ def main() -> None:
         write(arguments.out, results(study, sys.argv[1:]))
 
 
+def pack_photographs(folder: Path, runs: Path) -> Path:
+    """Packs the images, labelled as animals and things by the ids in their names, into RUNS/photographs; as many of
+    each, so that chance is right half of the time. What there is more of is taken at even distances."""
+    names = sorted(path.name for path in folder.glob("n*.JPEG"))
+    animals, things = [one for one in names if one < _FIRST_THING], [one for one in names if one >= _FIRST_THING]
+    number = min(len(animals), len(things))
+    rows = [
+        f"{one},{label}" for label, all_ in (("animal", animals), ("thing", things)) for one in _spread(all_, number)
+    ]
+    runs.mkdir(parents=True, exist_ok=True)
+    table = runs / "photographs.csv"
+    table.write_text("\n".join(["path,label", *rows]) + "\n")
+    out = runs / "photographs"
+    patchline(("pack", "manifest", f"--source.files={table}", f"--source.root={folder.absolute()}", f"--out={out}"))
+    return out
+
+
+def _spread(names: Sequence[str], number: int) -> list[str]:
+    return [names[place * len(names) // number] for place in range(number)]
+
+
 def results(study: Study, words: Sequence[str]) -> dict[str, Any]:
-    """The points of the comparison, with the study's command and the machine."""
+    """The points of the comparison and the accuracies on the photographs, with the study's command and the machine."""
     lines = patchline(["compare", str(study.runs), "--json"], capture=True).splitlines()
+    measured = [Path(words[-1].partition("=")[2]) for words in study.measurements()]
     return {
         "command": shlex.join(["python", "-m", "benchmarks.cifar10_study", *words]),
         "machine": machine(),
         "points": [json.loads(line) for line in lines],
+        "photographs": [{"run": one.name, **json.loads((one / "fewshot.json").read_text())} for one in measured],
     }
 
 
