@@ -9,9 +9,11 @@ from typing import Any
 from jobs.pack import spec_of
 from jobs.record import read_record
 from jobs.record_leaves import read_leaves
-from pipeline.training.same_run import other_values
+from jobs.run_changes import run_changes
+from pipeline.checkpoints.saved_job import STEPS
+from pipeline.training.same_run import WARMUP
 from shards.dataset import open_dataset
-from shards.differences import Difference, differences, flattened
+from shards.differences import differences
 from shards.errors import InvalidDataError, UnreachableError, UserError
 from shards.local_file import read_local_text
 from shards.packing.plan import read_plan
@@ -19,12 +21,6 @@ from shards.store import open_store
 
 _MOST_BYTES = 1 << 20
 _MOST_SHOWN = 8
-_OF_DATA = ("seed", "global_batch", "data.")
-_HOW = (  # a dataset may move, and may be read in another way
-    *("data.url", "data.reading.", "data.num_threads", "data.steps_ahead", "data.memory_limit_bytes"),
-    *("data.max_quarantined", "data.allow_other_decoder"),
-)
-_WARMUP = "schedule.warmup_steps"
 _NOT_OF_SCORES = ("run_dir", "device", "threads", "json")
 
 
@@ -47,15 +43,12 @@ def refuse_other_run(job: Any, *, extends: bool) -> None:
         num_steps = int(read_leaves(run_dir / "job.yaml").get("job.steps", "0"))
     except (OSError, ValueError, InvalidDataError):
         return
-    found = [each for each in other_values(done.job.job, asdict(job), is_done=True) if not _is_same(each)]
-    found += _of_data(done.job.job, job, fingerprint=done.position.dataset)
-    if extends or job.steps != num_steps:  # the warm-up follows the steps, and --extend keeps it
-        found = [each for each in found if each.field != _WARMUP]
-    is_longer = job.steps > num_steps and not extends
-    if is_longer or job.steps < num_steps:
-        found.insert(0, Difference(field="steps", before=num_steps, now=job.steps))
+    found = run_changes(done.job.job | {STEPS: num_steps}, asdict(job), is_done=True, extends=extends)
+    found = [each for each in found if each.field != "data.url" or not _holds(each.now, done.position.dataset)]
+    lengths = [each for each in found if each.field == STEPS]  # is said first, without the warm-up, which follows it
+    found = lengths + [each for each in found if each.field != STEPS and not (lengths and each.field == WARMUP)]
     if found:
-        hint = "; to continue it with more steps, add --extend" if is_longer else ""
+        hint = "; to continue it with more steps, add --extend" if lengths and job.steps > num_steps else ""
         raise UserError(
             f"{job.run_dir} holds a run that finished with other values: {'; '.join(map(str, found[:_MOST_SHOWN]))}. "
             f"Use the same values, move it away, or give another --run-dir{hint}"
@@ -71,27 +64,10 @@ def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
     return all(each.field in _NOT_OF_SCORES for each in differences(asdict(recorded), asdict(job)))
 
 
-def _is_same(change: Difference) -> bool:
-    """Whether the run took the number of classes from its dataset, as the step leaves it to do, or only the way to a
-    folder is written differently."""
-    if isinstance(change.before, str) and isinstance(change.now, str):
-        return Path(change.before).resolve() == Path(change.now).resolve()
-    return change.field == "model.num_classes" and change.now == 0
-
-
-def _of_data(before: Any, job: Any, *, fingerprint: str | tuple[str, ...]) -> list[Difference]:
-    was, now = flattened(before), flattened(asdict(job))
-    names = [name for name in was if name in now and name.startswith(_OF_DATA) and not name.startswith(_HOW)]
-    found = differences({name: was[name] for name in names}, {name: now[name] for name in names})
-    if job.data.url and was.get("data.url", job.data.url) != job.data.url and not _holds(job.data.url, fingerprint):
-        found.append(Difference(field="data.url", before=was["data.url"], now=job.data.url))
-    return found
-
-
 def _holds(url: str, fingerprint: str | tuple[str, ...]) -> bool:
     """Whether the dataset at the URL is the one with this fingerprint."""
     try:
-        return open_dataset(url).fingerprint == fingerprint
+        return bool(url) and open_dataset(url).fingerprint == fingerprint
     except UnreachableError:
         raise
     except UserError:

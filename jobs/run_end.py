@@ -2,13 +2,11 @@
 file STOP keeps stopped, needs none."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
+from jobs.run_changes import run_changes
 from pipeline.training.config import TrainingJob
-from shards.differences import flattened
 from shards.errors import UserError
 from shards.terminal import printable_name
 
@@ -22,8 +20,7 @@ def refuse_stopped(job: object) -> None:
 
 def has_ended(job: object, *, extend: bool) -> bool:
     """Whether the run of a job of training is done: RUN/DONE vouches for its weights, at the last step of this job.
-    UserError if it finished with other values, as training itself would say. What it was trained on is compared by the
-    fields of the job: if these differ, training is left to decide."""
+    UserError if it finished with other values, as training itself would say. If its data differs, training decides."""
     if not isinstance(job, TrainingJob) or not (Path(job.run_dir) / "DONE").exists():
         return False
     from pipeline.training.done import read_done  # noqa: PLC0415 - loads torch
@@ -37,9 +34,4 @@ def has_ended(job: object, *, extend: bool) -> bool:
     is_done = done.step == job.steps
     begin = replace(done.position, seed=job.seed, global_batch=job.global_batch, image_size=job.model.image_size)
     refuse_changes(done.job, done.position, job=job, start=begin, is_done=is_done, extend=extend)
-    before, now = (_data_fields(each) for each in (done.job.job, asdict(job)))
-    return is_done and all(before.get(name, now[name]) == now[name] for name in now)
-
-
-def _data_fields(job: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in flattened(job).items() if name.startswith("data.")}
+    return is_done and not run_changes(done.job.job, asdict(job), is_done=True, extends=extend)

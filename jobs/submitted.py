@@ -83,7 +83,7 @@ def run_name(run_dir: str) -> str:
 
 def output_name(out: str) -> str:
     """The name in the queue of the job that writes all of a folder or URL, of a stage without a run directory."""
-    return comment_of(["output", _place(out)])
+    return comment_of(["output", place_of(out)])
 
 
 def work_name(words: Sequence[str], job: Any) -> str:
@@ -93,13 +93,14 @@ def work_name(words: Sequence[str], job: Any) -> str:
         return run_name(run_dir)
     flag = submitted_stage(words[0]).out
     if out := getattr(job, flag.removeprefix("--"), "") if flag else "":
-        return output_name(out) if job.phase == "all" else comment_of(["output", _place(out), job.phase, job.part])
+        return output_name(out) if job.phase == "all" else comment_of(["output", place_of(out), job.phase, job.part])
     fields = json.dumps(asdict(job), sort_keys=True, default=str)
     return comment_of([str(submit_folder("", words[0])), fields])
 
 
-def _place(out: str) -> str:
-    return out.rstrip("/") if "://" in out else str(Path(out).resolve())
+def place_of(path: str) -> str:
+    """One text for a folder or a URL, however it is written."""
+    return path.rstrip("/") if "://" in path else str(Path(path).resolve())
 
 
 def value_in(words: tuple[str, ...] | list[str], flag: str) -> str:

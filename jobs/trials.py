@@ -11,14 +11,14 @@ from jobs import exit_codes
 from jobs.processes import run_ranks
 from jobs.record import read_record
 from jobs.record_leaves import read_leaves
+from jobs.run_changes import run_changes
 from jobs.run_flags import take_run_flags
 from jobs.submitted import Override, job_of_words
 from pipeline.training.config import TrainingJob
 from pipeline.training.run_facts import RunFacts, read_facts
 from pipeline.training.run_state import State
-from pipeline.training.same_run import other_values
 from shards.config_values import whole_number
-from shards.differences import Difference, as_lines, differences
+from shards.differences import Difference, as_lines
 from shards.errors import InvalidDataError, UserError
 from shards.terminal import printable_name
 
@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 Metric = Literal["accuracy", "mean_per_class"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 _EARLIER = "earlier"
-_ADDRESSES = ("data.url", "data.mix")  # a dataset may move: the run itself knows it by its content
-_HOW_READ = ("reading", "num_threads", "steps_ahead", "memory_limit_bytes", "max_quarantined", "allow_other_decoder")
 _OFF = ("0", "0.0")
-_EXTENDED = ("steps", "schedule.warmup_steps")  # may change with --extend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +63,7 @@ def score_of(trial: Trial, override: Override) -> Score:
     facts = _facts(trial)
     if facts is None:
         return Score(trial=trial, state="never started", accuracy=None)
-    if facts.state == "done" and _refused(trial, changes_of(trial, override, is_done=True)):
+    if facts.state == "done" and _changes(trial, override, is_done=True):
         return Score(trial=trial, state="never started", accuracy=None, why="its folder has a run with other values")
     accuracy = facts.accuracy if facts.state == "done" else None
     why = facts.reasons[0] if facts.reasons else ""
@@ -75,27 +72,12 @@ def score_of(trial: Trial, override: Override) -> Score:
     return Score(trial=trial, state=facts.state, accuracy=accuracy, why=why)
 
 
-def changes_of(trial: Trial, override: Override, *, is_done: bool) -> list[Difference]:
-    """What the trial's words change in the job that its folder has on record; nothing of where and how it is run, and
-    unless it is done, nothing of what is measured. UserError if the record cannot be read."""
-    record = read_record(trial.folder / "job.yaml", stage=trial.words[0], kind=TrainingJob)
-    before, now = asdict(record), asdict(job_of_words(list(trial.words), override))
-    if not now["model"]["num_classes"]:  # the dataset's
-        now["model"]["num_classes"] = before["model"]["num_classes"]
-    found = other_values(before, now, is_done=is_done)
-    names = ("seed", "global_batch", "steps")
-    for job in (before, now):
-        job["data"] = {name: value for name, value in job["data"].items() if name not in _HOW_READ}
-    was, is_now = ({name: job[name] for name in (*names, "data")} for job in (before, now))
-    return found + differences(was, is_now)
-
-
 def refuse_others(trials: Sequence[Trial], override: Override) -> None:
     """UserError if one of the folders has a run that is done with other values."""
     for trial in trials:
         facts = _facts(trial)
         if facts and facts.state == "done":
-            _refuse(trial, _refused(trial, changes_of(trial, override, is_done=True)))
+            _refuse(trial, _changes(trial, override, is_done=True))
 
 
 def make_room(trials: Sequence[Trial], override: Override, *, free: Collection[str]) -> None:
@@ -105,7 +87,7 @@ def make_room(trials: Sequence[Trial], override: Override, *, free: Collection[s
         facts = _facts(trial)
         if facts is None:
             continue
-        changed = _refused(trial, changes_of(trial, override, is_done=facts.state == "done"))
+        changed = _changes(trial, override, is_done=facts.state == "done")
         if any(change.field not in free for change in changed):
             _refuse(trial, changed)
         if changed and facts.state == "running":
@@ -129,9 +111,19 @@ def _facts(trial: Trial) -> RunFacts | None:
     return read_facts(trial.folder, num_steps=num_steps, is_scored=True, score=score)
 
 
-def _refused(trial: Trial, changed: Sequence[Difference]) -> list[Difference]:
-    free = (*_ADDRESSES, *(_EXTENDED if "--extend" in trial.words else ()))
-    return [change for change in changed if change.field not in free]
+def _changes(trial: Trial, override: Override, *, is_done: bool, exactly: bool = False) -> list[Difference]:
+    """What the trial's words change in the job that its folder has on record. UserError if that cannot be read. Unless
+    `exactly`, a dataset may move, whose content the run itself compares, and --extend may extend the run."""
+    record = read_record(trial.folder / "job.yaml", stage=trial.words[0], kind=TrainingJob)
+    before, now = asdict(record), asdict(job_of_words(list(trial.words), override))
+    found = run_changes(before, now, is_done=is_done, extends="--extend" in trial.words and not exactly)
+    return [change for change in found if exactly or not _is_address(change)]
+
+
+def _is_address(change: Difference) -> bool:
+    if change.field == "data.mix":
+        return [weight for _, weight in change.before] == [weight for _, weight in change.now]
+    return change.field == "data.url"
 
 
 def _refuse(trial: Trial, changed: Sequence[Difference]) -> None:
@@ -170,6 +162,6 @@ def run_all(trials: Sequence[Trial], environ: Mapping[str, str], override: Overr
 
 
 def _is_done(trial: Trial, override: Override) -> bool:
-    """Of a dataset that has moved, the command itself decides."""
+    """Of a dataset that has moved, and of more steps, the command itself decides."""
     facts = _facts(trial)
-    return facts is not None and facts.state == "done" and not changes_of(trial, override, is_done=True)
+    return facts is not None and facts.state == "done" and not _changes(trial, override, is_done=True, exactly=True)

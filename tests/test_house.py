@@ -112,7 +112,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
                 "watch_chain",
             ),
             *("logs", "run_logs", "run_chain", "run_tries", "rank_lines", "log_signs"),
-            *("run_evidence", "run_causes", "run_doctor", "run_end", "output_jobs"),
+            *("run_evidence", "run_causes", "run_changes", "run_doctor", "run_end", "output_jobs"),
             *("submitted", "arrays", "chain", "chain_file", "chain_units", "chain_state", "chain_checks", "chain_jobs"),
             *("chain_changes", "chain_submit", "chain_status", "chain_sweep", "cancel", "processes"),
             *("sweep", "sweep_plan", "sweep_scores", "trials", "vtab"),

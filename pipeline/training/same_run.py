@@ -21,8 +21,8 @@ from shards.differences import Difference, as_lines, differences, flattened
 from shards.errors import UserError
 
 _IMAGE_SIZE = "image_size"  # of the position; the model's is compared
-_WARMUP = "schedule.warmup_steps"
-_OF_POSITION = ("seed", "global_batch", "data.")
+WARMUP = "schedule.warmup_steps"
+OF_POSITION = ("seed", "global_batch", "data.")
 _WHERE_AND_HOW = (
     *("run_dir", "device", "threads", "micro_batch", "log_every_steps", "max_skipped_updates"),
     *("norms_every_steps", "similarity_every_steps"),
@@ -90,7 +90,7 @@ def _refuse_other_steps(
         return
     hint = "; to continue it with more steps, add --extend" if job.steps > before else ""
     other_steps = Difference(field=STEPS, before=before, now=job.steps)
-    changed = [other_steps, *(other for other in others if other.field != _WARMUP)]
+    changed = [other_steps, *(other for other in others if other.field != WARMUP)]
     raise UserError(
         f"{job.run_dir} holds a run of another length:\n{as_lines(changed)}\n"
         f"The learning rate depends on it. Use the same value, or another --run-dir{hint}"
@@ -101,7 +101,7 @@ def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: 
     """What differs between a run's recorded job and another one, without `steps`. Fields that only one of them has,
     because of its version, are ignored."""
     was, is_now = flattened(before), flattened(now)
-    free = (*_OF_POSITION, *_WHERE_AND_HOW, *(() if is_done else _MEASURED))
+    free = (*OF_POSITION, *_WHERE_AND_HOW, *(() if is_done else _MEASURED))
     both = [name for name in was if name in is_now and name != STEPS and not name.startswith(free)]
     if is_done and _PRECISION in was and is_now.get(_PRECISION, _UNDECIDED) != _UNDECIDED:
         both.append(_PRECISION)

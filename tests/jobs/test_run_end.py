@@ -38,6 +38,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         (["--schedule.learning-rate=0.5"], 2, "schedule.learning_rate: before 0.001, now 0.5"),
         (["--seed=7"], 2, "seed: before 0, now 7"),
         (["--data.window-blocks=3"], 0, "job 12"),
+        (["--data.num-threads=1"], 0, "is done; nothing was submitted"),
     ],
 )
 def test_a_run_that_is_done(

@@ -48,6 +48,7 @@ def test_the_score_is_of_the_weights_that_the_run_ends_with(tmp_path: Path) -> N
     [
         (("--seed=2",), "seed: before 0, now 2"),
         (("--steps=50",), "steps: before 60, now 50"),
+        (("--steps=50", "--extend"), "steps: before 60, now 50"),
         (("--schedule.learning-rate=.5",), "schedule.learning_rate: before 0.003, now 0.5"),
         (("--data.held-out.share=.1",), "data.held_out.share: before 0.0, now 0.1"),
         (("--initial.weights=w",), "initial.weights: before '', now w"),
@@ -64,6 +65,15 @@ def test_a_run_with_other_values_is_not_taken_over(tmp_path: Path, more: tuple[s
     with pytest.raises(UserError, match="r holds a run with other values:\n") as raised:
         refuse_others([same, other], override)
     assert changed in str(raised.value)
+
+
+def test_a_mix_may_move_and_keeps_its_weights(tmp_path: Path) -> None:
+    mixed = ("--data.url=", "--data.mix", "a", "1", "b", "2")
+    finish(list(trial(tmp_path / "r", *mixed).words), 0.5)
+    refuse_others([trial(tmp_path / "r", *mixed[:2], "c", "1", "d", "2")], override)
+    for other in ((*mixed[:5], "3"), mixed[:4], ("--data.url=d",)):
+        with pytest.raises(UserError, match=r"data\.mix: before \[\[a, 1\.0\], \[b, 2\.0\]\], now "):
+            refuse_others([trial(tmp_path / "r", *other)], override)
 
 
 def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
