@@ -24,7 +24,8 @@ from pipeline.checkpoints.slots import MASTER
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.initial import initial_tensor
 from pipeline.models.tensor_checks import TensorByName
-from pipeline.models.weights import fit_weights, open_weights
+from pipeline.models.weights import open_weights
+from pipeline.models.weights_fit import fit_weights
 from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.config import EngineConfig, TrainingJob, scaled_by_rate
 from pipeline.training.engine import Engine

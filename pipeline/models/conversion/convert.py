@@ -18,7 +18,8 @@ from pipeline.models.conversion.sizes import Hints, refuse_absurd
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.tensor_checks import TensorByName
 from pipeline.models.usage import DEFAULT_USAGE, Usage
-from pipeline.models.weights import AXES, HEAD, POSITION, Weights, fit_weights, open_weights, save_weights
+from pipeline.models.weights import AXES, HEAD, POSITION, Weights, open_weights, save_weights
+from pipeline.models.weights_fit import fit_weights
 from pipeline.models.weights_folder import CONFIG_FILE, TENSORS_FILE
 from shards.errors import UserError
 

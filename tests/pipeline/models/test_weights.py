@@ -18,7 +18,8 @@ from pipeline.models.config import Mode
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.tensor_checks import TensorByName
 from pipeline.models.usage import Usage
-from pipeline.models.weights import HEAD, filled_model, fit_weights, open_weights, save_weights
+from pipeline.models.weights import HEAD, filled_model, open_weights, save_weights
+from pipeline.models.weights_fit import fit_weights
 from shards.errors import InvalidDataError, UserError
 
 TINY: dict[str, Any] = {"name": "vit", "image_size": 16, "num_classes": 3, "patch": 4, "depth": 2, "width": 12}
