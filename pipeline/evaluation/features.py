@@ -1,7 +1,8 @@
 """Frozen representations of images: what a model computes before its head.
 
 For a ViT y of equation 4 (the class token after the last LayerNorm, or the mean over all tokens), after the hidden
-layer of pre-training if the model has one: big_vision's `pre_logits`. For a BiT ResNet the mean over its last map.
+layer of pre-training if the model has one: big_vision's `pre_logits`. For a BiT ResNet the mean over its last map. For
+a model of masked patches the mean over its patches after the last LayerNorm: its class token is not trained.
 """
 
 from collections.abc import Callable
@@ -66,4 +67,4 @@ def _represented(model: Model, images_BHW3: torch.Tensor) -> torch.Tensor:
         model(images_BHW3)
     finally:
         hook.remove()
-    return kept[0]
+    return kept[0].mean(dim=1) if kept[0].dim() == 3 else kept[0]
