@@ -37,6 +37,10 @@ _LOAD = {
     "hugging_face": "from transformers import ViTForImageClassification\n\n"
     'model = ViTForImageClassification.from_pretrained("{name}")',
 }
+_START_OF_MASKED = (  # of masked patch prediction, which classifies nothing
+    "patchline fewshot {name} --data.url DATASET\n"
+    "patchline finetune RECIPE --initial.weights {name} --data.url DATASET --run-dir DIR"
+)
 _MOST_LABELS = 12
 
 
@@ -84,7 +88,7 @@ def training_of(weights: str) -> Training | None:
 def card_text(exported: Exported, training: Training | None) -> str:
     """The card. Equal facts give equal text."""
     parts = [f"---\n{_front_matter(exported, training)}---\n", f"# {_title(exported)}\n", _details(exported)]
-    parts += ["## How to get started\n", f"```python\n{_LOAD[exported.written].format(name=exported.name)}\n```\n"]
+    parts += ["## How to get started\n", _start(exported)]
     parts += ["## Training\n", _training(training), "## Evaluation\n", _evaluation(exported, training)]
     parts += ["## Citation\n", _paper(exported)]
     return "\n".join(parts)
@@ -92,18 +96,24 @@ def card_text(exported: Exported, training: Training | None) -> str:
 
 def _front_matter(exported: Exported, training: Training | None) -> str:
     """YAML by its library, so that no name can end it."""
-    facts: dict[str, Any] = {"pipeline_tag": "image-classification"}
+    task = "image-feature-extraction" if exported.config.masked_patches else "image-classification"
+    facts: dict[str, Any] = {"pipeline_tag": task}
     if exported.written in _LIBRARIES:
         facts["library_name"] = _LIBRARIES[exported.written]
-    facts["tags"] = ["image-classification", "bit" if exported.config.is_bit else "vision-transformer", "patchline"]
+    facts["tags"] = [task, "bit" if exported.config.is_bit else "vision-transformer", "patchline"]
     is_known = training is not None and not exported.is_changed and not _is_of_raw_weights(training)
     if training and training.point.accuracy is not None and is_known:
-        task = {"type": "image-classification"}
         dataset = {"name": _plain(training.point.dataset) or "unnamed", "type": "image-folder"}
         metric = {"type": "accuracy", "value": round(training.point.accuracy, 6)}
-        result = {"task": task, "dataset": dataset, "metrics": [metric]}
+        result = {"task": {"type": task}, "dataset": dataset, "metrics": [metric]}
         facts["model-index"] = [{"name": _plain(exported.name), "results": [result]}]
     return yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _start(exported: Exported) -> str:
+    if exported.config.masked_patches:
+        return f"```bash\n{_START_OF_MASKED.format(name=exported.name)}\n```\n"
+    return f"```python\n{_LOAD[exported.written].format(name=exported.name)}\n```\n"
 
 
 def _title(exported: Exported) -> str:
@@ -116,13 +126,16 @@ def _details(exported: Exported) -> str:
     config, transform = exported.config, exported.usage.transform
     labels = ", ".join(map(_code, exported.labels[:_MOST_LABELS]))
     labels += ", ..." if len(exported.labels) > _MOST_LABELS else ""
+    output = f"{config.num_classes:,} logits; probabilities by {exported.usage.loss}"
+    if config.masked_patches:
+        output = f"for each patch, {output} over its mean colours (masked patch prediction, no classes of images)"
     rows = [
         ("Parameters", number(exported.num_parameters)),
         ("Images", f"{config.image_size} x {config.image_size} pixels in RGB, scaled to -1 to 1"),
         ("Preparation", f"{transform.mode.replace('_', ' ')}, as in the run's own evaluation"),
-        ("Output", f"{config.num_classes:,} logits; probabilities by {exported.usage.loss}"),
+        ("Output", output),
     ]
-    rows += [("Classes", labels)] if labels else []
+    rows += [("Classes", labels)] if labels and not config.masked_patches else []
     return "## Model details\n\n" + "".join(f"- {name}: {value}\n" for name, value in rows)
 
 

@@ -3,15 +3,18 @@
 What has hardly a tensor in common, or would compute something else from the same tensors, is refused.
 """
 
+import shlex
+from dataclasses import fields
 from typing import Any
 
 import torch
 
 from pipeline.models.build import shapes_of
-from pipeline.models.config import ModelConfig, ModeOrNone
+from pipeline.models.config import ModelConfig, ModeOrNone, Size
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.tensor_checks import TensorByName, refuse_misfits
 from pipeline.models.weights import HEAD, Weights
+from shards.config_values import shown_value
 from shards.errors import UserError
 
 _TABLE, _AXIS = ".position", (".position_x", ".position_y")  # of the input, and of each layer
@@ -30,6 +33,7 @@ def fit_weights(
     Raises UserError with every tensor that does not fit, and if the same tensors would compute something else (heads,
     GELU, epsilons).
     """
+    _refuse_other_family(weights, target)
     wanted, found = shapes_of(target), weights.shapes
     replaced = (*HEAD, _MASK, *_REPRESENTATION) if new_head else ()
     _refuse_other_distances(weights, target)
@@ -61,6 +65,23 @@ def fit_weights(
     return tensor
 
 
+def _refuse_other_family(weights: Weights, target: ModelConfig) -> None:
+    """UserError between a ViT, a hybrid and a BiT ResNet, which have hardly a tensor in common."""
+    was, now = _family(weights.config), _family(target)
+    if was != now:
+        raise UserError(
+            f"the weights at {weights.where!r} are of {was} ({shown_value(weights.config.name)}), the model is {now} "
+            f"({shown_value(target.name)}); give --model.name {shlex.quote(weights.config.name)} with its sizes, or "
+            f"weights of {now}"
+        )
+
+
+def _family(config: ModelConfig) -> str:
+    if config.is_bit:
+        return "a BiT ResNet"
+    return "a hybrid" if config.resnet else "a ViT"
+
+
 def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
     """UserError for another grid with relative positions: the same distance in the sequence is another in the image."""
     source = weights.config
@@ -74,13 +95,13 @@ def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
 
 
 def _advice(source: ModelConfig, target: ModelConfig) -> str:
-    """The flags that give the model the parts of the weights; empty if both have the same."""
-    names = ("pooling", "position", "position_at")
-    flags = [
-        f"--model.{name.replace('_', '-')} {getattr(source, name)}"
-        for name in names
-        if getattr(source, name) != getattr(target, name)
-    ]
+    """The flags that give the model the parts and sizes of the weights; empty if both have the same."""
+    pairs = [(name, getattr(source, name), getattr(target, name)) for name in ("pooling", "position", "position_at")]
+    if not target.is_bit:
+        pairs += [
+            (field.name, *(getattr(each.size, field.name) for each in (source, target))) for field in fields(Size)
+        ]
+    flags = [f"--model.{name.replace('_', '-')} {was}" for name, was, now in pairs if was != now]
     return f"Give {' '.join(flags)}, or other weights" if flags else ""
 
 

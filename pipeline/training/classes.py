@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from pipeline.data.evaluation import label_map
 from pipeline.data.training_data import TrainingData
+from pipeline.models.weights import open_weights
 from pipeline.training.config import TrainingJob
+from shards.config_values import shown_value
 from shards.dataset import Dataset
 from shards.errors import UserError
 
@@ -29,6 +31,29 @@ def with_classes(job: TrainingJob, data: TrainingData, held_out: Sequence[Datase
     if say and data.num_classes < wanted:
         log.warning(unused_classes(data.num_classes, wanted))
     return replace(job, model=replace(job.model, num_classes=wanted))
+
+
+def refuse_other_head(job: TrainingJob, data: TrainingData) -> None:
+    """UserError if the job keeps the head of the weights that it starts from, but that head's classes are not the
+    data's, in number or by name. A head without names (imported ones may have none) is taken as it is."""
+    if job.initial.new_head or job.model.masked_patches:
+        return
+    labels, num_classes = open_weights(job.initial.weights).labels, job.model.num_classes
+    others = [
+        (number, was, now)
+        for number, (was, now) in enumerate(zip(labels, data.label_names, strict=False))
+        if was not in (now, f"unnamed {number}")
+    ]
+    if len(labels) == num_classes and not others:
+        return
+    what = f"has {len(labels)} classes, the model {num_classes}"
+    if others:
+        number, was, now = others[0]
+        what = f"calls class {number} {shown_value(was)}, {data.url} {shown_value(now)} ({len(others)} differ)"
+    raise UserError(
+        f"the head of the weights at {job.initial.weights!r}, which --initial.no-new-head keeps, {what}; "
+        "give --initial.new-head, or a dataset of the same classes"
+    )
 
 
 def unused_classes(of_data: int, of_model: int) -> str:

@@ -11,7 +11,7 @@ from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.config import FewshotInTraining
 from pipeline.evaluation.fewshot import FewshotData, chosen_data, open_splits
 from pipeline.training.batch_plan import BatchPlan, plan_batch
-from pipeline.training.classes import with_classes
+from pipeline.training.classes import refuse_other_head, with_classes
 from pipeline.training.config import TrainingJob
 from pipeline.training.deepspeed_version import deepspeed_version, refuse_untested_deepspeed
 from pipeline.training.device_memory import Budget, budget_of
@@ -82,6 +82,7 @@ def _checked(job: TrainingJob, world: World, parts: StartParts, *, extend: bool)
     refuse_unusable_loggers(job.loggers, Path(job.run_dir), opens=world.is_first)
     store = open_store(job.checkpoint.url or str(Path(job.run_dir) / "checkpoints"))
     if job.initial.weights and not list_committed(store):
+        refuse_other_head(job, stream.data)
         starting_weights(job)
     return Prepared(
         job=job,

@@ -171,3 +171,12 @@ def test_names_are_only_text() -> None:
 def test_a_damaged_record_leaves_the_card_without_training(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("stage: [")
     assert training_of(str(tmp_path / "weights")) is None
+
+
+def test_weights_of_masked_patches_classify_nothing() -> None:
+    config = ModelConfig(name="vit_ti16", num_classes=512, masked_patches=True)
+    card = card_text(replace(EXPORTED, config=config, written="patchline", labels=("red 0 green 0 blue 0",)), None)
+    assert front_matter(card)["pipeline_tag"] == "image-feature-extraction"
+    assert "for each patch, 512 logits" in card
+    assert "patchline fewshot out --data.url DATASET" in card
+    assert not any(word in card for word in ("predict(", "Classes", "image-classification"))

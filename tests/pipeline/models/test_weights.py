@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +376,11 @@ def test_tensors_know_their_config(tmp_path: Path) -> None:
         ({"pooling": "average"}, {}, "Give --model.pooling average, or other weights"),
         ({}, {"pooling": "average"}, "Give --model.pooling token, or"),
         ({"position": "learned_2d"}, {"pooling": "average"}, "Give --model.pooling token --model.position learned_2d"),
+        (
+            {"position": "relative"},
+            {"width": 16, "depth": 1},
+            "Give --model.position relative --model.depth 2 --model.wid",
+        ),
     ],
 )
 def test_advice_is_the_flags_that_help(
@@ -383,6 +389,22 @@ def test_advice_is_the_flags_that_help(
     weights, config = open_weights(saved(tmp_path, random_model(**source))), config_of(**target)
     with pytest.raises(UserError, match=flags):
         fit_weights(weights, config, initial=initial_of(config), new_head=True)
+
+
+FAMILIES = {
+    "a ViT": config_of(),
+    "a hybrid": config_of(resnet_units=(1,), patch=1),
+    "a BiT ResNet": ModelConfig(name="bit_r50x1", image_size=32, num_classes=3, resnet_units=(1,)),
+}
+
+
+@pytest.mark.parametrize(("was", "now"), list(permutations(FAMILIES, 2)))
+def test_weights_of_another_family_are_refused_by_name(tmp_path: Path, was: str, now: str) -> None:
+    weights = open_weights(saved(tmp_path, build_model(FAMILIES[was])))
+    target = FAMILIES[now]
+    message = rf"are of {was} \('{FAMILIES[was].name}'\), the model is {now} \('{target.name}'\); give --model\.name"
+    with pytest.raises(UserError, match=message):
+        fit_weights(weights, target, initial=initial_of(target), new_head=True)
 
 
 @pytest.mark.parametrize(

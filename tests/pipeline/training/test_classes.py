@@ -2,13 +2,18 @@
 an error."""
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.training_data import open_training_data
-from pipeline.training.classes import unused_classes, with_classes
+from pipeline.models import build_model
+from pipeline.models.weights import save_weights
+from pipeline.training.classes import refuse_other_head, unused_classes, with_classes
+from pipeline.training.config import InitialConfig
 from shards.dataset import open_dataset
 from shards.errors import UserError
 
@@ -45,6 +50,32 @@ def test_fewer_than_the_data_has_are_refused(digits_url: str) -> None:
     job = replace(recipe, data=replace(recipe.data, url=digits_url), model=replace(recipe.model, num_classes=9))
     with pytest.raises(UserError, match=r"has 10 classes, the model has 9; set --model\.num-classes 10"):
         with_classes(job, open_training_data(job.data), [], say=True)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        pytest.param(tuple("0123456789"), "", id="the same"),
+        pytest.param(tuple(f"unnamed {number}" for number in range(10)), "", id="a head without names"),
+        pytest.param(
+            tuple("012345678x"), r"calls class 9 'x', .* '9' \(1 differ\); give --initial\.new-head", id="others"
+        ),
+        pytest.param(tuple("0123"), r"has 4 classes, the model 10; give --initial\.new-head", id="fewer"),
+    ],
+)
+def test_a_head_that_is_kept_is_of_the_datas_classes(
+    digits_url: str, tmp_path: Path, labels: tuple[str, ...], message: str
+) -> None:
+    recipe = digits_smoke()
+    model = replace(recipe.model, num_classes=len(labels))
+    state = build_model(model).state_dict()
+    save_weights(tmp_path, config=model, labels=labels, tensor=lambda name: state[name])
+    job = replace(recipe, data=replace(recipe.data, url=digits_url), model=replace(recipe.model, num_classes=10))
+    data = open_training_data(job.data)
+    refuse_other_head(replace(job, initial=InitialConfig(weights=str(tmp_path))), data)
+    kept = replace(job, initial=InitialConfig(weights=str(tmp_path), new_head=False))
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        refuse_other_head(kept, data)
 
 
 def test_a_single_unused_output_is_counted_as_one() -> None:
