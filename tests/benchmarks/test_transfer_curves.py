@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.transfer_curves import Curves, vit_small_48_adamw, vit_small_masked, vit_small_short
+from benchmarks.transfer_curves import Curves, vit_small_48_adamw, vit_tiny_masked, vit_tiny_short
 from jobs.pack import PackJob, run
 from shards.sources.kinds import DigitsSource
 from tests.jobs.test_ls import CHECKOUT
@@ -32,8 +32,9 @@ def test_every_curve_is_in_a_panel_with_its_rivals() -> None:
 def test_recipes() -> None:
     assert vit_small_48_adamw().optimizer.name == "adamw"
     assert vit_small_48_adamw().steps == 100
-    assert vit_small_masked().model.masked_patches
-    assert replace(vit_small_short().model, image_size=48) == vit_small_48_adamw().model
+    masked, short = vit_tiny_masked().model, vit_tiny_short().model
+    assert replace(masked, masked_patches=False, num_classes=0) == short
+    assert (masked.num_classes, short.pooling) == (512, "average")
 
 
 @pytest.mark.slow

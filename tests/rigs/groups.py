@@ -8,7 +8,7 @@ last worker's: while it waits, the others compute. Whoever has nothing left take
 
 import fcntl
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any

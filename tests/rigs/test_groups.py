@@ -79,7 +79,7 @@ def test_a_marked_test_without_the_word_in_its_id_is_refused(tmp_path: Path) -> 
 
 
 def test_the_last_worker_begins_with_those_of_slurm(tmp_path: Path) -> None:
-    places = {name: tmp_path / "tests" / "slurm" for name in "uvwxyz"} | {name: tmp_path / "tests" for name in "abcd"}
+    places = dict.fromkeys("uvwxyz", tmp_path / "tests" / "slurm") | dict.fromkeys("abcd", tmp_path / "tests")
     (tmp_path / "tests" / "slurm").mkdir(parents=True)
     for name, folder in places.items():
         seconds = {"u": 0, "a": 1.2, "b": 1.2}.get(name, 0.1)
