@@ -12,9 +12,15 @@ _WIDE, _NARROW = 34, 17  # pixels of a cell, of few and of many classes
 _MOST_WIDE = 14
 
 
-def confusion_plot(shares: Sequence[Sequence[float]], labels: Sequence[str], classes: Sequence[str]) -> Markup:
+def confusion_plot(
+    shares: Sequence[Sequence[float]],
+    labels: Sequence[str],
+    classes: Sequence[str],
+    *,
+    is_right: Sequence[Sequence[bool]],
+) -> Markup:
     """A row for each label, a column for each class of the model; `shares`: of the label's images that the model took
-    for the class, 0 to 1. An answer with the label's own name is a right one, in another colour."""
+    for the class, 0 to 1. Cells of right answers (`is_right`) have another colour."""
     cell = _WIDE if max(len(labels), len(classes)) <= _MOST_WIDE else _NARROW
     body: list[str] = []
     for column, name in enumerate(classes):
@@ -26,11 +32,11 @@ def confusion_plot(shares: Sequence[Sequence[float]], labels: Sequence[str], cla
             f'<text class="name" x="{_LEFT - 8}" y="{y + cell / 2 + 4:.1f}" text-anchor="end">{escape(name)}</text>'
         )
         for column, share in enumerate(shares[row]):
-            x, is_right = _LEFT + column * cell, classes[column] == name
+            x = _LEFT + column * cell
             box = (
                 f'x="{x}" y="{y}" width="{cell - 1}" height="{cell - 1}" fill-opacity="{0.05 + 0.95 * share**0.5:.2f}"'
             )
-            body.append(f'<rect class="{"part-1" if is_right else "cell"}" {box}/>')
+            body.append(f'<rect class="{"part-1" if is_right[row][column] else "cell"}" {box}/>')
             if share >= 0.005 and cell == _WIDE:
                 place = f'x="{x + cell / 2 - 0.5:.1f}" y="{y + cell / 2 + 4:.1f}" text-anchor="middle"'
                 body.append(f'<text class="value{" strong" if share > 0.4 else ""}" {place}>{100 * share:.0f}</text>')
