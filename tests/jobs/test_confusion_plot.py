@@ -2,7 +2,7 @@
 
 import re
 
-from jobs.confusion_plot import confusion_plot
+from jobs.confusion_plot import confusion_plot, text_width
 
 
 def test_a_cell_for_each_pair() -> None:
@@ -12,6 +12,18 @@ def test_a_cell_for_each_pair() -> None:
     texts = re.findall(r">([^<]+)</text>", plot)
     assert texts == ["a&lt;b", "c", "d", "a&lt;b", "90", "10", "c", "50", "50"]
     assert "2 labels and 3 classes" in plot
+
+
+def test_long_names_have_room() -> None:
+    short, long = (
+        re.search(r'viewBox="0 0 ([0-9]+) ([0-9]+)"', str(confusion_plot([[1.0]], [name], [name], is_right=[[True]])))
+        for name in ("a", "great white sharks")
+    )
+    assert short is not None
+    assert long is not None
+    assert int(long[1]) > int(short[1]) + 100
+    assert int(long[2]) > int(short[2]) + 50
+    assert text_width("great white sharks") < text_width("WWWWWWWWWWWWWWWWWW") == text_width("鮫" * 18)
 
 
 def test_many_classes_have_small_cells_without_numbers() -> None:

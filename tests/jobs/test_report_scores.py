@@ -70,6 +70,31 @@ def test_the_page_shows_it_without_a_request(scored: Path, tmp_path: Path) -> No
             assert (seen.width, seen.scroll_width, seen.answers) == (width, width, [10])
 
 
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium (Debian: apt-get install chromium)")
+@pytest.mark.parametrize("num", [2, 12, 30])
+def test_names_in_the_matrix_are_whole(scored: Path, tmp_path: Path, num: int) -> None:
+    """Of as many characters as are shown, some of them wide; on a phone the matrix scrolls."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(scored, run_dir)
+    some = ("great white sharks", "WWWWWWWWWMMMMMMMMM", "鮫" * 18, "cat")
+    names = [f"{some[at % 4][: -len(str(at))]}{at}" for at in range(num)]
+    cells = [[at, at, 1] for at in range(num)]
+    classes = {"labels": names, "images": [1] * num, "right": [1] * num, "classes": names, "confusion": cells}
+    (run_dir / FOLDER / "classes.json").write_text(json.dumps(classes))
+    assert patchline("report", str(run_dir)).code == 0
+    boxes = """(() => {
+        const svg = document.querySelector('.scroll svg'), box = svg.getBoundingClientRect();
+        return [...svg.querySelectorAll('text.name')].map(one => one.getBoundingClientRect()).map(one =>
+            Math.min(one.left - box.left, box.right - one.right, one.top - box.top, box.bottom - one.bottom));
+    })()"""
+    with browser(tmp_path / "profile") as opened:
+        for width in (1280, 420):
+            seen = opened.open(run_dir / "report.html", width=width, is_dark=False, asks=(boxes,))
+            assert (seen.width, seen.scroll_width) == (width, width)
+            assert len(seen.answers[0]) == 2 * num
+            assert min(seen.answers[0]) >= 0
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -134,8 +159,8 @@ def test_answers_that_a_class_map_allows_are_no_confusions(scored: Path, digits_
     shutil.copytree(scored, run_dir)
     (tmp_path / "map.json").write_text(json.dumps({label: list("123456789") for label in "78"}))
     words = ("--weights", str(scored / "weights"), "--data.url", digits_url, "--run-dir", str(run_dir / FOLDER))
-    words += ("--class-map", str(tmp_path / "map.json"), "--subset.share", "0.5", "--device=cpu")
-    assert patchline("evaluate", "resize", *words).code == 0
+    how = ("--class-map", str(tmp_path / "map.json"), "--subset.share", "0.5", "--device=cpu")
+    assert patchline("evaluate", "resize", *words, *how).code == 0
     sheet = read_scores(run_dir)
     assert sheet.classes is not None
     assert sheet.scores is not None
