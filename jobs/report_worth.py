@@ -21,6 +21,8 @@ from shards.typed_json import parse_json
 
 _SECONDS_A_DAY = 86_400
 _MOST_FIGURE_BYTES, _MOST_SWEEP_BYTES = 8 << 20, 16 << 20
+# Pixels: figures that can be read on a phone as they are, and the share of its width that a wider one is shown at.
+_NARROW_FIGURE, _MOST_WIDTH, _LEGIBLE = 800, 2000, 0.64
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Files of `patchline inspect`, with what they show.
 _FIGURES = (
@@ -74,7 +76,8 @@ class Worth:
     """`device_days`: of all ranks over all starts; `dataset`: that of Table 2 on which the run is scored, or empty, and
     its `accuracy` there; `is_held_out`: the point's accuracy is of a part of the training data instead; `repeats`: of a
     repetition of a sweep, that of all of them; `vtab`: its means over groups of tasks and over all, those of RUN/vtab
-    that are whole; `figures`: title and data URI of each. `reasons`: why something is not known."""
+    that are whole; `figures`: title, data URI and least width in pixels (0: any) of each. `reasons`: why something is
+    not known."""
 
     point: Point | None
     device_days: float | None
@@ -83,7 +86,7 @@ class Worth:
     is_held_out: bool
     repeats: Repeats | None
     vtab: tuple[tuple[str, float], ...]
-    figures: tuple[tuple[str, str], ...]
+    figures: tuple[tuple[str, str, int], ...]
     reasons: tuple[str, ...]
 
 
@@ -167,7 +170,12 @@ def _dataset(url: str) -> str:
     return _NAMES.get(re.sub(r"[^a-z0-9]", "", name), "")
 
 
-def _figures(folder: Path) -> list[tuple[str, str]]:
+def least_width(width: int) -> int:
+    """Pixels at which the text of a figure of this width can be read (0: any). Wide ones are of older versions."""
+    return 0 if width <= _NARROW_FIGURE else min(_MOST_WIDTH, round(_LEGIBLE * width))
+
+
+def _figures(folder: Path) -> list[tuple[str, str, int]]:
     """Those that are there and are PNG files."""
     found = []
     for name, title in _FIGURES:
@@ -176,5 +184,6 @@ def _figures(folder: Path) -> list[tuple[str, str]]:
         except (OSError, InvalidDataError):
             continue
         if data.startswith(_PNG):
-            found.append((title, f"data:image/png;base64,{base64.b64encode(data).decode()}"))
+            uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+            found.append((title, uri, least_width(int.from_bytes(data[16:20]))))
     return found
