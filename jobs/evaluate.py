@@ -26,6 +26,8 @@ from shards.terminal import printable_name
 
 __all__ = ["EvaluateJob", "run"]
 
+_SCORES, _CLASSES, _EXAMPLES = "scores.json", "classes.json", "examples.json"
+
 
 def run(job: EvaluateJob) -> int:
     """Evaluates; rank 0 prints the scores and writes scores.json."""
@@ -38,9 +40,9 @@ def run(job: EvaluateJob) -> int:
     labels = weights.labels[: weights.config.num_classes]
     targets, examples = _targets(job, dataset, labels), Examples(job.examples if job.run_dir else 0)
     if job.run_dir and world.is_first:
-        write_record(
-            Path(job.run_dir), stage="evaluate", job=job
-        )  # first, so that a folder that cannot be written to is refused now
+        _remove_scores(Path(job.run_dir))
+        # First, so that a folder that cannot be written to is refused now.
+        write_record(Path(job.run_dir), stage="evaluate", job=job)
     with AnsweredInExchanges(), joined(world):
         model = filled_model(weights).to(world.device)
         scores, counts = evaluate(
@@ -62,9 +64,9 @@ def run(job: EvaluateJob) -> int:
         )
     if world.is_first:
         if job.run_dir:
-            _write(Path(job.run_dir), "classes.json", counts.of_classes(dataset.label_names, labels))
-            _write(Path(job.run_dir), "examples.json", _shown(examples, dataset, weights, job, world))
-            _write(Path(job.run_dir), "scores.json", asdict(scores))
+            _write(Path(job.run_dir), _CLASSES, counts.of_classes(dataset.label_names, labels))
+            _write(Path(job.run_dir), _EXAMPLES, _shown(examples, dataset, weights, job, world))
+            _write(Path(job.run_dir), _SCORES, asdict(scores))
         put(score_text(job, scores) + "\n")
     return exit_codes.DONE
 
@@ -105,6 +107,22 @@ def _targets(job: EvaluateJob, dataset: Dataset, labels: tuple[str, ...]) -> Tar
     return by_lists(dataset, labels, read_lists(job.real)) if job.real else by_name(dataset, labels)
 
 
+def _remove_scores(run_dir: Path) -> None:
+    """Those of an earlier evaluation, which must not stand beside the record of this one if it fails. UserError if one
+    cannot be removed."""
+    for name in (_SCORES, _CLASSES, _EXAMPLES):
+        try:
+            (run_dir / name).unlink(missing_ok=True)
+        except NotADirectoryError:
+            return  # write_record says so
+        except OSError as error:
+            raise _not_writable(name, run_dir, error) from error
+
+
+def _not_writable(name: str, run_dir: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {name} in {str(run_dir)!r}: {error.strerror}; give another --run-dir")
+
+
 def _write(run_dir: Path, name: str, content: object) -> None:
     """Whole or absent. UserError if it cannot be written."""
     waiting = run_dir / f"{name}.part"
@@ -114,7 +132,7 @@ def _write(run_dir: Path, name: str, content: object) -> None:
     except OSError as error:
         with suppress(OSError):
             waiting.unlink(missing_ok=True)
-        raise UserError(f"cannot write {name} in {str(run_dir)!r}: {error.strerror}; give another --run-dir") from error
+        raise _not_writable(name, run_dir, error) from error
 
 
 def score_text(job: EvaluateJob, scores: Scores) -> str:

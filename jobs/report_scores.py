@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from markupsafe import Markup
 
 from jobs.confusion_plot import MOST_CLASSES, confusion_plot
-from jobs.record_leaves import read_leaves
+from jobs.model_jobs import EvaluateJob
+from jobs.record_leaves import Leaves, leaves_of, read_leaves
 from shards.card.card_words import shown
 from shards.config_values import Range
 from shards.errors import InvalidDataError, UserError
@@ -30,6 +31,8 @@ _WORDS = {
     "calibration_error": "calibration error",
     "loss": "loss",
 }
+# Settings that decide which images are scored, and what is right.
+_PART, _RIGHT = ("subset.", "held_out."), ("class_map", "real", "label_weights")
 Share = Annotated[float, Range(0, 1)]
 Count = Annotated[int, Range(0)]
 
@@ -50,24 +53,40 @@ class ScoreLine:
 @dataclass(frozen=True, kw_only=True)
 class Classes:
     """classes.json: for each label of the dataset its images and the right ones among them; `confusion`: [label, class,
-    images] for what is not 0, none if it would be too large."""
+    images] for what is not 0, none if it would be too large; `confusion_right`: of these the right answers, which a
+    class map, lists of labels or an image with several labels allow under other names, too. Older versions did not
+    write it: then an answer with the label's own name is right."""
 
     labels: tuple[str, ...]
     images: tuple[Count, ...]
     right: tuple[Count, ...]
     classes: tuple[str, ...] = ()
     confusion: tuple[tuple[Count, ...], ...] = ()
+    confusion_right: tuple[tuple[Count, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.labels) == len(self.images) == len(self.right):
             raise ValueError("labels, images and right are not equally long")
-        for cell in self.confusion:
+        for cell in (*self.confusion, *(self.confusion_right or ())):
             if len(cell) != 3 or cell[0] >= len(self.labels) or cell[1] >= len(self.classes):
                 raise ValueError(f"confusion has {list(cell[:4])}; allowed: [label, class, images], numbers in range")
 
+    def _right(self) -> dict[tuple[int, int], int]:
+        """Right answers by label and class."""
+        found = self.confusion_right
+        if found is None:
+            found = tuple(cell for cell in self.confusion if self._is_own(cell[0], cell[1]))
+        return {(row, column): count for row, column, count in found}
+
+    def _is_own(self, row: int, column: int) -> bool:
+        return self.labels[row] == self.classes[column]
+
     def confusions(self) -> list[tuple[str, str, int, float]]:
-        """The most frequent ones: label, answer, images, and their share of the label's."""
-        wrong = [cell for cell in self.confusion if self.labels[cell[0]] != self.classes[cell[1]]]
+        """The most frequent ones: label, answer, images, and their share of the label's. No label is confused with
+        itself, even where ImageNet-ReaL's lists do not have it."""
+        right = self._right()
+        wrong = [(row, column, count - right.get((row, column), 0)) for row, column, count in self.confusion]
+        wrong = [cell for cell in wrong if cell[2] > 0 and not self._is_own(cell[0], cell[1])]
         wrong.sort(key=lambda cell: (-cell[2], cell[0], cell[1]))
         return [
             (self.labels[row], self.classes[column], count, count / max(1, self.images[row]))
@@ -84,16 +103,21 @@ class Classes:
         return sorted(found, key=lambda one: one[2])[:_MOST_LISTED]
 
     def picture(self) -> Markup | None:
-        """The matrix, of not too many classes."""
+        """The matrix, of not too many classes; a cell counts as right if most of its images are."""
         rows = [row for row, count in enumerate(self.images) if count]
         if not self.confusion or max(len(rows), len(self.classes)) > MOST_CLASSES:
             return None
-        shares = [[0.0] * len(self.classes) for _ in self.labels]
+        shares, right = [[0.0] * len(self.classes) for _ in self.labels], self._right()
+        is_right = [[False] * len(self.classes) for _ in self.labels]
         for row, column, count in self.confusion:
             shares[row][column] = min(1.0, count / max(1, self.images[row]))
+            is_right[row][column] = 2 * right.get((row, column), 0) > count
         names = [shown(self.labels[row], _NAME_CHARACTERS) for row in rows]
         return confusion_plot(
-            [shares[row] for row in rows], names, [shown(one, _NAME_CHARACTERS) for one in self.classes]
+            [shares[row] for row in rows],
+            names,
+            [shown(one, _NAME_CHARACTERS) for one in self.classes],
+            is_right=[is_right[row] for row in rows],
         )
 
 
@@ -122,9 +146,14 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreSheet:
-    """`dataset`: its address; `is_real`: scored by ImageNet-ReaL's lists. `facts`: name and text of each score."""
+    """`dataset`: its address; `weights`: those of another folder than the run's own, else empty; `settings`: flags that
+    decide which images are scored and what is right; `is_part`: of the dataset; `is_real`: by ImageNet-ReaL's lists.
+    `facts`: name and text of each score."""
 
     dataset: str = ""
+    weights: str = ""
+    settings: tuple[str, ...] = ()
+    is_part: bool = False
     is_real: bool = False
     scores: ScoreLine | None = None
     facts: tuple[tuple[str, str], ...] = ()
@@ -146,6 +175,9 @@ def read_scores(run_dir: Path) -> ScoreSheet:
     examples = _of_file(folder / "examples.json", reasons, _examples) if (folder / "examples.json").exists() else ()
     return ScoreSheet(
         dataset=leaves.get("job.data.url", ""),
+        weights=_others_weights(leaves.get("job.weights", ""), run_dir),
+        settings=_settings(leaves, (*_PART, *_RIGHT)),
+        is_part=bool(_settings(leaves, _PART)),
         is_real=bool(leaves.get("job.real")),
         scores=scores,
         facts=_facts(scores) if scores else (),
@@ -154,6 +186,19 @@ def read_scores(run_dir: Path) -> ScoreSheet:
         wrong=tuple(one for one in examples or () if not one.is_right),
         reasons=tuple(reasons),
     )
+
+
+def _others_weights(weights: str, run_dir: Path) -> str:
+    own = run_dir.resolve()
+    return "" if not weights or Path(weights).resolve() in (own, own / "weights") else weights
+
+
+def _settings(leaves: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the record that are not the default, as flags."""
+    usual = leaves_of(EvaluateJob())
+    given = {name: leaves.get(f"job.{name}", value) for name, value in usual.items() if name.startswith(names)}
+    flags = {f"--{name}".replace("_", "-"): value for name, value in given.items() if value != usual[name]}
+    return tuple(flag if value == "true" else f"{flag} {value}" for flag, value in flags.items())
 
 
 def _of_file(path: Path, reasons: list[str], read: Any) -> Any:

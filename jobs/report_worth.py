@@ -11,7 +11,9 @@ from typing import Any
 from jobs.compare_facts import Point, point_of
 from jobs.record_leaves import read_leaves
 from jobs.trials import METRICS
-from pipeline.checkpoints.json_lines import is_finite
+from pipeline.checkpoints.json_lines import is_finite, read_lines
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.training.run_facts import METRICS as METRICS_FILE
 from pipeline.training.starts import Start, read_starts
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
@@ -19,6 +21,8 @@ from shards.typed_json import parse_json
 
 _SECONDS_A_DAY = 86_400
 _MOST_FIGURE_BYTES, _MOST_SWEEP_BYTES = 8 << 20, 16 << 20
+# Pixels: figures that can be read on a phone as they are, and the share of its width that a wider one is shown at.
+_NARROW_FIGURE, _MOST_WIDTH, _LEGIBLE = 800, 2000, 0.64
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Files of `patchline inspect`, with what they show.
 _FIGURES = (
@@ -69,39 +73,61 @@ class Repeats:
 
 @dataclass(frozen=True, kw_only=True)
 class Worth:
-    """`device_days`: of all ranks over all starts; `dataset`: that of Table 2 on which the run is scored, or empty;
-    `repeats`: of a repetition of a sweep, that of all of them; `vtab`: its means over groups of tasks and over all,
-    those of RUN/vtab that are whole; `figures`: title and data URI of each. `reasons`: why something is not known."""
+    """`device_days`: of all ranks over all starts; `dataset`: that of Table 2 on which the run is scored, or empty, and
+    its `accuracy` there; `is_held_out`: the point's accuracy is of a part of the training data instead; `repeats`: of a
+    repetition of a sweep, that of all of them; `vtab`: its means over groups of tasks and over all, those of RUN/vtab
+    that are whole; `figures`: title, data URI and least width in pixels (0: any) of each. `reasons`: why something is
+    not known."""
 
     point: Point | None
     device_days: float | None
     dataset: str
+    accuracy: float | None
+    is_held_out: bool
     repeats: Repeats | None
     vtab: tuple[tuple[str, float], ...]
-    figures: tuple[tuple[str, str], ...]
+    figures: tuple[tuple[str, str, int], ...]
     reasons: tuple[str, ...]
 
 
 def worth_of(run_dir: Path, *, wall_seconds: float) -> Worth:
     """From the run's own files; what cannot be read is a reason."""
     reasons: list[str] = []
-    point, dataset, days = None, "", None
+    point, url, days = None, "", None
     try:
         point = point_of(run_dir, name=run_dir.resolve().name)
         reasons += point.reasons
-        dataset = _dataset(read_leaves(run_dir / "job.yaml").get("job.evaluation.url", ""))
+        url = read_leaves(run_dir / "job.yaml").get("job.evaluation.url", "")
         days = device_days(read_starts(run_dir), wall_seconds=wall_seconds)
     except (OSError, ValueError, UserError, InvalidDataError) as error:
         reasons.append(f"its cost is not known: {error}")
+    is_held_out = bool(point and point.scored_on and point.scored_on.part)
+    accuracy = point.accuracy if point else None
+    if is_held_out:
+        accuracy = _accuracy_on(url, run_dir)
     return Worth(
         point=point,
         device_days=days,
-        dataset=dataset if point and point.accuracy is not None else "",
+        dataset=_dataset(url) if accuracy is not None else "",
+        accuracy=accuracy,
+        is_held_out=is_held_out,
         repeats=_repeats(run_dir.resolve()),
         vtab=_vtab(run_dir / "vtab" / "vtab.json"),
         figures=tuple(_figures(run_dir / "inspect")),
         reasons=tuple(reasons),
     )
+
+
+def _accuracy_on(url: str, run_dir: Path) -> float | None:
+    """The last one on --evaluation.url beside a part that is held out; of the averaged weights if there are any."""
+    names = EvaluationConfig(url=url).sets(has_held_out=True)
+    keys = [f"eval/{name}/{kind}accuracy" for name in names for kind in ("ema_", "")]
+    for line in reversed(read_lines(run_dir / METRICS_FILE, is_usable=lambda _: True).objects):
+        for key in keys:
+            value = line.get(key)
+            if is_finite(value) and 0 <= value <= 1:  # type: ignore[operator]
+                return float(value)  # type: ignore[arg-type]
+    return None
 
 
 def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None:
@@ -144,7 +170,12 @@ def _dataset(url: str) -> str:
     return _NAMES.get(re.sub(r"[^a-z0-9]", "", name), "")
 
 
-def _figures(folder: Path) -> list[tuple[str, str]]:
+def least_width(width: int) -> int:
+    """Pixels at which the text of a figure of this width can be read (0: any). Wide ones are of older versions."""
+    return 0 if width <= _NARROW_FIGURE else min(_MOST_WIDTH, round(_LEGIBLE * width))
+
+
+def _figures(folder: Path) -> list[tuple[str, str, int]]:
     """Those that are there and are PNG files."""
     found = []
     for name, title in _FIGURES:
@@ -153,5 +184,6 @@ def _figures(folder: Path) -> list[tuple[str, str]]:
         except (OSError, InvalidDataError):
             continue
         if data.startswith(_PNG):
-            found.append((title, f"data:image/png;base64,{base64.b64encode(data).decode()}"))
+            uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+            found.append((title, uri, least_width(int.from_bytes(data[16:20]))))
     return found

@@ -32,7 +32,8 @@ class Counts:
         self.of_group = torch.zeros(2, num_groups, dtype=torch.float64)  # images, right ones
         self.of_bin = torch.zeros(3, _BINS, dtype=torch.float64)  # images, summed confidence, right ones
         cells = num_groups * num_classes
-        self.confusion = torch.zeros(cells if cells <= _MOST_CELLS else 0, dtype=torch.float64)
+        # Of each pair all images, and those that are right: of one pair some may be, by lists or with several labels.
+        self.confusion, self.confusion_right = torch.zeros(2, cells if cells <= _MOST_CELLS else 0, dtype=torch.float64)
         self.num_groups, self.num_classes = num_groups, num_classes
 
     def add(
@@ -56,10 +57,12 @@ class Counts:
         if self.confusion.numel():
             cells = groups * self.num_classes + said_B[images]
             self.confusion.index_add_(0, cells, torch.ones(len(cells), dtype=torch.float64))
+            self.confusion_right.index_add_(0, cells, right_B[images].double())
 
     def over_ranks(self, device: torch.device) -> None:
         """Adds up the sums of all ranks, on every rank. Collective."""
-        names = ("images", "scored", "right", "right_in_five", "loss", "of_group", "of_bin", "confusion")
+        scalars, tables = ("images", "scored", "right", "right_in_five", "loss"), ("of_group", "of_bin")
+        names = (*scalars, *tables, "confusion", "confusion_right")
         parts = [getattr(self, name) for name in names]
         total = summed(torch.cat([part.reshape(-1) for part in parts]), device=device)
         for name, part, own in zip(names, parts, torch.split(total, [part.numel() for part in parts]), strict=True):
@@ -77,13 +80,17 @@ class Counts:
 
     def of_classes(self, labels: Sequence[str], classes: Sequence[str]) -> dict[str, Any]:
         """For each label of the dataset how many images count and how many of them are right; and the confusion matrix,
-        as [label, class, images] for what is not 0. Numbers are places in `labels` and `classes`. No matrix for more
-        than 4 million pairs."""
+        as [label, class, images] for what is not 0; `confusion_right` has the same of the right answers. Numbers are
+        places in `labels` and `classes`. No matrix for more than 4 million pairs."""
         images, right = (part.long().tolist() for part in self.of_group)
         found: dict[str, Any] = {"labels": list(labels), "images": images, "right": right}
         if not self.confusion.numel():
             return found
-        matrix = self.confusion.reshape(self.num_groups, self.num_classes).long()
+        found |= {"classes": list(classes)}
+        return found | {name: self._cells(getattr(self, name)) for name in ("confusion", "confusion_right")}
+
+    def _cells(self, matrix: torch.Tensor) -> list[list[int]]:
+        matrix = matrix.reshape(self.num_groups, self.num_classes).long()
         places = matrix.nonzero()
-        cells = torch.cat([places, matrix[places[:, :1], places[:, 1:]]], dim=1)
-        return found | {"classes": list(classes), "confusion": cells.tolist()}
+        cells: list[list[int]] = torch.cat([places, matrix[places[:, :1], places[:, 1:]]], dim=1).tolist()
+        return cells

@@ -18,62 +18,73 @@ if TYPE_CHECKING:
 FORMATS = ("png", "svg")
 _ACROSS = 7  # components in a row, as in the paper
 _INCH = 100  # pixels
+# Inches and points: as narrow, and with text as large, as can be read in a report on a phone.
+_WIDTH, _TITLE, _TEXT = 5.2, 11, 10
+_IMAGES_ACROSS = 4
 
 
 def filters(components_KPP3: torch.Tensor) -> "Figure":
     """Figure 7, left: each component as an image, its weights from lowest to highest."""
     num = len(components_KPP3)
-    figure = _figure(1.1 * _ACROSS, 1.1 * -(-num // _ACROSS))
+    side = _WIDTH / _ACROSS
+    figure = _figure(_WIDTH, 0.4 + side * -(-num // _ACROSS))
     cells = figure.subplots(-(-num // _ACROSS), _ACROSS, squeeze=False).ravel()
     for number, axes in enumerate(cells):
         axes.axis("off")
         if number < num:
             one = components_KPP3[number].numpy()
             axes.imshow((one - one.min()) / max(float(np.ptp(one)), 1e-12), interpolation="nearest")
-    figure.suptitle(f"First {num} principal components of the patch embedding's filters", fontsize=9)
+    figure.suptitle(f"First {num} principal components of the filters", fontsize=_TITLE)
     return figure
 
 
 def positions(pictures: Sequence[tuple[str, torch.Tensor]]) -> "Figure":
-    """Figure 7, centre: uint8[H, W, 3] pictures of similarities with their titles, side by side."""
-    figure = _figure(4.6 * len(pictures), 4.8)
-    for axes, (title, picture) in zip(figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True):
+    """Figure 7, centre: uint8[H, W, 3] pictures of similarities with their titles, one below the other."""
+    figure = _figure(_WIDTH, 0.5 + _WIDTH * len(pictures))
+    for axes, (title, picture) in zip(figure.subplots(len(pictures), 1, squeeze=False)[:, 0], pictures, strict=True):
         axes.imshow(picture.numpy(), interpolation="nearest")
-        axes.set_title(title, fontsize=9)
+        axes.set_title(title, fontsize=_TITLE)
         axes.axis("off")
-    figure.supxlabel("Cosine similarity of each position with all others: -1 (dark) to 1 (bright)", fontsize=8)
+    figure.supxlabel("Cosine similarity of each position with all\nothers: -1 (dark) to 1 (bright)", fontsize=_TEXT)
     return figure
 
 
 def attention_distances(pixels_Lh: torch.Tensor, *, image_size: int, uniform: float) -> "Figure":
     """Figure 7, right: a dot for each head of each layer, and a line where uniform attention would be."""
-    figure = _figure(5.2, 4.2)
+    figure = _figure(_WIDTH, 4.2)
     axes = figure.subplots()
     layer = np.repeat(np.arange(1, len(pixels_Lh) + 1), pixels_Lh.shape[1])
     axes.scatter(layer, pixels_Lh.numpy().ravel(), s=16, c=layer, cmap="viridis")
     axes.axhline(uniform, color="grey", linestyle="--", linewidth=0.8, label="uniform attention")
-    axes.legend(loc="lower right", fontsize=8, frameon=False)
+    axes.legend(loc="lower right", fontsize=_TEXT, frameon=False)
     most = 1.08 * max(uniform, float(pixels_Lh.max()))
-    axes.set(xlabel="Layer", ylabel="Mean attention distance (pixels)", ylim=(0, most or 1))
-    axes.set_title(f"How far each head looks, in images of {image_size} px", fontsize=9)
+    axes.set_xlabel("Layer", fontsize=_TITLE)
+    axes.set_ylabel("Mean attention distance (pixels)", fontsize=_TITLE)
+    axes.set_ylim(0, most or 1)
+    axes.tick_params(labelsize=_TEXT)
+    axes.set_title(f"How far each head looks, in images of {image_size} px", fontsize=_TITLE)
     axes.locator_params(axis="x", integer=True)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def rollouts(images_BHW3: np.ndarray, maps_BHW: torch.Tensor) -> "Figure":
-    """Figures 6 and 14: each image, and the same as bright as the model looks at it."""
-    num = len(images_BHW3)
-    figure = _figure(1.8 * num, 3.9)
-    rows = figure.subplots(2, num, squeeze=False)
+    """Figures 6 and 14: rows of images, and below each the same as bright as the model looks at it."""
+    num, across = len(images_BHW3), min(_IMAGES_ACROSS, len(images_BHW3))
+    num_rows, side = -(-num // across), min(2.0, _WIDTH / across)
+    figure = _figure(_WIDTH, 0.6 + 2 * side * num_rows)
+    rows = figure.subplots(2 * num_rows, across, squeeze=False)
+    for axes in rows.ravel():
+        axes.axis("off")
     for number in range(num):
+        row, column = 2 * (number // across), number % across
         image, weight = images_BHW3[number], maps_BHW[number][None, None]
         bright = torch.nn.functional.interpolate(weight, size=image.shape[:2], mode="bilinear", align_corners=False)
-        rows[0, number].imshow(image)
-        rows[1, number].imshow((image * bright[0, 0].numpy()[..., None]).astype(np.uint8))
-        for axes in rows[:, number]:
-            axes.axis("off")
-    figure.suptitle("What attention takes in, layer by layer to the output (attention rollout)", fontsize=9)
+        rows[row, column].imshow(image)
+        rows[row + 1, column].imshow((image * bright[0, 0].numpy()[..., None]).astype(np.uint8))
+    figure.suptitle(
+        "What attention takes in, from layer to layer\nup to the output (attention rollout)", fontsize=_TITLE
+    )
     return figure
 
 

@@ -200,6 +200,21 @@ def test_logits_that_are_not_finite_are_no_score(tmp_path: Path, digits: str) ->
     assert not (tmp_path / "run" / "scores.json").exists()
 
 
+def test_an_evaluation_that_fails_leaves_no_scores_of_another(tmp_path: Path, digits: str) -> None:
+    """Else the report would show the earlier scores as those of the later job."""
+    weights, names = weights_that_say(tmp_path / "weights", SAID), {"scores.json", "classes.json", "examples.json"}
+    job = EvaluateJob(weights=weights, data=EvaluationConfig(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
+    assert run(job) == exit_codes.DONE
+    assert {path.name for path in (tmp_path / "run").iterdir()} == names | {"job.yaml"}
+    for name in ("norm.weight", "head.weight"):
+        tensors = load_file(Path(weights) / "model.safetensors")
+        tensors[name].fill_(3e38)
+        save_file(tensors, Path(weights) / "model.safetensors")
+    with pytest.raises(InvalidDataError, match="are not finite"):
+        run(replace(job, loss="sigmoid"))
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"job.yaml"}
+
+
 def test_scores_that_cannot_be_written(tmp_path: Path, digits: str) -> None:
     weights = weights_that_say(tmp_path / "weights", SAID)
     (tmp_path / "run" / "scores.json").mkdir(parents=True)

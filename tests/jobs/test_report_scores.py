@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def scored(finished_runs: FinishedRuns, digits_url: str, tmp_path_factory: pytes
 def test_the_sheet_has_what_was_evaluated(scored: Path, digits_url: str) -> None:
     sheet = read_scores(scored)
     assert (sheet.dataset, sheet.is_real, sheet.reasons) == (digits_url, False, ())
+    assert (sheet.weights, sheet.settings, sheet.is_part) == ("", (), False)
     assert sheet.scores is not None
     assert sheet.classes is not None
     wrong = sum(count for _, _, count, _ in sheet.classes.confusions())
@@ -66,6 +68,31 @@ def test_the_page_shows_it_without_a_request(scored: Path, tmp_path: Path) -> No
             seen = opened.open(path, width=width, is_dark=False, asks=asks)
             assert (seen.requests, seen.console) == ([], [])
             assert (seen.width, seen.scroll_width, seen.answers) == (width, width, [10])
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium (Debian: apt-get install chromium)")
+@pytest.mark.parametrize("num", [2, 12, 30])
+def test_names_in_the_matrix_are_whole(scored: Path, tmp_path: Path, num: int) -> None:
+    """Of as many characters as are shown, some of them wide; on a phone the matrix scrolls."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(scored, run_dir)
+    some = ("great white sharks", "WWWWWWWWWMMMMMMMMM", "鮫" * 18, "cat")
+    names = [f"{some[at % 4][: -len(str(at))]}{at}" for at in range(num)]
+    cells = [[at, at, 1] for at in range(num)]
+    classes = {"labels": names, "images": [1] * num, "right": [1] * num, "classes": names, "confusion": cells}
+    (run_dir / FOLDER / "classes.json").write_text(json.dumps(classes))
+    assert patchline("report", str(run_dir)).code == 0
+    boxes = """(() => {
+        const svg = document.querySelector('.scroll svg'), box = svg.getBoundingClientRect();
+        return [...svg.querySelectorAll('text.name')].map(one => one.getBoundingClientRect()).map(one =>
+            Math.min(one.left - box.left, box.right - one.right, one.top - box.top, box.bottom - one.bottom));
+    })()"""
+    with browser(tmp_path / "profile") as opened:
+        for width in (1280, 420):
+            seen = opened.open(run_dir / "report.html", width=width, is_dark=False, asks=(boxes,))
+            assert (seen.width, seen.scroll_width) == (width, width)
+            assert len(seen.answers[0]) == 2 * num
+            assert min(seen.answers[0]) >= 0
 
 
 @pytest.mark.parametrize(
@@ -116,9 +143,58 @@ def test_confusions_and_hardest_labels() -> None:
     assert picture is not None
     assert picture.count('class="part-1"') == 2, "right answers, of the two labels that have images"
     assert picture.count("<rect") == 6
+    allowed = replace(classes, confusion_right=((0, 0, 1), (0, 1, 1), (0, 2, 1), (1, 0, 1)))
+    assert allowed.confusions() == [("a", "b", 1, 0.25)], "what is right is none, nor a label with itself"
+    picture = allowed.picture()
+    assert picture is not None
+    assert picture.count('class="part-1"') == 2, "half of a cell is not most of it"
     many = tuple(str(number) for number in range(31))
     whole = Classes(labels=many, images=(1,) * 31, right=(1,) * 31, classes=many, confusion=((0, 0, 1),))
     assert whole.picture() is None, "too many to draw"
+
+
+def test_answers_that_a_class_map_allows_are_no_confusions(scored: Path, digits_url: str, tmp_path: Path) -> None:
+    """With the digits 7 and 8, for which every answer but 0 is right; and the report says what was scored, and how."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(scored, run_dir)
+    (tmp_path / "map.json").write_text(json.dumps({label: list("123456789") for label in "78"}))
+    words = ("--weights", str(scored / "weights"), "--data.url", digits_url, "--run-dir", str(run_dir / FOLDER))
+    how = ("--class-map", str(tmp_path / "map.json"), "--subset.share", "0.5", "--device=cpu")
+    assert patchline("evaluate", "resize", *words, *how).code == 0
+    sheet = read_scores(run_dir)
+    assert sheet.classes is not None
+    assert sheet.scores is not None
+    assert {said for _, said, _, _ in sheet.classes.confusions()} <= {"0"}
+    assert sum(row[2] for row in sheet.classes.confusion_right or ()) == sum(sheet.classes.right)
+    assert sum(sheet.classes.right) == round(sheet.scores.accuracy * sheet.scores.num_images)
+    assert sheet.settings == ("--subset.share 0.5", f"--class-map {tmp_path / 'map.json'}")
+    assert (sheet.weights, sheet.is_part) == (str(scored / "weights"), True)
+    assert patchline("report", str(run_dir)).code == 0
+    page = (run_dir / "report.html").read_text()
+    assert "which are not this run" in page
+    assert "--subset.share 0.5, --class-map" in page
+
+
+def test_lists_of_a_part_or_of_other_weights_are_not_this_runs_row(scored: Path, tmp_path: Path) -> None:
+    """Of ImageNet-ReaL beside Table 2."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(scored, run_dir)
+    path = run_dir / FOLDER / "job.yaml"
+    record = path.read_text().replace("real: ''", "real: real.json")
+    row = "<strong>this run</strong>"
+    own = record.replace(str(scored / "weights"), str(run_dir / "weights"))
+    for text, expected in (
+        (own, row),
+        (record, f"<strong>weights {str(scored)[:10]}"),
+        (own.replace("share: 1.0", "share: 0.5"), ""),
+    ):
+        assert text.count("real: real.json") == 1
+        path.write_text(text)
+        assert patchline("report", str(run_dir)).code == 0
+        page = (run_dir / "report.html").read_text()
+        assert ("ImageNet-ReaL, beside the paper" in page) == bool(expected)
+        assert expected in page
+        assert (row in page) == (expected == row)
 
 
 def test_names_of_strangers_are_text(scored: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.report_worth import COLUMNS, CORE_DAYS, TABLE_2, device_days, worth_of
+from jobs.report_worth import COLUMNS, CORE_DAYS, TABLE_2, device_days, least_width, worth_of
 from pipeline.training.starts import Left, Start, read_starts
 from tests.rigs.processes import patchline
 from tests.rigs.training import FinishedRuns, pretrain_words
@@ -31,6 +31,10 @@ def test_device_days_are_of_the_ranks_of_each_start() -> None:
     day = 86_400
     assert device_days([start(0, 2), start(day / 2, 8)], wall_seconds=day * 3 / 4) == pytest.approx(1 + 2)
     assert device_days([], wall_seconds=5.0) is None
+
+
+def test_figures_that_older_versions_drew_wide_scroll() -> None:
+    assert [least_width(pixels) for pixels in (780, 1380, 1 << 31)] == [0, 883, 2000]
 
 
 def test_table_2_is_whole() -> None:
@@ -79,6 +83,26 @@ def test_the_report_has_the_papers_row_and_the_figures(digits_url: str, tmp_path
     assert worth.point.accuracy is not None
     assert f"{100 * worth.point.accuracy:.2f}" in page
     assert worth.device_days == device_days(read_starts(run_dir), wall_seconds=100.0)
+
+
+def test_the_papers_row_is_of_the_dataset_and_not_of_the_part_that_is_held_out(digits_url: str, tmp_path: Path) -> None:
+    """With both, the accuracy of the run is that of the held-out part."""
+    shutil.copytree(digits_url, tmp_path / "cifar10-test")
+    run_dir = tmp_path / "seeds" / "0"
+    scored = ("--evaluation.url", str(tmp_path / "cifar10-test"), "--data.held-out.share", ".1", "--steps", "4")
+    assert patchline(*pretrain_words(digits_url, run_dir, *scored)).code == 0
+    facts = {"seeds": [{}, {}], "mean": 0.5, "deviation": 0.1}
+    (tmp_path / "sweep.json").write_text(json.dumps(facts))
+    last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["eval/cifar10-test/accuracy"] != last["test_accuracy"]
+    worth = worth_of(run_dir, wall_seconds=1.0)
+    assert (worth.dataset, worth.accuracy) == ("CIFAR-10", last["eval/cifar10-test/accuracy"])
+    assert patchline("report", str(run_dir)).code == 0
+    page = (run_dir / "report.html").read_text()
+    assert f"<strong>{100 * last['eval/cifar10-test/accuracy']:.2f}</strong>" in page
+    assert f"<strong>{100 * last['test_accuracy']:.2f}</strong>" not in page
+    assert "accuracy on the part that is held out 50.00 ± 10.00 %" in page
+    assert "<strong>50.00" not in page, "the mean of a sweep is of the same part"
 
 
 def test_a_run_that_is_damaged_has_reasons(finished_runs: FinishedRuns, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def counted(*, batch: int) -> tuple[Counts, dict[str, float], np.ndarray]:
 def by_numpy(
     logits: np.ndarray, targets: np.ndarray, groups: np.ndarray, confidence: np.ndarray
 ) -> tuple[dict[str, float], np.ndarray]:
-    matrix, of_group, bins = np.zeros((LABELS, CLASSES)), np.zeros((2, LABELS)), np.zeros((3, 15))
+    matrix, of_group, bins = np.zeros((2, LABELS, CLASSES)), np.zeros((2, LABELS)), np.zeros((3, 15))
     num = right = in_five = 0
     for row in range(IMAGES):
         allowed = set(targets[row][targets[row] >= 0].tolist())
@@ -41,7 +41,7 @@ def by_numpy(
         bins[:, min(14, int(confidence[row] * 15))] += (1, confidence[row], is_right)
         for group in groups[row][groups[row] >= 0]:
             of_group[:, group] += (1, is_right)
-            matrix[group, said] += 1
+            matrix[:, group, said] += (1, is_right)
     error = np.abs(bins[1] - bins[2]).sum() / num
     expected = {"scored": num, "right": right, "right_in_five": in_five, "error": error}
     return expected | {"mean": float((of_group[1] / of_group[0]).mean())}, matrix
@@ -57,7 +57,11 @@ def test_counts_are_those_of_numpy(batch: int) -> None:
     assert 0 < expected["right"] < expected["right_in_five"] < expected["scored"] < IMAGES
     assert found.mean_per_class() == pytest.approx(expected["mean"], rel=1e-12)
     assert found.calibration_error() == pytest.approx(expected["error"], rel=1e-6)
-    assert torch.equal(found.confusion.reshape(LABELS, CLASSES), torch.from_numpy(matrix))
+    assert torch.equal(found.confusion.reshape(LABELS, CLASSES), torch.from_numpy(matrix[0]))
+    assert torch.equal(found.confusion_right.reshape(LABELS, CLASSES), torch.from_numpy(matrix[1]))
+    shown = found.of_classes("abcdefghi", "abcdefghijkl")
+    for name, sums in zip(("confusion", "confusion_right"), matrix, strict=True):
+        assert shown[name] == [[*map(int, place), int(sums[tuple(place)])] for place in np.argwhere(sums)]
 
 
 def test_few_classes_and_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,10 +38,34 @@ def test_images_are_as_bright_as_they_are_looked_at(tmp_path: Path) -> None:
     assert shown[:, -1].max() == 0
 
 
-def test_positions_are_shown_side_by_side() -> None:
+def test_positions_are_shown_one_below_the_other() -> None:
     picture = torch.zeros(8, 8, 3, dtype=torch.uint8)
     figure = figures.positions([("learned: 2 x 2", picture), ("resampled: 3 x 3", picture)])
     assert [axes.get_title() for axes in figure.axes] == ["learned: 2 x 2", "resampled: 3 x 3"]
+
+
+def test_figures_can_be_read_on_a_phone(tmp_path: Path) -> None:
+    """None is so wide that its text has less than 9 pixels where 350 are left for it."""
+    picture, images = torch.zeros(8, 8, 3, dtype=torch.uint8), np.zeros((8, 40, 40, 3), dtype=np.uint8)
+    made = {
+        "filters": figures.filters(torch.rand(28, 4, 4, 3)),
+        "positions": figures.positions([("learned: 14 x 14 (224 px)", picture), ("resampled: 24 x 24", picture)]),
+        "distance": figures.attention_distances(torch.rand(12, 3), image_size=224, uniform=0.5),
+        "rollout": figures.rollouts(images, torch.ones(8, 2, 2)),
+    }
+    for name, figure in made.items():
+        figures.save(figure, tmp_path, name)
+        with Image.open(tmp_path / f"{name}.png") as drawn:
+            pixels_per_point = drawn.width / figure.get_size_inches()[0] / 72
+            texts = [*figure.texts, *(axes.title for axes in figure.axes)]
+            sizes = [one.get_fontsize() for one in texts] + [
+                one.get_fontsize() for axes in figure.axes if axes.axison for one in axes.get_xticklabels()
+            ]
+            assert min(sizes) * pixels_per_point * 350 / drawn.width > 9, name
+        for one in texts:
+            extent = one.get_window_extent()
+            assert figure.bbox.x0 <= extent.x0, one.get_text()
+            assert extent.x1 <= figure.bbox.x1, one.get_text()
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
