@@ -189,8 +189,11 @@ def read_scores(run_dir: Path) -> ScoreSheet:
 
 
 def _others_weights(weights: str, run_dir: Path) -> str:
-    own = run_dir.resolve()
-    return "" if not weights or Path(weights).resolve() in (own, own / "weights") else weights
+    """Empty for the run's own, also if its folder was moved since under its name."""
+    own, said = run_dir.resolve(), Path(weights).resolve()
+    was = said.parent if said.name == "weights" else said
+    is_own = was == own or (was.name == own.name and not was.exists())
+    return "" if not weights or is_own else weights
 
 
 def _settings(leaves: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:
