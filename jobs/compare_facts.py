@@ -18,6 +18,7 @@ from jobs.compare_lines import ScoredOn, dataset_names, fewshot_on, model_name, 
 from jobs.record import read_record
 from jobs.record_leaves import read_leaves
 from jobs.stages import WITH_SMOKE, job_class
+from jobs.sweep_runs import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
 from pipeline.checkpoints.json_lines import Line, is_finite, is_step, read_lines
 from pipeline.models.config import MOST_CLASSES
 from pipeline.models.flops import num_parameters, training_flops
@@ -26,7 +27,7 @@ from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
 from shards.typed_json import parse_json
 
-_RECORD, _METRICS, _SWEEP = "job.yaml", "metrics.jsonl", "sweep.json"
+_RECORD, _METRICS = "job.yaml", "metrics.jsonl"
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
 _FEWSHOT, _SHOTS = "fewshot/", "_shots"
 _RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"
@@ -78,9 +79,20 @@ class Point:
         return (self.accuracy, self.deviation) if is_tuned else (self.best_accuracy, self.best_deviation)
 
 
+@dataclass(kw_only=True)
+class _Sweep:
+    """What is found of a sweep: the points of its repetitions, and the names of its other runs."""
+
+    name: str
+    facts: dict[str, Any] | None
+    seeds: list[Point] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+
 def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[str]]:
     """A point for each run, and a note for each folder that cannot be used. `root`: what names are relative to."""
-    points, notes, seeds = list[Point](), list[str](), dict[Path, list[Point]]()
+    points, notes = list[Point](), list[str]()
+    sweeps: dict[Path, _Sweep] = {}
     for folder in folders:
         try:
             if read_leaves(folder / _RECORD).get("stage") not in WITH_SMOKE and folder != root:
@@ -89,13 +101,19 @@ def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[st
         except (OSError, UserError, InvalidDataError) as error:
             notes.append(f"{_name(folder, root)}: {error}")
             continue
-        kind, sweep = folder.parent.name, folder.parent.parent
-        if (sweep / _SWEEP).is_file() and kind in ("tries", "seeds"):
-            if kind == "seeds":  # tries chose the values, on held-out data
-                seeds.setdefault(sweep, []).append(point)
-        else:
+        if (path := sweep_of(folder)) is None:
             points.append(point)
-    points += [repeated(runs, name=_name(sweep, root)) for sweep, runs in seeds.items()]
+            continue
+        if path not in sweeps:
+            given = folder.parent.parent
+            name = _name(given if given.absolute() == path else path, root)
+            sweeps[path] = _Sweep(name=name, facts=read_sweep(path))
+        if is_repetition(folder, sweeps[path].facts):
+            sweeps[path].seeds.append(point)
+        else:  # a try, say, which chose the values, on held-out data
+            sweeps[path].others.append(name_in_sweep(folder))
+    points += [repeated(one.seeds, name=one.name) for one in sweeps.values() if one.seeds]
+    notes += [f"{one.name}: {left_out(one.others, one.facts)}" for one in sweeps.values() if one.others]
     return points, notes
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from jobs.compare_facts import Point, point_of
 from jobs.record_leaves import read_leaves
+from jobs.sweep_runs import is_repetition, read_sweep, sweep_of
 from jobs.trials import METRICS
 from pipeline.checkpoints.json_lines import is_finite
 from pipeline.training.starts import Start, read_starts
@@ -114,18 +115,17 @@ def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None
 
 
 def _repeats(run_dir: Path) -> Repeats | None:
-    """Of a run in SWEEP/seeds whose sweep.json has a mean."""
-    if run_dir.parent.name != "seeds":
+    """Of a repetition of a sweep whose sweep.json has a mean."""
+    sweep = sweep_of(run_dir)
+    found = read_sweep(sweep) if sweep else None
+    if found is None or not is_repetition(run_dir, found):
         return None
-    try:
-        found = parse_json(read_local_file(run_dir.parent.parent / "sweep.json", most_bytes=_MOST_SWEEP_BYTES))
-        num_runs, mean, deviation = len(found["seeds"]), found["mean"], found["deviation"]
-        metric = found.get("score", "accuracy")  # older versions had no other
-    except (OSError, ValueError, KeyError, TypeError, InvalidDataError):
-        return None
+    numbers: list[Any] = [found.get(name) for name in ("mean", "deviation")]
+    mean, deviation = numbers
+    metric = found.get("score", "accuracy")  # older versions had no other
     is_usable = is_finite(mean) and is_finite(deviation) and 0 <= mean <= 1 and 0 <= deviation <= 1
     is_usable = is_usable and metric in METRICS
-    return Repeats(num_runs=num_runs, mean=mean, deviation=deviation, metric=metric) if is_usable else None
+    return Repeats(num_runs=len(found["seeds"]), mean=mean, deviation=deviation, metric=metric) if is_usable else None
 
 
 def _vtab(path: Path) -> tuple[tuple[str, float], ...]:

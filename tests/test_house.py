@@ -115,7 +115,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("run_evidence", "run_causes", "run_changes", "run_doctor", "run_end", "output_jobs"),
             *("submitted", "arrays", "chain", "chain_file", "chain_units", "chain_state", "chain_checks", "chain_jobs"),
             *("chain_changes", "chain_submit", "chain_status", "chain_sweep", "cancel", "processes"),
-            *("sweep", "sweep_plan", "sweep_scores", "trials", "vtab"),
+            *("sweep", "sweep_plan", "sweep_runs", "sweep_scores", "trials", "vtab"),
             *(
                 "preflight",
                 "preflight_slurm",

@@ -98,7 +98,7 @@ def test_a_run_that_is_damaged_has_reasons(finished_runs: FinishedRuns, tmp_path
 )
 def test_the_metric_of_the_repetitions_is_the_sweeps(tmp_path: Path, score: dict[str, str], metric: str | None) -> None:
     (tmp_path / "seeds" / "0").mkdir(parents=True)
-    facts = {"seeds": [{}, {}], "mean": 0.5, "deviation": 0.1} | score
+    facts = {"seeds": [{"folder": f"seeds/{seed}"} for seed in range(2)], "mean": 0.5, "deviation": 0.1} | score
     (tmp_path / "sweep.json").write_text(json.dumps(facts))
     found = worth_of(tmp_path / "seeds" / "0", wall_seconds=1.0).repeats
     assert (found.metric if found else None) == metric
