@@ -47,7 +47,7 @@ def run(words: list[str]) -> int:
 
 def table_of(points: Sequence[Point]) -> str:
     """A line for each point."""
-    rows = [("run", "model", "scored on", "images", "exaFLOPs", "accuracy", "best", "few-shot")]
+    rows = [("run", "model", "scored on", "images", "exaFLOPs", "accuracy", "best", "few-shot", "also scored")]
     rows += [
         (
             printable_name(one.name),
@@ -58,6 +58,7 @@ def table_of(points: Sequence[Point]) -> str:
             _score(one.accuracy, one.deviation),
             _score(one.best_accuracy, one.best_deviation),
             ", ".join(f"{shots}: {value:.3f}" for shots, value in one.fewshot.items()) or "-",
+            "; ".join(printable_name(more.words()) for more in one.also) or "-",
         )
         for one in points
     ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.compare_lines import ScoredOn, dataset_names, fewshot_on, model_name, scored_on, sizes_of
+from jobs.compare_scores import AlsoScored, accuracies, also_in, deviation_of, fewshot_in, fewshot_of, means_of
 from jobs.record import read_record
 from jobs.record_leaves import read_leaves
 from jobs.stages import WITH_SMOKE, job_class
@@ -29,8 +30,6 @@ from shards.typed_json import parse_json
 
 _RECORD, _METRICS = "job.yaml", "metrics.jsonl"
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
-_FEWSHOT, _SHOTS = "fewshot/", "_shots"
-_RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +37,8 @@ class Point:
     """A run, or the repetitions of a sweep. `num_images`: of the data that the model was pre-trained on; `exaflops`: of
     all training, in steps that were done; `accuracy`: the last one, `is_averaged` if of averaged weights; `fewshot`: by
     the number of shots. Scores of repetitions are means, each with the deviation of a sample. `dataset` and
-    `fewshot_dataset`: names of what they are on; `label`: that of the model, with what tells it from others.
-    `reasons`: why something is not known."""
+    `fewshot_dataset`: names of what they are on; `also`: further scores, each with its own; `label`: that of the model,
+    with what tells it from others. `reasons`: why something is not known."""
 
     name: str
     stage: str
@@ -57,6 +56,7 @@ class Point:
     is_averaged: bool = False
     scored_on: ScoredOn | None = None
     fewshot_on: ScoredOn | None = None
+    also: tuple[AlsoScored, ...] = ()
     dataset: str = ""
     fewshot_dataset: str = ""
     label: str = ""
@@ -120,7 +120,8 @@ def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[st
 def told_apart(points: Sequence[Point]) -> list[Point]:
     """All points of a comparison in order, each with a label that no other model has, and its datasets with names that
     no others have."""
-    names = dataset_names([on for one in points for on in (one.scored_on, one.fewshot_on) if on])
+    known = [(one.scored_on, one.fewshot_on, *(more.on for more in one.also)) for one in points]
+    names = dataset_names([on for each in known for on in each if on])
     kinds = {(one.model, one.stage, tuple(one.sizes.items())) for one in points}
     found = []
     for one in points:
@@ -131,7 +132,8 @@ def told_apart(points: Sequence[Point]) -> list[Point]:
         label = model_name(one.model, one.sizes, others=others)
         dataset = names[one.scored_on] if one.scored_on else ""
         few = names[one.fewshot_on] if one.fewshot_on else ""
-        found.append(replace(one, label=label, dataset=dataset, fewshot_dataset=few))
+        also = tuple(replace(more, dataset=names[more.on]) for more in one.also)
+        found.append(replace(one, label=label, dataset=dataset, fewshot_dataset=few, also=also))
     return sorted(found, key=_order)
 
 
@@ -151,10 +153,13 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
     has_head = model.num_classes > 0
     flops = training_flops(model, head=has_head, is_frozen=job.optimizer.freeze_backbone)
     num_images, exaflops, reasons = _cost(job, lines, flops=flops * step * job.global_batch, ancestors=ancestors)
-    accuracies, is_averaged = _accuracies(lines)
-    if job.ema_decay and accuracies and not is_averaged:
+    scores, is_averaged = accuracies(lines)
+    if job.ema_decay and scores and not is_averaged:
         reasons.append("its accuracy is of the raw weights, not of the averaged ones in its weights folder")
-    on, few_on = scored_on(job), fewshot_on(job)
+    on, few_on = scored_on(job), fewshot_on(job.fewshot)
+    few, why = fewshot_of(folder)
+    also = [*also_in(lines, job, is_best=stage != "finetune"), *few]
+    reasons += [why] if why else []
     return Point(
         name=name,
         stage=stage,
@@ -165,12 +170,13 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
         step=step,
         num_images=num_images,
         exaflops=exaflops,
-        accuracy=accuracies[-1] if accuracies else None,
-        best_accuracy=max(accuracies, default=None),
+        accuracy=scores[-1] if scores else None,
+        best_accuracy=max(scores, default=None),
         is_averaged=is_averaged,
-        fewshot=_fewshot(lines),
+        fewshot=fewshot_in(lines),
         scored_on=on,
         fewshot_on=few_on,
+        also=tuple(replace(one, dataset=one.on.name()) for one in also),
         dataset=on.name() if on else "",
         fewshot_dataset=few_on.name() if few_on else "",
         label=model_name(model.name, sizes_of(model)),
@@ -181,27 +187,29 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
 
 def repeated(runs: Sequence[Point], *, name: str) -> Point:
     """The repetitions of one recipe as one point: the mean of each score, and the deviation of a sample."""
-    accuracies = [one.accuracy for one in runs if one.accuracy is not None]
+    lasts = [one.accuracy for one in runs if one.accuracy is not None]
     bests = [one.best_accuracy for one in runs if one.best_accuracy is not None]
     shots = sorted({number for one in runs for number in one.fewshot})
     few = {number: [one.fewshot[number] for one in runs if number in one.fewshot] for number in shots}
-    numbers = {"score": len(accuracies)} | {f"{number}-shot accuracy": len(found) for number, found in few.items()}
+    numbers = {"score": len(lasts)} | {f"{number}-shot accuracy": len(found) for number, found in few.items()}
     lacking = [
         f"{len(runs) - number} of {len(runs)} repetitions have no {what}"
         for what, number in numbers.items()
         if number < len(runs) and (number or not few)
     ]
+    also, without = means_of([one.also for one in runs])
     return replace(
         runs[0],
         name=name,
-        accuracy=statistics.fmean(accuracies) if accuracies else None,
-        deviation=_deviation(accuracies),
+        also=also,
+        accuracy=statistics.fmean(lasts) if lasts else None,
+        deviation=deviation_of(lasts),
         best_accuracy=statistics.fmean(bests) if bests else None,
-        best_deviation=_deviation(bests),
+        best_deviation=deviation_of(bests),
         fewshot={number: statistics.fmean(found) for number, found in few.items()},
-        fewshot_deviation={number: one for number, found in few.items() if (one := _deviation(found)) is not None},
+        fewshot_deviation={number: one for number, found in few.items() if (one := deviation_of(found)) is not None},
         num_runs=len(runs),
-        reasons=(*dict.fromkeys(reason for one in runs for reason in one.reasons), *lacking),
+        reasons=(*dict.fromkeys(reason for one in runs for reason in one.reasons), *lacking, *without),
     )
 
 
@@ -249,19 +257,6 @@ def _cost(
     return source.num_images if source else None, None if before is None else flops / 1e18 + before, reasons
 
 
-def _accuracies(lines: Sequence[Line]) -> tuple[list[float], bool]:
-    """All accuracies of the averaged weights if the last line with a score has one, else those of the raw ones; and
-    which."""
-    scored = [line for line in lines if _is_share(line.get(_RAW)) or _is_share(line.get(_AVERAGED))]
-    is_averaged = bool(scored) and _is_share(scored[-1].get(_AVERAGED))
-    key = _AVERAGED if is_averaged else _RAW
-    return [float(line[key]) for line in scored if _is_share(line.get(key))], is_averaged
-
-
-def _deviation(found: Sequence[float]) -> float | None:
-    return statistics.stdev(found) if len(found) > 1 else None
-
-
 def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:
     """Samples of an epoch, from how many epochs the run has done: exact once there are as many digits as it takes."""
     for line in reversed(lines):
@@ -279,21 +274,6 @@ def _num_classes(folder: Path) -> int:
     except (OSError, ValueError, KeyError, TypeError, InvalidDataError, json.JSONDecodeError):
         return 0
     return number if type(number) is int and 0 <= number <= MOST_CLASSES else 0
-
-
-def _fewshot(lines: Sequence[Line]) -> dict[int, float]:
-    """The last few-shot accuracies, by the number of shots."""
-    found: dict[int, float] = {}
-    for line in lines:
-        for key, value in line.items():
-            shots = key.removeprefix(_FEWSHOT).removesuffix(_SHOTS)
-            if key == f"{_FEWSHOT}{shots}{_SHOTS}" and shots.isdecimal() and len(shots) < 10 and _is_share(value):
-                found[int(shots)] = float(value)
-    return dict(sorted(found.items()))
-
-
-def _is_share(value: Any) -> bool:
-    return is_finite(value) and 0 <= value <= 1
 
 
 def _name(folder: Path, root: Path) -> str:

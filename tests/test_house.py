@@ -99,7 +99,7 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
                 "report_scores",
             ),
             "confusion_plot",
-            *("compare", "compare_facts", "compare_lines", "compare_page", "compare_plots", "model_card", "out_file"),
+            *("compare", "compare_facts", "compare_lines", "compare_page", "compare_plots", "compare_scores", "model_card", "out_file"),
             *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
             *(
                 "queue_jobs",
@@ -213,7 +213,7 @@ TESTED_ELSEWHERE = {
     "jobs/submitted.py": "slurm/test_submit.py",
     **{f"jobs/{name}.py": "slurm/test_chain.py" for name in ("chain_checks", "chain_jobs")},
     "pipeline/config_values.py": "jobs/test_every_config.py",
-    **{f"jobs/report_{name}.py": "jobs/test_report.py" for name in ("facts", "page", "curves")},
+    **{f"jobs/report_{name}.py": "jobs/test_report.py" for name in ("facts", "page")},
     "jobs/compare_page.py": "jobs/test_compare.py",
     "shards/images/config.py": "shards/images/test_resize.py",
     "shards/packing/config.py": "shards/packing/test_spec.py",
