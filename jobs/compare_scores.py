@@ -70,7 +70,7 @@ def also_in(lines: Sequence[Line], job: TrainingJob, *, is_best: bool) -> list[A
     line = max(scored, key=lambda one: float(one[key])) if is_best else scored[-1]
     ending = "ema_accuracy" if key == _AVERAGED else "accuracy"
     sets = job.evaluation.sets(has_held_out=not job.data.held_out.is_none)
-    found = [(url, line.get(f"eval/{name}/{ending}")) for name, url in sets.items() if name]
+    found: list[tuple[str, Any]] = [(url, line.get(f"eval/{name}/{ending}")) for name, url in sets.items() if name]
     return [AlsoScored(on=ScoredOn(urls=(url,)), score=float(value)) for url, value in found if is_share(value)]
 
 

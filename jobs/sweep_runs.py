@@ -84,4 +84,4 @@ def _is_same(recorded: str | None, given: Any) -> bool:
     try:
         return float(recorded) == float(given)
     except (TypeError, ValueError):
-        return recorded == given
+        return recorded == str(given)

@@ -119,8 +119,8 @@ def test_a_choice_on_the_dataset_of_the_final_score_gets_a_warning(
 
 def test_a_shortened_warm_up_is_said_by_each_run_alone(tmp_path: Path) -> None:
     """Not whenever the sweep looks at a run."""
-    words = ("sweep", "finetune", "digits_48", "--data.url=d", "--initial.weights=w", "--evaluation.url=t", "--steps=8")
-    words += ("--run-dir", str(tmp_path / "s"), *RATES, "--data.held-out.share=.1", "--dry-run")
+    words = ["sweep", "finetune", "digits_48", "--data.url=d", "--initial.weights=w", "--evaluation.url=t", "--steps=8"]
+    words += ["--run-dir", str(tmp_path / "s"), *RATES, "--data.held-out.share=.1", "--dry-run"]
     ended = patchline(*words)
     assert ended.code == 0, ended.errors
     assert "warm-up" not in ended.errors
