@@ -72,13 +72,14 @@ class Repeats:
 class Worth:
     """`device_days`: of all ranks over all starts; `dataset`: that of Table 2 on which the run is scored, or empty;
     `repeats`: of a repetition of a sweep, that of all of them; `vtab`: its means over groups of tasks and over all,
-    those of RUN/vtab that are whole; `figures`: title and data URI of each. `reasons`: why something is not known."""
+    those of RUN/vtab that are whole, with deviations over seeds; `figures`: title and data URI of each. `reasons`: why
+    something is not known."""
 
     point: Point | None
     device_days: float | None
     dataset: str
     repeats: Repeats | None
-    vtab: tuple[tuple[str, float], ...]
+    vtab: tuple[tuple[str, float, float | None], ...]
     figures: tuple[tuple[str, str], ...]
     reasons: tuple[str, ...]
 
@@ -128,14 +129,20 @@ def _repeats(run_dir: Path) -> Repeats | None:
     return Repeats(num_runs=len(found["seeds"]), mean=mean, deviation=deviation, metric=metric) if is_usable else None
 
 
-def _vtab(path: Path) -> tuple[tuple[str, float], ...]:
-    """The means that `patchline vtab --run-dir RUN/vtab` has left."""
+def _vtab(path: Path) -> tuple[tuple[str, float, float | None], ...]:
+    """The means that `patchline vtab --run-dir RUN/vtab` has left, and over several seeds their deviations."""
     try:
         found = parse_json(read_local_file(path, most_bytes=_MOST_SWEEP_BYTES))
     except (OSError, ValueError, InvalidDataError):
         return ()
-    means: dict[str, Any] = {name: found.get(key) for key, name in _VTAB.items()} if isinstance(found, dict) else {}
-    return tuple((name, float(mean)) for name, mean in means.items() if is_finite(mean) and 0 <= mean <= 1)
+    facts: dict[str, Any] = found if isinstance(found, dict) else {}
+    spread: dict[str, Any] = facts["deviations"] if isinstance(facts.get("deviations"), dict) else {}
+    means: list[tuple[str, Any, Any]] = [(name, facts.get(key), spread.get(key)) for key, name in _VTAB.items()]
+    return tuple(
+        (name, float(mean), float(deviation) if is_finite(deviation) and 0 <= deviation <= 1 else None)
+        for name, mean, deviation in means
+        if is_finite(mean) and 0 <= mean <= 1
+    )
 
 
 def _dataset(url: str) -> str:

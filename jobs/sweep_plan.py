@@ -97,7 +97,7 @@ def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
         folder=Path(options.get("--run-dir", "")),
         fixed=tuple(found.fixed),
         grid=tuple(found.grid.items()),
-        seeds=_seeds(options.get("--seeds", "3")),
+        seeds=seeds_of(options.get("--seeds", "3")),
         first_seed=default.seed if given is None else given,
         select_on=options.get("--select-on", ""),
         metric=_metric(options.get("--score", "accuracy")),
@@ -188,7 +188,8 @@ def _number(flag: Flag, value: str) -> float | str:
     return value
 
 
-def _seeds(text: str) -> int:
+def seeds_of(text: str) -> int:
+    """The number of seeds that --seeds gives. UserError if it is none."""
     number = whole_number(text)
     if number is None or not 1 <= number <= 1000:
         raise UserError(f"--seeds is {shown_value(text)}; allowed: {_OPTIONS['--seeds']}")

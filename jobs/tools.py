@@ -44,7 +44,7 @@ TOOLS = {
     ),
     "vtab": Stage(
         summary="fine-tune on the tasks of VTAB-1k, and show their mean",
-        second="WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...]",
+        second="WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N]",
         module="jobs.vtab",
         examples=("vtab runs/vit/weights --data-root data/vtab --run-dir runs/vit-vtab",),
     ),

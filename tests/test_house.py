@@ -115,7 +115,8 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
             *("run_evidence", "run_causes", "run_changes", "run_doctor", "run_end", "output_jobs"),
             *("submitted", "arrays", "chain", "chain_file", "chain_units", "chain_state", "chain_checks", "chain_jobs"),
             *("chain_changes", "chain_submit", "chain_status", "chain_sweep", "cancel", "processes"),
-            *("sweep", "sweep_plan", "sweep_runs", "sweep_scores", "trials", "vtab"),
+            *("sweep", "sweep_plan", "sweep_runs", "sweep_scores", "trials"),
+            *("vtab", "vtab_rows", "vtab_seeds"),
             *(
                 "preflight",
                 "preflight_slurm",
@@ -215,6 +216,7 @@ TESTED_ELSEWHERE = {
     "pipeline/config_values.py": "jobs/test_every_config.py",
     **{f"jobs/report_{name}.py": "jobs/test_report.py" for name in ("facts", "page")},
     "jobs/compare_page.py": "jobs/test_compare.py",
+    "jobs/vtab_rows.py": "jobs/test_vtab.py",
     "shards/images/config.py": "shards/images/test_resize.py",
     "shards/packing/config.py": "shards/packing/test_spec.py",
     "pipeline/evaluation/config.py": "pipeline/evaluation/test_scores.py",
