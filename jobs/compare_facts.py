@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.compare_lines import ScoredOn, dataset_names, fewshot_on, model_name, scored_on, sizes_of
-from jobs.compare_scores import AlsoScored, accuracies, also_in, deviation_of, fewshot_in, fewshot_of, means_of
+from jobs.compare_scores import AlsoScored, accuracies, also_of, deviation_of, fewshot_in, means_of
 from jobs.record import read_record
 from jobs.record_leaves import read_leaves
 from jobs.stages import WITH_SMOKE, job_class
@@ -157,9 +157,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
     if job.ema_decay and scores and not is_averaged:
         reasons.append("its accuracy is of the raw weights, not of the averaged ones in its weights folder")
     on, few_on = scored_on(job), fewshot_on(job.fewshot)
-    few, why = fewshot_of(folder)
-    also = [*also_in(lines, job, is_best=stage != "finetune"), *few]
-    reasons += [why] if why else []
+    also, why = also_of(folder, lines, job, is_best=stage != "finetune")
     return Point(
         name=name,
         stage=stage,
@@ -176,12 +174,12 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
         fewshot=fewshot_in(lines),
         scored_on=on,
         fewshot_on=few_on,
-        also=tuple(replace(one, dataset=one.on.name()) for one in also),
+        also=also,
         dataset=on.name() if on else "",
         fewshot_dataset=few_on.name() if few_on else "",
         label=model_name(model.name, sizes_of(model)),
         command=shlex.join(["patchline", stage, str(folder / _RECORD), "--run-dir", "NEW"]),
-        reasons=tuple(reasons),
+        reasons=(*reasons, *why),
     )
 
 

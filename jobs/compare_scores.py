@@ -60,6 +60,15 @@ def fewshot_in(lines: Sequence[Line]) -> dict[int, float]:
     return dict(sorted(found.items()))
 
 
+def also_of(
+    run_dir: Path, lines: Sequence[Line], job: TrainingJob, *, is_best: bool
+) -> tuple[tuple[AlsoScored, ...], list[str]]:
+    """All further scores of a run, and why some cannot be used."""
+    few, why = fewshot_of(run_dir)
+    found = [*also_in(lines, job, is_best=is_best), *few]
+    return tuple(replace(one, dataset=one.on.name()) for one in found), [why] if why else []
+
+
 def also_in(lines: Sequence[Line], job: TrainingJob, *, is_best: bool) -> list[AlsoScored]:
     """On the other datasets that the run is scored on, after its last step that was scored, or, with `is_best`, after
     the step with the best accuracy (early stopping)."""
