@@ -99,7 +99,16 @@ ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
                 "report_scores",
             ),
             "confusion_plot",
-            *("compare", "compare_facts", "compare_lines", "compare_page", "compare_plots", "compare_scores", "model_card", "out_file"),
+            *(
+                "compare",
+                "compare_facts",
+                "compare_lines",
+                "compare_page",
+                "compare_plots",
+                "compare_scores",
+                "model_card",
+                "out_file",
+            ),
             *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
             *(
                 "queue_jobs",
