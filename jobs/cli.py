@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -135,7 +136,9 @@ def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
     requested = any(word in HELP_WORDS for word in words)
     if requested or not (words or name == "status"):
         return _show(second_words(name, {}, columns()), requested=requested)
-    needs: dict[str, Any] = {"override": _overridden, "environ": os.environ, "command": name}
+    # The runs of a sweep are commands of their own, which say themselves how their jobs differ from the recipe.
+    override = partial(_overridden, is_said=False) if name in ("sweep", "vtab") else _overridden
+    needs: dict[str, Any] = {"override": override, "environ": os.environ, "command": name}
     own = dict.fromkeys(("submit", "sweep", "vtab"), ("override", "environ")) | {"show": ("override",)}
     own |= dict.fromkeys(("status", "watch", "logs", "cancel"), ("environ",))
     own |= dict.fromkeys(("stop", "save"), ("command",))
@@ -201,11 +204,12 @@ def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
     return job
 
 
-def _overridden(default: Any, words: list[str], command: str, *, extends: bool = False) -> Any:
-    """The job with the flags applied; `command`: the words before them. UserError if one is wrong."""
+def _overridden(default: Any, words: list[str], command: str, *, extends: bool = False, is_said: bool = True) -> Any:
+    """The job with the flags applied; `command`: the words before them; `is_said`: whether a warm-up that is scaled is
+    logged. UserError if a flag is wrong."""
     refuse_wrong_words(words, list(flags_of(default)), command=command)
     default, note = with_warmup(command.split()[1], default, words, extends=extends)
-    if note and _rank() == 0:
+    if note and is_said and _rank() == 0:
         log.info(note)
     return _changed(default, words, command=command) if words else default
 

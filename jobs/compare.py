@@ -21,7 +21,7 @@ from shards.terminal import printable_name
 
 log = logging.getLogger(__name__)
 USAGE = "patchline compare RUN|FOLDER ... [--out FILE.html] [--json]"
-_NAME, _MOST_POINTS = "compare.html", 2000
+_NAME, _MOST_POINTS, _MOST_NOTES = "compare.html", 2000, 3
 _NUMBERS = (3, 4)  # columns of the table that are aligned to the right
 
 
@@ -31,11 +31,10 @@ def run(words: list[str]) -> int:
     folders, out, is_json = _taken(words)
     logging.getLogger("jobs.record").setLevel(logging.WARNING)  # it tells of each record of an older version
     points, notes = _points(folders)
+    if not points:
+        raise _nothing(folders, notes)
     for note in notes:
         log.warning("left out: %s", printable_name(note))
-    if not points:
-        listed = ", ".join(map(repr, folders))
-        raise UserError(f"no training run in {listed}, down to 3 levels; give run directories or folders of them")
     if is_json:
         put("".join(f"{json.dumps(facts_of(one), allow_nan=False)}\n" for one in points))
         return exit_codes.DONE
@@ -48,7 +47,7 @@ def run(words: list[str]) -> int:
 
 def table_of(points: Sequence[Point]) -> str:
     """A line for each point."""
-    rows = [("run", "model", "scored on", "images", "exaFLOPs", "accuracy", "best", "few-shot")]
+    rows = [("run", "model", "scored on", "images", "exaFLOPs", "accuracy", "best", "few-shot", "also scored")]
     rows += [
         (
             printable_name(one.name),
@@ -59,6 +58,7 @@ def table_of(points: Sequence[Point]) -> str:
             _score(one.accuracy, one.deviation),
             _score(one.best_accuracy, one.best_deviation),
             ", ".join(f"{shots}: {value:.3f}" for shots, value in one.fewshot.items()) or "-",
+            "; ".join(printable_name(more.words()) for more in one.also) or "-",
         )
         for one in points
     ]
@@ -69,6 +69,16 @@ def table_of(points: Sequence[Point]) -> str:
         cells = [cell.rjust(width) if at in _NUMBERS else cell.ljust(width) for at, (cell, width) in enumerate(sized)]
         lines.append(f"{'  '.join(cells).rstrip()}\n")
     return "".join(lines)
+
+
+def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:
+    """The error for folders without a point; the notes say what was there."""
+    listed, give = ", ".join(map(repr, folders)), "give run directories or folders of them"
+    if not notes:
+        return UserError(f"no training run in {listed}, down to 3 levels; {give}")
+    shown = "; ".join(map(printable_name, notes[:_MOST_NOTES]))
+    more = f"; and {len(notes) - _MOST_NOTES} more" if len(notes) > _MOST_NOTES else ""
+    return UserError(f"nothing to compare in {listed}: {shown}{more}; {give}, of a sweep its own folder")
 
 
 def _score(value: float | None, deviation: float | None) -> str:

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from jobs.compare_lines import ScoredOn, dataset_names, fewshot_on, model_name, scored_on, sizes_of
+from jobs.compare_scores import AlsoScored, accuracies, also_of, deviation_of, fewshot_in, means_of
 from jobs.record import read_record
 from jobs.record_leaves import read_leaves
 from jobs.stages import WITH_SMOKE, job_class
+from jobs.sweep_runs import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
 from pipeline.checkpoints.json_lines import Line, is_finite, is_step, read_lines
 from pipeline.models.config import MOST_CLASSES
 from pipeline.models.flops import num_parameters, training_flops
@@ -26,10 +28,8 @@ from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
 from shards.typed_json import parse_json
 
-_RECORD, _METRICS, _SWEEP = "job.yaml", "metrics.jsonl", "sweep.json"
+_RECORD, _METRICS = "job.yaml", "metrics.jsonl"
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
-_FEWSHOT, _SHOTS = "fewshot/", "_shots"
-_RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class Point:
     """A run, or the repetitions of a sweep. `num_images`: of the data that the model was pre-trained on; `exaflops`: of
     all training, in steps that were done; `accuracy`: the last one, `is_averaged` if of averaged weights; `fewshot`: by
     the number of shots. Scores of repetitions are means, each with the deviation of a sample. `dataset` and
-    `fewshot_dataset`: names of what they are on; `label`: that of the model, with what tells it from others.
-    `reasons`: why something is not known."""
+    `fewshot_dataset`: names of what they are on; `also`: further scores, each with its own; `label`: that of the model,
+    with what tells it from others. `reasons`: why something is not known."""
 
     name: str
     stage: str
@@ -56,6 +56,7 @@ class Point:
     is_averaged: bool = False
     scored_on: ScoredOn | None = None
     fewshot_on: ScoredOn | None = None
+    also: tuple[AlsoScored, ...] = ()
     dataset: str = ""
     fewshot_dataset: str = ""
     label: str = ""
@@ -78,9 +79,20 @@ class Point:
         return (self.accuracy, self.deviation) if is_tuned else (self.best_accuracy, self.best_deviation)
 
 
+@dataclass(kw_only=True)
+class _Sweep:
+    """What is found of a sweep: the points of its repetitions, and the names of its other runs."""
+
+    name: str
+    facts: dict[str, Any] | None
+    seeds: list[Point] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+
 def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[str]]:
     """A point for each run, and a note for each folder that cannot be used. `root`: what names are relative to."""
-    points, notes, seeds = list[Point](), list[str](), dict[Path, list[Point]]()
+    points, notes = list[Point](), list[str]()
+    sweeps: dict[Path, _Sweep] = {}
     for folder in folders:
         try:
             if read_leaves(folder / _RECORD).get("stage") not in WITH_SMOKE and folder != root:
@@ -89,20 +101,27 @@ def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[st
         except (OSError, UserError, InvalidDataError) as error:
             notes.append(f"{_name(folder, root)}: {error}")
             continue
-        kind, sweep = folder.parent.name, folder.parent.parent
-        if (sweep / _SWEEP).is_file() and kind in ("tries", "seeds"):
-            if kind == "seeds":  # tries chose the values, on held-out data
-                seeds.setdefault(sweep, []).append(point)
-        else:
+        if (path := sweep_of(folder)) is None:
             points.append(point)
-    points += [repeated(runs, name=_name(sweep, root)) for sweep, runs in seeds.items()]
+            continue
+        if path not in sweeps:
+            given = folder.parent.parent
+            name = _name(given if given.absolute() == path else path, root)
+            sweeps[path] = _Sweep(name=name, facts=read_sweep(path))
+        if is_repetition(folder, sweeps[path].facts):
+            sweeps[path].seeds.append(point)
+        else:  # a try, say, which chose the values, on held-out data
+            sweeps[path].others.append(name_in_sweep(folder))
+    points += [repeated(one.seeds, name=one.name) for one in sweeps.values() if one.seeds]
+    notes += [f"{one.name}: {left_out(one.others, one.facts)}" for one in sweeps.values() if one.others]
     return points, notes
 
 
 def told_apart(points: Sequence[Point]) -> list[Point]:
     """All points of a comparison in order, each with a label that no other model has, and its datasets with names that
     no others have."""
-    names = dataset_names([on for one in points for on in (one.scored_on, one.fewshot_on) if on])
+    known = [(one.scored_on, one.fewshot_on, *(more.on for more in one.also)) for one in points]
+    names = dataset_names([on for each in known for on in each if on])
     kinds = {(one.model, one.stage, tuple(one.sizes.items())) for one in points}
     found = []
     for one in points:
@@ -113,7 +132,8 @@ def told_apart(points: Sequence[Point]) -> list[Point]:
         label = model_name(one.model, one.sizes, others=others)
         dataset = names[one.scored_on] if one.scored_on else ""
         few = names[one.fewshot_on] if one.fewshot_on else ""
-        found.append(replace(one, label=label, dataset=dataset, fewshot_dataset=few))
+        also = tuple(replace(more, dataset=names[more.on]) for more in one.also)
+        found.append(replace(one, label=label, dataset=dataset, fewshot_dataset=few, also=also))
     return sorted(found, key=_order)
 
 
@@ -133,10 +153,11 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
     has_head = model.num_classes > 0
     flops = training_flops(model, head=has_head, is_frozen=job.optimizer.freeze_backbone)
     num_images, exaflops, reasons = _cost(job, lines, flops=flops * step * job.global_batch, ancestors=ancestors)
-    accuracies, is_averaged = _accuracies(lines)
-    if job.ema_decay and accuracies and not is_averaged:
+    scores, is_averaged = accuracies(lines)
+    if job.ema_decay and scores and not is_averaged:
         reasons.append("its accuracy is of the raw weights, not of the averaged ones in its weights folder")
-    on, few_on = scored_on(job), fewshot_on(job)
+    on, few_on = scored_on(job), fewshot_on(job.fewshot)
+    also, why = also_of(folder, lines, job, is_best=stage != "finetune")
     return Point(
         name=name,
         stage=stage,
@@ -147,43 +168,46 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
         step=step,
         num_images=num_images,
         exaflops=exaflops,
-        accuracy=accuracies[-1] if accuracies else None,
-        best_accuracy=max(accuracies, default=None),
+        accuracy=scores[-1] if scores else None,
+        best_accuracy=max(scores, default=None),
         is_averaged=is_averaged,
-        fewshot=_fewshot(lines),
+        fewshot=fewshot_in(lines),
         scored_on=on,
         fewshot_on=few_on,
+        also=also,
         dataset=on.name() if on else "",
         fewshot_dataset=few_on.name() if few_on else "",
         label=model_name(model.name, sizes_of(model)),
         command=shlex.join(["patchline", stage, str(folder / _RECORD), "--run-dir", "NEW"]),
-        reasons=tuple(reasons),
+        reasons=(*reasons, *why),
     )
 
 
 def repeated(runs: Sequence[Point], *, name: str) -> Point:
     """The repetitions of one recipe as one point: the mean of each score, and the deviation of a sample."""
-    accuracies = [one.accuracy for one in runs if one.accuracy is not None]
+    lasts = [one.accuracy for one in runs if one.accuracy is not None]
     bests = [one.best_accuracy for one in runs if one.best_accuracy is not None]
     shots = sorted({number for one in runs for number in one.fewshot})
     few = {number: [one.fewshot[number] for one in runs if number in one.fewshot] for number in shots}
-    numbers = {"score": len(accuracies)} | {f"{number}-shot accuracy": len(found) for number, found in few.items()}
+    numbers = {"score": len(lasts)} | {f"{number}-shot accuracy": len(found) for number, found in few.items()}
     lacking = [
         f"{len(runs) - number} of {len(runs)} repetitions have no {what}"
         for what, number in numbers.items()
         if number < len(runs) and (number or not few)
     ]
+    also, without = means_of([one.also for one in runs])
     return replace(
         runs[0],
         name=name,
-        accuracy=statistics.fmean(accuracies) if accuracies else None,
-        deviation=_deviation(accuracies),
+        also=also,
+        accuracy=statistics.fmean(lasts) if lasts else None,
+        deviation=deviation_of(lasts),
         best_accuracy=statistics.fmean(bests) if bests else None,
-        best_deviation=_deviation(bests),
+        best_deviation=deviation_of(bests),
         fewshot={number: statistics.fmean(found) for number, found in few.items()},
-        fewshot_deviation={number: one for number, found in few.items() if (one := _deviation(found)) is not None},
+        fewshot_deviation={number: one for number, found in few.items() if (one := deviation_of(found)) is not None},
         num_runs=len(runs),
-        reasons=(*dict.fromkeys(reason for one in runs for reason in one.reasons), *lacking),
+        reasons=(*dict.fromkeys(reason for one in runs for reason in one.reasons), *lacking, *without),
     )
 
 
@@ -231,19 +255,6 @@ def _cost(
     return source.num_images if source else None, None if before is None else flops / 1e18 + before, reasons
 
 
-def _accuracies(lines: Sequence[Line]) -> tuple[list[float], bool]:
-    """All accuracies of the averaged weights if the last line with a score has one, else those of the raw ones; and
-    which."""
-    scored = [line for line in lines if _is_share(line.get(_RAW)) or _is_share(line.get(_AVERAGED))]
-    is_averaged = bool(scored) and _is_share(scored[-1].get(_AVERAGED))
-    key = _AVERAGED if is_averaged else _RAW
-    return [float(line[key]) for line in scored if _is_share(line.get(key))], is_averaged
-
-
-def _deviation(found: Sequence[float]) -> float | None:
-    return statistics.stdev(found) if len(found) > 1 else None
-
-
 def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:
     """Samples of an epoch, from how many epochs the run has done: exact once there are as many digits as it takes."""
     for line in reversed(lines):
@@ -261,21 +272,6 @@ def _num_classes(folder: Path) -> int:
     except (OSError, ValueError, KeyError, TypeError, InvalidDataError, json.JSONDecodeError):
         return 0
     return number if type(number) is int and 0 <= number <= MOST_CLASSES else 0
-
-
-def _fewshot(lines: Sequence[Line]) -> dict[int, float]:
-    """The last few-shot accuracies, by the number of shots."""
-    found: dict[int, float] = {}
-    for line in lines:
-        for key, value in line.items():
-            shots = key.removeprefix(_FEWSHOT).removesuffix(_SHOTS)
-            if key == f"{_FEWSHOT}{shots}{_SHOTS}" and shots.isdecimal() and len(shots) < 10 and _is_share(value):
-                found[int(shots)] = float(value)
-    return dict(sorted(found.items()))
-
-
-def _is_share(value: Any) -> bool:
-    return is_finite(value) and 0 <= value <= 1
 
 
 def _name(folder: Path, root: Path) -> str:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.evaluation.config import FewshotImages, FewshotInTraining
 from pipeline.models.config import NAMES, ModelConfig
 from pipeline.training.config import TrainingJob
 from shards.subset_config import HeldOutConfig, SubsetConfig
@@ -34,9 +35,8 @@ def scored_on(job: TrainingJob) -> ScoredOn | None:
     return ScoredOn(urls=(job.evaluation.url,)) if job.evaluation.url else None
 
 
-def fewshot_on(job: TrainingJob) -> ScoredOn | None:
-    """What a run's few-shot accuracy is of."""
-    few = job.fewshot
+def fewshot_on(few: FewshotImages | FewshotInTraining) -> ScoredOn | None:
+    """What a few-shot accuracy is of."""
     if not few.url:
         return None
     if not few.held_out.is_none:

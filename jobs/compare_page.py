@@ -20,6 +20,7 @@ from shards.card.card_words import shown
 TEMPLATE, SCRIPT = "compare.html.j2", "compare.js"
 _COLUMNS = (
     *(("run", "text"), ("scored on", "text"), ("accuracy", "number"), ("best", "number"), ("few-shot", "number")),
+    ("also scored", "text"),
     *(("exaFLOPs", "number"), ("images", "number"), ("model", "text"), ("parameters", "number"), ("px", "number")),
 )
 _MOST_SHOTS = 4  # plots of few-shot accuracy
@@ -81,14 +82,17 @@ def _wanted(points: Sequence[Point]) -> Iterator[_Plot]:
         "compute": ("exaFLOPs", lambda one: one.exaflops),
         "data": ("images of pre-training", lambda one: one.num_images),
     }
-    for dataset in dict.fromkeys(one.dataset for one in points):
+    also = [more for one in points for more in one.also]
+    for dataset in dict.fromkeys([*(one.dataset for one in points), *(one.dataset for one in also if not one.shots)]):
         for axis, (x_name, x_of) in axes.items():
             title = _title("Accuracy", dataset, axis)
             y_of = partial(_accuracy_on, dataset)
             yield _Plot(title=title, x_name=x_name, x_of=x_of, y_name="Accuracy", y_of=y_of)
     x_name, x_of = axes["data"]
-    for shots in sorted({shots for one in points for shots in one.fewshot})[:_MOST_SHOTS]:
-        for dataset in dict.fromkeys(one.fewshot_dataset for one in points):
+    measured = [(shots, one.fewshot_dataset) for one in points for shots in one.fewshot]
+    measured += [(one.shots, one.dataset) for one in also if one.shots]
+    for shots in sorted({shots for shots, _ in measured})[:_MOST_SHOTS]:
+        for dataset in dict.fromkeys(dataset for few, dataset in measured if few == shots):
             name = f"{shots}-shot accuracy"
             y_of = partial(_few_shot_on, dataset, shots)
             yield _Plot(title=_title(name, dataset, "data"), x_name=x_name, x_of=x_of, y_name=name, y_of=y_of)
@@ -99,12 +103,19 @@ def _title(name: str, dataset: str, axis: str) -> str:
 
 
 def _accuracy_on(dataset: str, one: Point) -> tuple[float | None, float | None]:
-    return one.drawn if one.dataset == dataset else (None, None)
+    return one.drawn if one.dataset == dataset else _also_on(dataset, 0, one)
 
 
 def _few_shot_on(dataset: str, shots: int, one: Point) -> tuple[float | None, float | None]:
-    is_on = one.fewshot_dataset == dataset
-    return (one.fewshot.get(shots), one.fewshot_deviation.get(shots)) if is_on else (None, None)
+    """Measured in RUN/fewshot, of the best weights say, else in the run itself."""
+    found = _also_on(dataset, shots, one)
+    is_on = found[0] is None and one.fewshot_dataset == dataset
+    return (one.fewshot.get(shots), one.fewshot_deviation.get(shots)) if is_on else found
+
+
+def _also_on(dataset: str, shots: int, one: Point) -> tuple[float | None, float | None]:
+    found = [(more.score, more.deviation) for more in one.also if (more.dataset, more.shots) == (dataset, shots)]
+    return found[0] if found else (None, None)
 
 
 def _text(name: str) -> str:

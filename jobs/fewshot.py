@@ -61,11 +61,13 @@ def run(job: FewshotJob) -> int:
 
 
 def table_of(weights: str, scores: FewshotScores, *, test_url: str) -> str:
-    """A line for each number of shots: mean and deviation over seeds."""
+    """A line for each number of shots: mean and deviation over seeds, which one seed does not have."""
+    is_one = any(len(one.ridge) == 1 for one in scores.results)
     has_probe = any(one.probe for one in scores.results)
     lines = [
         printable_name(f"{weights} on {test_url}"),
-        f"{scores.num_classes:,} classes, {scores.num_test_images:,} test images, representation of {scores.width:,}",
+        f"{scores.num_classes:,} classes, {scores.num_test_images:,} test images, representation of {scores.width:,}"
+        + (" (one seed: no deviation)" if is_one else ""),
         f"{'shots':>5}  {'images':>9}  {'accuracy':>15}" + (f"{'linear probe':>17}" if has_probe else ""),
     ]
     for one in scores.results:
@@ -76,7 +78,7 @@ def table_of(weights: str, scores: FewshotScores, *, test_url: str) -> str:
 
 def _cell(accuracies: tuple[float, ...]) -> str:
     mean, deviation = mean_and_deviation(accuracies)
-    return f"{mean:.4f} ± {deviation:.4f}"
+    return f"{mean:.4f} ± {deviation:.4f}" if len(accuracies) > 1 else f"{mean:>15.4f}"
 
 
 def _transform(job: FewshotJob, usage: Usage) -> EvaluationTransform:

@@ -55,7 +55,8 @@ def second_words(name: str, recipes: Recipes, width: int) -> str:
     """`patchline STAGE`: what the second word can be."""
     stage = COMMANDS[name]
     flags = " [--any.flag VALUE ...]" if stage.is_about_jobs else ""
-    blocks = [f"usage: patchline {name} {stage.second}{flags}", f"{_sentence(stage.summary)}"]
+    usage = _filled(f"usage: patchline {name} {stage.second}{flags}", width, indent=" " * len("usage: "))
+    blocks = [usage, f"{_sentence(stage.summary)}"]
     if stage.second == RECIPE:
         rows = [(recipe, _first_line(function)) for recipe, function in recipes.items()]
         blocks.append(_rows(rows, width))

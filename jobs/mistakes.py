@@ -150,10 +150,15 @@ def refuse_wrong_words(words: Sequence[str], flags: Sequence[Flag], *, command: 
                 f"unexpected word {word!r}; a value follows its flag, as in --flag VALUE. See {command} --help"
             )
         if flag is None:
-            near = similar_flags(name, [flag.name for flag in flags])
-            raise UserError(f"unknown flag {name} of {command}; {_meant(near)}{command} --help-all lists all flags")
+            raise unknown_flag(name, [flag.name for flag in flags], command=command)
         values = [value] if equals else _values_of(flag, left)
         _refuse_wrong_values(flag, values, name=name)
+
+
+def unknown_flag(name: str, flags: Sequence[str], *, command: str) -> UserError:
+    """The error for a flag that a command does not know."""
+    meant = _meant(similar_flags(name, flags))
+    return UserError(f"unknown flag {name} of {command}; {meant}{command} --help-all lists all flags")
 
 
 def required_flags(flags: Sequence[Flag], required: Sequence[str]) -> list[Flag]:

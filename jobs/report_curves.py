@@ -63,6 +63,13 @@ def kind_of(name: str) -> Kind:
     """How a curve of this name is shown."""
     if name in _KINDS:
         return _KINDS[name]
+    group, _, rest = name.partition("/")
+    if group == "eval":
+        dataset, _, score = rest.rpartition("/")
+        averaged = " of the averaged weights" if score.startswith("ema_") else ""
+        return Kind(title=f"Accuracy on {dataset}{averaged}", unit="accuracy", text=share_text)
+    if group == "fewshot":
+        return Kind(title=f"{rest.removesuffix('_shots')}-shot accuracy", unit="accuracy", text=share_text)
     title = _STEP_TITLES.get(name, name)
     if name.startswith("time/"):
         return Kind(title=title, unit="time per step", text=seconds_text, is_cost=True)

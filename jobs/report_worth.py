@@ -10,6 +10,7 @@ from typing import Any
 
 from jobs.compare_facts import Point, point_of
 from jobs.record_leaves import read_leaves
+from jobs.sweep_runs import is_repetition, read_sweep, sweep_of
 from jobs.trials import METRICS
 from pipeline.checkpoints.json_lines import is_finite, read_lines
 from pipeline.evaluation.config import EvaluationConfig
@@ -76,8 +77,8 @@ class Worth:
     """`device_days`: of all ranks over all starts; `dataset`: that of Table 2 on which the run is scored, or empty, and
     its `accuracy` there; `is_held_out`: the point's accuracy is of a part of the training data instead; `repeats`: of a
     repetition of a sweep, that of all of them; `vtab`: its means over groups of tasks and over all, those of RUN/vtab
-    that are whole; `figures`: title, data URI and least width in pixels (0: any) of each. `reasons`: why something is
-    not known."""
+    that are whole, with deviations over seeds; `figures`: title, data URI and least width in pixels (0: any) of each.
+    `reasons`: why something is not known."""
 
     point: Point | None
     device_days: float | None
@@ -85,7 +86,7 @@ class Worth:
     accuracy: float | None
     is_held_out: bool
     repeats: Repeats | None
-    vtab: tuple[tuple[str, float], ...]
+    vtab: tuple[tuple[str, float, float | None], ...]
     figures: tuple[tuple[str, str, int], ...]
     reasons: tuple[str, ...]
 
@@ -140,28 +141,33 @@ def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None
 
 
 def _repeats(run_dir: Path) -> Repeats | None:
-    """Of a run in SWEEP/seeds whose sweep.json has a mean."""
-    if run_dir.parent.name != "seeds":
+    """Of a repetition of a sweep whose sweep.json has a mean."""
+    sweep = sweep_of(run_dir)
+    found = read_sweep(sweep) if sweep else None
+    if found is None or not is_repetition(run_dir, found):
         return None
-    try:
-        found = parse_json(read_local_file(run_dir.parent.parent / "sweep.json", most_bytes=_MOST_SWEEP_BYTES))
-        num_runs, mean, deviation = len(found["seeds"]), found["mean"], found["deviation"]
-        metric = found.get("score", "accuracy")  # older versions had no other
-    except (OSError, ValueError, KeyError, TypeError, InvalidDataError):
-        return None
+    numbers: list[Any] = [found.get(name) for name in ("mean", "deviation")]
+    mean, deviation = numbers
+    metric = found.get("score", "accuracy")  # older versions had no other
     is_usable = is_finite(mean) and is_finite(deviation) and 0 <= mean <= 1 and 0 <= deviation <= 1
     is_usable = is_usable and metric in METRICS
-    return Repeats(num_runs=num_runs, mean=mean, deviation=deviation, metric=metric) if is_usable else None
+    return Repeats(num_runs=len(found["seeds"]), mean=mean, deviation=deviation, metric=metric) if is_usable else None
 
 
-def _vtab(path: Path) -> tuple[tuple[str, float], ...]:
-    """The means that `patchline vtab --run-dir RUN/vtab` has left."""
+def _vtab(path: Path) -> tuple[tuple[str, float, float | None], ...]:
+    """The means that `patchline vtab --run-dir RUN/vtab` has left, and over several seeds their deviations."""
     try:
         found = parse_json(read_local_file(path, most_bytes=_MOST_SWEEP_BYTES))
     except (OSError, ValueError, InvalidDataError):
         return ()
-    means: dict[str, Any] = {name: found.get(key) for key, name in _VTAB.items()} if isinstance(found, dict) else {}
-    return tuple((name, float(mean)) for name, mean in means.items() if is_finite(mean) and 0 <= mean <= 1)
+    facts: dict[str, Any] = found if isinstance(found, dict) else {}
+    spread: dict[str, Any] = facts["deviations"] if isinstance(facts.get("deviations"), dict) else {}
+    means: list[tuple[str, Any, Any]] = [(name, facts.get(key), spread.get(key)) for key, name in _VTAB.items()]
+    return tuple(
+        (name, float(mean), float(deviation) if is_finite(deviation) and 0 <= deviation <= 1 else None)
+        for name, mean, deviation in means
+        if is_finite(mean) and 0 <= mean <= 1
+    )
 
 
 def _dataset(url: str) -> str:

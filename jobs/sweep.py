@@ -4,6 +4,7 @@ Each run is a command of its own in a folder of its own. The same sweep again ru
 was interrupted; with more values or seeds, only those are new.
 """
 
+import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,19 +13,19 @@ from jobs import exit_codes
 from jobs.resolve import default_job
 from jobs.screen import put
 from jobs.stages import WITH_SMOKE
-from jobs.submitted import Override, job_of_words
+from jobs.submitted import Override, job_of_words, place_of
 from jobs.sweep_plan import SweepPlan, plan_of
 from jobs.sweep_scores import best_of, facts_of, scores_of, sweep_json, table_of
+from jobs.tools import TOOLS
 from jobs.trials import Score, Trial, make_room, refuse_others, run_all, score_of
 from pipeline.checkpoints.json_lines import write_whole
 from shards.config_values import shown_value
 from shards.differences import differences
 from shards.errors import UserError, WillNotSucceedError
+from shards.terminal import printable_name
 
-USAGE = (
-    "patchline sweep pretrain|finetune RECIPE --run-dir DIR [--any.field A B C ...] [--data.held-out.share X] "
-    "[--select-on URL] [--score accuracy|mean_per_class] [--seeds N] [--phase tries|seeds [--part I/N]] [--dry-run]"
-)
+log = logging.getLogger(__name__)
+USAGE = f"patchline sweep {TOOLS['sweep'].second}"
 
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
@@ -36,7 +37,8 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     check(plan, override)
     tries = plan.tries()
     if plan.is_dry:
-        put("".join(f"{shlex.join(['patchline', *one.words])}\n" for one in (*tries, *_likely(plan))))
+        repeated = plan.repetitions(_shown(plan, [score_of(one, override) for one in tries]))
+        put("".join(f"{shlex.join(['patchline', *one.words])}\n" for one in (*tries, *repeated)))
         return exit_codes.DONE
     if plan.phase != "seeds" and (code := run_all(plan.own(tries), environ, override)):
         return code
@@ -61,6 +63,12 @@ def check(plan: SweepPlan, override: Override) -> None:
     repeated = job_of_words(list(_likely(plan)[0].words), override)
     if plan.phase != "tries" and not repeated.evaluation.url:
         raise UserError("--evaluation.url is missing: the dataset on which the runs with the best values are scored")
+    if plan.select_on and place_of(plan.select_on) == place_of(repeated.evaluation.url):
+        log.warning(
+            "--select-on and --evaluation.url are both %s: the best is scored on what it was chosen on, so its score "
+            "is too high; choose on a part of the training set, --data.held-out.share .02",
+            printable_name(plan.select_on),
+        )
     if not plan.is_dry:
         refuse_others(plan.tries(), override)
 
@@ -78,6 +86,16 @@ def swept_fields(plan: SweepPlan, override: Override) -> set[str]:
         for values in (plan.first_values(), last)
     ]
     return {each.field for each in differences(*jobs)}
+
+
+def _shown(plan: SweepPlan, tries: Sequence[Score]) -> tuple[tuple[str, str], ...]:
+    """The values of the repetitions for --dry-run: the best, or, before they are known, the first, which is said."""
+    best = best_of(tries)
+    if best and all(one.state in ("done", "failed") for one in tries):
+        return best.trial.values
+    if plan.grid:
+        log.info("the repetitions will have the best values, which are not known yet: here the first stand for them")
+    return plan.first_values()
 
 
 def _likely(plan: SweepPlan) -> list[Trial]:

@@ -3,14 +3,17 @@
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jobs.flags import Flag, flags_of
+from jobs.mistakes import unknown_flag
+from jobs.run_flags import shown_run_flags
 from jobs.submitted import value_in
 from jobs.trials import METRICS, Metric, Trial
-from shards.config_values import shown_value, whole_number
+from shards.config_values import shown_value, whole_number, without_range
 from shards.errors import UserError
 
 MOST_TRIES = 1000
@@ -84,7 +87,8 @@ class SweepPlan:
 
 def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
     """The sweep that `STAGE RECIPE ...` asks for; `default`: the recipe's job. UserError for what it does not allow."""
-    found = _sorted(words[2:], {name: flag for flag in flags_of(default) for name in flag.names})
+    flags = [*flags_of(default), *shown_run_flags(words[0])]
+    found = _sorted(words[2:], flags, command=f"patchline {words[0]} {words[1]}")
     options, given = found.options, whole_number(value_in(found.fixed, "--seed"))
     phase, (part, parts) = options.get("--phase", ""), _part(options.get("--part", ""))
     plan = SweepPlan(
@@ -93,7 +97,7 @@ def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
         folder=Path(options.get("--run-dir", "")),
         fixed=tuple(found.fixed),
         grid=tuple(found.grid.items()),
-        seeds=_seeds(options.get("--seeds", "3")),
+        seeds=seeds_of(options.get("--seeds", "3")),
         first_seed=default.seed if given is None else given,
         select_on=options.get("--select-on", ""),
         metric=_metric(options.get("--score", "accuracy")),
@@ -119,8 +123,9 @@ class _Sorted:
     also: list[str] = field(default_factory=list)
 
 
-def _sorted(words: Sequence[str], known: Mapping[str, Flag]) -> _Sorted:
-    found = _Sorted()
+def _sorted(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> _Sorted:
+    """UserError for a flag that neither a sweep nor its runs know."""
+    found, known = _Sorted(), {name: flag for flag in flags for name in flag.names}
     for flag, values in _groups(words):
         name = flag.replace("_", "-")
         if name == _DRY and not values:
@@ -131,8 +136,10 @@ def _sorted(words: Sequence[str], known: Mapping[str, Flag]) -> _Sorted:
             found.held_out.extend((flag, *values))
         elif name == _ALSO:
             found.also.extend((flag, *values))
-        elif name in known and known[name].takes and not known[name].is_many and len(values) > 1:
-            found.grid[name] = _different(name, values)
+        elif name not in known:
+            raise unknown_flag(flag, [*(one.name for one in flags), *_OPTIONS], command=command)
+        elif known[name].takes and not known[name].is_many and len(values) > 1:
+            found.grid[name] = _different(known[name], values)
         else:
             found.fixed.extend((flag, *values))
     return found
@@ -159,18 +166,30 @@ def _only(name: str, values: list[str]) -> str:
     return values[0]
 
 
-def _different(name: str, values: list[str]) -> tuple[str, ...]:
+def _different(flag: Flag, values: list[str]) -> tuple[str, ...]:
+    name = flag.name
     if name in _NOT_SWEPT:
         raise UserError(f"{name} cannot be swept: {_NOT_SWEPT[name]}")
-    folders = [_in_folder(value) for value in values]
-    for place, folder in enumerate(folders):
-        if (first := folders.index(folder)) < place:
-            both = f"{shown_value(values[first])} and {shown_value(values[place])}"
-            raise UserError(f"{name} has {both}, which would share a folder")
+    # what two values share, and what to say of it
+    shared = {"are the same number": [_number(flag, value) for value in values]}
+    shared |= {"would share a folder": [_in_folder(value) for value in values]}
+    for why, found in shared.items():
+        for place, one in enumerate(found):
+            if (first := found.index(one)) < place:
+                both = f"{shown_value(values[first])} and {shown_value(values[place])}"
+                raise UserError(f"{name} has {both}, which {why}; leave one out")
     return tuple(values)
 
 
-def _seeds(text: str) -> int:
+def _number(flag: Flag, value: str) -> float | str:
+    """The value of a flag that takes a number; of any other, and what is no number, its text."""
+    with suppress(ValueError):
+        return float(value) if without_range(flag.kind) in (int, float) else value
+    return value
+
+
+def seeds_of(text: str) -> int:
+    """The number of seeds that --seeds gives. UserError if it is none."""
     number = whole_number(text)
     if number is None or not 1 <= number <= 1000:
         raise UserError(f"--seeds is {shown_value(text)}; allowed: {_OPTIONS['--seeds']}")

@@ -30,7 +30,9 @@ TOOLS = {
     ),
     "sweep": Stage(
         summary="try values of flags, then repeat the best with several seeds",
-        second="STAGE RECIPE --run-dir DIR [--any.field A B C ...] [--select-on URL] [--seeds N] [--dry-run]",
+        second="pretrain|finetune RECIPE --run-dir DIR [--any.field A B C ...] [--data.held-out.share X] "
+        "[--select-on URL] [--score accuracy|mean_per_class] [--seeds N] [--phase tries|seeds [--part I/N]] "
+        "[--dry-run]",
         module="jobs.sweep",
         examples=(
             "sweep finetune cifar10 --schedule.learning-rate .003 .01 .03 .06 --data.held-out.share .02 "
@@ -42,7 +44,7 @@ TOOLS = {
     ),
     "vtab": Stage(
         summary="fine-tune on the tasks of VTAB-1k, and show their mean",
-        second="WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...]",
+        second="WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N]",
         module="jobs.vtab",
         examples=("vtab runs/vit/weights --data-root data/vtab --run-dir runs/vit-vtab",),
     ),

@@ -17,7 +17,7 @@ from shards.local_file import open_local_file
 
 COLUMNS = 480
 _SHOWN = re.compile(r"(loss|test_loss|test_accuracy|learning_rate|grad_norm|images_per_second|data_wait_share)")
-_GROUPS = re.compile(r"(time|perf|memory)/[ -~]{1,80}")
+_GROUPS = re.compile(r"(time|perf|memory)/[ -~]{1,80}|eval/[ -~]{1,80}/(ema_)?accuracy|fewshot/[0-9]{1,9}_shots")
 _MOST_CURVES = 48
 _MOST_LINE_BYTES = 1 << 20
 _LEAST = 1e-250  # what is nearer to 0 is 0: scales cannot divide by it

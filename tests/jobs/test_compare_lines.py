@@ -69,11 +69,11 @@ def test_datasets_have_names_of_their_own(found: list[ScoredOn], names: list[str
 def test_what_is_scored() -> None:
     """As in training: a held-out part goes before a dataset, and the test split lies beside the shots."""
     job = digits_smoke()
-    assert (scored_on(job), fewshot_on(job)) == (None, None)
+    assert (scored_on(job), fewshot_on(job.fewshot)) == (None, None)
     tested = replace(job, evaluation=EvaluationConfig(url="d/test"), fewshot=FewshotInTraining(url="d/few/"))
-    assert (scored_on(tested), fewshot_on(tested)) == (on("d/test"), on("d/few-test"))
+    assert (scored_on(tested), fewshot_on(tested.fewshot)) == (on("d/test"), on("d/few-test"))
     part = DataConfig(url="d/a", held_out=HeldOutConfig(share=0.1, seed=3), subset=SubsetConfig(first=5, share=0.5))
     held_out = scored_on(replace(tested, data=part))
     assert held_out == on("d/a", part="10 % of samples 5 to the end held out by seed 3")
     few = FewshotInTraining(url="d/few", held_out=HeldOutConfig(count=2000))
-    assert fewshot_on(replace(job, fewshot=few)) == on("d/few", part="2,000 images held out")
+    assert fewshot_on(few) == on("d/few", part="2,000 images held out")

@@ -80,6 +80,17 @@ def test_a_table_without_a_probe() -> None:
     ]
 
 
+def test_one_seed_has_no_deviation() -> None:
+    scores = FewshotScores(
+        num_classes=10, num_test_images=5, width=32, results=(ShotScores(shots=1, ridge=(0.5,), probe=(0.25,)),)
+    )
+    lines = table_of("w", scores, test_url="u").splitlines()
+    assert lines[1].endswith("representation of 32 (one seed: no deviation)")
+    assert lines[-1].split() == ["1", "10", "0.5000", "0.2500"]
+    assert lines[-1].endswith("0.2500")
+    assert len(lines[-1]) == len(lines[-2]), "the columns stay where they are"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -56,12 +56,14 @@ def test_means_of_vtab_are_those_that_are_whole(finished_runs: FinishedRuns, tmp
     run_dir = shutil.copytree(finished_runs.get(1), tmp_path / "run")
     (run_dir / "vtab").mkdir()
     facts = {"tasks": {}, "natural": 0.5, "specialized": None, "structured": "0.4", "mean": 0.25}
+    facts |= {"deviations": {"natural": None, "specialized": 0.5, "mean": 0.125}}
     (run_dir / "vtab" / "vtab.json").write_text(json.dumps(facts))
-    assert worth_of(run_dir, wall_seconds=1.0).vtab == (("natural", 0.5), ("VTAB (19 tasks)", 0.25))
+    assert worth_of(run_dir, wall_seconds=1.0).vtab == (("natural", 0.5, None), ("VTAB (19 tasks)", 0.25, 0.125))
     assert patchline("report", str(run_dir)).code == 0
     page = (run_dir / "report.html").read_text()
     assert "this run, natural tasks" in page
     assert "76.29 ± 1.70" in page
+    assert "<strong>25.00 ± 12.50</strong>" in page
     (run_dir / "vtab" / "vtab.json").write_text("[1]")
     assert worth_of(run_dir, wall_seconds=1.0).vtab == ()
 
@@ -122,7 +124,7 @@ def test_a_run_that_is_damaged_has_reasons(finished_runs: FinishedRuns, tmp_path
 )
 def test_the_metric_of_the_repetitions_is_the_sweeps(tmp_path: Path, score: dict[str, str], metric: str | None) -> None:
     (tmp_path / "seeds" / "0").mkdir(parents=True)
-    facts = {"seeds": [{}, {}], "mean": 0.5, "deviation": 0.1} | score
+    facts = {"seeds": [{"folder": f"seeds/{seed}"} for seed in range(2)], "mean": 0.5, "deviation": 0.1} | score
     (tmp_path / "sweep.json").write_text(json.dumps(facts))
     found = worth_of(tmp_path / "seeds" / "0", wall_seconds=1.0).repeats
     assert (found.metric if found else None) == metric

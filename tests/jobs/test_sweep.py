@@ -82,6 +82,56 @@ def test_what_will_run_is_shown(digits_url: str, tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
+def test_dry_runs_show_the_best_values_once_they_are_known(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    runs_are_over_at_once(monkeypatch, lambda job: job.schedule.learning_rate)
+    words = ["finetune", "digits_48", "--data.held-out.share=.1", "--evaluation.url=t", "--run-dir", str(tmp_path)]
+    words += ["--seeds=1", "--data.url=d", "--initial.weights=w", "--schedule.learning-rate", ".001", ".003"]
+
+    def shown() -> tuple[str, bool]:
+        caplog.clear()
+        assert sweep.run([*words, "--dry-run"], override=override, environ={}) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert "/seeds/0" in last
+        return last.partition("--schedule.learning-rate=")[2].split()[0], "here the first stand for them" in caplog.text
+
+    assert shown() == (".001", True)
+    assert sweep.run([*words, "--phase=tries"], override=override, environ={}) == 0
+    capsys.readouterr()
+    assert shown() == (".003", False)
+
+
+def test_a_choice_on_the_dataset_of_the_final_score_gets_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["finetune", "digits_48", "--data.url=d", "--initial.weights=w", "--run-dir=s", *RATES, "--dry-run"]
+    for select_on, is_said in (("t/", True), (f"{tmp_path}/t", True), ("t2", False)):
+        caplog.clear()
+        sweep.run([*words, "--evaluation.url=t", "--select-on", select_on], override=override, environ={})
+        assert ("so its score is too high" in caplog.text) is is_said, select_on
+
+
+def test_a_shortened_warm_up_is_said_by_each_run_alone(tmp_path: Path) -> None:
+    """Not whenever the sweep looks at a run."""
+    words = ["sweep", "finetune", "digits_48", "--data.url=d", "--initial.weights=w", "--evaluation.url=t", "--steps=8"]
+    words += ["--run-dir", str(tmp_path / "s"), *RATES, "--data.held-out.share=.1", "--dry-run"]
+    ended = patchline(*words)
+    assert ended.code == 0, ended.errors
+    assert "warm-up" not in ended.errors
+
+
+def test_the_help_has_every_option_of_a_sweep() -> None:
+    said = " ".join(patchline("sweep", "--help").output.split())
+    for option in ("--score", "--phase", "--part", "--data.held-out.share", "--select-on", "--seeds", "--dry-run"):
+        assert option in said
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -104,7 +104,21 @@ def test_the_tasks_of_an_array_share_the_tries() -> None:
         ((*RATES, "--data.held-out.share", ".1"), "the tries need one thing to be compared on"),
         (("--run-dir", "s", "--data.held-out.share=.1"), "--data.held-out says nothing without a grid; give a flag"),
         ((*RATES, "--data.url", "a/b", "a_b"), "'a/b' and 'a_b', which would share a folder"),
-        ((*RATES, "--steps", "5", "5"), "'5' and '5', which would share a folder"),
+        ((*RATES, "--steps", "5", "5"), "'5' and '5', which are the same number"),
+        (
+            (*RATES, "--optimizer.weight-decay", "0.50", ".5"),
+            "'0.50' and '.5', which are the same number; leave one out",
+        ),
+        ((*RATES, "--steps", "5", "5.0"), "'5' and '5.0', which are the same number; leave one out"),
+        (
+            ("--run-dir", "s", "--schedule.learning-rates", ".003", "1", "--data.held-out.share", ".1"),
+            "unknown flag --schedule.learning-rates of patchline finetune digits_48; did you mean "
+            "--schedule.learning-rate or ",
+        ),
+        (
+            (*RATES, "--seed-s=3"),
+            "unknown flag --seed-s of patchline finetune digits_48; did you mean --seeds or --seed or ",
+        ),
         ((*RATES, "--phase", "all"), "--phase is 'all'; allowed: tries, seeds"),
         ((*RATES, "--part", "0/2"), "--part says nothing without --phase"),
         ((*RATES, "--part", "2/2"), "--part is '2/2'; allowed: I/N with I from 0 to N-1"),
@@ -114,6 +128,10 @@ def test_the_tasks_of_an_array_share_the_tries() -> None:
 def test_what_is_not_allowed(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         plan(*words)
+
+
+def test_values_of_text_may_look_like_one_number() -> None:
+    assert plan("--data.url", "1", "1.0", *RATES).grid[0] == ("--data.url", ("1", "1.0"))
 
 
 def test_what_runs_are_compared_by() -> None:

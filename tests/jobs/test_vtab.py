@@ -9,7 +9,7 @@ import pytest
 from jobs import pack, vtab
 from jobs.recipes.paper_vtab import GROUPS, TASKS
 from jobs.trials import Score, Trial
-from jobs.vtab import Row, facts_of, table_of
+from jobs.vtab_rows import Row, facts_of, table_of
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights import save_weights
 from shards.errors import UserError
@@ -100,6 +100,32 @@ def test_one_message(words: tuple[str, ...], message: str) -> None:
     ended = patchline("vtab", *words)
     assert (ended.code, "Traceback" in ended.errors) == (2, False)
     assert message in " ".join(ended.errors.split())
+
+
+def test_each_task_runs_with_each_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("dtd", "dtd-test", "eurosat", "eurosat-test"):
+        job = pack.PackJob(out=str(tmp_path / "data" / name), source=DigitsSource(split="test"), split="test")
+        assert pack.run(job) == 0
+    started = runs_are_over_at_once(monkeypatch, lambda job: 0.5 + job.seed / 4)
+    words = ["w", "--data-root", f"{tmp_path}/data", "--run-dir", f"{tmp_path}/runs", "--tasks", "dtd", "eurosat"]
+    for _ in range(2):
+        assert vtab.run([*words, "--seeds", "2"], override=override, environ={}) == 0
+    assert [one.removeprefix(f"{tmp_path}/runs/") for one in started] == [
+        *("seed-0/dtd", "seed-0/eurosat", "seed-1/dtd", "seed-1/eurosat")
+    ]
+    facts = json.loads((tmp_path / "runs" / "vtab.json").read_text())
+    assert [one["tasks"]["dtd"]["accuracy"] for one in facts["seeds"]] == [0.5, 0.75]
+    assert facts["seeds"][1]["tasks"]["dtd"]["command"].endswith(" --seed=1")
+    assert "dtd                   0.6250 ± 0.1768" in capsys.readouterr().out
+    for more, message in (
+        (["--seeds=0"], "--seeds is '0'; allowed: 1 to 1000"),
+        (["--seeds"], "--seeds is ''; allowed: 1 to 1000"),
+        (["--seeds=2", "--seed", "5"], "--seed and --seeds do not go together"),
+    ):
+        with pytest.raises(UserError, match=message):
+            vtab.run([*words, *more], override=override, environ={})
 
 
 def test_the_scores_of_other_weights_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

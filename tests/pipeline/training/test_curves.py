@@ -41,3 +41,13 @@ def test_what_is_too_small_for_a_scale_is_zero(tmp_path: Path) -> None:
     path.write_text("".join(f'{{"step": {step}, "loss": {value}}}\n' for step, value in enumerate(values)))
     (loss,) = read_curves(path).curves
     assert list(loss.values) == [0.0, 0.0, 0.0, 0.0, 1e-38]
+
+
+def test_scores_on_other_datasets_and_few_shot_accuracies_are_curves(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    scores = {"eval/digits-test/accuracy": 0.5, "eval/digits-test/ema_accuracy": 0.25, "fewshot/5_shots": 0.75}
+    path.write_text(json.dumps({"step": 1, "loss": 1.0, **scores, "eval/digits-test/top5": 1.0}) + "\n")
+    assert {one.name: list(one.values) for one in read_curves(path).curves} == {
+        "loss": [1.0],
+        **{name: [value] for name, value in scores.items()},
+    }
