@@ -214,7 +214,7 @@ def test_the_repetitions_of_a_sweep(scored: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "sweep" / "seeds" / "0"
     shutil.copytree(scored, run_dir)
     assert worth_of(run_dir, wall_seconds=1.0).repeats is None
-    facts = {"seeds": [{}, {}, {}], "mean": 0.75, "deviation": 0.01}
+    facts = {"seeds": [{"folder": f"seeds/{seed}"} for seed in range(3)], "mean": 0.75, "deviation": 0.01}
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(facts))
     assert worth_of(run_dir, wall_seconds=1.0).repeats == Repeats(num_runs=3, mean=0.75, deviation=0.01)
     assert patchline("report", str(run_dir)).code == 0
