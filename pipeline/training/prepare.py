@@ -82,8 +82,7 @@ def _checked(job: TrainingJob, world: World, parts: StartParts, *, extend: bool)
     refuse_unusable_loggers(job.loggers, Path(job.run_dir), opens=world.is_first)
     store = open_store(job.checkpoint.url or str(Path(job.run_dir) / "checkpoints"))
     if job.initial.weights and not list_committed(store):
-        refuse_other_head(job, stream.data)
-        starting_weights(job)
+        _refuse_unsuitable_weights(job, stream.data)
     return Prepared(
         job=job,
         world=world,
@@ -98,6 +97,11 @@ def _checked(job: TrainingJob, world: World, parts: StartParts, *, extend: bool)
         extend=extend,
         parts=parts,
     )
+
+
+def _refuse_unsuitable_weights(job: TrainingJob, data: TrainingData) -> None:
+    refuse_other_head(job, data)
+    starting_weights(job)
 
 
 def _held_out(job: TrainingJob, data: TrainingData, *, say: bool) -> dict[str, Dataset]:
