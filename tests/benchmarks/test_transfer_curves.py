@@ -43,9 +43,9 @@ def test_it_runs_and_keeps_every_curve(tmp_path: Path) -> None:
         source = DigitsSource(split=split)  # type: ignore[arg-type]
         assert run(PackJob(out=str(tmp_path / f"digits{ending}"), source=source, split=split)) == 0
     out = tmp_path / "results.json"
-    words = ("--data", str(tmp_path / "digits"), "--weights", str(tmp_path / "runs" / "untuned-10" / "weights"))
+    words = ("--data", str(tmp_path / "digits"), "--weights", str(tmp_path / "runs" / "scratch-adamw" / "weights"))
     short = ("--steps=2", "--schedule.warmup-steps=0", "--global-batch=32", "--data.lanes=8", "--device=cpu")
-    for only in (("untuned-10",), ("anew", "masked", "tuned-10", "untuned-10")):
+    for only in (("scratch-adamw",), ("anew", "masked", "tuned-10", "untuned-10")):
         chosen = ("--runs", str(tmp_path / "runs"), "--out", str(out), "--only", *only, *short)
         command = [sys.executable, "-m", "benchmarks.transfer_curves", *words, *chosen]
         ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)

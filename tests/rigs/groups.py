@@ -2,27 +2,26 @@
 
 The tests of a file stay together, because they share fixtures. So do all tests of Ceph, which takes long to start; they
 are known by their ids. Tests that are marked `alone` begin: while one runs, the other workers wait. Groups with
-slow tests come next, so that no worker is left with a long one at the end. Those of Slurm, which mostly wait, are the
-last worker's: while it waits, the others compute. Whoever has nothing left takes what there is.
+slow tests come next, so that no worker is left with a long one at the end. Those of Slurm, which mostly wait, are
+spread between them: while one worker waits, another computes.
 """
 
 import fcntl
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+T = TypeVar("T")
 SERVERS = {"rgw": "ceph"}
 """The marker of the tests that share a server, and a word in their ids."""
 SLOW = 100
 """What a slow test weighs, in other tests; more, if its own time limit in seconds is more."""
-SLURM = "tests/slurm/"
-"""The folder of the tests that the last worker begins with."""
-NUM_LIGHT = 3
-"""It begins with this many of the lightest: tests that run alone wait for them."""
+BETWEEN = 3
+"""Of the groups that come first, this many between two of Slurm: they end with the first half of the run."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -37,15 +36,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         groups.setdefault(group_of(item.nodeid), []).append(item)
     ordered = sorted(groups.values(), key=weight, reverse=True)
-    waiting = [group for group in ordered if waits(group[0].nodeid)]
-    ordered = [group for group in ordered if group not in waiting]
-    ordered += waiting[-NUM_LIGHT:] + waiting[:-NUM_LIGHT]
+    waiting = [group for group in ordered if any(item.get_closest_marker("slurm") for item in group)]
+    ordered = spread(waiting, [group for group in ordered if group not in waiting])
     items[:] = [item for group in ordered for item in sorted(group, key=_late)]
 
 
-def waits(nodeid: str) -> bool:
-    """Whether it is a test of Slurm, by its folder; workers know each other's tests by their ids alone."""
-    return nodeid.startswith(SLURM)
+def spread(some: Sequence[T], others: Sequence[T]) -> list[T]:
+    """All of both in their order: after each `BETWEEN` of the others, one of some."""
+    ordered: list[T] = []
+    for number in range(max(len(some), -(-len(others) // BETWEEN))):
+        ordered += [*others[number * BETWEEN : (number + 1) * BETWEEN], *some[number : number + 1]]
+    return ordered
 
 
 def _late(item: pytest.Item) -> bool:
@@ -81,12 +82,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Groups(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
-
-        def _assign_work_unit(self, node: Any) -> None:
-            is_last = len(self.nodes) > 1 and node is self.nodes[-1]
-            if suitable := next((group for group in self.workqueue if waits(group) == is_last), None):
-                self.workqueue.move_to_end(suitable, last=False)
-            super()._assign_work_unit(node)
 
     config.option.loadscopereorder = False
     return Groups(config, log)

@@ -1,4 +1,4 @@
-"""Tests that run beside each other, and one that runs alone, in workers of pytest-xdist."""
+"""Tests that run beside each other, and one that runs alone, in two workers of pytest-xdist."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rigs.groups import group_of
+from tests.rigs.groups import group_of, spread
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 INNER = """
@@ -30,17 +30,6 @@ def test_{name}(number):
 """
 
 
-def _times_of(root: Path, *, num_workers: int) -> list[tuple[str, str, float, float]]:
-    """Runs all tests below the folder: of each its name, worker, start and end, in the order in which they ended."""
-    (root / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    alone\n")
-    options = ["-p", "tests.rigs.groups", "-p", "no:cacheprovider", "-n", str(num_workers), "--dist", "loadfile"]
-    command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(root), str(root)]
-    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(CHECKOUT)}
-    done = subprocess.run(command, env=environ, cwd=root, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [tuple(json.loads(line)) for line in (root / "times").read_text().splitlines()]
-
-
 def test_groups() -> None:
     assert group_of("tests/slurm/test_x.py::test_y[a]") == "tests/slurm/test_x.py"
     assert group_of("tests/shards/test_x.py::test_y[ceph]") == "ceph"
@@ -57,8 +46,13 @@ def test_one_runs_alone_and_long_ones_begin(tmp_path: Path) -> None:
     for name, (marks, count, seconds) in files.items():
         text = INNER.format(marks=marks, count=count, seconds=seconds, name=name, out=tmp_path / "times")
         (tmp_path / f"test_{name}.py").write_text(text)
-    times = _times_of(tmp_path, num_workers=2)
-    assert len(times) == 15
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    alone\n")
+    options = ["-p", "tests.rigs.groups", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
+    command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)]
+    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert "15 passed" in done.stdout, done.stdout + done.stderr
+    times = [json.loads(line) for line in (tmp_path / "times").read_text().splitlines()]
     workers = {(name[5], worker) for name, worker, _, _ in times}
     assert len(workers) == 4, "a file's tests stay in one worker"
     first = {name: min(began for other, _, began, _ in times if other[5] == name) for name in files}
@@ -78,18 +72,7 @@ def test_a_marked_test_without_the_word_in_its_id_is_refused(tmp_path: Path) -> 
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
 
 
-def test_the_last_worker_begins_with_those_of_slurm(tmp_path: Path) -> None:
-    places = dict.fromkeys("uvwxyz", tmp_path / "tests" / "slurm") | dict.fromkeys("abcd", tmp_path / "tests")
-    (tmp_path / "tests" / "slurm").mkdir(parents=True)
-    for name, folder in places.items():
-        seconds = {"u": 0, "a": 1.2, "b": 1.2}.get(name, 0.1)
-        marks = "@pytest.mark.slow" if name in "uvz" else ""
-        text = INNER.format(marks=marks, count=2, seconds=seconds, name=name, out=tmp_path / "times")
-        (folder / f"test_{name}.py").write_text(text)
-    times = _times_of(tmp_path, num_workers=3)
-    assert len(times) == 20
-    of_slurm = {worker for name, worker, _, _ in times if name[5] in "uvwxyz"}
-    assert len(of_slurm) == 1
-    assert of_slurm.isdisjoint(worker for name, worker, _, _ in times if name[5] in "ab")
-    order = [name[5] for name, _, _, _ in times if name[5] in "uvwxyz"]
-    assert order[::2] == list("wxyuvz"), "the lightest first, then the others"
+def test_groups_of_slurm_stand_between_the_others() -> None:
+    assert spread("ab", "01234567") == list("012a345b67")
+    assert spread("abcd", "01234567") == list("012a345b67cd")
+    assert spread("", "0123") == list("0123")
