@@ -2,8 +2,9 @@
 
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jobs.recipes.paper_vtab import GROUPS, TASKS, VtabTask
@@ -43,13 +44,18 @@ def facts_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 def table_of(rows: Sequence[Row]) -> str:
     """A line for each task, the mean of each whole group, and the mean of all 19, or how many are missing."""
+    return lines_of(rows, words=words_of, summary=partial(_summary, rows))
+
+
+def lines_of(rows: Sequence[Row], *, words: Callable[[Row], str], summary: Callable[[Sequence[VtabTask]], str]) -> str:
+    """The table, with these words for each task, and for each group of them and all 19."""
     lines = []
     for name, tasks in GROUPS.items():
         own = [row for row in rows if row.task in tasks]
-        lines += [f"{name if row is own[0] else '':<12}  {row.task.name:<20}  {words_of(row)}" for row in own]
+        lines += [f"{name if row is own[0] else '':<12}  {row.task.name:<20}  {words(row)}" for row in own]
         if own:
-            lines.append(f"{'':<12}  {_summary(own, tasks)}")
-    lines.append(f"{'all':<12}  {_summary(rows, TASKS)}")
+            lines.append(f"{'':<12}  {summary(tasks)}")
+    lines.append(f"{'all':<12}  {summary(TASKS)}")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -3,10 +3,11 @@ of these, as in the last row of the paper's Table 2. Pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from jobs.recipes.paper_vtab import GROUPS, TASKS, VtabTask
-from jobs.vtab_rows import Row, facts_of, mean_of, words_of
+from jobs.vtab_rows import Row, facts_of, lines_of, mean_of, words_of
 
 Rows = Mapping[int, Sequence[Row]]
 
@@ -25,14 +26,8 @@ def facts_of_seeds(by_seed: Rows) -> dict[str, Any]:
 
 def table_of_seeds(by_seed: Rows) -> str:
     """A line for each task, with the mean over the seeds, and one for each group and for all 19 tasks."""
-    lines, first = [], next(iter(by_seed.values()))
-    for name, tasks in GROUPS.items():
-        own = [row for row in first if row.task in tasks]
-        lines += [f"{name if row is own[0] else '':<12}  {row.task.name:<20}  {_task(by_seed, row)}" for row in own]
-        if own:
-            lines.append(f"{'':<12}  {_summary(by_seed, tasks)}")
-    lines.append(f"{'all':<12}  {_summary(by_seed, TASKS)}")
-    return "".join(f"{line}\n" for line in lines)
+    first = next(iter(by_seed.values()))
+    return lines_of(first, words=partial(_task, by_seed), summary=partial(_summary, by_seed))
 
 
 def _task(by_seed: Rows, first: Row) -> str:
