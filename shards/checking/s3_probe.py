@@ -7,7 +7,7 @@ conditional writes). Each request has a time limit and no retry, so that a fault
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -21,6 +21,8 @@ from shards.quantities import size
 from shards.storage.s3_client import PART_BYTES, REQUEST_ERRORS, GivenClient, probing_client, storage_errors
 
 RACERS = 16
+CREATED, REFUSED = "created", "refused"
+_CONDITION_STATUS = (409, 412)  # the answers to a condition that does not hold, and to a writer that comes second
 _MIB = 1 << 20
 _SMALL_PART, _USUAL_PART = 1 * _MIB, 5 * _MIB
 _MOST_SKEW, _SOME_SKEW = 15 * 60, 60  # seconds: what S3 refuses, and what is worth a warning
@@ -214,42 +216,54 @@ def _keys(place: _Place) -> list[str]:
 
 def _conditions(place: _Place) -> Verdict:
     place.client.put_object(**place.key("taken"), Body=b"first")
-    is_refused = not _creates(place, "taken", b"second")
+    outcome = _create(place, "taken", b"second")
     is_kept = place.client.get_object(**place.key("taken"))["Body"].read() == b"first"
-    place.facts["if_none_match"] = is_refused and is_kept
-    if is_refused and is_kept:
+    place.facts["if_none_match"] = outcome == REFUSED and is_kept
+    if outcome == REFUSED and is_kept:
         return Verdict(name="S3 conditions", status="ok", value="If-None-Match: * keeps an object that exists")
     value = "If-None-Match: * is ignored: an object that exists is replaced"
+    if is_kept:
+        value = f"a write with If-None-Match: * fails: {outcome}"
     return Verdict(name="S3 conditions", status="warning", value=value, allowed="412", todo=SAFE)
 
 
 def _race(place: _Place) -> Verdict:
     start = threading.Barrier(RACERS)
 
-    def one(number: int) -> bool:
+    def one(number: int) -> str:
         start.wait(timeout=30)
-        return _creates(place, "race", b"%d" % number)
+        return _create(place, "race", b"%d" % number)
 
     pool = Pool(RACERS, name="race")
     try:
         futures = [pool.submit(partial(one, number)) for number in range(RACERS)]
-        winners = sum(future.result() for future in futures)
+        outcomes = [future.result() for future in futures]
     finally:
         pool.close()
-    place.facts["race_winners"] = winners
-    value = f"{winners} of {RACERS} writers at once created the same object"
-    if winners == 1:
+    place.facts["race_winners"] = outcomes.count(CREATED)
+    return judge_race(outcomes)
+
+
+def judge_race(outcomes: Sequence[str]) -> Verdict:
+    """What became of each writer: CREATED, REFUSED, or the fault of a request that says nothing about it. Pure."""
+    value = f"{outcomes.count(CREATED)} of {len(outcomes)} writers at once created the same object"
+    faults = [outcome for outcome in outcomes if outcome not in (CREATED, REFUSED)]
+    if faults:
+        value = f"{value}; {len(faults)} failed: {faults[0]}"
+    elif outcomes.count(CREATED) == 1:
         return Verdict(name="S3 race", status="ok", value=value)
-    return Verdict(name="S3 race", status="warning", value=value, allowed="1", todo=SAFE)
+    return Verdict(name="S3 race", status="warning", value=value, allowed="1, and the others refused", todo=SAFE)
 
 
-def _creates(place: _Place, name: str, data: bytes) -> bool:
-    """Whether a conditional write is accepted. A refusal of any kind keeps what is there."""
+def _create(place: _Place, name: str, data: bytes) -> str:
+    """The outcome of a conditional write. Only an answer about the condition counts as a refusal."""
     try:
         place.client.put_object(**place.key(name), Body=data, IfNoneMatch="*")
-    except REQUEST_ERRORS:
-        return False
-    return True
+    except REQUEST_ERRORS as error:
+        response: dict[str, Any] = getattr(error, "response", {})
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return REFUSED if status in _CONDITION_STATUS else _said(error)
+    return CREATED
 
 
 def _clock(place: _Place) -> Verdict:

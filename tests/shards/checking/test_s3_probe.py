@@ -1,10 +1,15 @@
 """The probe of a store on real servers, on one that ignores conditions, and on none at all."""
 
+import re
+from typing import Any
+
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 
-from shards.checking.s3_probe import RACERS, judge_skew, probe_store, unreachable
+from shards.checking.s3_probe import CREATED, RACERS, REFUSED, judge_race, judge_skew, probe_store, unreachable
 from shards.errors import UserError
+from shards.storage.s3_client import probing_client
 from tests.rigs.faulty_proxy import faulty_proxy
 from tests.rigs.s3 import free_port
 
@@ -34,6 +39,45 @@ def test_a_store_that_ignores_conditions_is_named_and_safe(s3_endpoint: str, s3_
         assert found[name].status == "warning"
         assert "never relies on it" in found[name].todo
     assert {one.status for one in verdicts if one.name not in ("S3 conditions", "S3 race")} == {"ok"}
+
+
+def test_a_store_that_does_not_know_conditions_has_refused_nothing(
+    s3_endpoint: str, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may answer 501 to a header that it does not know: the write fails, but nobody has lost a race."""
+
+    def unknown(client: Any, **_: Any) -> Any:
+        def fail(params: dict[str, Any], **_: Any) -> None:
+            if "If-None-Match" in params["headers"]:
+                response = {"Error": {"Code": "NotImplemented"}, "ResponseMetadata": {"HTTPStatusCode": 501}}
+                raise ClientError(response, "PutObject")
+
+        client.meta.events.register("before-call.s3.PutObject", fail)
+        return client
+
+    monkeypatch.setattr(
+        "shards.checking.s3_probe.probing_client", lambda **settings: unknown(probing_client(**settings))
+    )
+    verdicts, facts = probe_store(f"s3://{s3_bucket}", endpoint=s3_endpoint)
+    found = {one.name: one for one in verdicts}
+    assert (facts["if_none_match"], facts["race_winners"]) == (False, 0)
+    for name, said in (("conditions", "fails: the server answers NotImplemented"), ("race", f"{RACERS} failed: the")):
+        assert (found[f"S3 {name}"].status, said in found[f"S3 {name}"].value) == ("warning", True), found
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "status", "words"),
+    [
+        pytest.param([REFUSED, CREATED, REFUSED], "ok", "1 of 3 writers", id="as specified"),
+        pytest.param([CREATED, CREATED, REFUSED], "warning", "2 of 3 writers", id="conditions are not atomic"),
+        pytest.param([REFUSED, REFUSED], "warning", "0 of 2 writers", id="nobody wins"),
+        pytest.param([CREATED, REFUSED, "a reset"], "warning", "1 of 3 .*; 1 failed: a reset", id="one is not known"),
+    ],
+)
+def test_only_answers_about_the_condition_decide_a_race(outcomes: list[str], status: str, words: str) -> None:
+    found = judge_race(outcomes)
+    assert found.status == status
+    assert re.search(words, found.value)
 
 
 def test_what_cannot_be_reached_is_one_verdict(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
