@@ -1,6 +1,7 @@
 """Objects read in pieces: whatever is taken and skipped, the bytes are those of the object."""
 
 import hashlib
+import threading
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,17 @@ def test_what_is_skipped_is_not_read() -> None:
 
 
 def test_pieces_are_read_ahead() -> None:
-    asked = Asked()
-    pieces = Pieces(asked.read_range, 0, len(DATA), piece_bytes=64, ahead=3)
+    asked, is_ahead = Asked(), threading.Event()
+
+    def read_range(first: int, end: int) -> bytes:
+        data = asked.read_range(first, end)
+        if first == 64:
+            is_ahead.set()
+        return data
+
+    pieces = Pieces(read_range, 0, len(DATA), piece_bytes=64, ahead=3)
     assert pieces.take(10) == DATA[:10]
+    assert is_ahead.wait(60), "the second piece is not read before it is taken"
     pieces.close()
     assert sorted(asked.ranges)[:2] == [(0, 64), (64, 128)]
     assert len(asked.ranges) <= 4
