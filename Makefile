@@ -23,7 +23,7 @@ VENV := $(CURDIR)/.venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh .githooks/*) .ci/run
 
-.PHONY: help setup demo slurm-demo test test-shards lint soak fuzz bench-env bench clean
+.PHONY: help setup demo slurm-demo test test-long test-flaky test-shards time-ci lint soak fuzz bench-env bench clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -47,8 +47,28 @@ demo: .venv/.demo ## Run the whole pipeline on real handwritten digits, at most 
 slurm-demo: .venv/.demo ## Start a real Slurm on this machine, and run a chain of jobs with a kill in the middle, 1 minute
 	$(VENV)/bin/python -m tests.rigs.slurm_demo
 
-test: .venv/.all ## Run all tests; those that need missing programs are skipped with the reason
-	$(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+PYTEST := $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
+test: .venv/.all ## Run the gate, at most 20 minutes; tests of missing programs are skipped with the reason
+	$(PYTEST) -m 'not long' $(ARGS)
+
+# The long part is divided into PARTS parts of at most 9 minutes each. Without PART, all of them run in turn.
+PARTS ?= 6
+PART ?= $(foreach part,$(shell seq $(PARTS)),$(part)/$(PARTS))
+
+test-long: .venv/.all ## Run all other tests, or a part of them: make test-long PART=3/6
+	@status=0; for part in $(PART); do \
+	  $(PYTEST) -m long --part $$part --outcome tests/long/results.json $(ARGS) || status=1; \
+	done; exit $$status
+
+N ?= 5
+LOAD ?= 2
+
+test-flaky: .venv/.all ## Run the gate several times with busy loops beside it: make test-flaky [N=5] [LOAD=2]
+	$(VENV)/bin/python -m tests.long.load --times $(N) --load $(LOAD)
+
+time-ci: .venv/.all ## Time .ci/run on a clean clone of the last commit, on a CPU that simulates a slow one
+	$(VENV)/bin/python -m tests.long.clean_clone
 
 # The packages that shards/ and its tests import. Slow tests and tests that need Ceph run only in make test.
 SHARDS_NEEDS := numpy pyarrow pillow imagehash boto3 webdataset jinja2 rich matplotlib pydantic pyyaml scikit-learn \

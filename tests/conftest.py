@@ -27,7 +27,10 @@ from tests.rigs.s3 import moto_server
 if TYPE_CHECKING:
     from tests.rigs.training import FinishedRuns
 
-pytest_plugins = ("tests.rigs.ends", "tests.rigs.cpu_seconds", "tests.rigs.groups")
+pytest_plugins = (
+    *("tests.rigs.ends", "tests.rigs.cpu_seconds"),
+    *("tests.rigs.groups", "tests.rigs.long_parts", "tests.rigs.outcome"),
+)
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")

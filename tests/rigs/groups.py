@@ -24,8 +24,10 @@ BETWEEN = 3
 """Of the groups that come first, this many between two of Slurm: they end with the first half of the run."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # sorts after -m, -k and --part: only selected tests weigh
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     """Sorts the tests in a worker, since groups are sent out in the order of the tests."""
+    yield
     for item in items:
         for marker, word in SERVERS.items():
             if item.get_closest_marker(marker) and group_of(item.nodeid) != word:
