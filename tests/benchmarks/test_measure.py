@@ -1,14 +1,18 @@
-"""A command is measured with everything that outlives it, and measuring changes nothing in this process."""
+"""A command is measured with everything that outlives it, on an idle machine or a busy one; nothing is left behind."""
 
 import ctypes
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from benchmarks.measure import run
+from benchmarks.threads import BUSY, SETTINGS, busy, table
 
 _GET_CHILD_SUBREAPER = 37  # from Linux's prctl
+DEADLINE_SECONDS = 30.0
 
 
 def is_subreaper() -> bool:
@@ -34,3 +38,18 @@ def test_a_failure_changes_nothing_either() -> None:
     with pytest.raises(RuntimeError, match="ended with 3"):
         run([sys.executable, "-c", "raise SystemExit(3)"])
     assert not is_subreaper()
+
+
+def test_the_busy_processes_end_with_the_measurement() -> None:
+    with busy(2) as burners:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not all("while True" in Path(f"/proc/{pid}/cmdline").read_text() for pid in burners):
+            assert time.monotonic() < deadline, "they do not begin"
+    assert [pid for pid in burners if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_the_table_has_a_row_a_setting() -> None:
+    found = {f"{where}: {setting}": [1.0, 2.0, 3.0] for where in BUSY for setting in SETTINGS}
+    lines = table(found).splitlines()
+    assert len(lines) == 2 + len(SETTINGS)
+    assert lines[2] == "| spinning (libgomp's own) | 2 (1 to 3) | 2 (1 to 3) |"

@@ -1,4 +1,7 @@
-"""Our own arms on a few generated images; the peers' arms need their own environment."""
+"""Arms of benchmarks: ours compute what they should, and torchvision loads without its operators.
+
+The peers' arms need an environment of their own.
+"""
 
 import argparse
 import json
@@ -9,11 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from benchmarks.kernels import attention, measured
 from benchmarks.loader_arms import ARMS, one_epoch
 from benchmarks.loader_prepare import PATCHLINE, SMALL_BLOCKS, WEBDATASET, prepare
 from benchmarks.loader_settings import Settings
+from benchmarks.order_arms import ARMS as ORDER_ARMS
+from benchmarks.order_arms import BATCH as ORDER_BATCH
+from benchmarks.order_arms import LARGE, OURS, ours
 from benchmarks.s3_arms import epochs, position, start
+from benchmarks.torchvision_operators import import_torchvision
 from pipeline.data import DataConfig
 from tests.rigs.images import image_bytes
 
@@ -83,3 +92,42 @@ def test_the_arms_of_s3_read_a_folder_too(work: Path) -> None:
     place = position(given, config)["position"]
     given.position = json.dumps(place | {"next_step": 5})
     assert start(given, config)["first_batch_seconds"] > 0
+
+
+def test_our_order_gives_a_batch_of_different_samples() -> None:
+    num_samples = 100_000
+    ids = ours()(num_samples)
+    assert ids.shape == (ORDER_BATCH,)
+    assert np.unique(ids).size == ORDER_BATCH
+    assert 0 <= ids.min() <= ids.max() < num_samples
+
+
+def test_both_sizes_of_the_order_are_measured() -> None:
+    assert f"{OURS}, {LARGE:,}" == "patchline, 303,000,000"
+    assert "MosaicML, 10,000,000" in ORDER_ARMS
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 17, 8), (1, 2, 1025, 4)])
+def test_both_kernels_of_a_pair_are_the_same_gradient(shape: tuple[int, int, int, int]) -> None:
+    ours, theirs = (one() for one in attention(shape))
+    assert isinstance(ours, tuple)
+    assert isinstance(theirs, tuple)
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0.05, atol=0.02)  # both are rounded to bf16 several times
+
+
+def test_a_pair_of_kernels_is_measured_round_by_round() -> None:
+    row = measured((lambda: sum(range(400_000)), lambda: sum(range(100_000))), rounds=5)
+    assert 2.0 < row["ratio"][1] < 8.0
+    assert row["ours"][1] > row["pytorch"][1] > 0
+
+
+def test_torchvision_imports_twice() -> None:
+    module = import_torchvision()
+    assert module is not None
+    assert module.__name__ == "torchvision"
+    assert import_torchvision() is module
+
+
+def test_without_torchvision_nothing_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as if it were not installed
+    assert import_torchvision() is None
