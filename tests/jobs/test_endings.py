@@ -1,7 +1,9 @@
-"""Every error has its exit code and its words here; only what is of no known kind comes with a traceback."""
+"""Every error has its exit code, which scripts and sites know, and its words; only a bug comes with a traceback."""
 
 import errno
+import re
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from jobs.interrupts import Interrupted
 from shards.errors import StorageError, TransientError, UnreachableError, UserError, WillNotSucceedError
 from shards.storage.s3_client import BadAnswerError
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 CONTINUES = "run the same command to continue"
 
 
@@ -92,3 +95,30 @@ def test_a_reader_that_has_seen_enough_is_no_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("jobs.endings.has_no_reader", lambda _stream: True)
     end = end_of(BrokenPipeError(errno.EPIPE, "Broken pipe"))
     assert (end.code, end.message) == (141, "")
+
+
+def test_the_numbers_are_the_documented_ones() -> None:
+    codes = {name: value for name, value in vars(exit_codes).items() if name.isupper()}
+    assert codes == {
+        "DONE": 0,
+        "FAULTS_FOUND": 1,
+        "USER_MISTAKE": 2,
+        "OUR_BUG": 70,
+        "CRASH": 74,
+        "CONTINUE": 75,
+        "WILL_NOT_SUCCEED": 78,
+        "INTERRUPTED": 130,
+    }
+
+
+def test_the_batch_script_has_the_same_numbers() -> None:
+    script = (CHECKOUT / "slurm" / "stage.sbatch").read_text()
+    found = dict(re.findall(r"\b(USER_ERROR|CONTINUE|HOPELESS)=(\d+)", script))
+    assert found == {"USER_ERROR": "2", "CONTINUE": "75", "HOPELESS": "78"}
+
+
+def test_the_page_of_exit_codes_lists_them() -> None:
+    page = (CHECKOUT / "docs" / "troubleshooting.md").read_text()
+    rows = re.findall(r"^\| (\d+(?:, \d+)*) \|", page, flags=re.MULTILINE)
+    listed = {int(code) for row in rows for code in row.split(", ")}
+    assert listed == {0, 1, 2, 70, 74, 75, 78, 130, 138, 140, 141, 143}

@@ -1,10 +1,11 @@
-"""What nodes print, and the verdict on it; that they print it is shown on a real Slurm (tests/slurm)."""
+"""What nodes print, and the verdict on it; tests/slurm has it on a real Slurm."""
 
 import json
 
 import pytest
 
 from jobs.preflight_nodes import judge_deep, judge_shared
+from tests.rigs.processes import patchline
 
 BOTH = "preflight n1 shared\npreflight n1 answers\npreflight n2 shared\npreflight n2 answers\n"
 
@@ -60,3 +61,15 @@ def test_an_exchange_that_fails_is_named_by_node(text: str, words: str) -> None:
 
 def test_nothing_printed() -> None:
     assert [one.status for one in judge_deep("{not json}\n", nodes=2)] == ["failed"]
+
+
+def test_a_rank_prints_before_and_after_the_exchange() -> None:
+    ended = patchline("__probe", "n1")
+    assert ended.code == 0, ended.errors
+    before, after = map(json.loads, ended.output.splitlines())
+    assert (before["has_exchanged"], after["has_exchanged"], after["fault"]) == (False, True, "")
+    assert (after["node"], after["product_seconds"] > 0) == ("n1", True)
+
+
+def test_it_needs_the_nodes_name() -> None:
+    assert patchline("__probe").code == 2

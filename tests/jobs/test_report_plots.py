@@ -1,12 +1,15 @@
-"""The pictures of a report: escaped, described, and of any values."""
+"""The pictures of a report, curves and confusion matrices: named, escaped, described, and of any values."""
 
+import re
 from array import array
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jobs.report_plots import curve_plot, ticks, time_bar
+from jobs.confusion_plot import confusion_plot, text_width
+from jobs.report_curves import kind_of
+from jobs.report_plots import curve_plot, share_text, ticks, time_bar
 from pipeline.training.curves import Curve
 
 
@@ -50,3 +53,46 @@ def test_an_axis_has_two_to_five_round_numbers(low: float, span: float) -> None:
 )
 def test_steps_of_an_axis(last: int, expected: list[float]) -> None:
     assert ticks(1, last, is_whole=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("test_accuracy", "Accuracy on the held-out dataset"),
+        ("eval/digits-test/accuracy", "Accuracy on digits-test"),
+        ("eval/digits-test/ema_accuracy", "Accuracy on digits-test of the averaged weights"),
+        ("fewshot/5_shots", "5-shot accuracy"),
+    ],
+)
+def test_scores_are_shown_in_percent_beside_the_loss(name: str, title: str) -> None:
+    kind = kind_of(name)
+    assert (kind.title, kind.text, kind.is_cost) == (title, share_text, False)
+
+
+def test_a_cell_for_each_pair() -> None:
+    right = [[True, False, False], [False, True, True]]
+    plot = str(confusion_plot([[0.9, 0.1, 0.0], [0.0, 0.5, 0.5]], ["a<b", "c"], ["a<b", "c", "d"], is_right=right))
+    assert re.findall(r'<rect class="([^"]+)"', plot) == ["part-1", "cell", "cell", "cell", "part-1", "part-1"]
+    texts = re.findall(r">([^<]+)</text>", plot)
+    assert texts == ["a&lt;b", "c", "d", "a&lt;b", "90", "10", "c", "50", "50"]
+    assert "2 labels and 3 classes" in plot
+
+
+def test_long_names_have_room() -> None:
+    short, long = (
+        re.search(r'viewBox="0 0 ([0-9]+) ([0-9]+)"', str(confusion_plot([[1.0]], [name], [name], is_right=[[True]])))
+        for name in ("a", "great white sharks")
+    )
+    assert short is not None
+    assert long is not None
+    assert int(long[1]) > int(short[1]) + 100
+    assert int(long[2]) > int(short[2]) + 50
+    assert text_width("great white sharks") < text_width("WWWWWWWWWWWWWWWWWW") == text_width("鮫" * 18)
+
+
+def test_many_classes_have_small_cells_without_numbers() -> None:
+    names = [str(number) for number in range(20)]
+    shares = [[float(row == column) for column in range(20)] for row in range(20)]
+    plot = str(confusion_plot(shares, names, names, is_right=[[False] * 20] * 20))
+    assert plot.count("<rect") == 400
+    assert ">100<" not in plot

@@ -1,4 +1,8 @@
-"""The most likely cause of every end, from what it leaves. Real ends are in test_run_doctor.py and tests/slurm/."""
+"""The most likely cause of every end, from the lines and files that it leaves.
+
+The lines are as srun, stage.sbatch, torch and patchline write them. Real ends are in test_run_doctor.py and
+tests/slurm/.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -6,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.log_signs import OURS, PYTHON, SIGNS
 from jobs.queue_jobs import NodeFacts, parsed
 from jobs.run_causes import causes_of
 from jobs.run_evidence import Evidence, evidence_of
@@ -144,3 +149,19 @@ def test_a_dataset_that_is_gone_and_a_full_disk(failed: Path) -> None:
 def test_an_end_without_a_word_is_still_a_fault(failed: Path) -> None:
     (one,) = [cause for cause in causes_of(evidence_of(failed, NO_SLURM)) if cause.is_fault]
     assert one.words.startswith("ended in step 9; step 5 is saved")
+
+
+@pytest.mark.parametrize("label", ["", "0: ", " 3: ", "1: [rank3]: ", "1: [rank3]: [rank3]: "])
+def test_a_line_with_and_without_labels(label: str) -> None:
+    ours = OURS.match(f"{label}12:00:00 rank 3: error: no dataset in 'd'")
+    python = PYTHON.match(f"{label}torch.cuda.OutOfMemoryError: no")
+    assert ours
+    assert python
+    assert (ours[1], python[1]) == ("error: no dataset in 'd'", "torch.cuda.OutOfMemoryError: no")
+
+
+@pytest.mark.parametrize("line", ["0: torch.x.ChildFailedError: ", "0: an error: no", "0: all is well", "error"])
+def test_what_is_no_cause(line: str) -> None:
+    assert not OURS.match(line)
+    assert not PYTHON.match(line)
+    assert not any(sign.pattern.search(line) for sign in SIGNS)

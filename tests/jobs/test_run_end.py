@@ -1,4 +1,4 @@
-"""Runs that need no job: `patchline submit` with Slurm's programs as scripts."""
+"""Runs that need no job, and what is believed of a DONE marker: `patchline submit` with Slurm's programs as scripts."""
 
 import shutil
 from dataclasses import replace
@@ -74,3 +74,21 @@ def test_other_stages_are_not_stopped(tmp_path: Path) -> None:
     refuse_stopped(replace(EVALUATIONS["resize"](), run_dir=str(tmp_path)))
     with pytest.raises(UserError, match="STOP keeps the run stopped"):
         refuse_stopped(replace(RECIPES["digits_smoke"](), run_dir=str(tmp_path)))
+
+
+@pytest.mark.slow
+def test_only_a_marker_that_vouches_for_the_last_step_counts(digits_url: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert patchline("__done", str(run_dir)).code == 1
+    assert patchline(*pretrain_words(digits_url, run_dir, "--steps", "6", "--engine.precision", "fp32")).code == 0
+    assert patchline("__done", str(run_dir)).code == 0
+    record, weights = run_dir / "job.yaml", run_dir / "weights" / "model.safetensors"
+    text, data = record.read_text(), weights.read_bytes()
+    record.write_text(text.replace("steps: 6\n", "steps: 7\n"))
+    longer = patchline("__done", str(run_dir))
+    assert (longer.code, "is of step 6, and the run has 7 steps" in longer.errors) == (1, True), longer.errors
+    record.write_text(text)
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    changed = patchline("__done", str(run_dir))
+    assert (changed.code, "does not vouch for the weights" in changed.errors) == (1, True), changed.errors
+    assert patchline("__done").code == 2

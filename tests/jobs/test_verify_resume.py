@@ -1,4 +1,7 @@
-"""`patchline verify-resume` on real ranks: an exact continuation, other topologies, and a planted difference."""
+"""`patchline verify-resume`: when it kills runs, as a function of numbers, and real ranks.
+
+Those have an exact continuation, other topologies, and a planted difference.
+"""
 
 import hashlib
 import json
@@ -13,7 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from jobs.killed_runs import Topology, planned_moments
 from jobs.launch import Ranks
 from jobs.model_jobs import VerifyResumeJob
 from jobs.recipes.finetune import digits_48
@@ -225,3 +231,33 @@ def test_ctrl_c_ends_all_ranks_and_removes_the_runs(digits_url: str, tmp_path: P
     assert process.wait(30) == 130
     assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
     assert list(tmp_path.iterdir()) == []
+
+
+@given(st.integers(2, 500), st.integers(1, 40), st.integers(1, 60), st.integers(0, 9))
+def test_every_kill_is_within_the_run_and_in_order(num_steps: int, num_kills: int, save_steps: int, seed: int) -> None:
+    moments = planned_moments(num_kills, num_steps=num_steps, save_steps=save_steps, seed=seed)
+    assert len(moments) == num_kills
+    steps = [moment.step for moment in moments]
+    assert steps == sorted(steps)
+    assert all(1 <= step < num_steps for step in steps)
+    assert all(moment.is_in_save <= (moment.step % save_steps == 0) for moment in moments)
+    assert all(step > save_steps for step in steps) or num_steps <= save_steps + 1
+    assert moments == planned_moments(num_kills, num_steps=num_steps, save_steps=save_steps, seed=seed)
+
+
+def test_kills_fall_into_saves_and_between_them() -> None:
+    moments = planned_moments(6, num_steps=100, save_steps=5, seed=1)
+    assert [moment.is_in_save for moment in moments] == [True, False] * 3
+    others = planned_moments(6, num_steps=100, save_steps=5, seed=2)
+    assert [moment.step for moment in moments] != [moment.step for moment in others]
+
+
+@pytest.mark.parametrize(
+    ("topology", "words"),
+    [
+        (Topology(num_ranks=1, zero_stage=3), "1 rank, ZeRO-3"),
+        (Topology(num_ranks=8, zero_stage=1), "8 ranks, ZeRO-1"),
+    ],
+)
+def test_a_topology_in_words(topology: Topology, words: str) -> None:
+    assert str(topology) == words
