@@ -1,4 +1,4 @@
-"""Which processes the heartbeat ends, with limits of a fraction of a second; real runs are in tests/faults."""
+"""Which processes the heartbeat ends, with limits of seconds; real runs are in tests/faults."""
 
 import json
 import os
@@ -19,11 +19,21 @@ from pipeline.training.pulse import Phase, Pulse
 from tests.rigs.forks import forks
 from tests.rigs.processes import one_world
 
-LIMIT_SECONDS = 0.8
+LIMIT_SECONDS = 3.0  # a healthy rank may starve for half of it on a busy machine
 HANG = HangConfig(step_seconds=LIMIT_SECONDS, other_seconds=60)
+SOON = HangConfig(step_seconds=0.8, other_seconds=60)  # for ranks that do hang
 LONG = 3 * LIMIT_SECONDS
 Stay = tuple[Phase, int, float]  # phase, batch, seconds
-MUCH_LATER = 20.0
+MUCH_LATER = 120.0
+
+
+def until_all_stand(run_dir: Path, rank: int, num_ranks: int) -> None:
+    """Ranks that hear each other begin together, whichever process starts first."""
+    (run_dir / f"stands-{rank}").touch()
+    deadline, pause = time.monotonic() + MUCH_LATER, threading.Event()
+    while not all((run_dir / f"stands-{other}").exists() for other in range(num_ranks)):
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
 
 
 def stand(
@@ -35,6 +45,7 @@ def stand(
     pulse, pause = Pulse(), threading.Event()
     pulse.attempt = "0001-abc"
     with Heartbeat(run_dir, config, pulse, world=one_world(rank, num_ranks, port=1)):
+        until_all_stand(run_dir, rank, num_ranks)
         for step in range(1, num_steps + 1):
             pulse.step_begins(step)
         for phase, batch, seconds in stays:
@@ -60,44 +71,45 @@ def said(run_dir: Path, *ranks: int) -> str:
     return "".join((run_dir / f"said-{rank}").read_text() for rank in ranks)
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize(
-    ("num_steps", "stays", "code"),
-    [
-        pytest.param(2, ((Phase.COMPUTING, 0, MUCH_LATER),), 74, id="a step that does not end"),
-        pytest.param(2, ((Phase.EVALUATING, 2, MUCH_LATER),), 74, id="a batch of an evaluation that does not end"),
-        pytest.param(0, ((Phase.STARTING, 0, LONG),), 0, id="a long start"),
-        pytest.param(1, ((Phase.COMPUTING, 0, LONG),), 0, id="a first step that compiles"),
-        pytest.param(2, ((Phase.SAVING, 0, LONG),), 0, id="a long save"),
-        pytest.param(2, ((Phase.FINISHING, 0, LONG),), 0, id="a long end"),
-        pytest.param(
-            2, ((Phase.EVALUATING, 0, 0.0), (Phase.EVALUATING, 1, LONG)), 0, id="a first evaluation that compiles"
-        ),
-        pytest.param(
-            2, tuple((Phase.EVALUATING, batch, LIMIT_SECONDS / 4) for batch in range(10)), 0, id="a long evaluation"
-        ),
-        pytest.param(
-            2,
-            tuple((Phase.COMPUTING, 0, LIMIT_SECONDS * share) for share in (0.5, 1.2)),
-            0,
-            id="a step of less than three times the longest",
-        ),
-    ],
-)
-def test_a_rank_is_ended_where_it_stands_too_long(
-    tmp_path: Path, num_steps: int, stays: tuple[Stay, ...], code: int
-) -> None:
-    assert codes(start(tmp_path, *stays, num_steps=num_steps)) == [code], said(tmp_path, 0)
-    assert ("the run hangs: rank 0 of 1" in said(tmp_path, 0)) is (code == 74)
-    stacks = list((tmp_path / "stacks").glob("rank-00000-attempt-0001-abc.txt"))
-    assert len(stacks) == (code == 74)
-    assert all("in stand\n" in path.read_text() for path in stacks)
+@pytest.mark.parametrize("place", [(Phase.COMPUTING, 0), (Phase.EVALUATING, 2)], ids=["a step", "a batch"])
+def test_a_rank_is_ended_where_it_stands_too_long(tmp_path: Path, place: tuple[Phase, int]) -> None:
+    assert codes(start(tmp_path, (*place, MUCH_LATER), config=SOON)) == [74], said(tmp_path, 0)
+    assert "the run hangs: rank 0 of 1" in said(tmp_path, 0)
+    (stacks,) = (tmp_path / "stacks").iterdir()
+    assert stacks.name == "rank-00000-attempt-0001-abc.txt"
+    assert "in stand\n" in stacks.read_text()
+
+
+IN_TIME: dict[str, tuple[int, tuple[Stay, ...]]] = {
+    "a long start": (0, ((Phase.STARTING, 0, LONG),)),
+    "a first step that compiles": (1, ((Phase.COMPUTING, 0, LONG),)),
+    "a long save": (2, ((Phase.SAVING, 0, LONG),)),
+    "a long end": (2, ((Phase.FINISHING, 0, LONG),)),
+    "a first evaluation that compiles": (2, ((Phase.EVALUATING, 0, 0.0), (Phase.EVALUATING, 1, LONG))),
+    "a long evaluation": (2, tuple((Phase.EVALUATING, batch, LIMIT_SECONDS / 4) for batch in range(10))),
+    "a step of less than three times the longest": (
+        2,
+        tuple((Phase.COMPUTING, 0, LIMIT_SECONDS * share) for share in (0.6, 1.2)),
+    ),
+}
+
+
+def test_a_rank_that_may_stand_there_is_left_alone(tmp_path: Path) -> None:
+    """All of them at once: they only wait."""
+    ranks: dict[str, ForkServerProcess] = {}
+    for name, (num_steps, stays) in IN_TIME.items():
+        (tmp_path / name).mkdir()
+        ranks[name] = start(tmp_path / name, *stays, num_steps=num_steps)
+    assert dict(zip(ranks, codes(*ranks.values()), strict=True)) == dict.fromkeys(IN_TIME, 0)
+    for name in IN_TIME:
+        assert said(tmp_path / name, 0) == "", name
+        assert not (tmp_path / name / "stacks").exists(), name
 
 
 def stand_without_last_resort(run_dir: Path) -> None:
     """In a host that has no room for another process."""
     sys.executable = str(run_dir / "missing")
-    stand(run_dir, 0, 1, 2, ((Phase.COMPUTING, 0, MUCH_LATER),), HANG)
+    stand(run_dir, 0, 1, 2, ((Phase.COMPUTING, 0, MUCH_LATER),), SOON)
 
 
 def test_a_rank_whose_last_resort_cannot_be_started_is_still_ended(tmp_path: Path) -> None:
@@ -112,7 +124,7 @@ def test_a_rank_whose_last_resort_cannot_be_started_is_still_ended(tmp_path: Pat
 
 def test_it_is_off_at_0(tmp_path: Path) -> None:
     off = HangConfig(step_seconds=0)
-    assert codes(start(tmp_path, (Phase.COMPUTING, 0, LONG), config=off)) == [0]
+    assert codes(start(tmp_path, (Phase.COMPUTING, 0, 3 * SOON.step_seconds), config=off)) == [0]
     assert not (tmp_path / "heartbeats").exists()
 
 
@@ -127,7 +139,7 @@ def test_storage_that_does_not_answer_ends_no_rank_that_trains(tmp_path: Path) -
     """Such as the run directory's file server, on one host, while the data and the checkpoints are elsewhere."""
     (tmp_path / "heartbeats").mkdir()
     os.mkfifo(tmp_path / "heartbeats" / "rank-00000.part")  # opening it for writing waits for a reader
-    training = tuple((Phase.COMPUTING, 0, LIMIT_SECONDS / 4) for _ in range(16))
+    training = tuple((Phase.COMPUTING, 0, LIMIT_SECONDS / 4) for _ in range(10))
     assert codes(start(tmp_path, *training)) == [0], said(tmp_path, 0)
 
 
@@ -138,6 +150,7 @@ def stand_rewound(run_dir: Path, rank: int, phase: Phase, seconds: float) -> Non
     pulse, pause = Pulse(), threading.Event()
     pulse.attempt = "0001-abc"
     with Heartbeat(run_dir, HANG, pulse, world=one_world(rank, 2, port=1)):
+        until_all_stand(run_dir, rank, 2)
         for step in (1, 2):
             pulse.step_begins(step)
         pause.wait(LIMIT_SECONDS / 2)
@@ -154,13 +167,21 @@ def test_the_ranks_hear_each_other_after_a_rewind(tmp_path: Path) -> None:
     assert codes(*ranks) == [0, 0], said(tmp_path, 0, 1)
 
 
+def stand_patiently(run_dir: Path, rank: int, num_ranks: int, stay: Stay) -> None:
+    """However late the other ranks write their stacks, they are waited for."""
+    heartbeat._GRACE_SECONDS = (MUCH_LATER, MUCH_LATER)
+    stand(run_dir, rank, num_ranks, 2, (stay,), HANG)
+
+
 def test_one_rank_says_which_one_the_others_wait_for(tmp_path: Path) -> None:
     stays = [
         (Phase.COMPUTING, 0, MUCH_LATER),
         (Phase.COMPUTING, 0, MUCH_LATER),
         (Phase.WAITING_FOR_DATA, 0, MUCH_LATER),
     ]
-    ranks = [start(tmp_path, stay, rank=rank, num_ranks=3) for rank, stay in enumerate(stays)]
+    ranks = [forks().Process(target=stand_patiently, args=(tmp_path, rank, 3, stay)) for rank, stay in enumerate(stays)]
+    for process in ranks:
+        process.start()
     assert codes(*ranks) == [74, 74, 74]
     message = said(tmp_path, 0, 1, 2)
     assert message.count("the run hangs: rank 2 of 3 on host ") == message.count("error: ") == 1, message
