@@ -1,16 +1,21 @@
-"""What a store lists counts, and what the ledger vouches for."""
+"""Attempts: which count, by what a store lists and what the ledger vouches for, and when one is over."""
 
+import shutil
 from pathlib import Path
+
+import pytest
 
 from pipeline.checkpoints.attempt_record import Attempt, attempt_to_json, record_path
 from pipeline.checkpoints.attempts import list_committed, read_attempts
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
+from pipeline.checkpoints.overtaken import why_over
 from shards.store import Store, open_store
 
 FIRST = Attempt(token="0001-aaaaaaaa", resumed_from=None)
 SAVED = CheckpointId(step=8, attempt=FIRST.token)
 UNLISTED = CheckpointId(step=12, attempt="0002-bbbbbbbb")
 NAMED_OTHERWISE = CheckpointId(step=12, attempt="7-x")
+OWN = "0002-aaaaaaaa"
 
 
 def store_with_one(tmp_path: Path) -> Store:
@@ -33,3 +38,34 @@ def test_the_attempt_of_a_checkpoint_on_record_counts_though_its_own_record_is_l
     lost = Attempt(token=UNLISTED.attempt, resumed_from=None, is_unreadable=True)
     assert read_attempts(store, recorded=UNLISTED) == [FIRST, lost]
     assert read_attempts(store, recorded=NAMED_OTHERWISE) == [FIRST]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "later"),
+    [
+        ((OWN,), ""),
+        (("0001-bbbbbbbb", OWN), ""),
+        ((OWN, "0003-00000000"), "0003-00000000"),
+        ((OWN, "0002-bbbbbbbb"), "0002-bbbbbbbb"),
+        ((OWN, "0002-99999999"), ""),
+        ((OWN, "0003-00000000", "10000-00000000", "9999-00000000"), "10000-00000000"),
+        ((OWN, "0003-x"), ""),
+    ],
+)
+def test_a_later_attempt_takes_over(tmp_path: Path, tokens: tuple[str, ...], later: str) -> None:
+    store = open_store(str(tmp_path / "checkpoints"))
+    for token in tokens:
+        store.write(f"attempts/{token}.json", b"nobody reads it")
+    reason = why_over(store, OWN, run_dir=tmp_path)
+    assert reason.startswith(f"attempt {OWN} of {tmp_path} ends here: a later one, {later}," if later else "")
+    assert bool(reason) == bool(later)
+
+
+@pytest.mark.parametrize("gone", ["run", "checkpoints"])
+def test_what_was_deleted_is_named(tmp_path: Path, gone: str) -> None:
+    for name in ("run", "checkpoints"):
+        (tmp_path / name).mkdir()
+    store = open_store(str(tmp_path / "checkpoints"))
+    store.write(f"attempts/{OWN}.json", b"")
+    shutil.rmtree(tmp_path / gone)
+    assert why_over(store, OWN, run_dir=tmp_path / "run").startswith(f"{tmp_path}/{gone}")

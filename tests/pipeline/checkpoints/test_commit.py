@@ -1,15 +1,26 @@
-"""Commits: the manifest of all ranks' reports, the fence, and the number of requests at 512 ranks."""
+"""Commits: the manifest of all ranks' reports, the fence, and the requests, which run at once; counted at 512 ranks."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.checkpoints.assemble import draft_manifest
+from pipeline.checkpoints.assemble import draft_manifest, with_reports
 from pipeline.checkpoints.attempt_record import Attempt, attempt_to_json, record_path
 from pipeline.checkpoints.commit import Commit, OvertakenError, Retention, commit, retire_after
-from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, manifest_from_json, manifest_to_json
+from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.fragments import lay_out
+from pipeline.checkpoints.manifest import (
+    MANIFEST_NAME,
+    CheckpointId,
+    draft_from_json,
+    manifest_from_json,
+    manifest_to_json,
+)
+from pipeline.checkpoints.many_requests import AT_ONCE, each_at_once
 from pipeline.checkpoints.rank_report import FileFacts, RankReport, file_name, report_name, report_to_json
 from pipeline.training.saved_job import saved_job
 from shards.errors import StorageError
@@ -117,3 +128,47 @@ def test_at_512_ranks_after_50_restarts_few_requests_follow_each_other(tmp_path:
     assert names.count("delete") == 2 * NUM_RANKS + 1
     assert store.requests.depth - committed <= 2 + NUM_STARTS // 128 + 1 + 2 * NUM_RANKS // 128 + 2
     assert [path for path in store.list() if path.startswith(old.folder)] == []
+
+
+def fragment(name: str, start: int, values: list[float]) -> Fragment:
+    tensor = torch.tensor(values)
+    return Fragment(name=name, start=start, length=len(values), slots={"master": tensor, "exp_avg": -tensor})
+
+
+def test_the_manifest_puts_the_ranks_pieces_in_order() -> None:
+    reports = []
+    for rank, part in enumerate([fragment("a", 2, [3.0, 4.0]), fragment("a", 0, [1.0, 2.0])]):
+        laid_out = lay_out([part])
+        facts = FileFacts(num_bytes=laid_out.head.num_bytes, part_bytes=1 << 20, sha256=("0" * 64,))
+        reports.append(RankReport(save=1, file=f"rank-{rank}", record=facts, pieces=laid_out.pieces))
+    draft = draft_manifest(
+        CheckpointId(step=7, attempt="0001-a"),
+        shapes={"a": (2, 2)},
+        position=position_at(7),
+        num_updates=6,
+        job=saved_job(digits_smoke()),
+        record={},
+    )
+    manifest = with_reports(draft_from_json(manifest_to_json(draft)), reports)
+    places = manifest.tensors["a"].slots["master"]
+    assert [(place.file, place.start, place.length) for place in places] == [("rank-1", 0, 2), ("rank-0", 2, 2)]
+    assert (manifest.moments, manifest.num_updates, manifest.num_samples) == (("exp_avg",), 6, 7 * 16)
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 2, 300])
+def test_the_results_of_many_requests_are_in_order(num_items: int) -> None:
+    assert each_at_once(lambda item: item * item, range(num_items)) == [item * item for item in range(num_items)]
+
+
+def test_as_many_run_at_once_as_are_allowed() -> None:
+    together = threading.Barrier(AT_ONCE, timeout=60)
+    assert each_at_once(lambda _: together.wait() >= 0, range(AT_ONCE)) == [True] * AT_ONCE
+
+
+def test_the_first_error_of_many_requests_is_raised() -> None:
+    def ask(item: int) -> None:
+        if item % 2:
+            raise ValueError(f"item {item}")
+
+    with pytest.raises(ValueError, match="item 1"):
+        each_at_once(ask, range(6))

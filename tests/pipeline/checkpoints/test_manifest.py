@@ -1,4 +1,4 @@
-"""Manifests read back, and what is damaged or contradicts itself is none."""
+"""Manifests read back, sealed and those of older versions; what is damaged or contradicts itself is none."""
 
 import json
 from dataclasses import replace
@@ -23,6 +23,7 @@ from pipeline.checkpoints.manifest import (
     manifest_to_json,
     overlapping,
 )
+from pipeline.checkpoints.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
 from pipeline.checkpoints.seal import sealed, unsealed
 from pipeline.data.skipped import StepRange
 from pipeline.training.saved_job import saved_job
@@ -333,3 +334,44 @@ def test_a_gap_is_left_out() -> None:
         FragmentLocation(file="y", offset=0, start=5, length=3),
     )
     assert [(low, count) for _, low, count in overlapping(places, start=1, length=6)] == [(1, 2), (5, 2)]
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"a":1}', b'{\n "a": [\n  1\n ]\n}\n', '{"a": "Größe, \\"digest\\": \\""}'.encode()]
+)
+def test_a_sealed_text_is_json_and_reads_back(text: bytes) -> None:
+    data = sealed(text)
+    assert json.loads(data) == json.loads(text) | {"digest": json.loads(data)["digest"]}
+    assert json.loads(unsealed(data)) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(b'{"a":1}', "does not end with its digest", id="without a digest"),
+        pytest.param(b"", "does not end with its digest", id="empty"),
+        pytest.param(sealed(b'{"a":1}').replace(b"1", b"2", 1), "does not fit", id="another value"),
+        pytest.param(sealed(b'{"a":1}')[:-1], "does not fit", id="the end is missing"),
+        pytest.param(sealed(b'{"a":1}') * 2, "does not fit", id="twice"),
+        pytest.param(sealed(b'{"a":1}').upper(), "does not end with its digest", id="upper case"),
+    ],
+)
+def test_a_sealed_text_that_was_changed_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        unsealed(data)
+
+
+@pytest.mark.parametrize(
+    ("later", "ema_decay", "precision"),
+    [
+        pytest.param({}, 0.0, "", id="the first version: nothing was averaged, the job not saved"),
+        pytest.param({"average_factor": 0.9, "engine": {"precision": "bf16"}}, 0.9, "bf16", id="the old name"),
+        pytest.param({"ema_decay": 0.9, "precision": "fp32"}, 0.9, "fp32", id="of a DONE marker"),
+    ],
+)
+def test_jobs_saved_by_older_versions(later: dict[str, object], ema_decay: float, precision: str) -> None:
+    record = {"model": {"image_size": 32}, "loss": "softmax", "optimizer": "sgd", **later, "more": 1}
+    assert SavedJob(**saved_job_of_format_1(record)) == SavedJob(
+        model={"image_size": 32}, loss="softmax", optimizer="sgd", ema_decay=ema_decay, precision=precision, job={}
+    )
+    assert position_of_format_1(record, {"seed": 1}, step=3) == {"next_step": 3, "seed": 1, "image_size": 32}

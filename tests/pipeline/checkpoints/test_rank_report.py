@@ -1,4 +1,4 @@
-"""A rank's file and its report: on disk and in a bucket, from memory that is shared or tensor by tensor."""
+"""A rank's file, its parts' digests and its report: on disk and in a bucket, from shared memory or tensor by tensor."""
 
 import hashlib
 import io
@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import pytest
 
-from pipeline.checkpoints.part_digests import PART_BYTES
+from pipeline.checkpoints.part_digests import PART_BYTES, PartDigests
 from pipeline.checkpoints.rank_report import Piece, RankReport, read_report, report_to_json, write_rank_file
 from pipeline.checkpoints.seal import sealed, unsealed
 from shards.store import Store, open_store
@@ -88,3 +88,14 @@ def test_a_changed_bit_is_found(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"save": 2', b'"save": 3'))
     with pytest.raises(ValueError, match="its digest does not fit"):
         read_report(store, FOLDER, rank=7, save=3)
+
+
+@pytest.mark.parametrize("pieces", [(1, 2, 3), (4, 4), (9,), (0, 4, 0), (), (100, 1)])
+def test_each_part_has_its_digest_however_the_file_is_written(pieces: tuple[int, ...]) -> None:
+    data = bytes(range(sum(pieces)))
+    digests, begin = PartDigests(4), 0
+    for size in pieces:
+        digests.update(memoryview(data)[begin : begin + size])
+        begin += size
+    expected = [hashlib.sha256(data[first : first + 4]).hexdigest() for first in range(0, len(data), 4)]
+    assert digests.record() == {"num_bytes": len(data), "part_bytes": 4, "sha256": expected}

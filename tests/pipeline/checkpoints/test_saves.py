@@ -1,4 +1,4 @@
-"""A save from its begin to its end, agreed by what the ranks add up anyway; on one and on two real ranks."""
+"""A save from its begin to its end, agreed by what the ranks add up anyway: what sums decide, on one and on two ranks."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from pipeline.checkpoints.fragment import Fragment
 from pipeline.checkpoints.fragments import RankFile, lay_out
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, Manifest
 from pipeline.checkpoints.rank_report import Piece
-from pipeline.checkpoints.save_phase import NAMES, Phase
+from pipeline.checkpoints.save_phase import COMMITTED, FAILED, NAMES, OVERTAKEN, WRITTEN, Phase, Verdict, verdict
 from pipeline.checkpoints.saves import Saved, Saves
 from pipeline.checkpoints.writer import Writer
 from pipeline.checkpoints.writer_choice import choose_writer
@@ -267,3 +267,24 @@ def test_a_checkpoint_that_may_be_committed_is_not_cleaned_up(tmp_path: Path) ->
     ((faults, newest),) = run_ranks(saved_again_after_a_lost_answer, tmp_path, num_ranks=1)
     assert [fault.partition(":")[0] for fault in faults] == ["manifest", "rank 0", "rank 0"]
     assert newest == 4
+
+
+@pytest.mark.parametrize(
+    ("phase", "sums", "expected"),
+    [
+        pytest.param(Phase.NOTHING, {WRITTEN: 3, FAILED: 1}, Verdict.OPEN, id="late flags of the save before"),
+        pytest.param(Phase.WRITING, {WRITTEN: 2}, Verdict.OPEN, id="one still writes"),
+        pytest.param(Phase.WRITING, {WRITTEN: 3}, Verdict.WRITTEN, id="all have written"),
+        pytest.param(
+            Phase.WRITING, {WRITTEN: 1, FAILED: 1}, Verdict.OPEN, id="one failed, one may still read its copy"
+        ),
+        pytest.param(Phase.WRITING, {WRITTEN: 2, FAILED: 1}, Verdict.FAILED, id="one failed"),
+        pytest.param(Phase.WRITING, {WRITTEN: 1, FAILED: 1, OVERTAKEN: 1}, Verdict.OVERTAKEN, id="the end comes first"),
+        pytest.param(Phase.COMMITTING, {WRITTEN: 3}, Verdict.OPEN, id="late flags of the phase before"),
+        pytest.param(Phase.COMMITTING, {COMMITTED: 1}, Verdict.COMMITTED, id="rank 0 has committed"),
+        pytest.param(Phase.COMMITTING, {FAILED: 1}, Verdict.FAILED, id="the manifest could not be written"),
+        pytest.param(Phase.COMMITTING, {OVERTAKEN: 1}, Verdict.OVERTAKEN, id="a later attempt was found"),
+    ],
+)
+def test_what_the_sums_decide(phase: Phase, sums: dict[str, float], expected: Verdict) -> None:
+    assert verdict(phase, dict.fromkeys(NAMES, 0.0) | sums, num_ranks=3) is expected
