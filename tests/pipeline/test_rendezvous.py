@@ -1,4 +1,4 @@
-"""The store listens where MASTER_ADDR says, and gloo's interface is the one that leads there."""
+"""The store listens where MASTER_ADDR says, on a port that is free; gloo's interface is the one that leads there."""
 
 import os
 import socket
@@ -7,12 +7,12 @@ from datetime import timedelta
 
 import pytest
 
+from pipeline.free_port import free_port
 from pipeline.rendezvous import interface_towards, listen_at, reach_store, serve_store
 from shards.errors import TransientError
 from tests.rigs.listening import addresses_of
-from tests.rigs.s3 import free_port
 
-TIMEOUT = timedelta(seconds=30)
+TIMEOUT = timedelta(seconds=60)
 ELSEWHERE = "203.0.113.7"  # RFC 5737: no host has it
 EVERYWHERE = ("::", "0.0.0.0")  # noqa: S104
 OWN_NAME = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]  # as Debian resolves a host's own name
@@ -64,3 +64,7 @@ def test_the_interface_is_the_one_towards_the_address(monkeypatch: pytest.Monkey
     assert interface_towards(ELSEWHERE) in ("", *(name for _, name in socket.if_nameindex() if name != "lo"))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: OWN_NAME)
     assert interface_towards("n1") == ""
+
+
+def test_free_ports_are_ports() -> None:
+    assert 1024 <= free_port() <= 65535

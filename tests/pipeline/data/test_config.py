@@ -1,4 +1,4 @@
-"""Sizes that cannot work are refused when they are given."""
+"""Sizes and transforms that cannot work are refused when they are given."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.data.config import AugmentConfig, DataConfig
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
 
 
@@ -42,3 +43,14 @@ def test_what_can_not_work_is_refused(change: dict[str, Any], message: str) -> N
 def test_an_augmentation_that_can_not_work_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         AugmentConfig(**change)
+
+
+def test_a_negative_short_side_is_refused() -> None:
+    with pytest.raises(UserError, match=r"short_side is -5; allowed: 0 \("):
+        EvaluationTransform(mode="central_crop", short_side=-5)
+
+
+def test_antialiasing_of_the_area_filter_is_refused() -> None:
+    """It would do nothing, as in TensorFlow."""
+    with pytest.raises(UserError, match=r"transform\.antialias is on with transform\.filter area, .*; switch "):
+        EvaluationTransform(mode="central_crop", filter="area", antialias=True)

@@ -1,4 +1,6 @@
-"""Mixup: Beta weights that never change, and the same mixed images and targets however a batch is cut."""
+"""Labels and weights of a batch as matrices; and mixup: Beta weights that never change, and the same mixed images and
+targets however a batch is cut.
+"""
 
 from itertools import pairwise
 
@@ -11,11 +13,13 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from pipeline.data.config import MixupConfig
+from pipeline.data.label_matrices import Labels, label_matrix, weight_matrix
 from pipeline.data.mixup import mix_images, mix_targets, mix_weights
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.loss import classification_loss, targets_of
 from pipeline.training.batch_plan import BatchPlan, plan_batch
 from shards.errors import UserError
+from shards.sample_rows import NO_WEIGHT
 
 ALPHAS = (0.05, 0.2, 0.5, 0.8, 1.0)
 FROZEN = {  # in 2 ** -16, at step 3, seed 7, pairs 0 to 5: a change here is another run, and needs a new MIXUP_VERSION
@@ -155,3 +159,20 @@ def test_alphas(alpha: float) -> None:
         with pytest.raises(UserError, match=r"data\.mixup\.alpha is .*; allowed: (0 \(off\) to 1|a finite)"):
             MixupConfig(alpha=alpha)
     assert MixupConfig().alpha == 0
+
+
+def own_labels(*own: int) -> Labels:
+    return np.array(own, dtype=np.int64), ()
+
+
+def test_labels_are_padded_with_minus_one() -> None:
+    found = [own_labels(4), own_labels(1, 2, 3), own_labels()]
+    assert label_matrix(found).tolist() == [[4, -1, -1], [1, 2, 3], [-1, -1, -1]]
+    assert label_matrix(found[2:]).tolist() == [[-1]]
+
+
+def test_rows_without_weights_are_marked_and_others_padded_with_zero() -> None:
+    found = [(own_labels(4, 5)[0], (0.5, 0.25)), own_labels(1, 2, 3), own_labels()]
+    none = [NO_WEIGHT] * 3
+    assert weight_matrix(found).tolist() == [[0.5, 0.25, 0.0], none, none]
+    assert weight_matrix([own_labels()]).tolist() == [[NO_WEIGHT]]

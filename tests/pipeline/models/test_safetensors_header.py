@@ -1,4 +1,4 @@
-"""Safetensors files: every type as the library reads it, and every fault of a header named."""
+"""Safetensors files: every type as the library reads it, and every fault named, of a header and of any file's tensors."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.models.safetensors_header import MOST_HEADER_BYTES, header_length, open_safetensors
+from pipeline.models.tensor_checks import MOST_TENSORS, refuse_absurd_tensors, refuse_not_finite
 from shards.errors import InvalidDataError
 
 Spoil = Callable[[dict[str, Any]], object]
@@ -20,6 +21,7 @@ TYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, *F8),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
+LARGEST = torch.finfo(torch.float32).max
 
 
 def rewritten(path: Path, spoil: Spoil, *, behind: bytes = b"") -> Path:
@@ -131,3 +133,30 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "w")
     with pytest.raises(InvalidDataError, match="not a regular file"):
         open_safetensors(tmp_path / "w")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("at", [0, 500, 999])
+def test_one_value_that_is_not_finite_is_enough(bad: float, at: int) -> None:
+    value = torch.randn(10, 100)
+    value.flatten()[at] = bad
+    with pytest.raises(InvalidDataError, match=r"^w has 1 values of 1,000 that are not finite .* give other weights"):
+        refuse_not_finite(value, "w")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(torch.full((1000,), LARGEST), id="a sum would overflow"),
+        pytest.param(torch.tensor([LARGEST, -LARGEST, 1e-45]), id="the ends of the range"),
+        pytest.param(torch.zeros(0, 3), id="nothing"),
+        pytest.param(torch.tensor(2.0), id="one number"),
+    ],
+)
+def test_what_is_finite_passes_as_it_is(value: torch.Tensor) -> None:
+    assert refuse_not_finite(value, "w") is value
+
+
+def test_more_tensors_than_any_model_has() -> None:
+    with pytest.raises(InvalidDataError, match=r"'w' has 100,001 tensors; allowed: 100,000"):
+        refuse_absurd_tensors("w", dict.fromkeys(map(str, range(MOST_TENSORS + 1)), (1,)))

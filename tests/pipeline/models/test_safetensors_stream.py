@@ -1,5 +1,6 @@
-"""Files written as a stream: the library loads them, and each tensor begins where the head says."""
+"""Files written as a stream: the head is aligned, each tensor begins where it says, and the library loads them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load
 
-from pipeline.models.safetensors_head import head_of
+from pipeline.models.safetensors_head import FLOAT_BYTES, head_of
 from pipeline.models.safetensors_stream import parts_of
 
 
@@ -43,3 +44,20 @@ def test_tensors_that_do_not_lie_in_one_piece_are_written_in_order() -> None:
     tensor = torch.arange(6.0).reshape(2, 3).T
     data = b"".join(parts_of(head_of({"a": (3, 2)}), [tensor]))
     assert torch.equal(load(data)["a"], tensor)
+
+
+def test_tensors_lie_end_to_end_behind_an_aligned_head() -> None:
+    head = head_of({"a": (2, 3), "scalar": (), "empty": (0, 4), "b": (5,)}, metadata={"format": "pt"})
+    length = int.from_bytes(head.data[:8], "little")
+    assert (len(head.data), length % 8) == (8 + length, 0)
+    header = json.loads(head.data[8:])
+    assert header.pop("__metadata__") == {"format": "pt"}
+    assert {name: entry["data_offsets"] for name, entry in header.items()} == {
+        "a": [0, 24],
+        "scalar": [24, 28],
+        "empty": [28, 28],
+        "b": [28, 48],
+    }
+    begins = {"a": 0, "scalar": 24, "empty": 28, "b": 28}
+    assert head.offsets == {name: len(head.data) + begin for name, begin in begins.items()}
+    assert head.num_bytes == len(head.data) + 12 * FLOAT_BYTES

@@ -1,4 +1,7 @@
-"""The model against the paper: equations 1 to 4 in plain NumPy, and the options that change them."""
+"""The model against the paper: equations 1 to 4 in plain NumPy, and the options that change them.
+
+Pixels are in the value range of the paper's code, and the classifier is fp32 in any model.
+"""
 
 from typing import Any
 
@@ -10,11 +13,14 @@ from numpy.typing import NDArray
 from scipy.special import erf
 
 from pipeline.models import ModelConfig, ViT, build_model, shapes_of
+from pipeline.models.head import Head
+from pipeline.models.pixels import centred
 from pipeline.models.pos_embed import resample_position_embeddings
 from pipeline.models.vit import gelu_by_sigmoid
 
 Array = NDArray[np.float64]
 TINY: dict[str, Any] = {"name": "vit", "image_size": 12, "num_classes": 5, "patch": 4, "depth": 2, "width": 24}
+EVERY_BYTE = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).expand(-1, -1, -1, 3)
 TINY |= {"mlp_width": 40, "num_heads": 3}
 
 
@@ -262,3 +268,33 @@ def test_gelu_by_sigmoid_rounds_once_in_bf16() -> None:
     assert gelu_by_sigmoid(x).dtype == torch.bfloat16
     differs = (gelu_by_sigmoid(x) - exact).abs() > exact.abs() / 128 + 1e-7
     assert not differs.any()
+
+
+def test_black_is_minus_one_and_white_is_one() -> None:
+    images = torch.tensor([0, 255, 51], dtype=torch.uint8).reshape(1, 1, 3, 1).expand(-1, -1, -1, 3)
+    expected = torch.tensor([-1.0, 1.0, -0.6]).reshape(1, 1, 3, 1).expand(-1, -1, -1, 3)
+    torch.testing.assert_close(centred(images, torch.float32), expected)
+
+
+def test_bytes_and_the_same_numbers_as_floats_are_one() -> None:
+    assert torch.equal(centred(EVERY_BYTE, torch.float32), centred(EVERY_BYTE.float(), torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_computed_in_fp32_and_rounded_once(dtype: torch.dtype) -> None:
+    found = centred(EVERY_BYTE, dtype)
+    assert found.dtype == dtype
+    assert torch.equal(found, ((EVERY_BYTE.float() - 127.5) / 127.5).to(dtype))
+
+
+def test_product_bias_and_constant_are_fp32_in_a_bf16_model() -> None:
+    head = Head(8, 5, constant=-10.0).to(torch.bfloat16)
+    features = torch.randn(3, 8).bfloat16()
+    expected = F.linear(features.float(), head.weight.float(), head.bias.float()) - 10.0
+    assert torch.equal(head(features), expected)
+    assert expected.dtype == torch.float32
+
+
+def test_a_head_needs_its_classes() -> None:
+    with pytest.raises(ValueError, match="num_classes is 0: take it from the dataset"):
+        Head(8, 0, constant=0.0)

@@ -1,8 +1,9 @@
-"""Weights folders: bit-exact round trips, and messages for unusable folders."""
+"""Weights folders: bit-exact round trips, what config.json says about their use, and messages for unusable folders."""
 
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import Model, ModelConfig, build_model
 from pipeline.models.tensor_checks import TensorByName
-from pipeline.models.usage import Usage
+from pipeline.models.usage import Usage, usage_of
 from pipeline.models.weights import filled_model, open_weights, save_weights
 from shards.errors import InvalidDataError, UserError
 
@@ -258,3 +259,26 @@ def test_half_precision_is_read_and_what_float32_cannot_hold_is_not(tmp_path: Pa
     save_file({name: value.double() * 1e39 for name, value in tensors.items()}, folder / "model.safetensors")
     with pytest.raises(InvalidDataError, match=r"not finite \(NaN or infinite, as float32\)"):
         filled_model(open_weights(str(folder)))
+
+
+def test_what_is_written_is_what_is_read() -> None:
+    usage = Usage(loss="sigmoid", transform=EvaluationTransform(mode="central_crop", short_side=604))
+    assert usage_of({"usage": asdict(usage)}) == usage
+
+
+def test_folders_from_before_usage_are_softmax_and_a_plain_resize() -> None:
+    assert usage_of({"format": 1}) == Usage(loss="softmax", transform=EvaluationTransform(mode="resize"))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        pytest.param({"loss": "hinge", "transform": {}}, "usage.loss is 'hinge'", id="loss"),
+        pytest.param({"transform": {"mode": "tiles"}}, "usage.transform.mode is 'tiles'", id="mode"),
+        pytest.param({"transform": {"short_side": "604"}}, "usage.transform.short_side is '604'", id="text"),
+        pytest.param({"transform": {}, "colour": 3}, "colour", id="a field of another version"),
+    ],
+)
+def test_a_use_that_makes_no_sense_is_refused(said: dict[str, object], message: str) -> None:
+    with pytest.raises((UserError, ValueError), match=message):
+        usage_of({"usage": said})

@@ -271,3 +271,20 @@ def test_pixels_of_a_format_that_has_them_go_with_it(tmp_path: Path) -> None:
 def test_our_own_format_has_a_name_for_every_class(tmp_path: Path) -> None:
     save_as("patchline", tmp_path / "w", config=VIT, labels=(), tensor=tensors_of(random_model(VIT)))
     assert open_weights(str(tmp_path / "w")).labels == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        pytest.param(
+            {"new_head": True, "num_classes": 0}, "^num_classes is 0; allowed: 1 to 10,000,000", id="no class"
+        ),
+        pytest.param({"num_classes": -1}, "^num_classes is -1; allowed: 1 to", id="less than none"),
+        pytest.param({"image_size": 0}, "^image_size is 0; allowed: 1 to 16,384, or none", id="no image"),
+        pytest.param({"new_head": True, "num_classes": 10**12}, "^num_classes is 1000000000000; allowed", id="absurd"),
+        pytest.param({"image_size": 10**9}, "^image_size is 1000000000; allowed", id="absurd pixels"),
+    ],
+)
+def test_changes_that_cannot_be(fields: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Change(**fields)  # type: ignore[arg-type]
