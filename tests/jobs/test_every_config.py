@@ -5,14 +5,15 @@ The configurations are found by themselves: the jobs of all stages, what is insi
 
 import ast
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
-
-import pytest
 
 from jobs import help as pages
 from jobs.chain_file import ChainConfig, StepConfig
@@ -29,11 +30,12 @@ from pipeline.models.conversion.sizes import Hints
 from pipeline.models.usage import Usage
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec
-from shards.config_values import Range, allowed_instead, without_none, without_range
+from shards.config_values import Range, allowed_instead, shown_value, without_none, without_range
 from shards.errors import UserError
 from shards.packing.spec import PackSpec
 from shards.sources.kinds import FolderSource
 from shards.storage.retries import RetryConfig
+from tests.rigs.faults import differs, every_fault
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 JOBS = list(dict.fromkeys(job_class(stage) for stage in STAGES))
@@ -75,9 +77,7 @@ NEEDED: dict[Any, dict[str, Any]] = {  # fields without a default
     ChainConfig: {"folder": "chain", "steps": (StepConfig(**STEP),)},
     PackSpec: {"source": FolderSource(), "split": "train", "samples_per_shard": 4, "samples_per_block": 2, "seed": 1},
 }
-FIELDS = [(kind, field) for kind in CONFIGS for field in fields(kind)]
-IDS = [f"{kind.__name__}.{field.name}" for kind, field in FIELDS]
-every_field = pytest.mark.parametrize(("kind", "field"), FIELDS, ids=IDS)
+FIELDS = [(f"{kind.__name__}.{field.name}", kind, field) for kind in CONFIGS for field in fields(kind)]
 
 
 @dataclass(frozen=True)
@@ -146,48 +146,76 @@ def held_by(field: Any, number: float) -> Any:
     return (("a", number),) if field.name == "mix" else (number,)
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_defaults_are_accepted(kind: Any) -> None:
-    for field in fields(kind):
-        assert allowed_instead(getattr(default(kind), field.name), field.type) == ""
+def refusal(kind: Any, field: Any, value: Any) -> str:
+    """The message with which a configuration refuses the value of a field; empty if it accepts it."""
+    try:
+        replace(default(kind), **{field.name: value})
+    except UserError as error:
+        return str(error)
+    return ""
 
 
-@every_field
-def test_wrong_types_are_refused(kind: Any, field: Any) -> None:
-    for value in wrong(field.type):
-        if isinstance(value, list) and (kind, field.name) == (ModelConfig, "resnet_units"):
-            continue  # JSON's form of this tuple, which weights and manifests have
-        message = rf"^([\w.]+\.)?{field.name}(\.\d)* (is .*|has \d entries); allowed: [^\n]+$"
-        with pytest.raises(UserError, match=message):
-            replace(default(kind), **{field.name: value})
+@every_fault
+def test_defaults_are_accepted() -> Iterator[str]:
+    for kind in CONFIGS:
+        try:
+            made = default(kind)
+        except UserError as error:
+            yield f"{kind.__name__} refuses its own defaults: {error}"
+            continue
+        for field in fields(kind):
+            value = getattr(made, field.name)
+            if instead := allowed_instead(value, field.type):
+                yield f"{kind.__name__}.{field.name} is {shown_value(value)} by default; {instead}"
 
 
-@every_field
-def test_values_out_of_range_are_refused(kind: Any, field: Any) -> None:
-    for number, bounds in ranges(field.type):
-        within, outside = around(number, bounds)
-        assert outside
-        assert [allowed_instead(value, Annotated[number, bounds]) for value in within] == [""] * len(within)
-        for value in outside:
-            with pytest.raises(UserError) as caught:
-                replace(default(kind), **{field.name: held_by(field, value)})
-            assert f"; allowed: {bounds}" in str(caught.value)
+@every_fault
+def test_wrong_types_are_refused() -> Iterator[str]:
+    for name, kind, field in FIELDS:
+        for value in wrong(field.type):
+            if isinstance(value, list) and (kind, field.name) == (ModelConfig, "resnet_units"):
+                continue  # JSON's form of this tuple, which weights and manifests have
+            message = refusal(kind, field, value)
+            if not message:
+                yield f"{name} accepts {shown_value(value)}"
+            elif not re.search(rf"^([\w.]+\.)?{field.name}(\.\d)* (is .*|has \d entries); allowed: [^\n]+$", message):
+                yield f"{name} refuses {shown_value(value)} with a message of another form: {message}"
 
 
-@every_field
-def test_numbers_have_ranges(kind: Any, field: Any) -> None:
-    plain = without_range(without_none(field.type)[0])
-    if plain in (int, float) and f"{kind.__name__}.{field.name}" not in WITHOUT_RANGE:
-        assert list(ranges(field.type))
+@every_fault
+def test_values_out_of_range_are_refused() -> Iterator[str]:
+    for name, kind, field in FIELDS:
+        for number, bounds in ranges(field.type):
+            within, outside = around(number, bounds)
+            if not outside:
+                yield f"{name} has a range without bounds"
+            for value in within:
+                if allowed_instead(value, Annotated[number, bounds]):
+                    yield f"{name}: {value} is within {bounds}, but not allowed"
+            for value in outside:
+                message = refusal(kind, field, held_by(field, value))
+                if not message:
+                    yield f"{name} accepts {value}; its range is {bounds}"
+                elif f"; allowed: {bounds}" not in message:
+                    yield f"{name} refuses {value} without naming its range, {bounds}: {message}"
 
 
-@every_field
-def test_every_field_has_a_sentence(kind: Any, field: Any) -> None:
-    if len(get_args(field.type)) == 1 and get_origin(field.type) is Literal:
-        return  # the word by which a file tells kinds of sources apart: no flag
-    sentence = sentences(kind).get(field.name, "")
-    assert sentence.endswith(".")
-    assert len(sentence) > 10
+@every_fault
+def test_numbers_have_ranges() -> Iterator[str]:
+    for name, _, field in FIELDS:
+        plain = without_range(without_none(field.type)[0])
+        if plain in (int, float) and name not in WITHOUT_RANGE and not list(ranges(field.type)):
+            yield f"{name} is a number without a range"
+
+
+@every_fault
+def test_every_field_has_a_sentence() -> Iterator[str]:
+    for name, kind, field in FIELDS:
+        if len(get_args(field.type)) == 1 and get_origin(field.type) is Literal:
+            continue  # the word by which a file tells kinds of sources apart: no flag
+        sentence = sentences(kind).get(field.name, "")
+        if not sentence.endswith(".") or len(sentence) <= 10:
+            yield f"{name} has no sentence below it, but {sentence!r}"
 
 
 def variants() -> Iterator[Any]:
@@ -199,60 +227,113 @@ def variants() -> Iterator[Any]:
             yield from (kind(**{field.name: one()}) for one in kinds if len(kinds) > 1)
 
 
-def flags_with_ranges() -> Iterator[tuple[Any, Flag, float]]:
+@every_fault
+def test_help_shows_every_sentence() -> Iterator[str]:
     for job in variants():
-        for flag in flags_of(job):
-            for number, bounds in ranges(flag.kind):
-                yield from ((job, flag, value) for value in around(number, bounds)[1] if not flag.name.endswith(".mix"))
+        stage = next(stage for stage in STAGES if job_class(stage) is type(job))
+        text = " ".join(pages.of_job(stage, "WORD", job, about="", everything=True, width=100).split())
+        flags = list(flags_of(job))
+        for flag in flags:
+            if not flag.sentence or f"{flag.usage} {flag.sentence}" not in text:
+                yield f"the help of {stage} lacks: {flag.usage} {flag.sentence or '(no sentence)'}"
+        required = required_flags(flags, STAGES[stage].required)
+        groups = {flag.group for flag in flags if flag not in required}
+        for group, sentence in groups_of(job).items():
+            if not sentence or (group in groups and f"{group}: {sentence}" not in text):
+                yield f"the help of {stage} lacks: {group}: {sentence or '(no sentence)'}"
 
 
-@pytest.mark.parametrize("job", list(variants()), ids=lambda job: type(job).__name__)
-def test_help_shows_every_sentence(job: Any) -> None:
-    stage = next(stage for stage in STAGES if job_class(stage) is type(job))
-    text = " ".join(pages.of_job(stage, "WORD", job, about="", everything=True, width=100).split())
-    for flag in flags_of(job):
-        assert flag.sentence
-        assert f"{flag.usage} {flag.sentence}" in text
-    others = set(flags_of(job)) - set(required_flags(list(flags_of(job)), STAGES[stage].required))
-    for group, sentence in groups_of(job).items():
-        assert sentence
-        assert f"{group}: {sentence}" in text or not any(flag.group == group for flag in others)
+@dataclass(frozen=True, kw_only=True)
+class Wrong:
+    """A value just out of the range of a flag."""
+
+    flag: Flag
+    value: float
+    bounds: Range
+
+    @property
+    def field(self) -> str:
+        """The flag's name in a file: `data.augment.min_area`."""
+        return self.flag.name.removeprefix("--").replace("-", "_")
+
+    def message(self, name: str) -> str:
+        """What refuses the value of the flag or field with this name."""
+        return f"{name} is {self.value}; allowed: {self.bounds}"
 
 
-@pytest.mark.parametrize(
-    ("job", "flag", "value"),
-    list(flags_with_ranges()),
-    ids=lambda value: value.name if isinstance(value, Flag) else "" if is_dataclass(value) else str(value),
-)
-def test_flags_and_files_name_the_wrong_value(job: Any, flag: Flag, value: float, tmp_path: Path) -> None:
-    ((_, bounds),) = ranges(flag.kind)
-    with pytest.raises(UserError) as caught:
-        refuse_wrong_words([flag.name, str(value)], list(flags_of(job)), command="patchline x")
-    assert str(caught.value) == f"{flag.name} is {value}; allowed: {bounds}"
-
-    *groups, last = flag.name.removeprefix("--").replace("-", "_").split(".")
-    lines = [f"{'  ' * depth}{group}:" for depth, group in enumerate(groups)]
-    lines.append(f"{'  ' * len(groups)}{last}: {[value] if flag.is_many else value}")
-    (tmp_path / "job.yaml").write_text("\n".join(lines))
-    tree = read_tree(tmp_path / "job.yaml")
-    assert isinstance(tree, Fields)
-    _, report = job_from(tree, kind=type(job), base=job)
-    name = ".".join([*groups, last, *(["0"] if flag.is_many else [])])
-    ((line, message),) = report.faults
-    assert (line, message.removesuffix(", or none")) == (len(lines), f"{name} is {value}; allowed: {bounds}")
+def wrong_values(job: Any) -> list[list[Wrong]]:
+    """The wrong values of each flag with a range."""
+    return [
+        [Wrong(flag=flag, value=value, bounds=bounds) for value in around(number, bounds)[1]]
+        for flag in flags_of(job)
+        for number, bounds in ranges(flag.kind)
+        if not flag.name.endswith(".mix")
+    ]
 
 
-def test_no_configuration_is_forgotten() -> None:
+def yaml_lines(wrongs: list[Wrong]) -> dict[str, str]:
+    """Field or group -> its line in a job's file, for fields in the order of their flags."""
+    lines: dict[str, str] = {}
+    for wrong in wrongs:
+        *groups, last = wrong.field.split(".")
+        for depth, group in enumerate(groups):
+            lines.setdefault(".".join(groups[: depth + 1]), f"{'  ' * depth}{group}:")
+        lines[wrong.field] = f"{'  ' * len(groups)}{last}: {[wrong.value] if wrong.flag.is_many else wrong.value}"
+    return lines
+
+
+@every_fault
+def test_flags_name_the_wrong_value() -> Iterator[str]:
+    for job in variants():
+        flags = list(flags_of(job))
+        for wrong in chain.from_iterable(wrong_values(job)):
+            where = f"{type(job).__name__}: the refusal of {wrong.flag.name} {wrong.value}"
+            message = ""
+            try:
+                refuse_wrong_words([wrong.flag.name, str(wrong.value)], flags, command="patchline x")
+            except UserError as error:
+                message = str(error)
+            yield from differs(where, repr(message), repr(wrong.message(wrong.flag.name)))
+
+
+@every_fault
+def test_files_name_the_wrong_value(tmp_path: Path) -> Iterator[str]:
+    """A file has one wrong value of each flag: the reader must report all of them, with their lines."""
+    path = tmp_path / "job.yaml"
+    for job in variants():
+        for wrongs in zip_longest(*wrong_values(job)):
+            given = [wrong for wrong in wrongs if wrong]
+            lines = yaml_lines(given)
+            path.write_text("\n".join(lines.values()))
+            tree = read_tree(path)
+            assert isinstance(tree, Fields)
+            _, report = job_from(tree, kind=type(job), base=job)
+            numbers = {name: number for number, name in enumerate(lines, start=1)}
+            expected = Counter((numbers[one.field], one.message(one.field + ".0" * one.flag.is_many)) for one in given)
+            found = Counter((line, message.removesuffix(", or none")) for line, message in report.faults)
+            for number, message in expected - found:
+                yield f"{type(job).__name__}: nothing says of line {number} of a file: {message}"
+            for number, message in found - expected:
+                yield f"{type(job).__name__}: wrongly said of line {number} of a file: {message}"
+
+
+@every_fault
+def test_no_configuration_is_forgotten() -> Iterator[str]:
     """Those that are called so or check themselves, and all that a module of configurations has."""
     found = {}
-    for room in ("shards", "pipeline", "jobs"):
-        for path in (CHECKOUT / room).rglob("*.py"):
-            classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
-            for node in classes:
-                is_one = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
-                is_named_so = path.stem.endswith("config") or node.name.endswith(ENDINGS)
-                if is_one and (is_named_so or "refuse_wrong_values(" in ast.unparse(node)):
-                    found[node.name] = ".".join(path.relative_to(CHECKOUT).with_suffix("").parts)
+    for path in (path for room in ("shards", "pipeline", "jobs") for path in (CHECKOUT / room).rglob("*.py")):
+        if "dataclass" not in (text := path.read_text()):
+            continue
+        for node in ast.parse(text).body:
+            if not isinstance(node, ast.ClassDef):
+                continue
+            is_one = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+            is_named_so = path.stem.endswith("config") or node.name.endswith(ENDINGS)
+            if is_one and (is_named_so or "refuse_wrong_values(" in ast.unparse(node)):
+                found[node.name] = ".".join(path.relative_to(CHECKOUT).with_suffix("").parts)
     assert len(found) > 20
     forgotten = {name for name, module in found.items() if getattr(import_module(module), name) not in CONFIGS}
-    assert forgotten == NOT_GIVEN
+    for name in sorted(forgotten - NOT_GIVEN):
+        yield f"{found[name]}.{name} is in no job: add it to OTHERS, or to NOT_GIVEN if only our own code makes it"
+    for name in sorted(NOT_GIVEN - forgotten):
+        yield f"{name} is in NOT_GIVEN, but is no configuration, or is in a job"
