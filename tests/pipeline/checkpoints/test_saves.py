@@ -1,4 +1,4 @@
-"""A save from its begin to its end, agreed by what the ranks add up anyway: each decision, and one and two real ranks."""
+"""A save from begin to end, agreed by what the ranks add up anyway: each decision, and one and two real ranks."""
 
 import errno
 import os

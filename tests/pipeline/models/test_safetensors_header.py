@@ -1,4 +1,4 @@
-"""Safetensors files: every type as the library reads it, and every fault named, of a header and of any file's tensors."""
+"""Safetensors files: every type as the library reads it, and every fault of a header or of its tensors named."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What runs would need and reach on GPUs, compared with numbers worked out by hand."""
+"""What runs would need and reach on GPUs, compared with numbers worked out by hand; and which GPUs a plan can name."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from jobs.recipes import finetune, paper_datasets, pretrain
 from pipeline.training.cost import cost_of
 from pipeline.training.forecast import Forecast, forecast
-from pipeline.training.gpus import GPUS
+from pipeline.training.gpus import GPUS, gpu_named, gpu_of_device
 from shards.errors import UserError
 
 JFT = paper_datasets.JFT
@@ -71,3 +71,33 @@ def test_what_cannot_be_is_refused(changed: dict[str, Any], message: str) -> Non
 
 def test_the_tables_gpus_are_those_of_the_help() -> None:
     assert set(GPUS) == {"a100", "a100-40", "h100", "h200", "b200", "l40s", "rtx4090"}
+
+
+def test_a_gpu_is_found_in_any_case_of_letters() -> None:
+    assert gpu_named("H100") is GPUS["h100"]
+    assert 84e9 < gpu_named("h100").memory_bytes < 86e9
+
+
+def test_an_unknown_gpu_is_answered_with_those_that_are_known() -> None:
+    with pytest.raises(UserError, match=r"--gpu is 'v100'; known: a100-40, a100, h100, h200, b200, l40s"):
+        gpu_named("v100")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100 80GB PCIe", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA H100 PCIe", ""),
+        ("NVIDIA H200 NVL", ""),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", ""),
+        ("Tesla V100-SXM2-16GB", ""),
+    ],
+)
+def test_a_device_is_found_by_the_name_that_cuda_gives_it(name: str, found: str) -> None:
+    assert gpu_of_device(name) is GPUS.get(found)

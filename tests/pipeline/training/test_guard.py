@@ -1,4 +1,7 @@
-"""A model that may be lost is not saved, and ends the run when it does not recover; spikes are found and acted upon."""
+"""A model that may be lost is not saved, and ends the run when it does not recover; spikes are found and acted upon.
+
+Findings are whole lines of JSON, one after the other.
+"""
 
 import json
 from dataclasses import replace
@@ -9,12 +12,14 @@ import pytest
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.skipped import StepRange
+from pipeline.training.findings import add_finding
 from pipeline.training.guard import Guard, NonFiniteGuard, RewindNeededError
 from pipeline.training.signals import StopRequest
 from pipeline.training.spikes import GuardConfig
 from pipeline.training.train_step import StepResult
 from shards.errors import WillNotSucceedError
 from tests.pipeline.checkpoints.test_manifest import MANIFEST
+from tests.pipeline.training.test_rewind import FOUND
 from tests.rigs.positions import position_at
 
 NAN = float("nan")
@@ -174,3 +179,21 @@ def test_what_is_not_finite_is_listed_or_a_reason_to_go_back(tmp_path: Path, los
             result(121, loss, was_skipped=was_skipped), last_saved=lambda: 120
         )
     assert len(written(tmp_path)) == 1, "a rewind writes it down itself"
+
+
+def test_findings_are_appended(tmp_path: Path) -> None:
+    add_finding(str(tmp_path), FOUND, action="ended")
+    add_finding(str(tmp_path), FOUND, action="rewound", rewound_to=36)
+    first, second = [json.loads(line) for line in (tmp_path / "guard.jsonl").read_text().splitlines()]
+    assert (first["step"], first["z"], first["action"]) == (31, 47.0, "ended")
+    assert second == first | {"action": "rewound", "rewound_to": 36}
+
+
+def test_half_a_line_of_a_killed_process_spoils_no_other(tmp_path: Path) -> None:
+    add_finding(str(tmp_path), FOUND, action="ended")
+    path = tmp_path / "guard.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    add_finding(str(tmp_path), FOUND, action="rewound")
+    half, whole = path.read_text().splitlines()
+    assert half.startswith('{"kind"')
+    assert json.loads(whole)["action"] == "rewound"

@@ -1,10 +1,13 @@
-"""What is said about GPUs, drivers and S3."""
+"""What is said about GPUs, drivers and S3, and the two steps of the probe of a node."""
 
 import math
 
 import pytest
+import torch
 
 from pipeline.training.machine_probe import decoder_checks, driver_words, judge_gpu, s3_check, torch_checks
+from pipeline.training.node_speed import exchange, product_seconds
+from pipeline.world import World
 from shards.store import open_store
 
 
@@ -64,3 +67,21 @@ def test_s3(s3_bucket: str) -> None:
     assert (missing.status, missing.todo) == ("fault", "create the bucket or correct the URL")
     wrong = s3_check("s3://key:secret@bucket/x")
     assert (wrong.status, "secret" in wrong.found + wrong.todo) == ("fault", False)
+
+
+def test_a_product_takes_time() -> None:
+    assert product_seconds(torch.device("cpu")) > 0
+
+
+def test_a_single_rank_exchanges_with_itself() -> None:
+    world = World(
+        rank=0,
+        num_ranks=1,
+        local_rank=0,
+        num_local_ranks=1,
+        master_address="127.0.0.1",
+        master_port=0,
+        device=torch.device("cpu"),
+        num_threads=1,
+    )
+    assert exchange(world) == ""

@@ -1,13 +1,15 @@
-"""Which jobs may continue a run, and what more steps mean for its learning rate."""
+"""What is saved of a job, which jobs may continue its run, and what more steps mean for its learning rate."""
 
 import json
 from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.training.config import EngineConfig, InitialConfig, OptimizerConfig, TrainingJob
@@ -18,6 +20,7 @@ from shards.errors import UserError
 from tests.rigs.positions import position_at
 
 JOB = digits_smoke()
+AVERAGED = replace(digits_smoke(), ema_decay=0.9)
 
 
 def recorded(job: TrainingJob) -> dict[str, Any]:
@@ -151,3 +154,11 @@ def test_more_steps_say_what_becomes_of_the_learning_rate() -> None:
     )
     assert extension({"steps": 600}, job, step=300) == ""
     assert extension({}, job, step=300) == ""
+
+
+def test_it_survives_json_and_holds_the_whole_job() -> None:
+    saved = saved_job(AVERAGED)
+    adapter = TypeAdapter(SavedJob)
+    assert adapter.validate_json(adapter.dump_json(saved)) == saved
+    assert saved.job == json.loads(json.dumps(asdict(AVERAGED)))
+    assert (saved.model, saved.loss, saved.optimizer, saved.ema_decay) == (saved.job["model"], "softmax", "adamw", 0.9)

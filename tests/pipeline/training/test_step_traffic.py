@@ -1,17 +1,24 @@
 """What a step sends, and how often the host waits for the device in it: exact numbers, the same for 8 and 512 ranks.
 
 P is the number of parameters, padded so that ranks or the model's tensors divide it evenly. A collective's bytes are
-those of its larger side: what a rank holds of a sum before it is reduced, or of a gathered tensor afterwards.
+those of its larger side: what a rank holds of a sum before it is reduced, or of a gathered tensor afterwards. One
+reduction a step carries the loss, every source's values and the norm, by name.
 """
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
 from pipeline.models.build import shapes_of
 from pipeline.training.layers import group_of
+from pipeline.training.step_sums import GRAD_NORM, LOSS, StepSums, SumSource
+from pipeline.training.streams import HostStreams
+from pipeline.world import World
 from tests.rigs.counted_steps import MODEL, Case, CountedSteps, counted_steps
+from tests.rigs.processes import run_ranks
 
 CASES: list[Case] = [(1, 1), (1, 4), (2, 1), (2, 4), (3, 1), (3, 4)]
 # Not stage 3 with accumulation on 512 ranks: it has a piece of every tensor for each of them, and takes 20 seconds.
@@ -154,3 +161,24 @@ def test_the_throughput_timer_would_wait_twice_in_each_micro_batch() -> None:
     """As it does by default; so the counter sees what the engine switches off."""
     waits = counted_steps(8, [(1, 4)], with_timer=True)[1, 4].plain.waits
     assert (waits["timer.py:start"], waits["timer.py:stop"]) == (4, 4)
+
+
+def sums_of(world: World, _: Path) -> dict[str, float]:
+    sources = (
+        SumSource(names=("a", "b"), read=lambda: {"b": 10.0 * world.rank, "a": 1.0}),
+        SumSource(names=("c",), read=lambda: {"c": 0.25}),
+    )
+    sums = StepSums(sources, device=world.device, streams=HostStreams())
+    found = sums.reduced(torch.tensor(1.5 + world.rank))
+    return sums.by_name(sums.read_back(found, grad_norm=torch.tensor(7.0)))
+
+
+def test_ranks_add_up_what_they_have_by_name(tmp_path: Path) -> None:
+    first, second = run_ranks(sums_of, tmp_path, num_ranks=2)
+    assert first == second == {LOSS: 4.0, "a": 2.0, "b": 10.0, "c": 0.5, GRAD_NORM: 7.0}
+
+
+def test_two_sums_of_one_name_are_refused() -> None:
+    source = SumSource(names=("loss",), read=dict)
+    with pytest.raises(ValueError, match="two sums have one name"):
+        StepSums((source,), device=torch.device("cpu"), streams=HostStreams())
