@@ -1,4 +1,4 @@
-"""Fields of configurations hold what their types say, or the message says what is allowed."""
+"""Fields of configurations hold what their types say, or the message says what is allowed; so do those of reading."""
 
 import math
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import pytest
 
 from shards.config_values import Range, refuse_wrong_values, shown_value, whole_number
 from shards.errors import UserError
+from shards.read_config import ReadConfig
 
 
 @dataclass(frozen=True)
@@ -122,3 +123,9 @@ def test_whole_numbers_in_digits(text: str, number: int | None) -> None:
 def test_ranges(bounds: Range, said: str, held: tuple[float, ...], refused: tuple[float, ...]) -> None:
     assert str(bounds) == said
     assert [bounds.holds(value) for value in held + refused] == [True] * len(held) + [False] * len(refused)
+
+
+@pytest.mark.parametrize("values", [{"connections": 0}, {"hedge_share": -0.1}, {"hedge_share": 1.1}])
+def test_impossible_values_of_reading_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=r"is .*; allowed: (1 or more|0 \(none\) to 1)$"):
+        ReadConfig(**values)  # type: ignore[arg-type]

@@ -1,8 +1,65 @@
-"""The keyed hash never changes: its values are fixed here."""
+"""The keyed hash never changes, no two kinds of draws can have the same key, and every key is in the registry."""
+
+import re
+from collections import Counter
+from itertools import product
+from pathlib import Path
 
 import numpy as np
+import pytest
 
+from shards import key_purposes
 from shards.hashing import derive_key, hash_array, mix, uniforms
+from shards.key_purposes import BLOCKS, DROPOUT, PURPOSES, ROTATIONS, Purpose
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+# Keys without a purpose, as the registry's docstring says.
+WITHOUT = {
+    "pipeline/data/mixup.py": "derive_key(key, round_number)",
+    "pipeline/models/initial.py": "derive_key(seed, zlib.crc32(name.encode()))",
+    "pipeline/training/gradient_check.py": "derive_key(what, number)",  # of a copy that is thrown away
+    "shards/card/card_images.py": "derive_key(_MOSAIC, shard)",
+    "shards/sources/digits.py": "derive_key(1797, 80, 20)",
+}
+
+
+def test_no_two_purposes_share_number_and_count_of_words() -> None:
+    assert max(Counter((purpose.number, len(purpose.words)) for purpose in PURPOSES).values()) == 1
+
+
+def test_no_number_is_used_twice_but_for_one_pair() -> None:
+    """That pair is part of runs of older versions. No other may be added, even if the words differ."""
+    numbers = Counter(purpose.number for purpose in PURPOSES)
+    assert {number for number, count in numbers.items() if count > 1} == {ROTATIONS.number} == {DROPOUT.number}
+    assert numbers[ROTATIONS.number] == 2
+
+
+def test_the_list_is_complete() -> None:
+    assert {value for value in vars(key_purposes).values() if isinstance(value, Purpose)} == set(PURPOSES)
+
+
+def test_small_values_give_no_key_twice() -> None:
+    keys = [p.key(*values) for p in PURPOSES for values in product(range(6), repeat=len(p.words))]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_key_is_derived_from_the_words_and_the_number() -> None:
+    assert BLOCKS.key(11, 3) == derive_key(11, 3, 1)
+    assert DROPOUT.key(11, 3, 1, 0) == derive_key(11, 3, 1, 0, 5)
+    with pytest.raises(TypeError, match="draws the order of an epoch's blocks takes seed, epoch, not 1 values"):
+        BLOCKS.key(11)
+
+
+def test_every_other_key_is_one_of_four() -> None:
+    found = {}
+    for path in sorted(path for room in ("shards", "pipeline", "jobs") for path in (CHECKOUT / room).rglob("*.py")):
+        name, text = path.relative_to(CHECKOUT).as_posix(), path.read_text()
+        calls = [line for line in text.splitlines() if re.search(r"(?<!def )\bderive_key\(", line)]
+        if calls and name != "shards/key_purposes.py":
+            assert len(calls) == 1, name
+            found[name] = calls[0]
+    assert found.keys() == WITHOUT.keys()
+    assert all(WITHOUT[name] in line for name, line in found.items())
 
 
 def test_values_are_frozen() -> None:

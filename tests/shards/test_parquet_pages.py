@@ -1,4 +1,4 @@
-"""Page headers that lie are refused before Arrow sees them."""
+"""Page headers are structs of Thrift's compact protocol; damage and lies are refused before Arrow sees them."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -6,6 +6,7 @@ import pytest
 
 from shards.index import table_bytes
 from shards.parquet_pages import Chunk, Group, footer_bytes, read_groups, refuse_pages
+from shards.thrift_compact import Want, read_struct
 
 # The integers 1000 and 1023 in Thrift's compact protocol, as a field that follows the one before it.
 _THOUSAND, _MORE = b"\x15\xd0\x0f", b"\x15\xfe\x0f"
@@ -92,3 +93,24 @@ def test_an_encoding_that_repeats_parts_of_values_is_refused() -> None:
     data = sink.getvalue().to_pybytes()
     with pytest.raises(ValueError, match="has encoding 7"):
         refuse_pages(data, groups_of(data), ["a"])
+
+
+def test_wanted_fields_are_kept() -> None:
+    # 1: 2, 2: "ab", 3: {1: 3}, 4: [1, 2], 5: true
+    data = b"\x15\x04\x18\x02ab\x1c\x15\x06\x00\x19\x25\x02\x04\x11\x00rest"
+    wanted = {1: Want(), 2: Want(), 3: Want({1: Want()}), 4: Want(), 5: Want()}
+    assert read_struct(data, 0, wanted) == ({1: 2, 2: b"ab", 3: {1: 3}, 4: [1, 2], 5: True}, len(data) - 4)
+    assert read_struct(data, 0, {2: Want()}) == ({2: b"ab"}, len(data) - 4)
+    assert read_struct(data, 0, {3: Want({1: Want()}, made=lambda fields: fields[1] + 1)})[0] == {3: 4}
+
+
+@pytest.mark.parametrize("data", [b"", b"\x15", b"\x18\x05ab", b"\x19\xf5\xff\xff\x03", b"\x15\x80"])
+def test_a_struct_that_ends_too_early(data: bytes) -> None:
+    with pytest.raises(IndexError):
+        read_struct(data, 0, {})
+
+
+@pytest.mark.parametrize("data", [b"\x1c" * 100, b"\x19" * 100, b"\x1f", b"\x15" + b"\xff" * 20])
+def test_what_is_no_struct(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"nested|kind|no end"):
+        read_struct(data, 0, {})

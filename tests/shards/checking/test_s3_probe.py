@@ -8,6 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from shards.checking.s3_probe import CREATED, RACERS, REFUSED, judge_race, judge_skew, probe_store, unreachable
+from shards.checking.verdict import Verdict
 from shards.errors import UserError
 from shards.storage.s3_client import probing_client
 from tests.rigs.faulty_proxy import faulty_proxy
@@ -108,3 +109,8 @@ def test_a_url_of_something_else() -> None:
 def test_a_clock_that_is_off(seconds: float, status: str, words: str) -> None:
     found = judge_skew(seconds)
     assert (found.status, words in found.value) == (status, True)
+
+
+def test_nothing_is_to_be_done_unless_a_verdict_says_so() -> None:
+    found = Verdict(name="partition", status="ok", value="gpu")
+    assert (found.allowed, found.todo) == ("", "")

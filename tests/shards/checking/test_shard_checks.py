@@ -1,4 +1,4 @@
-"""Every check finds its own kind of fault, and none in a good shard."""
+"""Every check finds its own kind of fault, and none in a good shard, whose tar is mapped from a folder or from S3."""
 
 import tarfile
 from collections.abc import Callable, Iterator
@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from shards.checking import shard_checks as checks
+from shards.checking.whole_tar import mapped_tar
 from shards.dataset import Dataset, open_dataset
 from shards.index import IndexRow, read_commit
 from shards.manifest import index_path
 from shards.sample_rows import BlockTable
+from shards.store import MissingObjectError, open_store
 from tests.rigs.datasets import index_rows, packed_folders
 
 Rows = list[IndexRow]
@@ -182,3 +184,14 @@ def test_the_block_table_must_fit(dataset: Dataset, column: str) -> None:
     assert not faults(dataset.blocks)
     values = getattr(dataset.blocks, column) + (np.arange(7) == 2)  # the second shard's first block
     assert faults(replace(dataset.blocks, **{column: values}))
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 100_000])
+def test_a_mapped_tar_has_the_bytes_of_the_object(tmp_path: Path, s3_bucket: str, data: bytes) -> None:
+    for url in (str(tmp_path), f"s3://{s3_bucket}"):
+        store = open_store(url)
+        store.write("shards/a.tar", data)
+        with mapped_tar(store, "shards/a.tar") as tar:
+            assert (len(tar), tar[: len(data)]) == (len(data), data)
+        with pytest.raises(MissingObjectError), mapped_tar(store, "shards/b.tar"):
+            pass

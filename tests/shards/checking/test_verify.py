@@ -1,4 +1,4 @@
-"""A whole dataset: no faults in an intact one, and the place of every fault in others."""
+"""A whole dataset: no faults in an intact one, the place of every fault in others, and files that belong to nothing."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 from jobs.pack import PackJob, run
+from shards.checking.strays import strays
 from shards.checking.verify import verify_dataset
+from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.index import table_bytes
 from shards.manifest import (
@@ -28,6 +30,8 @@ from shards.store import Store, open_store
 from tests.rigs.datasets import packed_folders
 from tests.rigs.images import image_bytes
 from tests.rigs.tables import read_table
+
+LEFT = ("work/listing-000000.parquet", "work/adopted-000007.parquet")
 
 
 @pytest.fixture
@@ -214,3 +218,19 @@ def test_a_setting_of_the_plan_that_nobody_knows_is_said_in_our_words(store: Sto
     said = [fault.what for fault in verify_dataset(store.url)]
     assert any("settings.resize.'sharpness' is no field; allowed: short_side" in what for what in said), said
     assert not [what for what in said if "__init__" in what]
+
+
+def test_strays_and_what_writers_left(tmp_path: Path) -> None:
+    dataset = open_dataset(str(packed_folders(tmp_path)))
+    assert list(strays(dataset.store, dataset.manifest)) == []
+    unlisted = ("shards/shard-000099.tar", "index/notes.txt", "plan/scan-000099.parquet")
+    unfinished = ("shards/.tmp-shard-000001.tar.0123", "plan/.tmp-plan.json.0123")
+    for path in (*unlisted, *LEFT, *unfinished):
+        (tmp_path / "packed" / path).parent.mkdir(exist_ok=True)
+        (tmp_path / "packed" / path).write_bytes(b"")
+    found = {fault.where: fault.what for fault in strays(dataset.store, dataset.manifest)}
+    assert set(found) == {*unlisted, *LEFT, *unfinished}
+    assert {found[path] for path in unlisted} == {"is not in the manifest"}
+    assert all("left" in found[path] for path in (*LEFT, *unfinished))
+    adopted = replace(dataset.manifest, adopted=True)
+    assert [fault.where for fault in strays(dataset.store, adopted)] == ["index/notes.txt", LEFT[1]]

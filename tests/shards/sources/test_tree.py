@@ -1,13 +1,15 @@
-"""Which files below a folder are listed, in which order, and what reading returns."""
+"""Which files below a folder are listed, under which names and in which order, and what reading returns."""
 
 import logging
 import os
+import random
 from pathlib import Path
 
 import pytest
 
 from shards.errors import ImageRefusedError, UserError
-from shards.sources.entry import Entry
+from shards.sources.big_sort import BATCH_ROWS, Row, sorted_rows
+from shards.sources.entry import Entry, printable, too_large
 from shards.sources.tree import Tree, list_images, refused_entry
 from shards.store import open_store
 
@@ -118,3 +120,39 @@ def test_a_bucket_tells_missing_objects_from_a_missing_bucket(s3_bucket: str) ->
 def test_a_root_that_can_not_be_listed_is_the_users_mistake(root: str) -> None:
     with pytest.raises(UserError, match=r"--source\.root"):
         list(list_images(root))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "run_rows"),
+    [
+        (0, 10),
+        (1, 10),
+        (9, 10),  # in memory
+        (10, 10),  # one run, exactly full
+        (11, 10),
+        (5000, 4000),  # two runs of several batches
+        (3000, BATCH_ROWS),
+        (100, 1),
+    ],
+)
+def test_rows_sorted_in_runs_come_sorted(num_rows: int, run_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shards.sources.big_sort.RUN_ROWS", run_rows)
+    rng = random.Random(num_rows)
+    rows: list[Row] = [(rng.randbytes(rng.randrange(4)), b"%d" % number) for number in range(num_rows)]
+    assert list(sorted_rows(iter(rows))) == sorted(rows, key=lambda row: row[0])
+
+
+def test_a_sort_that_stops_early_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shards.sources.big_sort.RUN_ROWS", 10)
+    rows = sorted_rows((b"%d" % number,) for number in range(100))
+    assert next(rows) == (b"0",)
+    rows.close()  # type: ignore[attr-defined]
+
+
+def test_names_that_are_not_utf8_become_printable() -> None:
+    assert printable(os.fsdecode(b"caf\xe9.jpg")) == "caf\\xe9.jpg"
+    assert printable("café 猫.jpg") == "café 猫.jpg"
+
+
+def test_a_refusal_says_how_many_bytes_there_are_and_may_be() -> None:
+    assert str(too_large(5, max_bytes=4)) == "too large: 5 bytes, allowed: 4"

@@ -1,7 +1,9 @@
-"""Objects read in pieces: whatever is taken and skipped, the bytes are those of the object."""
+"""Objects read in pieces, and as files: whatever is taken and skipped, the bytes are those of the object."""
 
 import hashlib
+import io
 import threading
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.storage.pieces import Pieces, stored_pieces
+from shards.storage.store_file import StoreFile
+from shards.storage.stream import PieceFile
 from shards.store import open_store
 
 DATA = bytes(range(256)) * 4
@@ -101,3 +105,38 @@ def test_an_object_of_a_bucket(s3_bucket: str) -> None:
     store = open_store(f"s3://{s3_bucket}/some")
     store.write("object", DATA)
     assert stored_pieces(store, "object", 3, 700).take(1000) == DATA[3:700]
+
+
+def test_a_stored_object_reads_and_seeks_like_a_file(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    store.write("x", b"0123456789")
+    file, model = StoreFile(store, "x"), io.BytesIO(b"0123456789")
+    for offset, whence, size in ((0, 0, 3), (2, 1, 2), (-4, 2, 2), (0, 1, -1), (5, 0, 100), (0, 2, 1)):
+        assert file.seek(offset, whence) == model.seek(offset, whence)
+        assert file.read(size) == model.read(size)
+        assert file.tell() == model.tell()
+    assert file.readable()
+    assert file.seekable()
+
+
+def test_pieces_are_one_file() -> None:
+    pieces = (piece for piece in (b"", b"012", b"", b"3456789", b""))
+    file = io.BufferedReader(PieceFile(pieces), 4)
+    assert [file.read(2), file.read(7), file.read(5), file.read(5)] == [b"01", b"2345678", b"9", b""]
+
+
+def test_closing_ends_the_generator_and_no_more_is_asked_than_needed() -> None:
+    events = []
+
+    def pieces() -> Generator[bytes, None, None]:
+        try:
+            for number in range(10):
+                events.append(number)
+                yield bytes(100)
+        finally:
+            events.append(-1)
+
+    with PieceFile(pieces()) as file:
+        assert file.read(150) == bytes(100)  # unbuffered: a piece at a time
+        assert file.read(50) == bytes(50)
+    assert events == [0, 1, -1]
