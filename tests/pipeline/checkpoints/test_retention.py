@@ -1,16 +1,17 @@
-"""What retention keeps, and what it must not touch."""
+"""What retention keeps, and what it must not touch, such as the files of a later attempt."""
 
 from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoints.attempt_record import Attempt, attempt_to_json, record_path
+from pipeline.checkpoints.attempt_record import ATTEMPTS, Attempt, attempt_to_json, record_path
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
 from pipeline.checkpoints.retention import retire
 from shards.store import open_store
 
 OLD, OWN = "0001-aaaaaaaa", "0002-bbbbbbbb"
 KILLED = "0001-cccccccc"
+LATER = "0002-bbbbbbbb"
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,25 @@ def test_a_checkpoint_for_a_rewind_is_never_far_behind(tmp_path: Path) -> None:
         left = sorted(int(path[5:13]) for path in store.list() if path.startswith("step-"))
         assert len(left) <= 3
         assert step <= 4 or any(step - 8 <= one <= step - 4 for one in left), left
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_an_attempt_that_wakes_up_deletes_nothing_of_a_later_one(
+    tmp_path: Path, is_listed: bool, is_committed: bool
+) -> None:
+    """Whether the later one is in the listing of attempts yet, and whether its checkpoint is committed."""
+    store = open_store(str(tmp_path))
+    attempts = [Attempt(token=OLD, resumed_from=None)]
+    attempts += [Attempt(token=LATER, resumed_from=CheckpointId(step=4, attempt=OLD))] * is_listed
+    for attempt in attempts:
+        store.write(f"{ATTEMPTS}/{attempt.token}.json", attempt_to_json(attempt))
+    for step, token in ((4, OLD), (8, OLD), (8, LATER)):
+        folder = CheckpointId(step=step, attempt=token).folder
+        store.write(f"{folder}/rank-00000.safetensors", b"data")
+        if token == OLD or is_committed:
+            store.write(f"{folder}/{MANIFEST_NAME}", b"manifest")
+    of_the_later = [path for path in store.list() if LATER in path]
+    newest = CheckpointId(step=8, attempt=OLD)
+    retire(store, attempt=attempts[0], newest=newest, keep_newest=1, keep_every=0, keep=())
+    assert [path for path in store.list() if LATER in path] == of_the_later
