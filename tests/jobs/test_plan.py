@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from jobs.recipes import finetune, pretrain
 from jobs.recipes.plan import RECIPES
 from jobs.record import write_record
 from pipeline.training.cost import cost_of
+from tests.rigs.faults import differs, every_fault
 from tests.rigs.processes import patchline
 
 JOB = RECIPES["digits_smoke"]()
@@ -55,14 +57,18 @@ def test_mistakes(words: tuple[str, ...], message: str) -> None:
     assert message in " ".join(ended.errors.split())
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_training_recipe_has_a_plan(name: str) -> None:
-    job = RECIPES[name]()
-    cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
-    rows = dict(rows_of(job, cost))
-    assert all(rows.values())
-    assert (job.recipe, job.training) == (name, {**pretrain.RECIPES, **finetune.RECIPES}[name]())
-    assert ("images not known" in rows["dataset"]) == (name == "photos_smoke"), "every other recipe has its dataset"
+@every_fault
+def test_every_training_recipe_has_a_plan() -> Iterator[str]:
+    training = {**pretrain.RECIPES, **finetune.RECIPES}
+    for name, recipe in RECIPES.items():
+        job = recipe()
+        cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
+        rows = dict(rows_of(job, cost))
+        yield from (f"the plan of {name} says nothing about: {row}" for row, text in rows.items() if not text)
+        yield from differs(f"the recipe of the plan of {name}", job.recipe, name)
+        yield from differs(f"the plan of {name}: training", job.training, training[name]())
+        if ("images not known" in rows["dataset"]) != (name == "photos_smoke"):
+            yield f"the dataset of {name} is {rows['dataset']}; photos_smoke alone has none of its own"
 
 
 def test_what_is_not_known_is_asked_for() -> None:

@@ -4,7 +4,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from jobs.recipes import evaluate, finetune, pack, pretrain
 from jobs.record import open_job, read_record, record_text, write_record
 from pipeline.training.config import TrainingJob
 from shards.errors import UserError
+from tests.rigs.faults import differs, every_fault
 
 RECIPES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     "pack": pack.RECIPES,
@@ -25,15 +26,23 @@ RECIPES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
 ALL = [(stage, name) for stage, recipes in RECIPES.items() for name in recipes]
 
 
-@pytest.mark.parametrize(("stage", "name"), ALL)
-def test_every_recipe_reads_back(tmp_path: Path, stage: str, name: str) -> None:
-    job: Any = RECIPES[stage][name]()
-    write_record(tmp_path / "run", stage=stage, job=job)
-    path = tmp_path / "run" / "job.yaml"
-    assert read_record(path, stage=stage, kind=type(job)) == job
-    assert [file.name for file in path.parent.iterdir()] == ["job.yaml"]
-    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
-    assert path.read_text().startswith(f"# patchline {stage} {path}\n")
+@every_fault
+def test_every_recipe_reads_back(tmp_path: Path) -> Iterator[str]:
+    for stage, name in ALL:
+        job: Any = RECIPES[stage][name]()
+        run_dir = tmp_path / stage / name
+        path = run_dir / "job.yaml"
+        write_record(run_dir, stage=stage, job=job)
+        try:
+            yield from differs(f"{stage} {name}: job", read_record(path, stage=stage, kind=type(job)), job)
+        except UserError as error:
+            yield f"{stage} {name} does not read back: {error}"
+        yield from differs(
+            f"{stage} {name}: what is in the folder", [file.name for file in run_dir.iterdir()], [path.name]
+        )
+        yield from differs(f"{stage} {name}: the folder's mode", oct(run_dir.stat().st_mode & 0o777), oct(0o700))
+        line = path.read_text().partition("\n")[0]
+        yield from differs(f"{stage} {name}: the first line", line, f"# patchline {stage} {path}")
 
 
 def test_a_run_folder_of_any_name_has_a_record_that_reads_back(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ def test_names_are_short() -> Iterator[str]:
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import ParamSpec
 
@@ -34,6 +35,11 @@ def assert_none(faults: Iterable[str], *, todo: str = "") -> None:
 
 
 def differs(what: str, value: object, expected: object) -> Iterator[str]:
-    """A fault if a value is not the expected one."""
-    if value != expected:
+    """A fault if a value is not the expected one; for a dataclass, one for each field that differs."""
+    if value == expected:
+        return
+    if is_dataclass(expected) and type(value) is type(expected) is not type:
+        for field in fields(expected):
+            yield from differs(f"{what}.{field.name}", getattr(value, field.name), getattr(expected, field.name))
+    else:
         yield f"{what} is {value}, expected {expected}"

@@ -1,11 +1,14 @@
 """How images are prepared in the papers' recipes, written down independently of them."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from jobs.recipes import augreg_finetune, paper_finetune, paper_imagenet, paper_jft, paper_vtab
 from jobs.recipes.paper_views import CODE, INCEPTION_448, PAPER, PRETRAINING, RESMALL_448, Views
 from pipeline.data.augment import Crop, Viewport, evaluation_viewport, training_viewport
+from tests.rigs.faults import differs, every_fault
 
 RECIPES = {
     **paper_jft.RECIPES,
@@ -57,9 +60,14 @@ def test_a_pre_training_is_evaluated_on_224_out_of_256() -> None:
     assert evaluation_viewport(375, 500, PRETRAINING.evaluation, size=224) == expected
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_decodes_whole_images_and_ignores_exif(name: str) -> None:
+@every_fault
+def test_every_recipe_decodes_whole_images_and_ignores_exif() -> Iterator[str]:
     """As the authors' decoders do."""
-    job = RECIPES[name]()
-    assert (job.data.augment.scaled_decode, job.data.augment.exif, job.evaluation.transform.exif) == (False,) * 3
-    assert job.data.augment.max_ratio == (1.33 if job.data.augment.crop == "inception" else pytest.approx(4 / 3))
+    for name, recipe in RECIPES.items():
+        job = recipe()
+        augment = job.data.augment
+        yield from differs(f"{name}: data.augment.scaled_decode", augment.scaled_decode, False)
+        yield from differs(f"{name}: data.augment.exif", augment.exif, False)
+        yield from differs(f"{name}: evaluation.transform.exif", job.evaluation.transform.exif, False)
+        ratio = 1.33 if augment.crop == "inception" else pytest.approx(4 / 3)
+        yield from differs(f"{name}: data.augment.max_ratio", augment.max_ratio, ratio)

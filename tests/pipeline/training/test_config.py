@@ -1,5 +1,6 @@
 """A job refuses what cannot run, with the values."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.schedule import ScheduleConfig
 from shards.errors import UserError
 from shards.subset_config import HeldOutConfig
+from tests.rigs.faults import differs, every_fault
 
+RECIPES = {**pretrain.RECIPES, **finetune.RECIPES}
 UP_TO_1 = r"allowed: 0 \(off\) to below 1$"
 
 
@@ -115,19 +118,23 @@ def test_empty_buckets_are_refused(fields: dict[str, Any]) -> None:
         EngineConfig(**fields)
 
 
-@pytest.mark.parametrize("job", [recipe() for recipe in (*pretrain.RECIPES.values(), *finetune.RECIPES.values())])
-def test_recipes_fit_their_own_lanes_and_take_their_classes_from_the_data(job: TrainingJob) -> None:
-    assert job.global_batch % job.data.lanes == 0
-    assert job.model.num_classes == (512 if job.model.masked_patches else 0), "colours are always as many"
-    assert (job.run_dir, job.data.url) == ("", "")
+@every_fault
+def test_recipes_fit_their_own_lanes_and_take_their_classes_from_the_data() -> Iterator[str]:
+    for name, recipe in RECIPES.items():
+        job = recipe()
+        if job.global_batch % job.data.lanes:
+            yield f"{name}: the global batch, {job.global_batch}, is not a multiple of {job.data.lanes} lanes"
+        num_classes = 512 if job.model.masked_patches else 0  # there are always as many colours
+        yield from differs(f"{name}: model.num_classes", job.model.num_classes, num_classes)
+        yield from differs(f"{name}: run_dir and data.url", (job.run_dir, job.data.url), ("", ""))
 
 
-@pytest.mark.parametrize("name", [*pretrain.RECIPES, *finetune.RECIPES])
-def test_the_papers_recipes_name_their_precision_and_small_ones_leave_it_to_the_machine(name: str) -> None:
-    job = {**pretrain.RECIPES, **finetune.RECIPES}[name]()
+@every_fault
+def test_the_papers_recipes_name_their_precision_and_small_ones_leave_it_to_the_machine() -> Iterator[str]:
     small = {"digits_smoke": "auto", "photos_smoke": "auto", "digits_48": "auto"}
     small |= {"cifar10_small": "fp32", "cifar10_48": "fp32"}
-    assert job.engine.precision == small.get(name, "bf16")
+    for name, recipe in RECIPES.items():
+        yield from differs(f"{name}: engine.precision", recipe().engine.precision, small.get(name, "bf16"))
 
 
 @pytest.mark.parametrize(
