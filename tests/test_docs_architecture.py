@@ -2,11 +2,13 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from docs import architecture_figure as figure
+from tests.rigs.faults import every_fault
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = (CHECKOUT / "docs" / "architecture.md").read_text()
@@ -25,11 +27,15 @@ def names_in(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize(("file", "name"), [(file, name) for file, name in NAMED if "/" in file])
-def test_every_file_and_function_that_is_named_exists(file: str, name: str) -> None:
-    path = CHECKOUT / file
-    assert path.is_file(), f"there is no {file}"
-    assert not name or name in names_in(path), f"{file} has no {name}"
+@every_fault
+def test_every_file_and_function_that_is_named_exists() -> Iterator[str]:
+    for file, name in NAMED:
+        if "/" not in file:
+            continue
+        if not (CHECKOUT / file).is_file():
+            yield f"docs/architecture.md names {file}, which does not exist"
+        elif name and name not in names_in(CHECKOUT / file):
+            yield f"docs/architecture.md names {file}:{name}, but the file has no {name}"
 
 
 def test_every_folder_of_the_code_has_its_line() -> None:

@@ -11,23 +11,30 @@ from jobs.recipes import pack
 from jobs.recipes.pretrain import digits_smoke
 from jobs.resolve import default_job
 from jobs.stages import RECIPE, STAGES, recipes_of
+from tests.rigs.faults import every_fault
 
 
-def jobs() -> Iterator[Any]:
-    """A job of every stage, and of every recipe for stages with recipes."""
+def jobs() -> Iterator[tuple[str, Any]]:
+    """Stage and job, for every stage, and for every recipe of stages with recipes."""
     for stage, entry in STAGES.items():
         words = list(recipes_of(stage)) if entry.second == RECIPE else [entry.second]
-        yield from (pytest.param(default_job(stage, word), id=f"{stage} {word}") for word in words)
+        yield from ((stage, default_job(stage, word)) for word in words)
 
 
-@pytest.mark.parametrize("job", list(jobs()))
-def test_every_flag_has_its_own_sentence(job: Any) -> None:
-    said: dict[str, str] = {}
-    for flag in flags_of(job):
-        assert flag.sentence.endswith((".", ".)")), f"{flag.name}: put a sentence below the field"
-        assert flag.sentence[0].isupper() or flag.choices or "." in flag.sentence.split()[0], flag.name
-        same = said.setdefault(flag.sentence, flag.name)
-        assert same.rpartition(".")[2] == flag.name.rpartition(".")[2], f"{flag.name} says the same as {same}"
+@every_fault
+def test_every_flag_has_its_own_sentence() -> Iterator[str]:
+    for stage, job in jobs():
+        said: dict[str, str] = {}
+        for flag in flags_of(job):
+            name, sentence = f"patchline {stage} {flag.name}", flag.sentence
+            if not sentence.endswith((".", ".)")):
+                yield f"{name}: put a sentence below the field"
+                continue
+            if not (sentence[0].isupper() or flag.choices or "." in sentence.split()[0]):
+                yield f"{name}: its sentence begins with a small letter: {sentence}"
+            same = said.setdefault(sentence, flag.name)
+            if same.rpartition(".")[2] != flag.name.rpartition(".")[2]:
+                yield f"{name} says the same as {same}: {sentence}"
 
 
 @dataclass(frozen=True, kw_only=True)

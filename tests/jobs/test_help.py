@@ -1,6 +1,8 @@
 """Help fits the terminal, shows required flags first and common flags by default, and gives commands that work."""
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +14,7 @@ from jobs.predict import arranged
 from jobs.resolve import default_job
 from jobs.run_flags import shown_run_flags
 from jobs.stages import RECIPE, STAGES, recipes_of
+from tests.rigs.faults import differs, every_fault
 
 WIDTHS = (80, 120)
 
@@ -26,15 +29,24 @@ def words_of(stage: str) -> list[str]:
     return list(recipes_of(stage)) if STAGES[stage].second == RECIPE else [STAGES[stage].second]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("stage", STAGES)
-def test_every_page_fits_its_width(stage: str, width: int) -> None:
-    recipes = recipes_of(stage) if STAGES[stage].second == RECIPE else {}
-    texts = [pages.overview(width), pages.second_words(stage, recipes, width)]
-    texts += [page(stage, word, everything=all_, width=width) for word in words_of(stage) for all_ in (False, True)]
-    for text in texts:
-        assert text.endswith("\n")
-        assert [line for line in text.splitlines() if len(line) > width] == []
+def pages_of(stage: str, width: int) -> Iterator[str]:
+    yield pages.second_words(stage, recipes_of(stage) if STAGES[stage].second == RECIPE else {}, width)
+    for word in words_of(stage):
+        yield page(stage, word, width=width)
+        yield page(stage, word, everything=True, width=width)
+
+
+@every_fault
+def test_every_page_fits_its_width() -> Iterator[str]:
+    for width in WIDTHS:
+        texts = [("patchline", pages.overview(width))]
+        texts += [(f"patchline {stage}", text) for stage in STAGES for text in pages_of(stage, width)]
+        for command, text in texts:
+            if not text.endswith("\n"):
+                yield f"a help page of {command} does not end with a line break"
+            for line in text.splitlines():
+                if len(line) > width:
+                    yield f"{command} --help has {len(line)} letters on a line of {width}: {line}"
 
 
 def test_required_flags_come_first_then_the_usual_then_how_to_see_all() -> None:
@@ -47,14 +59,16 @@ def test_required_flags_come_first_then_the_usual_then_how_to_see_all() -> None:
     assert len(re.findall(r"^  --", text, re.MULTILINE)) <= 16
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_all_flags_are_in_the_whole_page_once(stage: str) -> None:
-    for word in words_of(stage):
-        text = page(stage, word, everything=True)
-        shown = re.findall(r"^  (--[^ \n]+)", text, re.MULTILINE)
-        every = [*flags_of(default_job(stage, word)), *shown_run_flags(stage)]
-        flags = [flag.usage.split()[0] for flag in every]
-        assert sorted(shown) == sorted(flags)
+@every_fault
+def test_all_flags_are_in_the_whole_page_once() -> Iterator[str]:
+    for stage in STAGES:
+        for word in words_of(stage):
+            shown = Counter(re.findall(r"^  (--[^ \n]+)", page(stage, word, everything=True), re.MULTILINE))
+            every = [*flags_of(default_job(stage, word)), *shown_run_flags(stage)]
+            flags = Counter(flag.usage.split()[0] for flag in every)
+            for flag in sorted(flags.keys() | shown.keys()):
+                times = f"how often patchline {stage} --help-all shows {flag}"
+                yield from differs(times, shown[flag], flags[flag])
 
 
 def test_values_are_shown_with_their_units() -> None:
@@ -87,12 +101,16 @@ def test_examples_are_commands_that_would_run(stage: str) -> None:
         assert {flag.name for flag in required_flags(list(flags_of(job)), STAGES[stage].required)} <= given
 
 
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if STAGES[stage].second == RECIPE])
-def test_the_commands_in_docstrings_are_examples(stage: str) -> None:
-    for word in words_of(stage):
-        text = page(stage, word, width=140)
-        assert f"patchline {stage} {word}" in text.partition("examples:")[2] or stage in ("plan", "verify-resume")
-        assert "Command" not in text
+@every_fault
+def test_the_commands_in_docstrings_are_examples() -> Iterator[str]:
+    for stage in STAGES:
+        for word in words_of(stage) if STAGES[stage].second == RECIPE else []:
+            text = page(stage, word, width=140)
+            is_example = f"patchline {stage} {word}" in text.partition("examples:")[2]
+            if not is_example and stage not in ("plan", "verify-resume"):
+                yield f"patchline {stage} {word} --help has no example of itself"
+            if "Command" in text:
+                yield f"patchline {stage} {word} --help shows the docstring's word `Command`"
 
 
 def test_long_commands_are_cut_where_a_shell_takes_them_for_one() -> None:

@@ -1,30 +1,38 @@
 """The table of stages: every stage has a module whose `run` takes the job that the table names, read without torch."""
 
 import importlib
+from collections.abc import Iterator
 from typing import get_type_hints
 
 import pytest
 
 from jobs import model_jobs
 from jobs.stages import COMMANDS, RECIPE, STAGES, job_class, recipes_of
+from tests.rigs.faults import differs, every_fault
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_is_a_module_with_run(name: str) -> None:
-    command = COMMANDS[name]
-    assert callable(importlib.import_module(command.module).run)
-    assert 0 < len(command.summary) <= 66
+@every_fault
+def test_a_command_is_a_module_with_run() -> Iterator[str]:
+    for name, command in COMMANDS.items():
+        if not callable(getattr(importlib.import_module(command.module), "run", None)):
+            yield f"{name}: {command.module} has no function run"
+        if not 0 < len(command.summary) <= 66:
+            yield f"{name}: its summary has {len(command.summary)} letters, allowed: 1 to 66"
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_run_takes_the_job_of_the_table(name: str) -> None:
-    run = importlib.import_module(STAGES[name].module).run
-    assert get_type_hints(run)["job"] is job_class(name)
+@every_fault
+def test_run_takes_the_job_of_the_table() -> Iterator[str]:
+    for name, stage in STAGES.items():
+        run = getattr(importlib.import_module(stage.module), "run", None)
+        taken = get_type_hints(run).get("job") if run else None
+        yield from differs(f"{name}: the type of what {stage.module}.run takes as job", taken, job_class(name))
 
 
-@pytest.mark.parametrize("name", [name for name, stage in STAGES.items() if stage.second == RECIPE])
-def test_recipes_return_the_job_of_the_table(name: str) -> None:
-    assert {type(recipe()) for recipe in recipes_of(name).values()} == {job_class(name)}
+@every_fault
+def test_recipes_return_the_job_of_the_table() -> Iterator[str]:
+    for stage in (name for name in STAGES if STAGES[name].second == RECIPE):
+        for name, recipe in recipes_of(stage).items():
+            yield from differs(f"{stage} {name}: the type of the job", type(recipe()), job_class(stage))
 
 
 @pytest.mark.parametrize("stage", ["evaluate", "fewshot", "plan", "weights", "import", "export", "demo"])
