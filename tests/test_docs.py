@@ -1,0 +1,131 @@
+"""Pages of the documentation agree with the code.
+
+docs/architecture.md names files and functions that exist and every folder of the code, and its picture is up to date;
+docs/models.md has the tables that the functions print, and names tests that exist; docs/troubleshooting.md quotes
+messages exactly as they are in the code.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from docs import architecture_figure as figure
+from docs.models_tables import TABLE_6, costs, sizes
+from tests.pipeline.models.parity import BOUND, HEADER, ROWS, words_of
+from tests.pipeline.models.test_flops import TABLE_6 as TESTED
+from tests.rigs.faults import every_fault
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+ARCHITECTURE = (CHECKOUT / "docs" / "architecture.md").read_text()
+ROOMS = ("shards", "pipeline", "jobs", "patchline")
+NAMED = sorted(set(re.findall(r"`([a-z0-9_/]+\.(?:py|md|sbatch))(?::([\w.]+))?`", ARCHITECTURE)))
+MODELS = (CHECKOUT / "docs" / "models.md").read_text()
+TROUBLESHOOTING = (CHECKOUT / "docs" / "troubleshooting.md").read_text()
+OTHERS = {"CUDA out of memory", "Address already in use"}  # messages of PyTorch and of the system
+QUOTED = [" ".join(text.split()) for text in re.findall(r"^\*\*`(.*?)`\*\*", TROUBLESHOOTING, re.MULTILINE | re.DOTALL)]
+_FIELD = re.compile(r"%[sdr]|%\.\d+f")
+
+
+def names_in(path: Path) -> set[str]:
+    """Functions and classes of a file, methods as CLASS.METHOD."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{own.name}" for own in node.body if isinstance(own, ast.FunctionDef)}
+    return names
+
+
+@every_fault
+def test_every_file_and_function_that_is_named_exists() -> Iterator[str]:
+    for file, name in NAMED:
+        if "/" not in file:
+            continue
+        if not (CHECKOUT / file).is_file():
+            yield f"docs/architecture.md names {file}, which does not exist"
+        elif name and name not in names_in(CHECKOUT / file):
+            yield f"docs/architecture.md names {file}:{name}, but the file has no {name}"
+
+
+def test_every_folder_of_the_code_has_its_line() -> None:
+    folders = {path.parent.relative_to(CHECKOUT) for room in ROOMS for path in (CHECKOUT / room).rglob("__init__.py")}
+    assert [str(folder) for folder in sorted(folders) if f"| `{folder}/` |" not in ARCHITECTURE] == []
+
+
+def test_the_picture_shows_every_folder_and_files_that_exist() -> None:
+    shown = {box.name.rstrip("/") for box in (*figure.ROOMS, *figure.FOLDERS)}
+    folders = {path.parent.name for room in ROOMS for path in (CHECKOUT / room).rglob("__init__.py")}
+    assert folders - shown == {"patchline"}, "the front door is not a room"
+    files = [file for route in figure.ROUTES for file, _ in (*route.stops, *route.back_stops)]
+    assert [file for file in (*files, figure.LOOP) if not (CHECKOUT / file).is_file()] == []
+
+
+@pytest.mark.parametrize("route", figure.ROUTES, ids=lambda route: route.title)
+def test_the_picture_has_the_files_of_the_page_in_their_order(route: figure.Route) -> None:
+    section = ARCHITECTURE.split(f"## Path {route.letter}: ")[1].split("\n## ")[0]
+    files = iter(re.findall(r"`([a-z0-9_/]+\.py):[\w.]+`", section))
+    shown = [file for file, _ in (*route.stops, *route.back_stops)]
+    assert [file for file in shown if file not in files] == [], "not on this path, or not in this order"
+
+
+def test_the_picture_is_up_to_date() -> None:
+    drawn = (CHECKOUT / "docs" / "architecture.svg").read_text()
+    assert drawn == figure.draw(), "draw it again: python -m docs.architecture_figure"
+
+
+def test_sizes_and_costs_are_those_that_are_counted() -> None:
+    assert sizes() in MODELS, "print them again: python -m docs.models_tables"
+    assert costs() in MODELS, "print them again: python -m docs.models_tables"
+
+
+def test_every_row_of_the_papers_table_is_one_that_is_tested() -> None:
+    assert [tuple(row.values[:3]) for row in TESTED] == list(TABLE_6)
+
+
+def test_the_parity_table_has_every_row_and_none_beyond_the_bound() -> None:
+    lines = MODELS[MODELS.index("| " + " | ".join(HEADER)) :].split("\n\n")[0].splitlines()[2:]
+    cells = [tuple(line.strip("| ").split(" | ")) for line in lines]
+    assert [row[:-1] for row in cells] == [words_of(row) for row in ROWS]
+    assert all(0 < float(row[-1]) < BOUND for row in cells)
+
+
+def test_every_test_that_is_named_is_there() -> None:
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", MODELS)
+    assert named
+    for file, name in named:
+        (path,) = (CHECKOUT / "tests" / "pipeline" / "models").rglob(file)
+        assert f"def {name}(" in path.read_text(), f"{file} has no {name}"
+
+
+@cache
+def said() -> str:
+    """Every text in the code, one per line, with … in place of values."""
+    texts = []
+    for room in ("shards", "pipeline", "jobs"):
+        for path in sorted((CHECKOUT / room).rglob("*.py")):
+            texts += [_text(node) for node in ast.walk(ast.parse(path.read_text()))]
+    return "\n".join(_FIELD.sub("…", text) for text in texts)
+
+
+def _text(node: ast.AST) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+@every_fault
+def test_every_message_is_said_somewhere() -> Iterator[str]:
+    """Compares piece by piece: a piece between two values may come from another text in the code."""
+    for message in QUOTED:
+        for piece in (piece.strip(" ;:") for piece in message.split("…") if message not in OTHERS):
+            if piece not in said():
+                yield f"nothing says {piece!r}, of the message {message!r}"
+
+
+def test_there_are_twenty_messages() -> None:
+    assert len(QUOTED) >= 20
