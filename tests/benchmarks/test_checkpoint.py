@@ -19,7 +19,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return measured(tmp_path_factory.mktemp("work"), argparse.Namespace(rounds=2, pairs=1, model="vit_ti16", ranks=2))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_arm_is_measured_in_every_round(found: dict[str, Any]) -> None:
     assert {name: len(seconds) for name, seconds in found["seconds"].items()} == dict.fromkeys(NAMES, 2)
     assert min(value for seconds in found["seconds"].values() for value in seconds) > 0

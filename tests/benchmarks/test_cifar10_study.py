@@ -51,7 +51,7 @@ def test_photographs_are_of_two_labels_and_as_many_of_each(tmp_path: Path) -> No
     assert open_dataset(str(packed)).num_samples == 6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_and_keeps_every_point(tmp_path: Path) -> None:
     for ending, split in (("", "train"), ("-test", "test")):
         source = DigitsSource(split=split)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ def test_recipes() -> None:
     assert (masked.num_classes, short.pooling) == (512, "average")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_and_keeps_every_curve(tmp_path: Path) -> None:
     for ending, split in (("", "train"), ("-test", "test")):
         source = DigitsSource(split=split)  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ def jumping() -> None:
     time.time = now
 
 
+@pytest.mark.long
 def test_jumps_change_nothing(finished_runs: FinishedRuns, digits_url: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with started(
@@ -40,7 +41,7 @@ def test_jumps_change_nothing(finished_runs: FinishedRuns, digits_url: str, tmp_
     assert_sensible(run_dir, most_seconds=120.0)
 
 
-@pytest.mark.parametrize("years", [10, -10])
+@pytest.mark.parametrize("years", [pytest.param(10, marks=pytest.mark.long), -10])
 def test_a_clock_that_was_wrong_and_file_times_turned_around(
     years: int, finished_runs: FinishedRuns, digits_url: str, tmp_path: Path
 ) -> None:

@@ -85,7 +85,7 @@ def test_an_interrupt_ends_it(stage: str, function: str, count: int, inputs: dic
     assert [path for path in file_hashes(tmp_path) if ".tmp-" in path or path.endswith(".part")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_demo(tmp_path: Path) -> None:
     """It runs its stages as processes of their own, and a server."""
     words = ("demo", "--run-dir", str(tmp_path / "demo"))

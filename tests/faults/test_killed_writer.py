@@ -63,7 +63,14 @@ def test_a_run_outlives_its_writers(
     assert newest_step(run_dir) == STEPS
 
 
-@pytest.mark.parametrize("killed", ["trainers", "trainers and writers", "one trainer"])
+@pytest.mark.parametrize(
+    "killed",
+    [
+        pytest.param("trainers", marks=pytest.mark.long),
+        "trainers and writers",
+        pytest.param("one trainer", marks=pytest.mark.long),
+    ],
+)
 def test_a_run_that_is_killed_while_it_saves_continues_bit_for_bit(
     killed: str, finished_runs: FinishedRuns, digits_url: str, tmp_path: Path
 ) -> None:
@@ -86,6 +93,7 @@ def test_a_run_that_is_killed_while_it_saves_continues_bit_for_bit(
     assert weights(run_dir) == weights(finished_runs.get(2))
 
 
+@pytest.mark.long
 def test_a_stop_waits_for_the_checkpoint_that_is_being_written(digits_url: str, tmp_path: Path) -> None:
     """Exit code 75 promises it, however long it takes; and a save that is under way holds up no step before."""
     run_dir = tmp_path / "run"

@@ -50,7 +50,7 @@ def test_packing_lists_nothing_that_it_needs(proxy: CuttingProxy, s3_bucket: str
     ("hides", "codes"),
     [
         pytest.param(lambda key: "/step-00000008/" in key, (exit_codes.DONE,), id="the newest checkpoint"),
-        pytest.param(lambda _: True, (exit_codes.DONE,), id="everything"),
+        pytest.param(lambda _: True, (exit_codes.DONE,), id="everything", marks=pytest.mark.long),
     ],
 )
 def test_a_resumed_run_loses_nothing(

@@ -136,7 +136,14 @@ def test_nothing_is_glued_to_the_echo_of_a_key() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.long),
+        signal.SIGTERM,
+        pytest.param(signal.SIGUSR2, marks=pytest.mark.long),
+    ],
+)
 def test_packing_keeps_what_is_whole_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     words = ("pack", "digits", "--out", str(tmp_path / "out"), "--samples-per-shard", "10", "--workers", "2")
     with started(tmp_path / "said", *words) as command:

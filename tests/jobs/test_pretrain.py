@@ -32,6 +32,7 @@ TEN_MOMENTS: list[Moment] = [
 ]
 
 
+@pytest.mark.long
 def test_ten_kills_end_at_the_unbroken_runs_losses(
     digits_url: str, finished_runs: FinishedRuns, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ def test_photographs_train(test_data: Path, tmp_path: Path) -> None:
     assert set(losses(tmp_path / "run")) == {1, 2, 3}
 
 
+@pytest.mark.long
 def test_cifar10_trains(test_data: Path, tmp_path: Path) -> None:
     """The Parquet layout of Hugging Face datasets, 10,000 images."""
     url = str(tmp_path / "cifar10-test")

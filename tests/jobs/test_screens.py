@@ -45,7 +45,7 @@ def checked(screen: Screen) -> list[str]:
     return [TIME.sub("", line, count=1) for line in lines]
 
 
-@pytest.mark.parametrize("screen", [80, 120], indirect=True)
+@pytest.mark.parametrize("screen", [80, pytest.param(120, marks=pytest.mark.long)], indirect=True)
 def test_packing_ends_in_a_summary(screen: Screen, tmp_path: Path) -> None:
     out = str(tmp_path / "d")
     assert patchline_on(screen, "pack", "digits", "--split", "test", "--out", out) == 0

@@ -139,7 +139,7 @@ def test_a_planted_difference_is_named_by_step_and_tensor(
     assert "the exp_avg of head.weight is the first of 1 tensor" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_checkpoints_on_s3_are_compared_and_removed(
     digits_url: str, tmp_path: Path, s3_bucket: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from tests.rigs.slurm import SlurmCluster
 from tests.slurm.test_stage import PATCHLINE, program
 from tests.slurm.test_submit import settings_in, submit
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 CHAIN_SECONDS = 400
 PACK = "{name: pack, stage: pack, recipe: digits, flags: [--samples-per-shard=250], tasks: 4, at_once: 2}"
 STEPS = "[--steps=10, --global-batch=32, --schedule.warmup-steps=2, --checkpoint.every-steps=5]"

@@ -16,7 +16,7 @@ from tests.rigs.test_ceph import client_of
 from tests.rigs.training import losses
 from tests.soak.chain_faults import BUCKET, PATCHLINE, STAGES, Run, disturb, weights
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 STEPS, EVERY = 400, 30
 
 

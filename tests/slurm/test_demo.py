@@ -45,6 +45,7 @@ def test_a_chain_with_a_kill_ends_in_its_report(tmp_path: Path) -> None:
     assert processes_of(folder) == []
 
 
+@pytest.mark.long
 def test_it_can_be_interrupted(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     process = demo(folder)

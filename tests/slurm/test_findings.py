@@ -14,7 +14,7 @@ import pytest
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
 from tests.slurm.test_stage import ENDED, JOB_SECONDS, SCRIPT, program, wait_until_ended
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 RANKS_SAVE = (
     "trap 'sleep 1; touch $SLURM_JOB_NAME-saved-$SLURM_PROCID; exit 75' USR2 TERM",
     "touch $SLURM_JOB_NAME-up-$SLURM_PROCID",

@@ -12,7 +12,7 @@ import pytest
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
 from tests.slurm.test_stage import ENDED, SCRIPT, program
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 JOB_SECONDS = 200
 
 

@@ -10,7 +10,7 @@ from tests.rigs.datasets import file_hashes
 from tests.rigs.images import class_folders
 from tests.rigs.slurm import SlurmCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 SCRIPT = Path(__file__).resolve().parents[2] / "slurm" / "pack.sbatch"
 PATCHLINE = Path(sys.executable).parent / "patchline"

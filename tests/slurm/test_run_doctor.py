@@ -13,7 +13,7 @@ from tests.rigs.slurm import SlurmCluster
 from tests.slurm.test_stage import PATCHLINE, program, wait_until_ended
 from tests.slurm.test_submit import settings_in, submit
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 
 def submitted(cluster: SlurmCluster, folder: Path, *lines: str, options: str = "") -> tuple[Path, int]:

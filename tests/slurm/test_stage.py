@@ -15,7 +15,7 @@ import pytest
 
 from tests.rigs.slurm import SlurmCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 SCRIPT = Path(__file__).resolve().parents[2] / "slurm" / "stage.sbatch"
 PATCHLINE = Path(sys.executable).parent / "patchline"

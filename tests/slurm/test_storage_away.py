@@ -11,7 +11,7 @@ from tests.rigs.s3 import free_port
 from tests.rigs.slurm import SlurmCluster
 from tests.slurm.test_stage import PATCHLINE, SCRIPT, program, wait_until_ended
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 
 def submit(cluster: SlurmCluster, folder: Path, command: Path, url: str, **environ: str) -> tuple[int, Path]:

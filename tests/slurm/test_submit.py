@@ -31,7 +31,7 @@ def settings_in(folder: Path, *lines: str) -> str:
     return f"--cluster={path}"
 
 
-@pytest.mark.parametrize("is_bare", [False, True], ids=["environment", "bare"])
+@pytest.mark.parametrize("is_bare", [pytest.param(False, marks=pytest.mark.long), True], ids=["environment", "bare"])
 def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster, tmp_path: Path, is_bare: bool) -> None:
     """Real training on two nodes, in a folder whose name needs quotes; secrets do not come along."""
     data, run_dir = tmp_path / "digits", tmp_path / 'my "50%" runs' / "one"
@@ -145,6 +145,7 @@ def test_a_run_has_one_job_however_it_is_named(slurm_cluster: SlurmCluster, tmp_
         assert f"cancelled {number}, which was PENDING" in cancel(slurm_cluster, tmp_path / folder)
 
 
+@pytest.mark.long
 def test_packing_has_one_job_however_its_output_is_written(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     held, out = settings_in(tmp_path, f"command: [{PATCHLINE}]", "options: [--hold]"), tmp_path / "digits"
     assert submit(slurm_cluster, "pack", "digits", held, "--out", str(out)).returncode == 0
@@ -166,6 +167,7 @@ def test_packing_has_one_job_however_its_output_is_written(slurm_cluster: SlurmC
     assert f"cancelled {job}, which was PENDING" in cancel(slurm_cluster, out)
 
 
+@pytest.mark.long
 def test_one_of_an_arrays_runs_can_be_cancelled(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     held = settings_in(tmp_path, f"command: [{PATCHLINE}]", "options: [--hold]")
     chain, words = tmp_path / "chain.yaml", ("pretrain", "digits_smoke", held, "--data.url=d")

@@ -11,7 +11,7 @@ from tests.slurm.test_chain import jobs_of, logs, wait_until_over
 from tests.slurm.test_stage import PATCHLINE
 from tests.slurm.test_submit import settings_in, submit
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 
 def test_the_best_is_repeated_though_a_try_diverges(

@@ -23,7 +23,7 @@ from tests.slurm.test_stage import (
     words_of,
 )
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 STEPS = 240
 RECIPE = ("digits_smoke", f"--steps={STEPS}", "--global-batch=32", "--checkpoint.every-steps=20")
 OPTIONS = ["--ntasks-per-node=2"]

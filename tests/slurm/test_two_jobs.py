@@ -23,7 +23,7 @@ from tests.slurm.test_stage import (
 
 __all__ = ["digits_url"]
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-STEPS = 400
+STEPS = 160
 WORDS = (
     "digits_smoke",
     f"--steps={STEPS}",
@@ -83,11 +83,18 @@ def committed_by(run_dir: Path) -> list[str]:
 def test_the_later_of_two_jobs_continues_the_run(
     slurm_cluster: SlurmCluster, digits_url: str, alone: dict[int, float], tmp_path: Path
 ) -> None:
-    """Both were submitted by hand, without `patchline submit`, which would have refused the second."""
+    """Both were submitted by hand, without `patchline submit`, which would have refused the second. The first is frozen
+    until the second has begun, so that it cannot end before."""
     run_dir = tmp_path / "two"
     first = begins(slurm_cluster, digits_url, run_dir)
-    words = (*WORDS, f"--data.url={digits_url}")
-    second = submit(slurm_cluster, *words, run_dir=run_dir, options=ON_ONE)
+    frozen = ranks_of(slurm_cluster)
+    freeze(frozen)
+    try:
+        words = (*WORDS, f"--data.url={digits_url}")
+        second = submit(slurm_cluster, *words, run_dir=run_dir, options=ON_ONE)
+        slurm_cluster.wait_for(lambda: len(resumed_steps(run_dir)) == 2, deadline_seconds=JOB_SECONDS)
+    finally:
+        thaw(frozen)
     ends = [wait_until_ended(slurm_cluster, job) for job in (first, second)]
     said = output_of(slurm_cluster, run_dir).read_text()
     assert [(job["JobState"], job["ExitCode"]) for job in ends] == [("FAILED", "78:0"), ("COMPLETED", "0:0")], said
@@ -105,6 +112,7 @@ def lost(slurm_cluster: SlurmCluster) -> Iterator[list[int]]:
     slurm_cluster.kill_jobs_of("n1")
 
 
+@pytest.mark.long
 def test_a_zombie_commits_nothing(
     slurm_cluster: SlurmCluster, digits_url: str, alone: dict[int, float], tmp_path: Path, lost: list[int]
 ) -> None:

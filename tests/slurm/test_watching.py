@@ -13,7 +13,7 @@ from tests.slurm.test_chain import chain_file, jobs_of, submit_chain
 from tests.slurm.test_stage import JOB_SECONDS, PATCHLINE, SCRIPT, program, wait_until_ended
 from tests.slurm.test_submit import settings_in, submit
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 
 def patchline(cluster: SlurmCluster, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -167,8 +167,8 @@ def test_a_fault_of_the_compiler_is_told_in_a_line() -> None:
     torch._inductor.cpp_builder.cpp_compiler_search.cache_clear()
 
 
+@pytest.mark.long
 @needs_compiler
-@pytest.mark.slow
 def test_a_second_process_takes_its_kernels_from_the_cache(tmp_path: Path) -> None:
     """A restart after a fault compiles nothing again, and computes the same bits."""
     program = (

@@ -54,6 +54,7 @@ def test_losses_are_those_of_the_unbroken_run(digits_url: str, tmp_path: Path, l
     assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-5)
 
 
+@pytest.mark.long
 def test_sixteen_ranks_save_and_twelve_continue(digits_url: str, tmp_path: Path) -> None:
     more = ("--global-batch", "48", "--data.lanes", "48", "--steps", str(3 * SAVE_STEPS))
     train(digits_url, tmp_path / "unbroken", [(1, 1)], tmp_path, *more)

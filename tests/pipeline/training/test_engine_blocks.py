@@ -38,7 +38,7 @@ def losses_and_norms(run_dir: Path) -> tuple[list[float], list[float]]:
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["1", "2"])
+@pytest.mark.parametrize("stage", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_compiling_changes_results_to_rounding(finished_runs: FinishedRuns, stage: str) -> None:
     options = ("--engine.zero-stage", stage, *FP32)
     expected = losses_and_norms(finished_runs.get(2, *options))
@@ -48,7 +48,7 @@ def test_compiling_changes_results_to_rounding(finished_runs: FinishedRuns, stag
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["1", "2", "3"])
+@pytest.mark.parametrize("stage", [pytest.param("1", marks=pytest.mark.long), "2", "3"])
 def test_recomputing_changes_no_bit_under_dropout(finished_runs: FinishedRuns, stage: str) -> None:
     options = ("--engine.zero-stage", stage, *FP32, *DROPOUT)
     expected = losses_and_norms(finished_runs.get(2, *options))
@@ -56,8 +56,8 @@ def test_recomputing_changes_no_bit_under_dropout(finished_runs: FinishedRuns, s
     assert expected != losses_and_norms(finished_runs.get(2, "--engine.zero-stage", stage, *FP32)), "no dropout at all"
 
 
+@pytest.mark.long
 @needs_compiler
-@pytest.mark.slow
 def test_a_killed_run_of_compiled_blocks_continues_bit_by_bit(
     digits_url: str, finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path
 ) -> None:
@@ -76,8 +76,8 @@ def test_a_killed_run_of_compiled_blocks_continues_bit_by_bit(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+@pytest.mark.long
 @needs_compiler
-@pytest.mark.slow
 def test_a_run_may_compile_after_its_continuation_only(
     digits_url: str, finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,7 +74,7 @@ def as_killed_after_the_rewind(run_dir: Path, copy: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_ranks", "options"), [(1, ONE_RANK), (2, TWO_RANKS)])
+@pytest.mark.parametrize(("num_ranks", "options"), [(1, ONE_RANK), pytest.param(2, TWO_RANKS, marks=pytest.mark.long)])
 def test_a_rewound_run_ends_the_same_however_often_it_is_killed(
     url: str, tmp_path: Path, num_ranks: int, options: tuple[str, ...]
 ) -> None:
@@ -172,7 +172,7 @@ def test_a_spike_may_be_left_without_an_update(url: str, tmp_path: Path) -> None
     assert last_bits(killed) == last_bits(run_dir), "the losses before the spike came from a checkpoint"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fine_tuning_on_mixed_datasets_goes_back_too(url: str, tmp_path: Path) -> None:
     """With micro-batches and clipping. Six images of a batch come from the dataset with the bad batch: its eight are in
     two steps."""

@@ -40,13 +40,14 @@ def continue_from(source: Path, target: Path, *, step: int) -> None:
         (1, 1, ()),
         (1, 2, ()),
         (2, 2, ("--optimizer.name", "sgd", "--schedule.learning-rate", "0.03")),  # another set of moments
-        (3, 1, ("--engine.precision", "fp32")),
+        pytest.param(3, 1, ("--engine.precision", "fp32"), marks=pytest.mark.long),
         (3, 2, BF16),
         (2, 2, ("--ema-decay", "0.9")),  # Polyak averaging: one slot more, and the weights are the average
-        (
+        pytest.param(
             1,
             2,
             ("--micro-batch", "8", "--engine.precision", "bf16"),
+            marks=pytest.mark.long,
         ),  # accumulation in bf16 makes DeepSpeed take another optimiser class
     ],
 )
