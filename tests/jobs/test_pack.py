@@ -44,7 +44,7 @@ def image_of(dataset: Dataset, shard: int, row: int) -> bytes:
     return dataset.store.read_range(dataset.shard_path(shard), found.offset, found.offset + found.size)
 
 
-@pytest.mark.parametrize("where", ["folder", "s3"])
+@pytest.mark.parametrize("where", ["folder", pytest.param("s3", marks=pytest.mark.long)])
 def test_workers_and_parts_change_no_byte(
     job: PackJob, tmp_path: Path, where: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

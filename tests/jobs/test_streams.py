@@ -72,12 +72,25 @@ def test_a_result_on_a_full_disk_ends_in_one_line(words: list[str]) -> None:
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", RESULTS)
-@pytest.mark.parametrize("close", [(0,), (1,), (2,), (0, 1, 2)])
-def test_closed_streams_change_nothing_else(words: list[str], close: tuple[int, ...]) -> None:
+CLOSED = [(0,), (1,), (2,), (0, 1, 2)]
+
+
+def closing_changes_nothing(words: list[str], close: tuple[int, ...]) -> None:
     ended = run(words, close=close)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert bool(ended.stdout) == (1 not in close)
+
+
+@pytest.mark.parametrize("close", CLOSED)
+def test_closed_streams_change_nothing_else(close: tuple[int, ...]) -> None:
+    closing_changes_nothing(["completion", "bash"], close)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", RESULTS)
+@pytest.mark.parametrize("close", CLOSED)
+def test_closed_streams_change_nothing_else_of_any_command(words: list[str], close: tuple[int, ...]) -> None:
+    closing_changes_nothing(words, close)
 
 
 def test_a_mistake_is_2_whatever_standard_error_is() -> None:

@@ -41,7 +41,7 @@ class Row:
     mode: Mode | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
-    is_slow: bool = False
+    is_large: bool = False
 
     @property
     def config(self) -> ModelConfig:
@@ -57,9 +57,9 @@ HYBRID, B16 = EXACT | TIMM_RESNET, "vit_base_patch16_224"
 HUGGING_FACE: dict[str, Any] = {"name": "vit_b16", "library": "transformers", "theirs": "ViTForImageClassification"}
 USUAL = EXACT | {"layer_norm_epsilon": 1e-12}
 ROWS = (
-    Row(title="H/14", name="vit_h14", theirs="vit_huge_patch14_224", fields=EXACT, is_slow=True),
-    Row(title="L/16", name="vit_l16", theirs="vit_large_patch16_224", fields=EXACT),
-    Row(title="L/32", name="vit_l32", theirs="vit_large_patch32_224", fields=EXACT),
+    Row(title="H/14", name="vit_h14", theirs="vit_huge_patch14_224", fields=EXACT, is_large=True),
+    Row(title="L/16", name="vit_l16", theirs="vit_large_patch16_224", fields=EXACT, is_large=True),
+    Row(title="L/32", name="vit_l32", theirs="vit_large_patch32_224", fields=EXACT, is_large=True),
     Row(title="B/16", name="vit_b16", theirs=B16, fields=EXACT),
     Row(title="B/16, the paper's GELU", name="vit_b16", theirs=B16, arguments=PAPER_GELU),
     Row(title="S/16", name="vit_s16", theirs="vit_small_patch16_224", fields=EXACT),
@@ -82,7 +82,7 @@ ROWS = (
         mode="timm",
         fields=HYBRID,
     ),
-    Row(title="R50+L/32", name="r50_vit_l32", theirs="vit_large_r50_s32_224", fields=HYBRID),
+    Row(title="R50+L/32", name="r50_vit_l32", theirs="vit_large_r50_s32_224", fields=HYBRID, is_large=True),
     Row(title="BiT R50x1", name="bit_r50x1", theirs="resnetv2_50x1_bit", fields=TIMM_RESNET),
     Row(title="BiT R50x1, odd", name="bit_r50x1", theirs="resnetv2_50x1_bit", image=(129, 96), fields=TIMM_RESNET),
     Row(title="B/16, Hugging Face's", fields=USUAL, **HUGGING_FACE),

@@ -61,7 +61,9 @@ def saved(folder: Path, config: ModelConfig = VIT) -> Path:
         pytest.param(AVERAGE, id="average"),
         pytest.param(ModelConfig(name="vit_ti16", depth=1, image_size=32, num_classes=3), id="Ti/16"),
         pytest.param(ModelConfig(name="r50_vit_b16", **SMALL, resnet_epsilons="timm"), id="hybrid"),
-        pytest.param(ModelConfig(name="r50_vit_l32", **SMALL, resnet_epsilons="timm"), id="hybrid /32"),
+        pytest.param(
+            ModelConfig(name="r50_vit_l32", **SMALL, resnet_epsilons="timm"), id="hybrid /32", marks=pytest.mark.long
+        ),
         pytest.param(ModelConfig(name="bit_r50x1", num_classes=3, resnet_epsilons="timm"), id="BiT"),
     ],
 )
