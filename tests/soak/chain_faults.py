@@ -207,8 +207,8 @@ def signal_the_script(run: Run) -> None:
     run.cluster.command("scancel", "--batch", "--signal=USR1", str(run.job("pretrain")))
 
 
-def disturb(run: Run) -> None:
-    """All faults, one after the other."""
+def break_things(run: Run) -> None:
+    """A task, a rank, a node, the controller and the storage are lost, one after the other."""
     array = run.job("pack.shards")
     run.wait(lambda: "RUNNING" in run.cluster.squeue_state(array), "packing runs")
     run.cluster.command("scancel", f"{array}_0")
@@ -217,6 +217,10 @@ def disturb(run: Run) -> None:
     run.strike("a node vanishes, and comes back", lambda: lose_a_node(run))
     run.strike("slurmctld is killed, and starts again", lambda: restart_the_controller(run), restarts=False)
     run.strike("S3 is away for a minute", lambda: lose_the_storage(run), restarts=False)
+
+
+def interrupt(run: Run) -> None:
+    """The training is requeued by hand, by a signal and by two time limits, one after the other."""
     run.strike("scontrol requeue", lambda: requeue(run))
     run.strike("scancel --batch --signal=USR1", lambda: signal_the_script(run))
     run.strike("the time limit", lambda: reach_the_limit(run))
@@ -247,7 +251,8 @@ def main() -> int:
         disturbed.submit()
         lose_the_storage(disturbed)
         disturbed.say("the storage was away as packing began")
-        disturb(disturbed)
+        break_things(disturbed)
+        interrupt(disturbed)
         ends.append(disturbed.finish())
         pairs = [(left_alone.folder / "chain" / name, disturbed.folder / "chain" / name) for name in STAGES]
         tries = (disturbed.pretrain / "submit" / "tries.jsonl").read_text().splitlines()
