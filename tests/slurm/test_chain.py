@@ -13,7 +13,7 @@ from tests.rigs.slurm import SlurmCluster
 from tests.slurm.test_stage import PATCHLINE, program
 from tests.slurm.test_submit import settings_in, submit
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 CHAIN_SECONDS = 400
 PACK = "{name: pack, stage: pack, recipe: digits, flags: [--samples-per-shard=250], tasks: 4, at_once: 2}"
 STEPS = "[--steps=10, --global-batch=32, --schedule.warmup-steps=2, --checkpoint.every-steps=5]"
@@ -75,6 +75,7 @@ def jobs_of(folder: Path, unit: str) -> Sequence[ChainJob]:
     return [job for job in read_record_of(state_folder(str(folder))).jobs if (job.unit, job.kind) == (unit, "job")]
 
 
+@pytest.mark.long
 def test_a_whole_chain_ends_by_itself_and_submits_nothing_twice(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Two submissions at once; the file is changed behind them."""
     fewshot = FEWSHOT.replace("FOLDER", f"{tmp_path}/a chain")
@@ -103,6 +104,7 @@ def test_a_whole_chain_ends_by_itself_and_submits_nothing_twice(slurm_cluster: S
     assert all(json.loads((folder / "evaluate" / n / "scores.json").read_text())["num_images"] for n in ("0", "1"))
 
 
+@pytest.mark.long
 def test_a_finished_chain_is_submitted_again_with_other_settings_and_after_its_folder_was_deleted(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_finished_chain_is_submitted_again_with_other_settings_and_after_its_f
     assert wait_until_over(slurm_cluster, folder) == "done", logs(folder)
 
 
+@pytest.mark.long
 def test_only_the_killed_task_of_an_array_is_packed_again(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     kills = program(
         tmp_path / "kills one task once",
@@ -140,6 +143,7 @@ def test_only_the_killed_task_of_an_array_is_packed_again(slurm_cluster: SlurmCl
     assert (folder / "pack" / "manifest.json").exists()
 
 
+@pytest.mark.long
 def test_a_gate_that_is_lost_has_a_second_one_where_jobs_are_not_requeued(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -159,6 +163,7 @@ def test_a_gate_that_is_lost_has_a_second_one_where_jobs_are_not_requeued(
     assert slurm_cluster.job(second)["ExitCode"] == "0:0", logs(folder)
 
 
+@pytest.mark.long
 def test_a_crash_loop_ends_the_chain_with_one_message(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     crashes = program(tmp_path / "crashes", "[[ $1 != pretrain ]] || exit 9", f'exec {PATCHLINE} "$@"')
     train = (
@@ -181,6 +186,7 @@ def test_a_crash_loop_ends_the_chain_with_one_message(slurm_cluster: SlurmCluste
     assert slurm_cluster.command("squeue", "--noheader").strip() == ""
 
 
+@pytest.mark.long
 def test_a_cancelled_chain_submits_nothing_more_and_can_be_submitted_again(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -241,6 +247,7 @@ def test_a_chain_that_cannot_work_is_refused_before_anything_waits(slurm_cluster
     assert not (tmp_path / "a chain").exists()
 
 
+@pytest.mark.long
 def test_links_continue_a_run_where_requeueing_is_forbidden(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """The first link is asked to stop, the second ends the run, the third ends at once; none is requeued."""
     data, run_dir = tmp_path / "digits", tmp_path / "run"

@@ -12,7 +12,7 @@ import pytest
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
 from tests.slurm.test_stage import ENDED, SCRIPT, program
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 JOB_SECONDS = 200
 
 
@@ -48,6 +48,7 @@ def without_scratch(folder: Path, *bad: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_healthy_nodes_are_checked_quickly(three_nodes: SlurmCluster, tmp_path: Path) -> None:
     names = program(tmp_path / "names", f'echo "$SLURMD_NODENAME" >>{tmp_path}/began')
     job, log = evaluate(three_nodes, names, "--nodes=3")
@@ -60,6 +61,7 @@ def test_healthy_nodes_are_checked_quickly(three_nodes: SlurmCluster, tmp_path: 
     assert sorted((tmp_path / "began").read_text().split()) == ["n1", "n1", "n2", "n2", "n3", "n3"]
 
 
+@pytest.mark.long
 def test_a_sick_node_is_named_and_left_out(three_nodes: SlurmCluster, tmp_path: Path) -> None:
     names = program(tmp_path / "names", f'echo "$SLURMD_NODENAME" >>{tmp_path}/began')
     sick = without_scratch(tmp_path, "n2")
@@ -69,6 +71,7 @@ def test_a_sick_node_is_named_and_left_out(three_nodes: SlurmCluster, tmp_path: 
     assert sorted((tmp_path / "began").read_text().split()) == ["n1", "n3"]
 
 
+@pytest.mark.long
 def test_too_few_healthy_nodes_give_up_in_the_end(three_nodes: SlurmCluster, tmp_path: Path) -> None:
     job, log = evaluate(
         three_nodes,
@@ -81,6 +84,7 @@ def test_too_few_healthy_nodes_give_up_in_the_end(three_nodes: SlurmCluster, tmp
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.long
 def test_a_sick_node_is_avoided_where_there_are_others(three_nodes: SlurmCluster, tmp_path: Path) -> None:
     """Slurm prefers it to the third, so that without this it would be met again."""
     names = program(tmp_path / "names", f'echo "$SLURMD_NODENAME" >>{tmp_path}/began')
@@ -151,6 +155,7 @@ def test_nodes_are_avoided_only_if_others_can_take_their_place(job: str, nodes: 
     assert set(filter(None, done.stdout.strip().split(","))) == set(filter(None, avoided.split(",")))
 
 
+@pytest.mark.long
 def test_a_folder_that_only_one_node_sees_ends_the_job(three_nodes: SlurmCluster, tmp_path: Path) -> None:
     """The other nodes are elsewhere, where the relative path leads nowhere."""
     elsewhere = program(tmp_path / "env", f"[[ ${{SLURMD_NODENAME-n1}} == n1 ]] || cd {tmp_path}")
@@ -161,6 +166,7 @@ def test_a_folder_that_only_one_node_sees_ends_the_job(three_nodes: SlurmCluster
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.long
 def test_a_spare_takes_the_place_of_a_node_that_vanished(three_nodes: SlurmCluster, tmp_path: Path) -> None:
     """Last: the cluster has one node less afterwards."""
     waits = program(

@@ -15,7 +15,7 @@ import pytest
 
 from tests.rigs.slurm import SlurmCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 SCRIPT = Path(__file__).resolve().parents[2] / "slurm" / "stage.sbatch"
 PATCHLINE = Path(sys.executable).parent / "patchline"
@@ -109,9 +109,13 @@ def words_of(pid: int) -> list[bytes]:
 @pytest.mark.parametrize(
     ("cut_off", "restarts"),
     [
-        (requeue, 1),  # as in a preemption or node failure: TERM to all, KILL soon after
+        pytest.param(
+            requeue, 1, marks=pytest.mark.long
+        ),  # as in a preemption or node failure: TERM to all, KILL soon after
         (signal_batch_shell, 1),  # the script forwards it, the ranks save, the script requeues itself
-        (kill_a_rank, 0),  # a crash, at which Slurm would end the job: tried again in the same allocation
+        pytest.param(
+            kill_a_rank, 0, marks=pytest.mark.long
+        ),  # a crash, at which Slurm would end the job: tried again in the same allocation
     ],
 )
 def test_a_run_cut_off_half_way_equals_an_unbroken_one(
@@ -149,6 +153,7 @@ def test_a_users_mistake_is_not_tried_again(slurm_cluster: SlurmCluster, digits_
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "2:0", "0"), slurm_cluster.log_tail()
 
 
+@pytest.mark.long
 def test_other_stages_use_the_same_script(
     slurm_cluster: SlurmCluster, digits_url: str, unbroken: Path, tmp_path: Path
 ) -> None:
@@ -177,6 +182,7 @@ def program(path: Path, *lines: str) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_crash_loop_ends_after_three_tries_in_all(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """The count goes on over requeues, is believed only if it is a number, and ends the links of a chain."""
     run_dir = tmp_path / "loop"
@@ -199,6 +205,7 @@ def test_a_crash_loop_ends_after_three_tries_in_all(slurm_cluster: SlurmCluster,
     assert (again["ExitCode"], again["Restarts"]) == ("78:0", "1"), "submitted again, it is tried again"
 
 
+@pytest.mark.long
 def test_a_task_of_an_array_requeues_itself_alone(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """The last task owns the array's own id, and would restart all of them with it."""
     once = program(
@@ -227,6 +234,7 @@ def test_a_task_of_an_array_requeues_itself_alone(slurm_cluster: SlurmCluster, t
     assert lines() == ["0", "1", "1"]
 
 
+@pytest.mark.long
 def test_a_signal_before_the_ranks_start_is_not_lost(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """The naive script would die of it: the job is to be continued, and has crashed nowhere."""
     run_dir = tmp_path / "early"
@@ -243,6 +251,7 @@ def test_a_signal_before_the_ranks_start_is_not_lost(slurm_cluster: SlurmCluster
     assert tries_of(run_dir)[0]["end"] == "asked to stop"
 
 
+@pytest.mark.long
 def test_a_limit_that_comes_before_any_save_is_not_met_for_ever(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Three times in a row, and the job gives up; a run directory that is given twice is the last of the two."""
     run_dir = tmp_path / "hasty"
@@ -257,6 +266,7 @@ def test_a_limit_that_comes_before_any_save_is_not_met_for_ever(slurm_cluster: S
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_is_told_to_stop_is_another_end_than_one_that_continues(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -275,6 +285,7 @@ def test_a_run_that_is_told_to_stop_is_another_end_than_one_that_continues(
     assert [each["end"] for each in tries_of(run_dir)] == ["told to stop", "stopped"]
 
 
+@pytest.mark.long
 def test_a_run_with_a_file_stop_stays_stopped(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Also if it is there before the first try, or comes while the ranks start, which refuse it as a mistake."""
     run_dir, options = tmp_path / "kept", ["--nodes=1"]
@@ -292,6 +303,7 @@ def test_a_run_with_a_file_stop_stays_stopped(slurm_cluster: SlurmCluster, tmp_p
     ]
 
 
+@pytest.mark.long
 def test_a_link_behind_the_end_of_its_run_starts_no_rank(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Also where jobs may be requeued. A run that a later job extends is done before that job is submitted."""
     run_dir, options = tmp_path / "linked", ["--nodes=1"]
@@ -310,6 +322,7 @@ def test_a_link_behind_the_end_of_its_run_starts_no_rank(slurm_cluster: SlurmClu
     assert (tmp_path / "ran").read_text() == "ran\nran\n"
 
 
+@pytest.mark.long
 def test_a_marker_that_vouches_for_nothing_is_no_end(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     run_dir = tmp_path / "forged"
     words = f'if [[ $1 == __done ]]; then exec {PATCHLINE} "$@"; fi'
@@ -351,6 +364,7 @@ def shown_port(folder: Path, job_id: int) -> int:
     return int(port)
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_is_passed_over(slurm_cluster: SlurmCluster, digits_url: str, tmp_path: Path) -> None:
     """The port of the next job is known from its id; whoever else is on the node may have it."""
     # Appended, since the rank that ends first has the other one killed, perhaps between emptying a file and writing it.

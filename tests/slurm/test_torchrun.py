@@ -23,7 +23,7 @@ from tests.slurm.test_stage import (
     words_of,
 )
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 STEPS = 240
 RECIPE = ("digits_smoke", f"--steps={STEPS}", "--global-batch=32", "--checkpoint.every-steps=20")
 OPTIONS = ["--ntasks-per-node=2"]
@@ -43,6 +43,7 @@ def kill_a_rank(cluster: SlurmCluster) -> None:
     os.kill(max(ranks), signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_run_of_torchruns_equals_one_of_srun(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """With a rank killed and a signal to save on the way."""
     url, expected, run_dir = tmp_path / "digits", tmp_path / "srun", tmp_path / "torchrun"
@@ -65,6 +66,7 @@ def test_a_run_of_torchruns_equals_one_of_srun(slurm_cluster: SlurmCluster, tmp_
     assert len(logged_steps(run_dir)) == STEPS
 
 
+@pytest.mark.long
 def test_a_mistake_under_torchrun_is_not_tried_again(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """torchrun itself ends with 1 whatever its ranks say."""
     job_id = submit(slurm_cluster, "digits_smoke", run_dir=tmp_path / "run", options=OPTIONS, env=TORCHRUN)

@@ -13,7 +13,7 @@ from tests.slurm.test_chain import chain_file, jobs_of, submit_chain
 from tests.slurm.test_stage import JOB_SECONDS, PATCHLINE, SCRIPT, program, wait_until_ended
 from tests.slurm.test_submit import settings_in, submit
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
 def patchline(cluster: SlurmCluster, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -30,6 +30,7 @@ def words_of(found: Any) -> str:
     return "\n".join(f"{finding['words']} > {finding['todo']}" for finding in found["findings"])
 
 
+@pytest.mark.long
 def test_a_running_a_held_and_a_waiting_job(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     sleeps = program(tmp_path / "sleeps", 'echo "rank $SLURM_PROCID is here"', "exec sleep 600")
     runs = []
@@ -87,6 +88,7 @@ def first_line(cluster: SlurmCluster, *words: str) -> str:
         process.wait()
 
 
+@pytest.mark.long
 def test_an_array_of_a_chain_and_its_runs(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """One of three runs has a job that runs; their logs are in the chain's folder."""
     sleeps = program(tmp_path / "sleeps", 'echo "rank $SLURM_PROCID of $*"', "exec sleep 600")
@@ -114,6 +116,7 @@ def test_an_array_of_a_chain_and_its_runs(slurm_cluster: SlurmCluster, tmp_path:
     assert "cancelled" in patchline(slurm_cluster, "cancel", str(folder)).stderr
 
 
+@pytest.mark.long
 def test_a_job_of_plain_sbatch_that_waits_and_then_runs(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     sleeps = program(tmp_path / "sleeps", 'echo "rank $SLURM_PROCID is here"', "exec sleep 600")
     run_dir, log = tmp_path / "my run", tmp_path / "my log.txt"
