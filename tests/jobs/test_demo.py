@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ def test_demo_ends_with_the_promised_table(tmp_path: Path) -> None:
     with said.open("w") as errors, printed.open("w") as output:
         demo = subprocess.Popen([*command, *short], stdout=output, stderr=errors)
         listened_at: set[str] = set()
+        pause = threading.Event()
         while demo.poll() is None:
             listened_at |= addresses_of(demo.pid)
+            pause.wait(0.1)
     assert demo.returncode == 0, said.read_text()
     assert listened_at == {"127.0.0.1"}, "of the S3 server and of the ranks"
     table = " ".join(printed.read_text().split())
