@@ -140,7 +140,7 @@ TWO_RANKS = ("--processes=2", "--engine.zero-stage=3", "--fewshot.probe")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), TWO_RANKS], ids=["one", "two"])
+@pytest.mark.parametrize("more", [(), pytest.param(TWO_RANKS, marks=pytest.mark.long)], ids=["one", "two"])
 def test_training_measures_the_same(tmp_path: Path, url: str, more: tuple[str, ...]) -> None:
     """At the end of training, the scores are those of the weights that it leaves; of two ranks, which shard the
     parameters, too. They need no held-out dataset."""

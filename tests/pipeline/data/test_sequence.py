@@ -17,7 +17,7 @@ STEPS = 6  # of 16 samples: past the end of an epoch, 61
 PHOTOGRAPHS = "imagenet-sample"
 
 
-@pytest.fixture(scope="module", params=["generated", "photographs"])
+@pytest.fixture(scope="module", params=["generated", pytest.param("photographs", marks=pytest.mark.long)])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """61 images of one kind, packed into a folder."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -41,7 +41,7 @@ class Row:
     mode: Mode | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
-    is_large: bool = False
+    is_long: bool = False
 
     @property
     def config(self) -> ModelConfig:
@@ -57,9 +57,9 @@ HYBRID, B16 = EXACT | TIMM_RESNET, "vit_base_patch16_224"
 HUGGING_FACE: dict[str, Any] = {"name": "vit_b16", "library": "transformers", "theirs": "ViTForImageClassification"}
 USUAL = EXACT | {"layer_norm_epsilon": 1e-12}
 ROWS = (
-    Row(title="H/14", name="vit_h14", theirs="vit_huge_patch14_224", fields=EXACT, is_large=True),
-    Row(title="L/16", name="vit_l16", theirs="vit_large_patch16_224", fields=EXACT, is_large=True),
-    Row(title="L/32", name="vit_l32", theirs="vit_large_patch32_224", fields=EXACT, is_large=True),
+    Row(title="H/14", name="vit_h14", theirs="vit_huge_patch14_224", fields=EXACT, is_long=True),
+    Row(title="L/16", name="vit_l16", theirs="vit_large_patch16_224", fields=EXACT, is_long=True),
+    Row(title="L/32", name="vit_l32", theirs="vit_large_patch32_224", fields=EXACT, is_long=True),
     Row(title="B/16", name="vit_b16", theirs=B16, fields=EXACT),
     Row(title="B/16, the paper's GELU", name="vit_b16", theirs=B16, arguments=PAPER_GELU),
     Row(title="S/16", name="vit_s16", theirs="vit_small_patch16_224", fields=EXACT),
@@ -72,7 +72,7 @@ ROWS = (
     ),
     Row(title="Ti/16", name="vit_ti16", theirs="vit_tiny_patch16_224", arguments=PAPER_GELU),
     Row(title="B/16 to 24 x 24", name="vit_b16", theirs=B16, image=(384, 384), mode="timm", fields=EXACT),
-    Row(title="B/16 to 7 x 7", name="vit_b16", theirs=B16, image=(112, 112), mode="timm", fields=EXACT),
+    Row(title="B/16 to 7 x 7", name="vit_b16", theirs=B16, image=(112, 112), mode="timm", fields=EXACT, is_long=True),
     Row(title="R50+B/16", name="r50_vit_b16", theirs="vit_base_r50_s16_224", fields=HYBRID),
     Row(
         title="R50+B/16 to 10 x 10",
@@ -81,14 +81,22 @@ ROWS = (
         image=(160, 160),
         mode="timm",
         fields=HYBRID,
+        is_long=True,
     ),
-    Row(title="R50+L/32", name="r50_vit_l32", theirs="vit_large_r50_s32_224", fields=HYBRID, is_large=True),
+    Row(title="R50+L/32", name="r50_vit_l32", theirs="vit_large_r50_s32_224", fields=HYBRID, is_long=True),
     Row(title="BiT R50x1", name="bit_r50x1", theirs="resnetv2_50x1_bit", fields=TIMM_RESNET),
-    Row(title="BiT R50x1, odd", name="bit_r50x1", theirs="resnetv2_50x1_bit", image=(129, 96), fields=TIMM_RESNET),
+    Row(
+        title="BiT R50x1, odd",
+        name="bit_r50x1",
+        theirs="resnetv2_50x1_bit",
+        image=(129, 96),
+        fields=TIMM_RESNET,
+        is_long=True,
+    ),
     Row(title="B/16, Hugging Face's", fields=USUAL, **HUGGING_FACE),
     Row(title="B/16, Hugging Face's, 24 x 24", image=(384, 384), mode="bicubic", fields=USUAL, **HUGGING_FACE),
     Row(title="B/16, as the paper's code", **HUGGING_FACE),
-    Row(title="B/16, as the paper's code, 24 x 24", image=(384, 384), mode="bicubic", **HUGGING_FACE),
+    Row(title="B/16, as the paper's code, 24 x 24", image=(384, 384), mode="bicubic", is_long=True, **HUGGING_FACE),
 )
 
 

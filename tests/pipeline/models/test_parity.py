@@ -26,7 +26,7 @@ from tests.pipeline.models.parity import (
 
 
 @pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.title, marks=[pytest.mark.long] if row.is_large else []) for row in ROWS]
+    "row", [pytest.param(row, id=row.title, marks=[pytest.mark.long] if row.is_long else []) for row in ROWS]
 )
 def test_logits(row: Row) -> None:
     assert difference_of(row) < BOUND
