@@ -22,6 +22,7 @@ from jobs.recipes.pack import digits
 from shards.store import open_store
 from tests.rigs import ceph
 from tests.rigs.forks import forks
+from tests.rigs.made_once import MadeOnce
 from tests.rigs.s3 import moto_server
 
 if TYPE_CHECKING:
@@ -166,19 +167,32 @@ def new_bucket(endpoint: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def digits_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The training split of the digits, packed into a local folder."""
-    url = str(tmp_path_factory.mktemp("packed") / "digits")
-    assert pack.run(replace(digits(), out=url)) == 0
-    return url
+def made_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MadeOnce]:
+    """Folders that all workers of this run of pytest share. Fails at the end if a test changed one."""
+    folder = tmp_path_factory.getbasetemp()
+    is_worker = hasattr(request.config, "workerinput")
+    made_once = MadeOnce((folder.parent if is_worker else folder) / "made-once")
+    yield made_once
+    if changed := made_once.changed():
+        pytest.fail("a test changed what all tests share; let it copy what it changes:\n" + "\n".join(changed))
 
 
 @pytest.fixture(scope="session")
-def finished_runs(digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> "FinishedRuns":
+def digits_url(made_once: MadeOnce) -> str:
+    """The training split of the digits, packed into a local folder. Do not change it."""
+
+    def make(folder: Path) -> None:
+        assert pack.run(replace(digits(), out=str(folder / "digits"))) == 0
+
+    return str(made_once.folder("digits", make) / "digits")
+
+
+@pytest.fixture(scope="session")
+def finished_runs(made_once: MadeOnce, digits_url: str) -> "FinishedRuns":
     """Finished tiny runs, each trained on first use."""
     from tests.rigs.training import FinishedRuns  # noqa: PLC0415  # tests/shards run without torch
 
-    return FinishedRuns(tmp_path_factory.mktemp("finished"), digits_url)
+    return FinishedRuns(made_once, digits_url)
 
 
 @pytest.fixture(scope="session")

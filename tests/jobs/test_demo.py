@@ -9,7 +9,7 @@ import pytest
 
 from jobs.demo import DemoJob, compare, run
 from shards.errors import UserError
-from tests.rigs.listening import addresses_of
+from tests.rigs.listening import POLL_SECONDS, addresses_of
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ def test_demo_ends_with_the_promised_table(tmp_path: Path) -> None:
         pause = threading.Event()
         while demo.poll() is None:
             listened_at |= addresses_of(demo.pid)
-            pause.wait(0.1)
+            pause.wait(POLL_SECONDS)
     assert demo.returncode == 0, said.read_text()
     assert listened_at == {"127.0.0.1"}, "of the S3 server and of the ranks"
     table = " ".join(printed.read_text().split())

@@ -1,8 +1,10 @@
 """Which addresses commands listen on, read from the kernel while they run: none alone, else loopback."""
 
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from jobs.cli import main
 from jobs.launch import Ranks
 from tests.rigs.forks import ONE_THREAD
 from tests.rigs.images import image_bytes
-from tests.rigs.listening import addresses_of, addresses_while, descendants
+from tests.rigs.listening import POLL_SECONDS, addresses_of, addresses_while, descendants
 from tests.rigs.training import FinishedRuns, pretrain_words, start
 
 FEW_STEPS = ("--steps", "4", "--checkpoint.every-steps", "4")
@@ -41,16 +43,19 @@ def test_processes_that_patchline_starts(digits_url: str, tmp_path: Path) -> Non
     assert command.wait() == 0
 
 
+@pytest.mark.long
 def test_ranks_of_torchrun(digits_url: str, tmp_path: Path) -> None:
     """Only torchrun itself listens on every interface: its store cannot be told otherwise."""
     words = pretrain_words(digits_url, tmp_path / "run", *FEW_STEPS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = started([*torchrun, "-m", "jobs.cli", *words])
     found: set[str] = set()
+    pause = threading.Event()
     while command.poll():
         for rank in descendants(command.processes[0].pid):
             if not is_torchrun(rank):
                 found |= addresses_of(rank)
+        pause.wait(POLL_SECONDS)
     assert command.wait() == 0
     assert found == {LOOPBACK}
 
@@ -82,11 +87,13 @@ def test_stages_that_do_not_train_listen_nowhere(
     words = {
         "pack": ["digits", "--out", out],
         "verify": [digits_url],
-        "card": [digits_url],
+        "card": [str(tmp_path / "copy")],
         "predict": [weights, str(image), "--device", "cpu"],
         "export": [weights, "--out", out, "--format", "hugging_face"],
         "import": [out, "--out", f"{out}-imported"],
     }
+    if stage == "card":  # it writes its page into the dataset
+        shutil.copytree(digits_url, tmp_path / "copy")
     if stage == "import":
         assert main(["export", *words["export"]]) == 0
     command = started([sys.executable, "-m", "jobs.cli", stage, *words[stage]])

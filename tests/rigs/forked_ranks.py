@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from multiprocessing import reduction
 from multiprocessing.context import ForkServerProcess
@@ -13,6 +14,8 @@ from typing import Any, cast
 from jobs.launch import Ranks
 from tests.rigs.forks import forks
 from tests.rigs.s3 import free_port
+
+_STANDS_SECONDS = 300.0  # longer than the kill is waited for
 
 
 class Fork:
@@ -75,9 +78,11 @@ def fork_ranks(
     environ: Mapping[str, str],
     log_dir: Path,
     more_words: Mapping[int, list[str]] | None = None,
+    stands_after: int = 0,
 ) -> Ranks:
     """Runs `patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, the others write to
-    log_dir/rank-N.log. `more_words`: for some ranks only."""
+    log_dir/rank-N.log. `more_words`: for some ranks only. `stands_after`: a run waits to be killed once this step is in
+    its metrics (0: it does not)."""
     log_dir.mkdir(parents=True, exist_ok=True)
     shared = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
@@ -88,13 +93,15 @@ def fork_ranks(
             files = (1, 2) if rank == 0 else (log.fileno(), log.fileno())
             handed = [_Handed(number) for number in files]
             all_words = [*words, *(more_words or {}).get(rank, [])]
-            process = forks().Process(target=_as_rank, args=(all_words, own, Path.cwd(), *handed))
+            process = forks().Process(target=_as_rank, args=(all_words, own, Path.cwd(), stands_after, *handed))
             process.start()
         processes.append(Fork(process))
     return Ranks(processes=cast("tuple[subprocess.Popen[bytes], ...]", tuple(processes)))
 
 
-def _as_rank(words: list[str], environ: dict[str, str], folder: Path, output: int, errors: int) -> None:
+def _as_rank(
+    words: list[str], environ: dict[str, str], folder: Path, stands_after: int, output: int, errors: int
+) -> None:
     os.dup2(output, 1)
     os.dup2(errors, 2)
     os.chdir(folder)
@@ -102,4 +109,20 @@ def _as_rank(words: list[str], environ: dict[str, str], folder: Path, output: in
     os.environ.update(environ)
     from jobs.cli import main  # noqa: PLC0415  # the server has loaded it; this process need not
 
+    if stands_after:
+        _stand_after(stands_after)
     sys.exit(main(words))
+
+
+def _stand_after(num_steps: int) -> None:
+    """Rank 0, which writes the metrics, waits after this step, and the other ranks wait for it."""
+    from pipeline.training.metrics import Metrics  # noqa: PLC0415  # as above
+
+    write = Metrics.write
+
+    def write_and_stand(metrics: Metrics, step: int, values: Mapping[str, float]) -> None:
+        write(metrics, step, values)
+        if step >= num_steps:
+            threading.Event().wait(_STANDS_SECONDS)
+
+    Metrics.write = write_and_stand  # type: ignore[assignment,method-assign]

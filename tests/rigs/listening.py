@@ -1,21 +1,25 @@
 """The addresses on which a process and its descendants accept connections, as the kernel lists them (proc(5))."""
 
 import ipaddress
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from jobs.launch import Ranks
 
+POLL_SECONDS = 0.02
 _LISTEN = "0A"  # include/net/tcp_states.h
 
 
 def addresses_while(ranks: Ranks) -> set[str]:
     """Waits for the ranks and returns every address on which they or their descendants listened meanwhile."""
     found: set[str] = set()
+    pause = threading.Event()
     while ranks.poll():
         for process in ranks.processes:
             found |= addresses_of(process.pid)
+        pause.wait(POLL_SECONDS)
     return found
 
 

@@ -1,14 +1,20 @@
 """Small real training runs on real processes, for tests."""
 
+import hashlib
 import json
 import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jobs import exit_codes
 from jobs.launch import Ranks
 from pipeline.training.metrics import read_metrics
+from tests.rigs.cpu_seconds import METER
 from tests.rigs.forked_ranks import fork_ranks
 from tests.rigs.forks import ONE_THREAD
+from tests.rigs.made_once import MadeOnce
 
 STEPS = 16
 TINY = (
@@ -24,9 +30,10 @@ def pretrain_words(url: str, run_dir: Path, *more: str) -> list[str]:
     return ["pretrain", "digits_smoke", "--data.url", url, "--run-dir", str(run_dir), *TINY, *more]
 
 
-def start(words: list[str], *, num_ranks: int, log_dir: Path) -> Ranks:
-    """Starts `patchline WORDS` on real processes; ranks above 0 write to log_dir."""
-    return fork_ranks(words, num_ranks=num_ranks, environ={**ONE_THREAD, **os.environ}, log_dir=log_dir)
+def start(words: list[str], *, num_ranks: int, log_dir: Path, stands_after: int = 0) -> Ranks:
+    """Starts `patchline WORDS` on real processes; ranks above 0 write to log_dir. `stands_after`: see `fork_ranks`."""
+    environ = {**ONE_THREAD, **os.environ}
+    return fork_ranks(words, num_ranks=num_ranks, environ=environ, log_dir=log_dir, stands_after=stands_after)
 
 
 def run(words: list[str], *, num_ranks: int, log_dir: Path) -> int:
@@ -35,27 +42,45 @@ def run(words: list[str], *, num_ranks: int, log_dir: Path) -> int:
 
 
 class FinishedRuns:
-    """Finished runs that several tests read or copy, each trained once per session. Do not change them."""
+    """Ended runs that several tests read or copy, each trained once per run of pytest. Do not change them: a test that
+    needs to change one copies it."""
 
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder, self.url = folder, url
-        self._made: dict[tuple[int, tuple[str, ...]], Path] = {}
+    def __init__(self, made_once: MadeOnce, url: str) -> None:
+        self.url = url
+        self._made_once = made_once
 
-    def get(self, num_ranks: int, *options: str) -> Path:
-        """The run directory of the tiny run with `num_ranks` ranks and these options."""
-        key = num_ranks, options
-        if key not in self._made:
-            run_dir = self.folder / f"run-{len(self._made)}"
-            logs = self.folder / f"logs-{len(self._made)}"
-            ranks = start(pretrain_words(self.url, run_dir, *options), num_ranks=num_ranks, log_dir=logs)
-            if ranks.wait() != 0:
+    def get(self, num_ranks: int, *options: str, code: int = exit_codes.DONE) -> Path:
+        """The run directory of the tiny run with `num_ranks` ranks and these options, which ended with `code`."""
+        key = json.dumps([num_ranks, flags_in(options), code])
+        name = f"run-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        return self._made_once.folder(name, partial(self._train, num_ranks, options, code)) / "run"
+
+    def diverged(self) -> Path:
+        """A run whose loss is not finite after its first updates, and which the guard ended."""
+        wild = ("--schedule.learning-rate", "1e30", "--clip-norm", "0", "--max-skipped-updates", "2")
+        return self.get(1, *wild, "--engine.precision", "fp32", code=exit_codes.WILL_NOT_SUCCEED)
+
+    def _train(self, num_ranks: int, options: Sequence[str], code: int, folder: Path) -> None:
+        with METER.apart(f"tests/rigs::{num_ranks} ranks {' '.join(options)}"[:150], "run"):
+            words = pretrain_words(self.url, folder / "run", *options)
+            ranks = start(words, num_ranks=num_ranks, log_dir=folder / "logs")
+            if ranks.wait() != code:
                 codes = [process.returncode for process in ranks.processes]
-                said = "\n".join(log.read_text() for log in logs.glob("rank-*.log"))
+                said = "\n".join(log.read_text() for log in (folder / "logs").glob("rank-*.log"))
                 raise AssertionError(
-                    f"{num_ranks} ranks with {options} ended with {codes}; those above 0 said:\n{said}"
+                    f"{num_ranks} ranks with {options} ended with {codes}, not {code}; those above 0 said:\n{said}"
                 )
-            self._made[key] = run_dir
-        return self._made[key]
+
+
+def flags_in(options: Sequence[str]) -> list[list[str]]:
+    """Each flag with its values, in the order of the names and without a default: the same run has the same ones."""
+    flags: list[list[str]] = []
+    for word in options:
+        if word.startswith("--"):
+            flags.append([word])
+        else:
+            flags[-1].append(word)
+    return sorted(flag for flag in flags if flag != ["--engine.zero-stage", "1"])
 
 
 def losses(run_dir: Path) -> dict[int, float]:
