@@ -60,6 +60,7 @@ def test_examples_of_streaming(digits_url: str, tmp_path: Path) -> None:
     assert not (tmp_path / "quarantine.jsonl").exists()
 
 
+@pytest.mark.long
 def test_examples_of_models(finished_runs: FinishedRuns, tmp_path: Path) -> None:
     """Runs shell commands and Python in order, beside a finished run called `runs/digits`. They print nothing."""
     (tmp_path / "runs").mkdir()

@@ -24,6 +24,7 @@ def medians(world: World) -> dict[str, float]:
     }
 
 
+@pytest.mark.long
 def test_only_the_error_of_bf16_grows_with_the_ranks() -> None:
     of_two, of_four = (run_ranks(medians, num_ranks=num_ranks)[0] for num_ranks in (2, 4))
     for way in ("2 1", "1 4"):

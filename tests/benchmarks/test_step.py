@@ -49,6 +49,7 @@ def test_timms_model_is_of_the_same_size(name: str) -> None:
     assert sum(parameter.numel() for parameter in theirs.parameters()) == num_parameters(ModelConfig(name=name))
 
 
+@pytest.mark.long
 def test_an_arm_that_fails_is_said_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = Case(model="vit_ti16", image_size=32, batch=2, compiled=False, arms=("ours", "theirs"), separate=True)
     found = measured(case, OPTIONS, tmp_path / "report")

@@ -55,6 +55,7 @@ def test_packing_to_the_same_folder(
     assert at > 20
 
 
+@pytest.mark.long
 def test_packing_to_the_same_bucket(
     job: PackJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_bucket: str
 ) -> None:

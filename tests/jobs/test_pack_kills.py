@@ -35,13 +35,14 @@ def test_a_folder(job: PackJob, tmp_path: Path) -> None:
     assert in_work >= NUM_KILLS // 2, "most kills must meet the command at work"
 
 
-def test_an_s3_compatible_store(job: PackJob, tmp_path: Path, s3_bucket: str) -> None:
+@pytest.mark.parametrize("num_kills", [4, pytest.param(NUM_KILLS, marks=pytest.mark.long)])
+def test_an_s3_compatible_store(job: PackJob, tmp_path: Path, s3_bucket: str, num_kills: int) -> None:
     local = tmp_path / "local"
     assert run(replace(job, out=str(local))) == 0
-    finished, in_work = killed_often(job, lambda n: f"s3://{s3_bucket}/out-{n}", num_kills=NUM_KILLS, seed=2)
+    finished, in_work = killed_often(job, lambda n: f"s3://{s3_bucket}/out-{n}", num_kills=num_kills, seed=2)
     expected = file_hashes(local)
     assert all(object_hashes(open_store(url)) == expected for url in finished)
-    assert in_work >= NUM_KILLS // 2
+    assert in_work >= num_kills // 2
 
 
 def alive_in_session(session: int) -> list[int]:

@@ -107,7 +107,7 @@ def test_shots_are_taken_of_a_part_and_measured_on_another(digits_url: str, tmp_
     assert "--data.held-out and --data.test-url both say what to measure on" in " ".join(both.errors.split())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_chooses_on_a_part_and_repeats_on_all(digits_url: str, test_url: str, tmp_path: Path) -> None:
     words = [*pretrain_words(digits_url, tmp_path, *SHORT), "--schedule.learning-rate", "0", ".01", "--seeds=1"]
     ended = patchline("sweep", *words, "--data.held-out.share=.2", "--evaluation.url", test_url)

@@ -13,12 +13,16 @@ from pathlib import Path
 from jobs.pack import PackJob, run
 from shards.store import open_store
 
+_BEGUN = "work/listing.json"
+_POLL_SECONDS = 0.01
+
 
 def killed_often(job: PackJob, outs: Callable[[int], str], *, num_kills: int, seed: int) -> tuple[list[str], int]:
     """Packs to outs(0), outs(1), ..., killing each command at a random moment and running it again until it is done.
 
-    Continues until `num_kills` commands have died of SIGKILL. Returns the URLs of the finished datasets, and how often
-    a command died in the middle of its work rather than before or after it.
+    Continues until `num_kills` commands have died of SIGKILL. Every other one is let begin its work first, so that it
+    dies in the middle of it however busy the machine is. Returns the URLs of the finished datasets, and how often a
+    command died at work rather than before it.
     """
     draw, kills, in_work, finished = random.Random(seed), 0, 0, list[str]()
     for number in (0, 1):  # the first one also starts the fork server
@@ -28,12 +32,14 @@ def killed_often(job: PackJob, outs: Callable[[int], str], *, num_kills: int, se
         out = outs(len(finished))
         while True:
             process = _started(replace(job, out=out))
+            while kills % 2 and process.is_alive() and not open_store(out).exists(_BEGUN):
+                process.join(_POLL_SECONDS)
             process.join(draw.uniform(0.0, seconds))
             process.kill()
             process.join()
             if process.exitcode == -signal.SIGKILL:
                 kills += 1
-                in_work += open_store(out).exists("work/listing.json")
+                in_work += open_store(out).exists(_BEGUN)
             if process.exitcode == 0 or kills >= num_kills:
                 break
             assert process.exitcode in (0, -signal.SIGKILL), process.exitcode

@@ -41,6 +41,7 @@ def train(url: str, run_dir: Path, legs: Sequence[Leg], folder: Path, *more: str
         assert is_killed, "the run ended before the kill"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("legs", [((1, 1), (2, 1), (4, 1), (1, 1)), ((2, 1), (2, 3), (2, 2))], ids=["ranks", "stages"])
 def test_losses_are_those_of_the_unbroken_run(digits_url: str, tmp_path: Path, legs: tuple[Leg, ...]) -> None:
     train(digits_url, tmp_path / "unbroken", legs[:1], tmp_path)

@@ -48,7 +48,9 @@ def test_compiling_changes_results_to_rounding(finished_runs: FinishedRuns, stag
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [pytest.param("1", marks=pytest.mark.long), "2", "3"])
+@pytest.mark.parametrize(
+    "stage", [pytest.param("1", marks=pytest.mark.long), "2", pytest.param("3", marks=pytest.mark.long)]
+)
 def test_recomputing_changes_no_bit_under_dropout(finished_runs: FinishedRuns, stage: str) -> None:
     options = ("--engine.zero-stage", stage, *FP32, *DROPOUT)
     expected = losses_and_norms(finished_runs.get(2, *options))

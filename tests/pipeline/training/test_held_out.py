@@ -132,7 +132,7 @@ def test_averaged_weights_are_scored_at_the_end(
     assert not engine.is_averaged
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(2, "fp32"), (3, "fp32")])
+@pytest.mark.parametrize(("stage", "precision"), [(2, "fp32"), pytest.param(3, "fp32", marks=pytest.mark.long)])
 def test_the_score_of_averaged_weights_is_that_of_the_runs_weights(
     digits_url: str, tmp_path: Path, finished_runs: FinishedRuns, stage: int, precision: str
 ) -> None:

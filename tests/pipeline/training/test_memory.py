@@ -41,7 +41,11 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
         pytest.param(job_of(images=4), 4, 1, id="ViT-S/16, fp32"),
         pytest.param(job_of(images=4, engine=BF16), 2, 1, id="ViT-S/16, bf16, two passes", marks=NEEDS_BF16),
         pytest.param(
-            job_of(images=4, engine={"activation_checkpointing": True}), 4, 1, id="ViT-S/16 with checkpointing"
+            job_of(images=4, engine={"activation_checkpointing": True}),
+            4,
+            1,
+            id="ViT-S/16 with checkpointing",
+            marks=pytest.mark.long,
         ),
         pytest.param(job_of("vit_b16", images=1), 1, 1, id="ViT-B/16, fp32", marks=pytest.mark.long),
         pytest.param(
@@ -50,7 +54,13 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
         pytest.param(job_of("bit_r50x1", images=2, optimizer=OptimizerConfig(name="sgd")), 2, 1, id="BiT"),
         pytest.param(job_of(images=4, engine={"zero_stage": 2}, **SMALL), 1, 2, id="stage 2 on two ranks, two passes"),
         pytest.param(job_of(images=2, engine={"zero_stage": 3}, **SMALL), 1, 2, id="stage 3 on two ranks"),
-        pytest.param(job_of(images=4, engine={"zero_stage": 3}, **SMALL), 1, 4, id="stage 3 on four ranks"),
+        pytest.param(
+            job_of(images=4, engine={"zero_stage": 3}, **SMALL),
+            1,
+            4,
+            id="stage 3 on four ranks",
+            marks=pytest.mark.long,
+        ),
         pytest.param(job_of(images=2, engine={"zero_stage": 3}), 1, 2, id="ViT-S/16, stage 3", marks=pytest.mark.long),
         pytest.param(
             job_of(images=4, engine=BF16 | {"zero_stage": 3}, **SMALL),

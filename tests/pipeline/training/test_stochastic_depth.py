@@ -121,6 +121,7 @@ def test_recomputed_and_compiled_blocks_leave_out_the_same() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "all blocks share their kernels"
 
 
+@pytest.mark.long
 def test_a_run_is_the_same_on_any_topology_and_after_a_kill(digits_url: str, tmp_path: Path) -> None:
     """Micro-batches, ranks, a ZeRO stage and recomputation change results to rounding; a continuation changes no
     bit."""

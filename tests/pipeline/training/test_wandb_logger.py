@@ -44,6 +44,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [record["history"]["item"] for record in records_of(path) if record["type"] == "history"]
 
 
+@pytest.mark.long
 def test_a_killed_run_is_one_run_with_every_step_once(digits_url: str, tmp_path: Path) -> None:
     run_dir, steps = tmp_path / "run", 300
     more = ("--steps", str(steps), "--checkpoint.every-steps", "1000", "--loggers.name", "seven")
