@@ -212,6 +212,7 @@ MUTABLE = re.compile(
 MOST_LINES = 300
 MOST_FUNCTION_LINES = 40  # decorators and docstring included
 LONG_FUNCTIONS: set[tuple[str, str]] = set()  # exceptions, each with its reason
+LONG_FILES = {"shards/checking/s3_probe.py"}  # each probe of a store, read in the order in which they run
 
 
 def relative(path: Path) -> str:
@@ -458,7 +459,7 @@ def test_files_are_named_for_what_they_do() -> Iterator[str]:
 @every_fault
 def test_files_are_short() -> Iterator[str]:
     for source in sources():
-        if (num_lines := len(source.text.splitlines())) > MOST_LINES:
+        if (num_lines := len(source.text.splitlines())) > MOST_LINES and source.name not in LONG_FILES:
             yield f"{source.name}: has {num_lines} lines, allowed: {MOST_LINES}; is it two rooms?"
 
 

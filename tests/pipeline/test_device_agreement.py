@@ -11,7 +11,7 @@ from pipeline.device_agreement import Claim, agree_on_device, disagreement
 from pipeline.free_port import free_port
 from shards.errors import UserError
 
-WAIT = timedelta(seconds=30)
+WAIT = timedelta(seconds=60)
 
 
 def gpu(rank: int, *, host: str = "n1", number: str = "") -> Claim:

@@ -37,9 +37,12 @@ class Command:
     def wait_until(self, is_so: Callable[[], bool], *, seconds: float = DEADLINE_SECONDS) -> None:
         """Waits. TimeoutError if the condition does not become true in time, or the command has ended."""
         pause, deadline = threading.Event(), time.monotonic() + seconds
-        while not is_so():
-            if time.monotonic() > deadline or self.process.exitcode is not None:
-                raise TimeoutError(f"it did not come to that, exit code {self.process.exitcode}: {self.said}")
+        while True:
+            code = self.process.exitcode  # first: its last act may be what is waited for
+            if is_so():
+                return
+            if time.monotonic() > deadline or code is not None:
+                raise TimeoutError(f"it did not come to that, exit code {code}: {self.said}")
             pause.wait(_POLL_SECONDS)
 
     def wait_until_said(self, text: str) -> None:

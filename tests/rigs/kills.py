@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.launch import Ranks
@@ -18,14 +19,21 @@ def attempts_at_least(count: int) -> Moment:
     return lambda run_dir: len(list((run_dir / "checkpoints" / "attempts").glob("*.json"))) >= count
 
 
-def step_at_least(step: int) -> Moment:
-    """True once metrics.jsonl has the line of `step`, whole or partly written."""
+@dataclass(frozen=True)
+class StepAtLeast:
+    """See `step_at_least`."""
 
-    def reached(run_dir: Path) -> bool:
+    step: int
+
+    def __call__(self, run_dir: Path) -> bool:
+        """Whether it is reached."""
         path = run_dir / "metrics.jsonl"
-        return path.exists() and f'"step": {step},' in path.read_text()
+        return path.exists() and f'"step": {self.step},' in path.read_text()
 
-    return reached
+
+def step_at_least(step: int) -> StepAtLeast:
+    """True once metrics.jsonl has the line of `step`, whole or partly written."""
+    return StepAtLeast(step)
 
 
 def saving(step: int) -> Moment:
@@ -60,8 +68,10 @@ def after_seconds(seconds: float) -> Moment:
 
 
 def run_and_kill(words: list[str], run_dir: Path, *, moment: Moment, num_ranks: int, log_dir: Path) -> bool:
-    """Starts the command and kills all ranks (SIGKILL) at the moment; False if the run ended before it."""
-    ranks = start(words, num_ranks=num_ranks, log_dir=log_dir)
+    """Starts the command and kills all ranks (SIGKILL) at the moment; False if the run ended before it. A run that is
+    to be killed after a step waits there: it does not train on while a busy machine holds up the kill."""
+    stands_after = moment.step if isinstance(moment, StepAtLeast) else 0
+    ranks = start(words, num_ranks=num_ranks, log_dir=log_dir, stands_after=stands_after)
     try:
         return wait_until(ranks, moment, run_dir)
     finally:
@@ -72,8 +82,10 @@ def wait_until(ranks: Ranks, moment: Moment, run_dir: Path) -> bool:
     """Waits for the moment; False if the ranks ended before it."""
     pause = threading.Event()
     deadline = time.monotonic() + _DEADLINE_SECONDS
-    while ranks.poll() and time.monotonic() < deadline:
+    while ranks.poll():
         if moment(run_dir):
             return True
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not so within {_DEADLINE_SECONDS:.0f} s, and the ranks still run")
         pause.wait(_POLL_SECONDS)
     return False

@@ -26,7 +26,7 @@ from pipeline.data import DataConfig, RandAugmentConfig, train_batches
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, not written to
-DEADLINE_SECONDS = 90.0  # deadline for the first batch: long enough for a busy machine
+DEADLINE_SECONDS = 120.0  # deadline for the first batch: long enough for a busy machine
 SAVE_EVERY = 3  # batches per saved position
 _MARK = "PATCHLINE_LOADER_RIG"
 _POLL_SECONDS = 0.005

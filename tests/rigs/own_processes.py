@@ -17,7 +17,7 @@ from pathlib import Path
 _PROC = Path("/proc")
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _POLL_SECONDS = 0.01
-_GONE_SECONDS = 10.0
+_GONE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

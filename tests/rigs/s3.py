@@ -1,16 +1,23 @@
 """An S3 server on loopback for tests: moto's, in its own process. It checks no credentials."""
 
 import http.client
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 POLL_SECONDS = 0.05
+# These ports are below those that Linux gives to connections and to servers that leave the choice to it. They are also
+# below those at which the ranks of Slurm jobs meet, so nobody takes one between its choice and its use. Each process of
+# a test run begins elsewhere, so that two do not choose the same.
+_FIRST_PORT, _NUM_PORTS = 10_000, 10_000
+_NUMBERS = count(256 * os.getpid())
 
 
 @contextmanager
@@ -25,17 +32,20 @@ def moto_server() -> Iterator[str]:
     finally:
         process.terminate()
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=START_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
 def free_port() -> int:
-    """A port of the loopback address on which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback address on which nothing listens now, another one at each call."""
+    for number in _NUMBERS:
+        port = _FIRST_PORT + number % _NUM_PORTS
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("the numbers do not end")
 
 
 def _wait_until_it_answers(process: "subprocess.Popen[bytes]", port: int) -> None:
@@ -44,7 +54,7 @@ def _wait_until_it_answers(process: "subprocess.Popen[bytes]", port: int) -> Non
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"moto_server ended with code {process.returncode}; install moto[server,s3]")
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_SECONDS)
         try:
             connection.request("GET", "/moto-api/")
             connection.getresponse()

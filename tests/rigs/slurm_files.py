@@ -7,6 +7,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.rigs.s3 import free_port
+
 # cred_expire=5: a requeued job waits for its credential to expire, 2 minutes by default. ReturnToService=2:
 # a node that comes back is used again. KillWait=5: seconds from TERM to KILL when a job is cut off.
 CONF = """\
@@ -51,7 +53,7 @@ class SlurmConfig:
 
     num_nodes: int = 2
     cpus_per_node: int = 2
-    start_seconds: float = 60.0
+    start_seconds: float = 120.0
     stop_seconds: float = 15.0
 
     def __post_init__(self) -> None:
@@ -72,7 +74,7 @@ def write_files(folder: Path, config: SlurmConfig) -> None:
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
-    controller_port, *node_ports = _free_ports(1 + config.num_nodes)
+    controller_port, *node_ports = (free_port() for _ in range(1 + config.num_nodes))
     nodes = "\n".join(
         f"NodeName={name} NodeHostName=rig-{name} NodeAddr=127.0.0.1 Port={port} "
         f"CPUs={config.cpus_per_node} RealMemory=4000 State=UNKNOWN"
@@ -98,15 +100,3 @@ def _first_job(worker: str) -> int:
     """Another one for each of the clusters that run at the same time on this machine: a job's number decides which port
     its ranks meet at."""
     return 1 + 40 * int(worker.removeprefix("gw") or 0)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago. All are held until the last is known, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [int(held.getsockname()[1]) for held in sockets]
-    finally:
-        for held in sockets:
-            held.close()

@@ -144,19 +144,20 @@ def test_a_lower_limit_lowers_the_reserve() -> None:
 def test_so_many_run_and_no_more_and_the_limit_may_change() -> None:
     lock, now, most = threading.Lock(), 0, 0
 
-    def count() -> None:
+    def count(together: threading.Barrier) -> None:
         nonlocal now, most
         with lock:
             now += 1
             most = max(most, now)
-        threading.Event().wait(0.005)
+        together.wait()
         with lock:
             now -= 1
 
     pool = Pool(4, name="test")
     for limit in (4, 2, 6, 1):
-        pool.limit, most = limit, 0
-        wait([pool.submit(count) for _ in range(40)], SECONDS)
+        pool.limit, most, together = limit, 0, threading.Barrier(limit, timeout=SECONDS)
+        for future in [pool.submit(partial(count, together)) for _ in range(36)]:
+            future.result(SECONDS)
         assert most == limit
     pool.close()
 
@@ -201,16 +202,17 @@ def test_a_cancelled_task_is_passed_over() -> None:
 
 
 def test_tasks_become_due() -> None:
-    pool, began = Pool(4, name="test"), time.monotonic()
-    futures = [pool.submit_later(time.monotonic, seconds) for seconds in (0.3, 0.1, 0.2)]
+    pool, began = Pool(1, name="test"), time.monotonic()
+    seconds = (0.3, 0.1, 0.2)
+    futures = [pool.submit_later(time.monotonic, each) for each in seconds]
     never = pool.submit_later(int, SECONDS)
     cancelled = pool.submit_later(int, 0.15)
     assert cancelled.cancel()
     at = [future.result(SECONDS) - began for future in futures]
-    assert 0.1 <= at[1] < at[2] < at[0] < 5
+    assert at[1] < at[2] < at[0]
+    assert all(due <= done for due, done in zip(seconds, at, strict=True))
     pool.close()
-    assert never.cancelled()
-    assert time.monotonic() - began < 5
+    assert never.cancelled(), "it is not waited for"
 
 
 def test_a_task_becomes_due_while_others_are_stuck() -> None:
@@ -228,7 +230,7 @@ def test_whoever_waits_for_a_task_that_is_cancelled_before_it_is_due_is_told() -
     pool = Pool(1, name="test")
     future = pool.submit_later(int, SECONDS)
     threading.Timer(0.05, future.cancel).start()
-    assert wait([future], 5).done
+    assert wait([future], SECONDS / 2).done
     assert future.cancelled()
     pool.close()
 
@@ -247,9 +249,8 @@ def test_whoever_waits_is_told_at_once_that_the_pool_is_closed() -> None:
     pool, stuck = Pool(1, name="test"), Stuck()
     under_way, waiting, later = pool.submit(stuck), pool.submit(int), pool.submit_later(int, SECONDS)
     stuck.wait()
-    began = time.monotonic()
     pool.close(seconds=0.1)
-    assert time.monotonic() - began < 1
+    assert threads(), "it does not wait for the one that is stuck"
     assert pool.is_closed
     futures: list[Future[Any]] = [under_way, waiting, later]
     for future in as_completed(futures, SECONDS):
@@ -265,8 +266,8 @@ def test_several_are_closed_within_one_deadline() -> None:
     futures = [pool.submit(stuck) for pool in pools]
     stuck.wait(5)
     began = time.monotonic()
-    close_all(pools, seconds=0.2)
-    assert time.monotonic() - began < 1
+    close_all(pools, seconds=2)
+    assert 2 <= time.monotonic() - began < 9, "not two seconds for each"
     assert all(isinstance(future.exception(0), CancelledError) for future in futures)
     stuck.go.set()
 
@@ -384,12 +385,10 @@ next(left_open)
 
 
 def test_the_interpreter_ends_while_a_task_is_stuck() -> None:
-    began = time.monotonic()
     words = [sys.executable, "-c", AT_EXIT]
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
     done = subprocess.run(words, env=environment, timeout=SECONDS, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert time.monotonic() - began < 20
 
 
 def test_many_threads_submit_cancel_and_close() -> None:

@@ -361,7 +361,7 @@ def test_a_reader_is_left_at_once_while_an_index_stands_still(packed: Path) -> N
         began = time.monotonic()
         closing_it = pool.submit(stream.close)
         assert isinstance(batch.exception(60), CancelledError)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 30, "half of what the index stands still for"
         store.file_gate.set()
         closing_it.result(60)
     assert reader.held_bytes == 0

@@ -65,9 +65,8 @@ def test_one_call_ends_all(packed: Path) -> None:
     ]
     assert begun.wait(SECONDS)
     assert not stream.is_closed
-    began = time.monotonic()
     stream.close()
-    assert time.monotonic() - began < 1.5
+    assert "decode" in [thread.name for thread in threading.enumerate()], "it does not wait for one that is stuck"
     assert stream.is_closed
     for future in waiting:
         assert isinstance(future.exception(0), CancelledError)

@@ -104,7 +104,7 @@ def test_the_latest_beat_is_written_once_the_storage_answers(tmp_path: Path) -> 
         waiting.unlink(missing_ok=True)
         reader.read()
     writer.put(replace(BEAT, step=3))
-    writer.close(seconds=20)
+    writer.close(seconds=60)
     assert json.loads(path.read_text())["step"] == 3
 
 

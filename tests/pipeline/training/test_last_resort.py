@@ -19,11 +19,11 @@ def hold_the_lock():
     while True:  # a signal ends a sleep
         ctypes.PyDLL(None).sleep(60)
 
-last_resort = LastResort(seconds=1.0, stderr=2)
-for _ in range(20):
+last_resort = LastResort(seconds=3.0, stderr=2)
+for _ in range(40):
     threading.Event().wait(0.1)
     last_resort.feed()
-sys.stderr.write("fed for 2 s\\n")
+sys.stderr.write("fed for 4 s\\n")
 hold_the_lock()
 """
 
@@ -31,11 +31,11 @@ hold_the_lock()
 def test_a_rank_that_holds_the_interpreter_lock_is_ended(tmp_path: Path) -> None:
     said = tmp_path / "said"
     with said.open("wb") as errors:
-        done = subprocess.run([sys.executable, "-c", HOLDING], stderr=errors, check=False, timeout=30)
+        done = subprocess.run([sys.executable, "-c", HOLDING], stderr=errors, check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL
     text = said.read_text()
-    assert text.startswith("fed for 2 s\n"), "while it is fed, nothing happens"
-    assert "has run no Python for 1 s and is ended; its stacks:" in text
+    assert text.startswith("fed for 4 s\n"), "while it is fed, nothing happens"
+    assert "has run no Python for 3 s and is ended; its stacks:" in text
     assert "in hold_the_lock" in text
 
 
@@ -71,7 +71,7 @@ def test_it_does_not_outlive_a_rank_that_is_killed(tmp_path: Path) -> None:
     rank.kill()
     rank.wait()
     rank.stdout.close()
-    deadline, pause = time.monotonic() + 10, threading.Event()
+    deadline, pause = time.monotonic() + 60, threading.Event()
     while _is_alive(pid) and time.monotonic() < deadline:
         pause.wait(0.02)
     assert not _is_alive(pid)

@@ -13,7 +13,8 @@ STARTS_IT = (
     "import subprocess, sys, threading\n"
     "words = [sys.executable, '-I', '-S', sys.argv[1], str(__import__('os').getpid()), sys.argv[2], '0']\n"
     "subprocess.Popen(words, stdin=subprocess.PIPE)\n"
-    "threading.Event().wait(3)\n"
+    "print('started', flush=True)\n"
+    "threading.Event().wait(120)\n"
 )
 FILE = str(Path(last_resort_process.__file__))
 
@@ -26,16 +27,17 @@ def test_it_needs_the_standard_library_only() -> None:
 
 
 def test_a_rank_without_a_beat_is_killed() -> None:
-    done = subprocess.run([sys.executable, "-c", STARTS_IT, FILE, "0.5"], check=False, timeout=30)
+    done = subprocess.run([sys.executable, "-c", STARTS_IT, FILE, "0.5"], check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL
 
 
 def test_time_in_which_the_rank_is_stopped_does_not_count() -> None:
-    rank = subprocess.Popen([sys.executable, "-c", STARTS_IT, FILE, "2"])
-    pause = threading.Event()
-    assert not pause.wait(0.5)
+    rank = subprocess.Popen([sys.executable, "-c", STARTS_IT, FILE, "2"], stdout=subprocess.PIPE)
+    assert rank.stdout
+    assert rank.stdout.readline() == b"started\n"
     os.kill(rank.pid, signal.SIGSTOP)
-    assert not pause.wait(4)
+    assert not threading.Event().wait(5)
     assert rank.poll() is None
     os.kill(rank.pid, signal.SIGKILL)
     rank.wait()
+    rank.stdout.close()

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.training.wakeup import SignalWatcher
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)

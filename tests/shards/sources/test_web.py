@@ -149,7 +149,7 @@ def test_a_trickle_before_the_body_ends(web: WebServer, monkeypatch: pytest.Monk
     begin = time.monotonic()
     result = fetch_url(f"{web.url}/x", max_bytes=100)
     is_over.set()
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 60
     assert isinstance(result, OSError)
     assert str(result) == "not complete after 0 s"
 

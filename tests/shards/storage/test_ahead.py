@@ -52,7 +52,7 @@ def test_no_more_than_a_window_is_drawn_ahead() -> None:
 
 def test_items_are_under_way_together() -> None:
     """Four calls that wait for each other end only if they run at the same time."""
-    together = threading.Barrier(4, timeout=30)
+    together = threading.Barrier(4, timeout=60)
     assert len([x for x in in_order(lambda _: together.wait(), range(8), threads=4, window=4) if x is not None]) == 8
 
 

@@ -13,7 +13,7 @@ from shards.storage.retries import RetryBudget, RetryConfig
 from shards.storage.s3_client import ClientOfProcess
 from shards.storage.traffic import Traffic, TrafficCounts
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def ends_in_a_child(use: Callable[[], object]) -> bool:

@@ -31,7 +31,7 @@ from tests.rigs.faulty_proxy import faulty_proxy
 from tests.shards.storage.test_fork_lock import ends_in_a_child
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-SECONDS = 30.0  # until a test that waits in vain has failed
+SECONDS = 60.0  # until a test that waits in vain has failed
 DATA = random.Random(1).randbytes(1_000_000)
 
 Answer = Callable[[threading.Event, int], bytes]
@@ -175,7 +175,7 @@ def test_so_many_are_under_way_and_no_more(reads_of: Reads) -> None:
 
 
 def test_fewer_are_under_way_once_the_storage_says_so(reads_of: Reads) -> None:
-    lock, now, under_way = threading.Lock(), 0, list[int]()
+    lock, now, under_way, is_told = threading.Lock(), 0, list[int](), threading.Event()
 
     def answer(_: threading.Event, first: int) -> bytes:
         nonlocal now
@@ -184,6 +184,8 @@ def test_fewer_are_under_way_once_the_storage_says_so(reads_of: Reads) -> None:
             under_way.append(now)
         if first < 3:
             reads.traffic.add(TrafficCounts(throttled=1))
+            is_told.set()
+        assert is_told.wait(SECONDS)  # before that no read ends, and none begins in its place
         threading.Event().wait(0.01)  # what a read takes
         with lock:
             now -= 1
@@ -294,9 +296,8 @@ def test_closing_ends_everything_soon(reads_of: Reads) -> None:
     reads = reads_of(scripted(stuck), connections=1)
     futures = [reads.read("x", first, first + 1) for first in range(3)]
     assert begun.wait(SECONDS)
-    began = time.monotonic()
     reads.close()
-    assert time.monotonic() - began < 5
+    assert own_threads(), "it does not wait for the read"
     for future in futures:
         with pytest.raises(CancelledError):
             future.result(0)
@@ -320,16 +321,16 @@ def test_a_connection_that_stands_still_costs_little(
     any_bucket: str, proxy: FaultyProxy, reads_of: Reads, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
     """A new one takes its place within the time that reads are known to take; its own timeout never matters."""
-    monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 6)
+    monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 12)
     store = S3Store(bucket=any_bucket)
     reads = reads_of(store, connections=2)
     chosen = [(first, first + 600_000) for first in range(0, 400_000, 10_000)]
     wait([reads.read("x", first, end) for first, end in chosen], SECONDS)
     proxy.faults = [fault]
-    before, began = reads.traffic.counts(), time.monotonic()
+    before = reads.traffic.counts()
     futures = [reads.read("x", first, end) for first, end in chosen]
     assert [future.result(SECONDS) for future in futures] == [DATA[first:end] for first, end in chosen]
-    assert time.monotonic() - began < 5
+    assert proxy.num_standing == 1, "all bytes are there before its timeout"
     counts = reads.traffic.counts() - before
     assert counts.hedges >= counts.hedges_won >= 1
     assert (counts.requests, counts.retries, counts.broken_bodies) == (len(chosen), 0, 0)
@@ -347,9 +348,8 @@ def test_closing_does_not_wait_for_a_stalled_read(
     reads = ReadsOfOne(S3Store(bucket=any_bucket), connections=1, hedge_share=0.0)
     future: Future[bytes] = reads.read("x", 0, 1000)
     assert proxy.stalling.wait(SECONDS)
-    began = time.monotonic()
     reads.close()
-    assert time.monotonic() - began < 4
+    assert own_threads(), "it still stands"
     with pytest.raises(CancelledError):
         future.result(0)
 
@@ -372,7 +372,7 @@ def test_the_interpreter_ends_while_a_read_is_stalled(any_bucket: str, proxy: Fa
     assert proxy.stalling.wait(SECONDS)
     assert process.stdin
     process.stdin.close()
-    assert process.wait(10) == 0
+    assert process.wait(SECONDS) == 0
 
 
 GLOBAL_SCRIPT = """
@@ -536,14 +536,13 @@ def test_every_request_is_counted_once(reads_of: Reads, tmp_path: Path) -> None:
     assert (counts.requests, counts.bytes) == (3, 30 + len(DATA))
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["silence", "stall", "500"])
 @pytest.mark.parametrize("how", ["read", "read_range"])
 def test_whoever_waits_for_a_read_is_let_go_at_a_close(
     s3_bucket: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
 ) -> None:
     """Whatever the read waits for: an answer, a body, or the pause before its next request."""
-    monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 6)
+    monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 10)
     monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=100.0, most_backoff_seconds=100.0))
     S3Store(bucket=s3_bucket).write("x", bytes(1000))
     with faulty_proxy(s3_endpoint, rates={kind: 1.0}) as proxy:
@@ -554,7 +553,7 @@ def test_whoever_waits_for_a_read_is_let_go_at_a_close(
         began = time.monotonic()
         with pytest.raises(CancelledError):
             reads.store.read("x") if how == "read" else reads.store.read_range("x", 0, 1000)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 8
         timer.join()
         with pytest.raises(CancelledError):
             reads.store.read("x")

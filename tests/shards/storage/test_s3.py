@@ -231,7 +231,7 @@ def test_reads_can_be_stopped(
 ) -> None:
     """Whatever they wait for: an answer or a body, up to its timeout, or the pause before the next request."""
     monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 1)
-    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=100.0, most_backoff_seconds=100.0))
+    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=1000.0, most_backoff_seconds=1000.0))
     S3Store(bucket=s3_bucket).write("x", bytes(1000))
     stop = threading.Event()
     with faulty_proxy(s3_endpoint, rates={kind: 1.0}) as proxy:
@@ -243,7 +243,7 @@ def test_reads_can_be_stopped(
         began = time.monotonic()
         with pytest.raises(ReadStoppedError):
             store.read("x", stop=stop) if how == "read" else store.read_range("x", 0, 1000, stop=stop)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 30
         timer.join()
         with pytest.raises(ReadStoppedError):
             store.fresh().read("a/x", stop=stop)
