@@ -32,7 +32,7 @@ def copy(folder: str, store: Store, *, below: str = "") -> None:
             store.write(path.relative_to(folder).as_posix(), path.read_bytes())
 
 
-@pytest.fixture(params=["folder", "S3"])
+@pytest.fixture(params=["folder", pytest.param("S3", marks=pytest.mark.long)])
 def store(request: pytest.FixtureRequest, tmp_path: Path, digits_url: str) -> Store:
     """A copy of the digits."""
     bucket = request.getfixturevalue("s3_bucket") if request.param == "S3" else ""

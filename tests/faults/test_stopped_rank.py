@@ -13,7 +13,7 @@ SECONDS = 3.0  # tests/soak/stops.py stops ranks for a minute
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_run_continues(rank: int, finished_runs: FinishedRuns, digits_url: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     ranks = start(pretrain_words(digits_url, run_dir), num_ranks=2, log_dir=tmp_path)

@@ -194,6 +194,7 @@ def test_the_best_first_and_unknown_values_last(by: SortColumn, reverse: bool, o
     assert "".join(run.path for run in in_order(runs, by=by, reverse=reverse)) == order
 
 
+@pytest.mark.long
 def test_a_thousand_runs_take_about_a_second(tmp_path: Path) -> None:
     """Of CPU time, with room for a busy machine: nothing is read whole, and no record is parsed as a job."""
     first = make(tmp_path / "runs" / "0000", step=300)

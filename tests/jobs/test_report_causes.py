@@ -75,6 +75,7 @@ def assert_sums(found: ReportFacts, *, since: float) -> None:
     assert all(one.seconds >= 0 for one in found.time.restarts)
 
 
+@pytest.mark.long
 def test_every_orderly_end_and_every_disorderly_one(digits_url: str, tmp_path: Path) -> None:
     data, run_dir = tmp_path / "data", tmp_path / "run"
     shutil.copytree(digits_url, data)

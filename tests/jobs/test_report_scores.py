@@ -71,7 +71,7 @@ def test_the_page_shows_it_without_a_request(scored: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium (Debian: apt-get install chromium)")
-@pytest.mark.parametrize("num", [2, 12, 30])
+@pytest.mark.parametrize("num", [*(pytest.param(num, marks=pytest.mark.long) for num in (2, 12)), 30])
 def test_names_in_the_matrix_are_whole(scored: Path, tmp_path: Path, num: int) -> None:
     """Of as many characters as are shown, some of them wide; on a phone the matrix scrolls."""
     run_dir = tmp_path / "run"

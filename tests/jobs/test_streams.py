@@ -101,7 +101,9 @@ def test_a_mistake_is_2_whatever_standard_error_is() -> None:
         assert run(["nonsense"], stderr=full.fileno()).returncode == 2
 
 
-@pytest.mark.parametrize("stream", ["closed", "without a reader", "full"])
+@pytest.mark.parametrize(
+    "stream", [*(pytest.param(name, marks=pytest.mark.long) for name in ("closed", "without a reader")), "full"]
+)
 def test_work_continues_if_nobody_reads_the_log(tmp_path: Path, stream: str) -> None:
     words = ["pack", "digits", "--out", str(tmp_path / "d"), "--workers", "2"]
     if stream == "closed":

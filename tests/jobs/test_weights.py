@@ -34,7 +34,9 @@ def weights(run_dir: Path, out: Path, *more: str) -> Ended:
     return patchline("weights", str(run_dir), "--out", str(out), *more)
 
 
-@pytest.mark.parametrize(("zero_stage", "num_ranks"), [(1, 1), (1, 2), (2, 2), (3, 2)])
+@pytest.mark.parametrize(
+    ("zero_stage", "num_ranks"), [(1, 1), *(pytest.param(stage, 2, marks=pytest.mark.long) for stage in (1, 2)), (3, 2)]
+)
 def test_the_last_steps_weights_are_those_of_the_run(
     finished_runs: FinishedRuns, tmp_path: Path, zero_stage: int, num_ranks: int
 ) -> None:

@@ -32,6 +32,7 @@ def processes_with(word: str) -> list[int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.rgw
 def test_it_checks_signatures_and_conditions_and_ends_with_its_block(tmp_path: Path) -> None:
     folder = tmp_path / "ceph"

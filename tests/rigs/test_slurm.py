@@ -29,6 +29,7 @@ def test_the_daemons_listen_on_loopback_only(slurm_cluster: SlurmCluster) -> Non
     assert set().union(*found) == {"127.0.0.1"}
 
 
+@pytest.mark.long
 def test_nothing_is_left_after_the_end() -> None:
     with SlurmCluster(SlurmConfig(num_nodes=1)) as cluster:
         script = cluster.folder / "stubborn.sbatch"

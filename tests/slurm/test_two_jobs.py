@@ -23,12 +23,12 @@ from tests.slurm.test_stage import (
 
 __all__ = ["digits_url"]
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-STEPS = 160
+STEPS = 120
 WORDS = (
     "digits_smoke",
     f"--steps={STEPS}",
     "--global-batch=64",
-    "--checkpoint.every-steps=20",
+    "--checkpoint.every-steps=10",
     "--schedule.warmup-steps=5",
 )
 ON_ONE = ("--nodes=1",)

@@ -113,7 +113,13 @@ def test_a_smoke_run(digits_url: str, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vit_b16_jft_2d_shared", "vit_b16_jft_1d_layers", "vit_b16_jft_relative"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("vit_b16_jft_2d_shared", "vit_b16_jft_1d_layers")),
+        "vit_b16_jft_relative",
+    ],
+)
 def test_positions_in_layers_are_sharded_like_all_else(digits_url: str, tmp_path: Path, name: str) -> None:
     """Two ranks that share the parameters (ZeRO-3) have the losses of one."""
     words = ["pretrain", f"{name}_smoke", "--data.url", digits_url, "--engine.precision=fp32", "--steps=6", "--run-dir"]

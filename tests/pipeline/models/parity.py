@@ -94,7 +94,14 @@ ROWS = (
         is_long=True,
     ),
     Row(title="B/16, Hugging Face's", fields=USUAL, **HUGGING_FACE),
-    Row(title="B/16, Hugging Face's, 24 x 24", image=(384, 384), mode="bicubic", fields=USUAL, **HUGGING_FACE),
+    Row(
+        title="B/16, Hugging Face's, 24 x 24",
+        image=(384, 384),
+        mode="bicubic",
+        fields=USUAL,
+        is_long=True,
+        **HUGGING_FACE,
+    ),
     Row(title="B/16, as the paper's code", **HUGGING_FACE),
     Row(title="B/16, as the paper's code, 24 x 24", image=(384, 384), mode="bicubic", is_long=True, **HUGGING_FACE),
 )

@@ -54,8 +54,8 @@ def unfinish(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "precision", "then"),
     [
-        pytest.param(1, "fp32", (2, 1), id="1, continued as it was"),
-        pytest.param(2, "bf16", (1, 3), id="2 in bf16, continued by one rank under 3"),
+        pytest.param(1, "fp32", (2, 1), id="1, continued as it was", marks=pytest.mark.long),
+        pytest.param(2, "bf16", (1, 3), id="2 in bf16, continued by one rank under 3", marks=pytest.mark.long),
         pytest.param(3, "fp32", (3, 2), id="3, continued by three ranks under 2"),
     ],
 )

@@ -128,6 +128,7 @@ def test_it_is_off_at_0(tmp_path: Path) -> None:
     assert not (tmp_path / "heartbeats").exists()
 
 
+@pytest.mark.long
 def test_a_rank_may_wait_for_one_that_saves(tmp_path: Path) -> None:
     """Rank 0 deletes old checkpoints while the others are in the next step."""
     saving = start(tmp_path, (Phase.SAVING, 0, LONG), (Phase.COMPUTING, 0, 0.4), num_ranks=2)
@@ -135,6 +136,7 @@ def test_a_rank_may_wait_for_one_that_saves(tmp_path: Path) -> None:
     assert codes(saving, waiting) == [0, 0], said(tmp_path, 0, 1)
 
 
+@pytest.mark.long
 def test_storage_that_does_not_answer_ends_no_rank_that_trains(tmp_path: Path) -> None:
     """Such as the run directory's file server, on one host, while the data and the checkpoints are elsewhere."""
     (tmp_path / "heartbeats").mkdir()
@@ -159,6 +161,7 @@ def stand_rewound(run_dir: Path, rank: int, phase: Phase, seconds: float) -> Non
         pause.wait(seconds)
 
 
+@pytest.mark.long
 def test_the_ranks_hear_each_other_after_a_rewind(tmp_path: Path) -> None:
     stays = (Phase.SAVING, LONG), (Phase.COMPUTING, LONG - 0.3)
     ranks = [forks().Process(target=stand_rewound, args=(tmp_path, rank, *stay)) for rank, stay in enumerate(stays)]

@@ -51,7 +51,9 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
         pytest.param(
             job_of("vit_b16", images=2, engine=BF16, ema_decay=0.9), 2, 1, id="ViT-B/16, bf16", marks=NEEDS_BF16
         ),
-        pytest.param(job_of("bit_r50x1", images=2, optimizer=OptimizerConfig(name="sgd")), 2, 1, id="BiT"),
+        pytest.param(
+            job_of("bit_r50x1", images=2, optimizer=OptimizerConfig(name="sgd")), 2, 1, id="BiT", marks=pytest.mark.long
+        ),
         pytest.param(job_of(images=4, engine={"zero_stage": 2}, **SMALL), 1, 2, id="stage 2 on two ranks, two passes"),
         pytest.param(job_of(images=2, engine={"zero_stage": 3}, **SMALL), 1, 2, id="stage 3 on two ranks"),
         pytest.param(
@@ -78,7 +80,13 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
             id="a large head, sums in bf16, two passes",
             marks=NEEDS_BF16,
         ),
-        pytest.param(job_of(images=16, optimizer=OptimizerConfig(freeze_backbone=True)), 16, 1, id="a frozen ViT-S/16"),
+        pytest.param(
+            job_of(images=16, optimizer=OptimizerConfig(freeze_backbone=True)),
+            16,
+            1,
+            id="a frozen ViT-S/16",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_it_is_what_training_allocates(job: TrainingJob, micro_batch: int, num_ranks: int) -> None:

@@ -38,6 +38,7 @@ def logger(server: MlflowServer, project: str, *, identity: str = "0123456789abc
     return MlflowLogger(config, identity=identity, name="digits")
 
 
+@pytest.mark.long
 def test_a_killed_run_is_one_run_with_every_step_once(server: MlflowServer, digits_url: str, tmp_path: Path) -> None:
     run_dir, steps = tmp_path / "run", 300
     more = ("--steps", str(steps), "--checkpoint.every-steps", "1000", "--loggers.name", "seven")

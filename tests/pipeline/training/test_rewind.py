@@ -154,7 +154,7 @@ def test_a_checkpoint_to_go_back_to_is_kept_even_if_only_the_newest_is(url: str,
     assert resumed_steps(run_dir) == [0, 16]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_spike_may_be_left_without_an_update(url: str, tmp_path: Path) -> None:
     run_dir, killed = tmp_path / "run", tmp_path / "killed"
     assert run(words_of(url, run_dir, "--guard.on-spike", "skip"), num_ranks=2, log_dir=tmp_path) == 0

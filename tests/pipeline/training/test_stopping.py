@@ -116,7 +116,7 @@ def test_a_second_interrupt_ends_at_once(stalling: tuple[str, FaultyProxy], run_
     assert_quiet(command.said)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_evaluation_is_given_up_and_the_run_saved(
     digits_url: str, stalling: tuple[str, FaultyProxy], run_dir: Path, tmp_path: Path
 ) -> None:

@@ -316,7 +316,9 @@ def proxy(any_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyPr
         yield running
 
 
-@pytest.mark.parametrize("fault", [Fault(kind="stall", after_bytes=300_000), Fault(kind="silence")])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(Fault(kind="stall", after_bytes=300_000), marks=pytest.mark.long), Fault(kind="silence")]
+)
 def test_a_connection_that_stands_still_costs_little(
     any_bucket: str, proxy: FaultyProxy, reads_of: Reads, monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:

@@ -231,7 +231,8 @@ def test_reads_can_be_stopped(
 ) -> None:
     """Whatever they wait for: an answer or a body, up to its timeout, or the pause before the next request."""
     monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 1)
-    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=1000.0, most_backoff_seconds=1000.0))
+    retries = RetryConfig(backoff_seconds=1000.0, most_backoff_seconds=1000.0, deadline_seconds=10_000.0)
+    monkeypatch.setattr("shards.storage.s3.RETRIES", retries)
     S3Store(bucket=s3_bucket).write("x", bytes(1000))
     stop = threading.Event()
     with faulty_proxy(s3_endpoint, rates={kind: 1.0}) as proxy:
