@@ -17,6 +17,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return measured(TINY, OPTIONS, tmp_path_factory.mktemp("loop") / "report", num_ranks=2)
 
 
+@pytest.mark.long
 def test_both_arms_are_measured_in_every_round(report: dict[str, Any]) -> None:
     assert report["num_ranks"] == 2
     for figure in ("images_per_second", "cpu_seconds_an_image"):
@@ -25,6 +26,7 @@ def test_both_arms_are_measured_in_every_round(report: dict[str, Any]) -> None:
     assert all(0 < share < 1 for share in report["overhead"])
 
 
+@pytest.mark.long
 def test_both_arms_start_from_the_same_weights_and_batches(report: dict[str, Any]) -> None:
     assert report["first_losses"]["ours"] == pytest.approx(report["first_losses"]["ddp"], abs=1e-5)
 

@@ -24,6 +24,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return measured(case, OPTIONS, tmp_path_factory.mktemp("step") / "report")
 
 
+@pytest.mark.long
 def test_every_arm_is_measured_in_every_round(report: dict[str, Any]) -> None:
     assert set(report["images_per_second"]) == set(ARMS)
     for figures in (report["images_per_second"], report["cpu_seconds_an_image"]):
@@ -31,11 +32,13 @@ def test_every_arm_is_measured_in_every_round(report: dict[str, Any]) -> None:
     assert min(report["peak_bytes"].values()) > 100e6
 
 
+@pytest.mark.long
 def test_ours_starts_where_a_zero_head_does_with_and_without_zero(report: dict[str, Any]) -> None:
     for arm in ("ours", "zero1"):
         assert report["first_losses"][arm] == pytest.approx(torch.log(torch.tensor(1000.0)).item(), abs=1e-4)
 
 
+@pytest.mark.long
 def test_the_work_is_the_models(report: dict[str, Any]) -> None:
     assert report["train_flops_an_image"] == 3 * forward_flops(ModelConfig(name="vit_ti16", image_size=32))
 

@@ -1,5 +1,5 @@
 """Real runs that hang: all ranks end with 74 in time, their stacks are there, one message says who hangs and where, and
-the same command continues as if nothing had happened."""
+the same command continues as if nothing had happened. A rank that stands for less than the limit is waited for."""
 
 import json
 import os
@@ -22,7 +22,8 @@ from tests.rigs.training import FinishedRuns, losses, pretrain_words, run, start
 
 LIMIT_SECONDS = 4.0
 HANG = ("--hang.step-seconds", str(LIMIT_SECONDS), "--hang.other-seconds", "60")
-STATED_SECONDS = LIMIT_SECONDS + 3 + 20  # the limit, the time to write stacks, and what a busy machine takes
+STATED_SECONDS = LIMIT_SECONDS + 3 + 60  # the limit, the time to write stacks, and what a busy machine takes
+STOPPED_SECONDS = 3.0  # tests/soak/stops.py stops ranks for a minute
 THREE = ("--global-batch", "48", "--data.lanes", "12")  # 3 ranks divide it
 FP32 = ("--engine.precision", "fp32")
 
@@ -136,3 +137,22 @@ def test_a_rank_that_is_stopped_inside_an_evaluation_is_named(
     assert "the run hangs: rank 1 of 2 on host " in said
     assert re.search(r"; last heard in step \d+, evaluating batch \d+; the others wait for it in step", said), said
     assert "in evaluate\n" in stacks_of(run_dir, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_rank_that_is_stopped_for_a_while_changes_nothing(
+    rank: int, finished_runs: FinishedRuns, digits_url: str, tmp_path: Path
+) -> None:
+    """SIGSTOP, then SIGCONT: the others wait for it."""
+    run_dir = tmp_path / "run"
+    ranks = start(pretrain_words(digits_url, run_dir), num_ranks=2, log_dir=tmp_path)
+    assert wait_until(ranks, step_at_least(5), run_dir)
+    ranks.processes[rank].send_signal(signal.SIGSTOP)
+    before = len(losses(run_dir))
+    assert not threading.Event().wait(STOPPED_SECONDS)
+    assert ranks.poll(), "both ranks are still there"
+    assert len(losses(run_dir)) <= before + 1, "the other rank waits"
+    ranks.processes[rank].send_signal(signal.SIGCONT)
+    assert ranks.wait() == 0
+    assert losses(run_dir) == losses(finished_runs.get(2))

@@ -13,9 +13,10 @@ from tests.rigs.listening import POLL_SECONDS, addresses_of
 
 
 @pytest.mark.slow
-def test_demo_ends_with_the_promised_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_demo_ends_with_the_promised_table(tmp_path: Path, num_ranks: int) -> None:
     command = [sys.executable, "-m", "jobs.cli", "demo", "--run-dir", str(tmp_path / "demo")]
-    short = ["--steps", "40", "--finetune-steps", "12", "--least-accuracy", "0.2"]
+    short = ["--steps", "40", "--finetune-steps", "12", "--least-accuracy", "0.2", "--num-ranks", str(num_ranks)]
     said, printed = tmp_path / "stderr", tmp_path / "stdout"
     with said.open("w") as errors, printed.open("w") as output:
         demo = subprocess.Popen([*command, *short], stdout=output, stderr=errors)

@@ -1,5 +1,6 @@
 """Packing as a whole: the same bytes however it was done, and clear ends where it cannot be done."""
 
+import inspect
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ from PIL import Image
 
 from jobs import index
 from jobs.pack import PackJob, run, source_of_split
+from jobs.recipes.pack import CIFAR10_CLASSES, RECIPES
 from shards.checking.verify import verify_dataset
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
@@ -333,3 +335,19 @@ def test_description_and_licence_change_no_other_file(job: PackJob, tmp_path: Pa
     assert file_hashes(plain) == file_hashes(described)
     with pytest.raises(UserError, match="--licence has 10,001 characters"):
         replace(job, licence="x" * 10_001)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_each_recipe_of_packing_is_a_documented_job(name: str) -> None:
+    recipe = RECIPES[name]
+    assert recipe.__name__ == name
+    assert isinstance(recipe(), PackJob)
+    assert recipe() == recipe()
+    assert f"patchline pack {name}" in inspect.getdoc(recipe)  # type: ignore[operator]
+
+
+def test_cifar10_keeps_the_integers_of_its_files() -> None:
+    source = RECIPES["cifar10"]().source
+    assert isinstance(source, ParquetSource)
+    assert source.known_labels() == CIFAR10_CLASSES
+    assert len(CIFAR10_CLASSES) == 10

@@ -142,7 +142,7 @@ KINDS: dict[str, tuple[str, Files, dict[str, object]]] = {
 }
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.long)])
 def source_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty place for a source."""
     if request.param == "folder":

@@ -25,10 +25,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "patchline"
         subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, capture_output=True, text=True, check=True)
+        commit = {"commit": head.stdout.strip()}
         began = time.monotonic()
         done = subprocess.run(["bash", ".ci/run"], cwd=clone, check=False, env={**os.environ, "CI": "true"})
         seconds = round(time.monotonic() - began)
-    record = {"command": "make time-ci", **circumstances(), "exit_code": done.returncode, "seconds": seconds}
+    record = {"command": "make time-ci", **circumstances(), **commit, "exit_code": done.returncode, "seconds": seconds}
     RESULTS.write_text(json.dumps(record, indent=1) + "\n")
     print(f"exit code {done.returncode} after {seconds} s")  # noqa: T201
     return done.returncode

@@ -113,7 +113,7 @@ def test_the_address_of_the_store(environ: dict[str, str], expected: str) -> Non
     assert found
     words = ["bash", "-c", f"{found[0]}\ns3_host --data.url s3://bucket/x"]
     plain = {"PATH": os.environ["PATH"], "AWS_CONFIG_FILE": "/nowhere"} | environ
-    done = subprocess.run(words, env=plain, capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run(words, env=plain, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == expected
 
 
@@ -151,7 +151,7 @@ def test_nodes_are_avoided_only_if_others_can_take_their_place(job: str, nodes: 
         "set -euo pipefail",
         "nodes_to_avoid",
     ]
-    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120, check=True)
     assert set(filter(None, done.stdout.strip().split(","))) == set(filter(None, avoided.split(",")))
 
 

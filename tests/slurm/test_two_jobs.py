@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
-from tests.rigs.training import losses, resumed_steps
+from tests.rigs.training import losses, resumed_steps, run
 from tests.slurm.test_stage import (
     JOB_SECONDS,
     digits_url,
@@ -42,12 +42,12 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture(scope="module")
-def alone(slurm_cluster: SlurmCluster, digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """The losses of a run of its own."""
-    run_dir = tmp_path_factory.mktemp("runs") / "alone"
-    job = submit(slurm_cluster, *WORDS, f"--data.url={digits_url}", run_dir=run_dir, options=ON_ONE)
-    assert wait_until_ended(slurm_cluster, job)["JobState"] == "COMPLETED", slurm_cluster.log_tail()
-    return losses(run_dir)
+def alone(digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of the same run without Slurm."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = ["pretrain", *WORDS, f"--data.url={digits_url}", f"--run-dir={folder / 'alone'}"]
+    assert run(words, num_ranks=1, log_dir=folder) == 0
+    return losses(folder / "alone")
 
 
 def freeze(pids: list[int]) -> None:

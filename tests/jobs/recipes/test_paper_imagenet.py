@@ -1,9 +1,12 @@
-"""The ImageNet recipes compared with the paper's Table 3 and big_vision's vit_i21k.py, written down independently."""
+"""The ImageNet recipes compared with the paper's Table 3 and big_vision's vit_i21k.py, written down independently, and
+the sizes of the datasets."""
 
 import inspect
 
 import pytest
 
+from jobs.recipes import paper_datasets
+from jobs.recipes.paper_datasets import PaperDataset
 from jobs.recipes.paper_imagenet import RECIPES
 from pipeline.training.config import scaled_by_rate
 
@@ -84,3 +87,16 @@ def test_the_one_that_is_ours_says_so() -> None:
 )
 def test_expected_values_are_those_of_table_5(name: str, figure: str) -> None:
     assert f"{figure} %" in " ".join((RECIPES[name].__doc__ or "").split())
+
+
+@pytest.mark.parametrize(
+    ("data", "num_images", "num_classes"),
+    [
+        pytest.param(paper_datasets.JFT, 303_000_000, 18_291, id="the paper: 303 M images, 18 k classes"),
+        pytest.param(paper_datasets.IMAGENET_21K, 14_200_000, 21_843, id="the published heads' classes"),
+        pytest.param(paper_datasets.IMAGENET_21K_AUGREG, 14_148_800, 21_843, id="big_vision: full[51200:]"),
+        pytest.param(paper_datasets.IMAGENET_1K, 1_281_167, 1000, id="ILSVRC 2012's training set"),
+    ],
+)
+def test_sizes_of_the_papers_datasets(data: PaperDataset, num_images: int, num_classes: int) -> None:
+    assert (data.num_images, data.num_classes) == (num_images, num_classes)

@@ -88,6 +88,7 @@ def test_each_new_best_is_saved_and_the_last_of_them_named(unbroken: Path) -> No
     assert {best[-1], STEPS} <= set(saved_steps(unbroken))
 
 
+@pytest.mark.long
 def test_a_run_killed_right_after_a_best_ends_like_the_unbroken_one(
     digits_url: str, tmp_path: Path, unbroken: Path
 ) -> None:
