@@ -58,7 +58,7 @@ PART ?= $(foreach part,$(shell seq $(PARTS)),$(part)/$(PARTS))
 
 test-long: .venv/.all ## Run all other tests, or a part of them: make test-long PART=3/6
 	@status=0; for part in $(PART); do \
-	  $(PYTEST) -m long --part $$part --outcome tests/long/results.json $(ARGS) || status=1; \
+	  $(PYTEST) -m long --part=$$part --outcome=tests/long/results.json $(ARGS) || status=1; \
 	done; exit $$status
 
 N ?= 5

@@ -33,7 +33,7 @@ def one_run(load: int) -> dict[str, Any]:
     """Runs `make test` once beside the load and returns its outcome."""
     with tempfile.TemporaryDirectory() as folder, busy_loops(load):
         path = Path(folder) / "outcome.json"
-        command = ["make", "--no-print-directory", "test", f"ARGS=--outcome {path}"]
+        command = ["make", "--no-print-directory", "test", f"ARGS=--outcome={path}"]
         done = subprocess.run(command, cwd=CHECKOUT, check=False)
         outcome: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return {**outcome, "exit_code": done.returncode}
