@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,21 @@ from pipeline.models.config import ModelConfig
 from pipeline.models.flops import training_flops
 from tests.rigs.browser import CHROMIUM, browser
 from tests.rigs.processes import patchline
-from tests.rigs.training import STEPS, losses, pretrain_words
+from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words
 
 SMALL = ("--model.width", "32", "--model.depth", "2", "--model.mlp-width", "64", "--model.num-heads", "2")
 SHORT = ("--steps=4", "--schedule.warmup-steps=0", "--checkpoint.every-steps=4", "--device=cpu", "--global-batch=32")
 
 
 @pytest.fixture(scope="module")
-def study(digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(finished_runs: FinishedRuns, digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on all digits, one on a part, and a sweep that fine-tunes the first with two seeds."""
     folder = tmp_path_factory.mktemp("study") / "runs"
+    shutil.copytree(finished_runs.scored(), folder / "all")
     scored = ("--evaluation.url", digits_url, "--fewshot.url", digits_url, "--fewshot.test-url", digits_url)
-    for name, more in (("all", ()), ("part", ("--data.subset.count=500", "--data.lanes=8"))):
-        ended = patchline(*pretrain_words(digits_url, folder / name, *scored, "--fewshot.shots", "2", *more))
-        assert ended.code == 0, ended.errors
+    part = (*scored, "--fewshot.shots", "2", "--data.subset.count=500", "--data.lanes=8")
+    ended = patchline(*pretrain_words(digits_url, folder / "part", *part))
+    assert ended.code == 0, ended.errors
     words = (
         "--data.url",
         digits_url,

@@ -22,6 +22,10 @@ TINY = (
     *("--steps", str(STEPS), "--global-batch", "32", "--schedule.warmup-steps", "2"),
     *("--checkpoint.every-steps", "4", "--checkpoint.keep-newest", "4", "--device", "cpu"),
 )
+DIVERGES = (
+    *("--schedule.learning-rate", "1e30", "--clip-norm", "0", "--max-skipped-updates", "2"),
+    *("--engine.precision", "fp32", "--checkpoint.every-steps", "1"),
+)
 AT_ONCE = ("--checkpoint.asynchronous", "off")  # a step after a save is then a step after its commit
 
 
@@ -56,9 +60,13 @@ class FinishedRuns:
         return self._made_once.folder(name, partial(self._train, num_ranks, options, code)) / "run"
 
     def diverged(self) -> Path:
-        """A run whose loss is not finite after its first updates, and which the guard ended."""
-        wild = ("--schedule.learning-rate", "1e30", "--clip-norm", "0", "--max-skipped-updates", "2")
-        return self.get(1, *wild, "--engine.precision", "fp32", code=exit_codes.WILL_NOT_SUCCEED)
+        """A run whose loss is not finite after its first updates, and which the guard ended. It saved every step."""
+        return self.get(1, *DIVERGES, code=exit_codes.WILL_NOT_SUCCEED)
+
+    def scored(self) -> Path:
+        """A run with the scores of its last step: on the digits that it was trained on, and of two shots of them."""
+        fewshot = ("--fewshot.url", self.url, "--fewshot.test-url", self.url, "--fewshot.shots", "2")
+        return self.get(1, "--evaluation.url", self.url, *fewshot)
 
     def _train(self, num_ranks: int, options: Sequence[str], code: int, folder: Path) -> None:
         with METER.apart(f"tests/rigs::{num_ranks} ranks {' '.join(options)}"[:150], "run"):

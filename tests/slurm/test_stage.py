@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +28,6 @@ RECIPE = (
 )
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 JOB_SECONDS = 300
-
-
-@pytest.fixture(scope="module")
-def digits_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    url = tmp_path_factory.mktemp("data") / "digits"
-    subprocess.run([PATCHLINE, "pack", "digits", "--out", url], check=True, timeout=120)
-    return str(url)
 
 
 def output_of(cluster: SlurmCluster, run_dir: Path) -> Path:

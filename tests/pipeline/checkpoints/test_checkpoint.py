@@ -24,6 +24,7 @@ from pipeline.checkpoints.seal import sealed, unsealed
 from pipeline.world import World
 from shards.errors import UserError
 from shards.store import open_store
+from tests.pipeline.training.test_run import continue_from
 from tests.rigs.checkpoints import checkpoints_of
 from tests.rigs.processes import one_world, run_ranks
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
@@ -328,13 +329,13 @@ def test_checkpoints_on_s3(digits_url: str, tmp_path: Path, s3_bucket: str) -> N
     assert len(read_attempts(store)) == 2
 
 
-def test_a_zombies_checkpoint_is_ignored(digits_url: str, tmp_path: Path) -> None:
+def test_a_zombies_checkpoint_is_ignored(finished_runs: FinishedRuns, tmp_path: Path) -> None:
     """An old process that wakes up and saves after the run continued elsewhere does not provide the newest
     checkpoint."""
     run_dir = tmp_path / "run"
-    words = pretrain_words(digits_url, run_dir)
-    assert run([*words, "--steps", "8"], num_ranks=1, log_dir=tmp_path) == 0
-    assert run([*words, "--extend"], num_ranks=1, log_dir=tmp_path) == 0  # the second attempt resumes from step 8
+    words = pretrain_words(finished_runs.url, run_dir)
+    continue_from(finished_runs.get(1), run_dir, step=8)
+    assert run(words, num_ranks=1, log_dir=tmp_path) == 0  # the second attempt resumes from step 8
     store = open_store(str(run_dir / "checkpoints"))
     first, second = read_attempts(store)
     source = next((run_dir / "checkpoints").glob(f"step-{STEPS:08d}/attempt-{second.token}"))

@@ -12,18 +12,18 @@ from pipeline.training.loop import Loop
 from pipeline.training.metrics import read_metrics
 from pipeline.training.signals import StopRequest
 from tests.rigs.kills import step_at_least, wait_until
-from tests.rigs.training import STEPS, pretrain_words, run, start
+from tests.rigs.training import STEPS, FinishedRuns, pretrain_words, run, start
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_held_out_scores_stand_in_the_line_of_their_step(digits_url: str, tmp_path: Path, stage: int) -> None:
-    words = pretrain_words(
-        digits_url, tmp_path / "run", "--evaluation.url", digits_url, "--evaluation.every-steps", "8"
-    )
-    assert run([*words, "--engine.zero-stage", str(stage)], num_ranks=2, log_dir=tmp_path) == 0
-    lines = read_metrics(tmp_path / "run")
+def test_held_out_scores_stand_in_the_line_of_their_step(
+    digits_url: str, finished_runs: FinishedRuns, stage: int
+) -> None:
+    engine = ("--engine.zero-stage", str(stage), "--engine.precision", "fp32")
+    evaluation = ("--evaluation.url", digits_url, "--evaluation.every-steps", "8")
+    lines = read_metrics(finished_runs.get(2, *engine, *evaluation))
     assert [line["step"] for line in lines if "test_accuracy" in line] == [8, STEPS]
     assert all(0.0 <= line["test_accuracy"] <= 1.0 for line in lines if "test_accuracy" in line)
 

@@ -134,10 +134,10 @@ def test_smoothing_reaches_the_loss(
 
 
 def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(
-    digits_url: str, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = pretrain_words(digits_url, run_dir)
-    assert run(words, num_ranks=1, log_dir=tmp_path) == 0
+    shutil.copytree(finished_runs.get(1), run_dir)
+    words = pretrain_words(finished_runs.url, run_dir)
     marker, record = (run_dir / "DONE").read_text(), (run_dir / "job.yaml").read_text()
     done = read_done(run_dir)
     assert done is not None
@@ -194,11 +194,10 @@ def test_a_torn_checkpoint_is_passed_over(
 
 
 def test_a_change_that_would_be_another_run_is_refused(
-    digits_url: str, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = pretrain_words(digits_url, run_dir)
-    assert run([*words, "--steps", "4"], num_ranks=1, log_dir=tmp_path) == 0
-    (run_dir / "DONE").unlink()
+    words = pretrain_words(finished_runs.url, run_dir)
+    continue_from(finished_runs.get(1), run_dir, step=4)
     record = (run_dir / "job.yaml").read_text()
     for change in (("--seed", "1"), ("--model.depth", "1"), ("--optimizer.name", "sgd"), ("--data.augment.flip",)):
         capfd.readouterr()
@@ -212,11 +211,10 @@ def test_a_change_that_would_be_another_run_is_refused(
 
 
 def test_checkpoints_that_can_not_be_used_are_no_reason_to_start_from_scratch(
-    digits_url: str, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = pretrain_words(digits_url, run_dir)
-    assert run([*words, "--steps", "8"], num_ranks=1, log_dir=tmp_path) == 0
-    (run_dir / "DONE").unlink()
+    words = pretrain_words(finished_runs.url, run_dir)
+    continue_from(finished_runs.get(1), run_dir, step=8)
     expected = losses(run_dir)
     for manifest in (run_dir / "checkpoints").glob("step-*/*/MANIFEST.json"):
         manifest.write_text(manifest.read_text().replace('"format": 3', '"format": 9'))
