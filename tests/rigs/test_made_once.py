@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.rigs.made_once import MadeOnce
+from tests.rigs.training import flags_in
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 WORKER = """
@@ -81,3 +82,10 @@ def test_changes_are_named(tmp_path: Path) -> None:
     (deep / "removed").unlink()
     (deep / "added").symlink_to(tmp_path)
     assert made.changed() == [str(deep / name) for name in ("added", "removed", "written")]
+
+
+def test_the_same_run_has_the_same_flags_in_any_words() -> None:
+    options = ("--engine.zero-stage", "1", "--ema-decay", "0.9", "--data.mix", "a", "3", "b", "1")
+    same = ("--data.mix", "a", "3", "b", "1", "--ema-decay", "0.9")
+    assert flags_in(options) == flags_in(same) == [["--data.mix", "a", "3", "b", "1"], ["--ema-decay", "0.9"]]
+    assert flags_in(("--engine.zero-stage", "2")) == [["--engine.zero-stage", "2"]]
