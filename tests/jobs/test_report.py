@@ -132,7 +132,7 @@ def test_in_a_browser_nothing_is_asked_for_and_nothing_is_too_wide(made: Made, t
             file.write(json.dumps({"step": step, **values}) + "\n")
     began = time.monotonic()
     assert patchline("report", str(long_run), "--out", str(big)).code == 0
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert "most 9 at step 123,456" in big.read_text()
     assert big.stat().st_size < 500_000
     with browser(tmp_path / "profile") as opened:

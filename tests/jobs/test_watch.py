@@ -56,7 +56,7 @@ def test_it_draws_and_is_left(tmp_path: Path, leave: str) -> None:
     else:
         process.send_signal(signal.SIGINT)
     read_until(outside, ENDS)
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     assert termios.tcgetattr(inside) == before
     os.close(outside)
     os.close(inside)

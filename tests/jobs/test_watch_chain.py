@@ -95,6 +95,6 @@ def test_on_a_terminal(chain: Path, runs: bool, wanted: str) -> None:  # noqa: F
     assert ("100/300" in said) is runs
     os.write(outside, b"q")
     read_until(outside, ENDS)
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     os.close(outside)
     os.close(inside)

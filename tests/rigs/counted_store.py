@@ -1,10 +1,11 @@
-"""A folder that answers slowly and counts: how many requests, and how long the longest chain of them is.
+"""A folder that answers slowly and counts: how many requests, and how many of them follow each other.
 
-Each request takes a while. One that begins after another has ended may have waited for it: the longest chain of such
-pairs is what a caller would wait for, if every request took the same time.
+Requests that are made at the same time are answered at the same time: once no further one has come for a while. The
+number of such rounds is what a caller would wait for, if every request took the same time.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -17,16 +18,30 @@ Result = TypeVar("Result")
 
 @dataclass
 class Requests:
-    """`names`: of all requests. `depth`: of the longest chain so far."""
+    """`names`: of all requests. `depth`: the rounds in which they were answered so far."""
 
     names: list[str] = field(default_factory=list)
     depth: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    last_at: float = 0.0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def answer(self, name: str, *, after_seconds: float) -> None:
+        """Returns with all that wait in the same round."""
+        with self.changed:
+            self.names.append(name)
+            own_round, self.last_at = self.depth, time.monotonic()
+            while self.depth == own_round:
+                left = self.last_at + after_seconds - time.monotonic()
+                if left > 0:
+                    self.changed.wait(left)
+                else:
+                    self.depth += 1
+                    self.changed.notify_all()
 
 
 @dataclass(frozen=True)
 class CountedStore(LocalStore):
-    """Every request takes at least `seconds`."""
+    """A request is answered once no other has come for `seconds`, however long it takes to make them all."""
 
     seconds: float = 0.0
     requests: Requests = field(default_factory=Requests)
@@ -47,12 +62,6 @@ class CountedStore(LocalStore):
         self._count("delete", lambda: LocalStore.delete(self, path))
 
     def _count(self, name: str, ask: Callable[[], Result]) -> Result:
-        requests = self.requests
-        with requests.lock:
-            requests.names.append(name)
-            depth = requests.depth + 1
         result = ask()
-        threading.Event().wait(self.seconds)
-        with requests.lock:
-            requests.depth = max(requests.depth, depth)
+        self.requests.answer(name, after_seconds=self.seconds)
         return result

@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
-        connection = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=30)
+        connection = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=120)
         connection.request(self.command, self.path, body=body or None, headers=headers)
         response = connection.getresponse()
         content = response.read()

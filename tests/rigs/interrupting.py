@@ -106,8 +106,8 @@ def behind_a_proxy(folder: str, bucket: str) -> Iterator[tuple[str, FaultyProxy]
 
 def _as_terminal(words: list[str], environ: dict[str, str], errors: Path, before: Callable[[], None]) -> None:
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the server may have blocked it
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever started the server may have blocked some
     os.environ.clear()
     os.environ.update(environ)
     with errors.open("wb") as file:

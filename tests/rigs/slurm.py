@@ -136,7 +136,7 @@ class SlurmCluster:
         killed = self.processes(node=name)
         for pid in killed:
             _kill(pid)
-        self.wait_for(lambda: not set(killed) & set(self.processes(node=name)), deadline_seconds=30)
+        self.wait_for(lambda: not set(killed) & set(self.processes(node=name)), deadline_seconds=60)
 
     def start_node(self, name: str) -> None:
         """The node comes, or comes back."""

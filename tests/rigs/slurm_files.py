@@ -11,6 +11,8 @@ from tests.rigs.s3 import free_port
 
 # cred_expire=5: a requeued job waits for its credential to expire, 2 minutes by default. ReturnToService=2:
 # a node that comes back is used again. KillWait=5: seconds from TERM to KILL when a job is cut off.
+# MessageTimeout and BatchStartTimeout: on a busy machine a daemon may take longer than the default of 10 s to answer;
+# srun then fails to start a rank, or a job is taken for lost.
 CONF = """\
 ClusterName=rig
 FirstJobId={first_job}
@@ -38,6 +40,8 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 ReturnToService=2
 RequeueExit=75
+MessageTimeout=30
+BatchStartTimeout=60
 SlurmdTimeout=30
 KillWait=5
 MinJobAge=600
@@ -97,6 +101,6 @@ def search_path() -> str:
 
 
 def _first_job(worker: str) -> int:
-    """Another one for each of the clusters that run at the same time on this machine: a job's number decides which port
-    its ranks meet at."""
-    return 1 + 40 * int(worker.removeprefix("gw") or 0)
+    """Numbers that no other cluster on this machine comes to at the same time: a job's number decides at which port its
+    ranks meet, and a port that another job takes first makes a try crash."""
+    return 1 + 1000 * int(worker.removeprefix("gw") or 0)

@@ -11,7 +11,7 @@ from tests.rigs.own_processes import is_alive
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SLEEPS = "import os, pathlib, sys, time; pathlib.Path(str(os.getpid())).touch(); time.sleep(1000)"
-# Each is the body of a test with a limit of one second. `sleeper` is a command that prints its pid and sleeps.
+# Each is the body of a test with a limit of a few seconds. `sleeper` is a command that prints its pid and sleeps.
 WAITS = {
     "for a command": "subprocess.run(sleeper)",
     "for the child of a command": "subprocess.run(['sh', '-c', f'{shlex.join(sleeper)} & wait'])",
@@ -50,11 +50,11 @@ def test_the_server_and_its_child_live_alone(server):
 
 @pytest.mark.parametrize("waits", WAITS)
 def test_a_test_whose_time_runs_out_ends_every_process_that_it_started(waits: str, tmp_path: Path) -> None:
-    (tmp_path / "test_inner.py").write_text(INNER.format(sleeps=SLEEPS, seconds=2, body=WAITS[waits]))
+    (tmp_path / "test_inner.py").write_text(INNER.format(sleeps=SLEEPS, seconds=5, body=WAITS[waits]))
     options = ["-p", "tests.rigs.ends", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path)]
     command = [sys.executable, "-m", "pytest", *options, str(tmp_path / "test_inner.py")]
     environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(CHECKOUT)}
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "Failed: Timeout" in done.stdout
     pids = [int(path.name) for path in tmp_path.glob("[0-9]*")]

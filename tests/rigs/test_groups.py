@@ -38,7 +38,7 @@ def test_groups() -> None:
 
 def test_one_runs_alone_and_long_ones_begin(tmp_path: Path) -> None:
     files = {
-        "a": ("", 6, 0.3),
+        "a": ("", 6, 0.7),
         "d": ("", 6, 0.3),
         "b": ("@pytest.mark.alone", 2, 0.6),
         "c": ("@pytest.mark.slow", 1, 1.5),
@@ -50,7 +50,7 @@ def test_one_runs_alone_and_long_ones_begin(tmp_path: Path) -> None:
     options = ["-p", "tests.rigs.groups", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)]
     environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(CHECKOUT)}
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert "15 passed" in done.stdout, done.stdout + done.stderr
     times = [json.loads(line) for line in (tmp_path / "times").read_text().splitlines()]
     workers = {(name[5], worker) for name, worker, _, _ in times}
@@ -67,7 +67,7 @@ def test_a_marked_test_without_the_word_in_its_id_is_refused(tmp_path: Path) -> 
     (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.rgw\ndef test_it():\n    pass\n")
     command = [sys.executable, "-m", "pytest", "-p", "tests.rigs.groups", "-p", "no:cacheprovider", str(tmp_path)]
     environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(CHECKOUT)}
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert "is marked rgw, and its id must have ceph in it" in done.stdout + done.stderr
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
 

@@ -36,7 +36,7 @@ def test_nothing_is_left_after_the_end() -> None:
         script.write_text("#!/bin/bash\ntrap : TERM\nsrun bash -c 'trap : TERM; echo up; sleep 600; sleep 600'\n")
         output = cluster.folder / "stubborn.out"
         job_id = cluster.sbatch(script, options=[f"--output={output}"])
-        cluster.wait_for(lambda: output.exists() and "up" in output.read_text(), deadline_seconds=30)
+        cluster.wait_for(lambda: output.exists() and "up" in output.read_text(), deadline_seconds=120)
         assert cluster.squeue_state(job_id) == "RUNNING"
 
     assert cluster.processes() == []
@@ -54,7 +54,7 @@ def test_nodes_and_the_controller_can_be_lost_and_come_back() -> None:
         script.write_text("#!/bin/bash\nsrun bash -c 'echo up; sleep 600'\n")
         output = cluster.folder / "sleeps.out"
         job_id = cluster.sbatch(script, options=["--nodes=2", "--nodelist=n[1-2]", f"--output={output}"])
-        cluster.wait_for(lambda: output.exists() and "up\nup" in output.read_text(), deadline_seconds=30)
+        cluster.wait_for(lambda: output.exists() and "up\nup" in output.read_text(), deadline_seconds=120)
         assert cluster.processes(node="n2")
         cluster.kill_node("n2")
         assert cluster.processes(node="n2") == []
@@ -62,9 +62,9 @@ def test_nodes_and_the_controller_can_be_lost_and_come_back() -> None:
         cluster.kill_controller()
         cluster.start_controller()
         cluster.start_node("n2")
-        cluster.wait_for(lambda: answers(cluster, job_id), deadline_seconds=30)
+        cluster.wait_for(lambda: answers(cluster, job_id), deadline_seconds=120)
         cluster.command("scancel", str(job_id))
-        cluster.wait_for(lambda: cluster.squeue_state(job_id) == "CANCELLED", deadline_seconds=30)
+        cluster.wait_for(lambda: cluster.squeue_state(job_id) == "CANCELLED", deadline_seconds=120)
 
 
 def answers(cluster: SlurmCluster, job_id: int) -> bool:

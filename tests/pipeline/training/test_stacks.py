@@ -10,14 +10,14 @@ from pipeline.training.stacks import stacks_path, write_stacks
 
 def wait_for_bytes(begun: threading.Event, gate: threading.Event) -> None:
     begun.set()
-    gate.wait(30)
+    gate.wait(60)
 
 
 def test_the_stacks_of_all_threads_are_written(tmp_path: Path) -> None:
     begun, gate = threading.Event(), threading.Event()
     thread = threading.Thread(target=wait_for_bytes, name="reader", args=(begun, gate))
     thread.start()
-    begun.wait(30)
+    begun.wait(60)
     path = stacks_path(tmp_path, rank=3, attempt="0001-abc")
     write_stacks(path, words="rank 3 stood there")
     gate.set()
