@@ -12,7 +12,6 @@ from tests.rigs.slurm import SlurmCluster, SlurmConfig
 from tests.rigs.training import losses, resumed_steps, run
 from tests.slurm.test_stage import (
     JOB_SECONDS,
-    digits_url,
     is_python,
     output_of,
     submit,
@@ -21,7 +20,6 @@ from tests.slurm.test_stage import (
     words_of,
 )
 
-__all__ = ["digits_url"]
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 STEPS = 120
 WORDS = (
