@@ -49,7 +49,7 @@ slurm-demo: .venv/.demo ## Start a real Slurm on this machine, and run a chain o
 
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
-test: .venv/.all ## Run the gate, at most 20 minutes; tests of missing programs are skipped with the reason
+test: .venv/.all ## Run the gate, about 20 minutes; tests of missing programs are skipped with the reason
 	$(PYTEST) -m 'not long' $(ARGS)
 
 # The long part is divided into PARTS parts of at most 9 minutes each. Without PART, all of them run in turn.

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -49,8 +51,11 @@ def test_workers_at_once_get_one_folder(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
     killed = worker(tmp_path / "root", seconds=600.0)
+    pause, deadline = threading.Event(), time.monotonic() + 60
     while not (tmp_path / "makings").exists() or not (tmp_path / "makings").read_text():
         assert killed.poll() is None
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
     other = worker(tmp_path / "root", seconds=0.0)
     assert other.stdout is not None
     assert other.stdout.readline() == "begins\n"
