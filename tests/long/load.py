@@ -39,20 +39,35 @@ def one_run(load: int) -> dict[str, Any]:
     return {**outcome, "exit_code": done.returncode}
 
 
+def row_so_far(load: int, times: int) -> list[dict[str, Any]]:
+    """Returns the runs of an earlier call that was interrupted: all passed, beside the same load, fewer than asked."""
+    if not RESULTS.exists():
+        return []
+    kept = json.loads(RESULTS.read_text())
+    runs: list[dict[str, Any]] = kept["runs"]
+    is_open = kept["load"] == load and len(runs) < times and all(run["exit_code"] == 0 for run in runs)
+    return runs if is_open else []
+
+
 def main() -> int:
-    """Runs the gate and writes each outcome to the results as soon as it is known."""
+    """Runs the gate until it has passed so many times in a row, and writes each outcome as soon as it is known.
+
+    A row takes hours, so a later call goes on with the row of an earlier one. A run that fails ends it.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=5, help="runs in a row")
     parser.add_argument("--load", type=int, default=2, help="busy loops beside each run")
     options = parser.parse_args()
-    runs: list[dict[str, Any]] = []
-    for number in range(options.times):
+    command = f"make test-flaky N={options.times} LOAD={options.load}"
+    runs = row_so_far(options.load, options.times)
+    while len(runs) < options.times:
         runs.append(one_run(options.load))
-        command = f"make test-flaky N={options.times} LOAD={options.load}"
         RESULTS.write_text(json.dumps({"command": command, "load": options.load, "runs": runs}, indent=1) + "\n")
         ended = f"exit code {runs[-1]['exit_code']} after {runs[-1].get('seconds')} s"
-        print(f"run {number + 1} of {options.times}: {ended}", flush=True)  # noqa: T201
-    return int(any(run["exit_code"] != 0 for run in runs))
+        print(f"run {len(runs)} of {options.times}: {ended}", flush=True)  # noqa: T201
+        if runs[-1]["exit_code"] != 0:
+            return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -45,25 +45,23 @@ def test_a_stream_counts_all_that_it_reads(packed: Path) -> None:
 def test_one_call_ends_all(packed: Path) -> None:
     """Reads, loaders and the stream's own threads, though each of them is stuck."""
     dataset, store = watched(packed)
-    order, gate, begun = (
-        SampleOrder(dataset.block_sizes, seed=1, lanes=1, window_blocks=1),
-        threading.Event(),
-        threading.Event(),
-    )
+    order = SampleOrder(dataset.block_sizes, seed=1, lanes=1, window_blocks=1)
+    gate, both_begun = threading.Event(), threading.Barrier(3)
+
+    def plan() -> None:
+        both_begun.wait(SECONDS)
+        reader.read(order.positions(0, 4, 0, 1))
 
     def decode() -> None:
-        begun.set()
+        both_begun.wait(SECONDS)
         assert gate.wait(SECONDS)
 
     store.file_gate.clear()
     stream = StreamReader(ReadConfig())
     reader = stream.samples(dataset, order)
     planner, decoders = stream.pool(1, name="plan"), stream.pool(1, name="decode")
-    waiting = [
-        planner.submit(lambda: reader.read(order.positions(0, 4, 0, 1))),
-        decoders.submit(decode),
-    ]
-    assert begun.wait(SECONDS)
+    waiting = [planner.submit(plan), decoders.submit(decode)]
+    both_begun.wait(SECONDS)
     assert not stream.is_closed
     stream.close()
     assert "decode" in [thread.name for thread in threading.enumerate()], "it does not wait for one that is stuck"
