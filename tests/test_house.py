@@ -1,4 +1,4 @@
-"""House rules: imports go one way, one file a library, short functions, silent imports, nothing is unpickled."""
+"""House rules: imports go one way, one file a library, silent imports, nothing is unpickled."""
 
 import ast
 import re
@@ -29,125 +29,73 @@ MAY_IMPORT = {
     "patchline": {"jobs", "pipeline", "shards"},  # the front door: lazily, and nothing imports it
 }
 
-# Inside a room, a file or sub-room (a folder) imports only what stands in the layers before its own. Files of one layer
-# may import each other too; sub-rooms of one layer stand side by side.
-ORDER: dict[str, tuple[tuple[str, ...], ...]] = {
-    "shards": (
-        (
-            *("errors", "config_values", "hashing", "key_purposes", "differences", "quantities", "terminal"),
-            *("command_output", "command_lines", "orientation", "progress", "typed_json", "parallel", "pool"),
-            *("read_config", "subset_config"),
-        ),
-        ("storage", "images"),
-        ("store", "local_file"),
-        (
-            *("order", "mixing", "manifest", "index", "dataset", "samples", "windows", "read", "stream_reader"),
-            *("sample_rows", "subset", "part", "single_labels"),
-            *(
-                "image_file",
-                "record_columns",
-                "checked_table",
-                "parquet_pages",
-                "parquet_file",
-                "thrift_compact",
-                "table_rules",
-            ),
-        ),
-        ("sources",),
-        ("packing",),
-        ("adoption", "checking", "card"),
+# The floor plan. The places of a folder that has folders in it are its files and those folders, level by level from the
+# top: what stands on one level imports only from the levels below it.
+ORDER = {
+    "jobs": (
+        "doctor",
+        "run_doctor watch",
+        "run_causes watch_view",
+        "logs run_evidence submit watch_chain",
+        "chain_submit status",
+        "cancel chain run_logs",
+        "ask_run chain_checks chain_jobs chain_status chain_sweep output_jobs run_chain",
+        "chain_state report sweep vtab",
+        "chain_units report_page sweep_scores vtab_seeds",
+        "report_worth sweep_plan vtab_rows",
+        "chain_changes compare run_end trials",
+        "chain_file cli export_weights ls report_facts run_changes",
+        "compare_page completion diff model_card nearest_recipe show submitted",
+        "compare_facts finetune lookup node_probe origin preflight verify_resume weights",
+        "array_findings compare_scores evaluate fewshot import_weights index pack partitions plan preflight_nodes "
+        "pretrain resolve submit_checks trial_report verify",
+        "batch_script help own_recipes plan_plot preflight_slurm queue_reasons record trial_verdict",
+        "cluster demo done_check killed_runs plan_nodes processes queue_jobs recipes report_scores stages sweep_runs",
+        "card compare_plots confusion_plot endings fields inspect_model launch mistakes model_jobs predict "
+        "record_leaves report_curves run_flags run_table run_tries slurm tools warmup",
+        "arrays cluster_jobs compare_lines dataset_jobs exit_codes field_names flags interrupts kept_sizes "
+        "later_fields log_signs out_file placing rank_lines report_plots screen secret_names stage streams threads "
+        "yaml_tree",
     ),
     "pipeline": (
-        (
-            *("config_values", "evaluation_transform", "bf16", "determinism", "free_port"),
-            *("rank_environ", "rendezvous", "alone", "world", "collectives", "devices", "device_agreement"),
-        ),
-        ("data", "models"),
-        ("evaluation",),
-        ("inspection",),
-        ("checkpoints",),
-        ("training",),
+        "inspection training",
+        "checkpoints evaluation",
+        "world",
+        "data devices models",
+        "alone bf16 collectives config_values determinism device_agreement evaluation_transform free_port "
+        "rank_environ rendezvous",
     ),
-    "jobs": (
-        ("exit_codes", "stage", "tools", "stages", "dataset_jobs", "cluster_jobs", "model_jobs"),
-        ("recipes",),
-        ("yaml_tree", "fields", "field_names", "later_fields", "warmup", "record", "record_leaves"),
-        (
-            *("flags", "run_flags", "mistakes", "kept_sizes", "own_recipes", "resolve", "lookup", "origin"),
-            "nearest_recipe",
-        ),
-        (  # the stages, and what several of them share
-            *("pack", "index", "verify", "card", "pretrain", "finetune", "import_weights", "export_weights", "weights"),
-            *(
-                "evaluate",
-                "fewshot",
-                "predict",
-                "inspect_model",
-                "plan",
-                "show",
-                "diff",
-                "demo",
-                "launch",
-                "placing",
-                "screen",
-                "interrupts",
-            ),
-            *("ls", "run_table", "doctor", "verify_resume", "killed_runs", "trial_verdict", "trial_report"),
-            *(
-                "report",
-                "report_facts",
-                "report_page",
-                "report_plots",
-                "report_curves",
-                "report_worth",
-                "report_scores",
-            ),
-            "confusion_plot",
-            *(
-                "compare",
-                "compare_facts",
-                "compare_lines",
-                "compare_page",
-                "compare_plots",
-                "compare_scores",
-                "model_card",
-                "out_file",
-            ),
-            *("cluster", "batch_script", "slurm", "submit", "done_check", "plan_nodes", "plan_plot"),
-            *(
-                "queue_jobs",
-                "queue_reasons",
-                "array_findings",
-                "status",
-                "ask_run",
-                "watch",
-                "watch_view",
-                "watch_chain",
-            ),
-            *("logs", "run_logs", "run_chain", "run_tries", "rank_lines", "log_signs"),
-            *("run_evidence", "run_causes", "run_changes", "run_doctor", "run_end", "output_jobs"),
-            *("submitted", "arrays", "chain", "chain_file", "chain_units", "chain_state", "chain_checks", "chain_jobs"),
-            *("chain_changes", "chain_submit", "chain_status", "chain_sweep", "cancel", "processes"),
-            *("sweep", "sweep_plan", "sweep_runs", "sweep_scores", "trials"),
-            *("vtab", "vtab_rows", "vtab_seeds"),
-            *(
-                "preflight",
-                "preflight_slurm",
-                "preflight_nodes",
-                "node_probe",
-                "submit_checks",
-                "partitions",
-                "secret_names",
-            ),
-        ),
-        ("cli", "endings", "help", "completion", "streams", "threads"),
+    "pipeline/models": (
+        "conversion",
+        "weights_fit",
+        "weights",
+        "build",
+        "activations vit",
+        "bit flops hybrid position_similarity weights_folder",
+        "masked pos_embed position_layers resnet safetensors_header safetensors_stream",
+        "attention config head initial labels loss pixels safetensors_head tensor_checks usage",
+    ),
+    "shards": (
+        "stream_reader",
+        "read",
+        "adoption card checking part windows",
+        "packing samples single_labels",
+        "dataset",
+        "image_file index sources",
+        "checked_table local_file store table_rules",
+        "manifest parquet_file storage",
+        "images mixing order parallel parquet_pages read_config record_columns subset_config typed_json",
+        "command_lines command_output config_values key_purposes pool progress subset",
+        "differences errors hashing orientation quantities sample_rows terminal thrift_compact",
     ),
 }
-SUB_ROOMS = {room: {path.parent.name for path in (CHECKOUT / room).glob("*/__init__.py")} for room in ROOMS}
 
-# Sub-rooms of shards/ that a room above must not import: pipeline/ uses what shards/ offers at its top. The stages of
-# jobs/ run packing, adoption, checking and the card, so only storage is private to them.
-PRIVATE = {"pipeline": SUB_ROOMS["shards"], "jobs": {"storage"}, "patchline": SUB_ROOMS["shards"]}
+# Folders of shards/ that a room above must not import. Stages of jobs/ run packing, adoption, checking and the card.
+PRIVATE = {
+    "pipeline": {"adoption", "card", "checking", "images", "packing", "sources", "storage"},
+    "jobs": {"storage"},
+    "patchline": {"adoption", "card", "checking", "images", "packing", "sources", "storage"},
+}
 
 # Where modules are imported by their names as text, of which the tests here see nothing: tables, for speed.
 BY_NAME = (
@@ -209,10 +157,6 @@ MODULE_STATE = {("shards/storage/fork_lock.py", "_LOCKS"), ("shards/pool.py", "_
 MUTABLE = re.compile(
     r"\{\}|\[\]|(\w+\.)*(set|dict|list|deque|defaultdict|Counter|Lock|RLock|Event|local|Weak\w+)\(.*\)"
 )
-MOST_LINES = 300
-MOST_FUNCTION_LINES = 40  # decorators and docstring included
-LONG_FUNCTIONS: set[tuple[str, str]] = set()  # exceptions, each with its reason
-LONG_FILES = {"shards/checking/s3_probe.py"}  # each probe of a store, read in the order in which they run
 
 
 def relative(path: Path) -> str:
@@ -220,8 +164,9 @@ def relative(path: Path) -> str:
 
 
 MODULES = {relative(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in SOURCES}
-LAYER = {
-    (room, name): number for room, layers in ORDER.items() for number, layer in enumerate(layers) for name in layer
+LEVEL = {
+    folder: {name: number for number, names in enumerate(levels) for name in names.split()}
+    for folder, levels in ORDER.items()
 }
 
 
@@ -287,10 +232,10 @@ def imports(nodes: tuple[ast.AST, ...]) -> Iterator[Import]:
             yield Import(line=node.lineno, modules=(module, *(f"{module}.{alias.name}" for alias in node.names)))
 
 
-def place(module: str) -> tuple[str, str]:
-    """A module's room, and the file or sub-room of it that the module is or is in."""
-    room, _, rest = module.partition(".")
-    return room, rest.partition(".")[0]
+def place(module: str, folder: str) -> str | None:
+    """The place of the folder in which the module is: a file or a folder. None if it is elsewhere."""
+    inside = f"{folder.replace('/', '.')}."
+    return module.removeprefix(inside).partition(".")[0] if module.startswith(inside) else None
 
 
 @every_fault
@@ -312,44 +257,32 @@ def test_imports_go_down() -> Iterator[str]:
 
 
 @every_fault
-def test_the_order_of_a_room_names_every_file_and_sub_room() -> Iterator[str]:
-    for room, layers in ORDER.items():
-        there = {path.stem for path in (CHECKOUT / room).glob("*.py")} - {"__init__"} | SUB_ROOMS[room]
-        names = [name for layer in layers for name in layer]
-        for name in sorted(there - set(names)):
-            yield f"{room}/{name} is not in ORDER: add it to its layer"
+def test_the_order_of_a_folder_names_every_place() -> Iterator[str]:
+    packages = {relative(path.parent) for path in SOURCES if path.name == "__init__.py"}
+    for folder in sorted({package.rpartition("/")[0] for package in packages} - {""} - ORDER.keys()):
+        yield f"{folder}/ has folders in it, but no entry in ORDER"
+    for folder, levels in ORDER.items():
+        there = {place(module, folder) for module in MODULES} - {None}
+        names = " ".join(levels).split()
+        for name in sorted(map(str, there - set(names))):
+            yield f"{folder}/{name} is not in ORDER: add it to its level"
         for name in sorted(set(names)):
             if name not in there:
-                yield f"{room}/{name} is in ORDER, but does not exist"
+                yield f"{folder}/{name} is in ORDER, but does not exist"
             if names.count(name) > 1:
-                yield f"{room}/{name} is in ORDER {names.count(name)} times"
+                yield f"{folder}/{name} is in ORDER {names.count(name)} times"
 
 
 @every_fault
-def test_imports_follow_the_order_of_their_room() -> Iterator[str]:
+def test_imports_go_down_the_floor_plan() -> Iterator[str]:
     for module, path in MODULES.items():
-        if (own := place(module)) not in LAYER:
-            continue
-        for one in parsed(path).imports:
-            for other in sorted({place(other) for other in one.ours} & LAYER.keys() - {own}):
-                is_below = LAYER[other] < LAYER[own]
-                is_beside = LAYER[other] == LAYER[own] and not {own[1], other[1]} & SUB_ROOMS[own[0]]
-                if other[0] == own[0] and not (is_below or is_beside):
-                    yield f"{parsed(path).at(one.line)}: imports {'/'.join(other)}, which ORDER has not below {own[1]}"
-
-
-@every_fault
-def test_no_folder_imports_a_folder_inside_it() -> Iterator[str]:
-    """`pipeline/models/conversion/` uses the models; they do not know it."""
-    for source in sources():
-        folder = source.name.rpartition("/")[0]
-        if "/" not in folder:
-            continue  # a room's own files, which ORDER has in layers with its folders
-        inside = f"{folder.replace('/', '.')}."
-        for one in source.imports:
-            for module in sorted(one.ours):
-                if module.startswith(inside) and "." in module.removeprefix(inside):
-                    yield f"{source.at(one.line)}: imports {module}, from a folder inside its own"
+        for folder, level in LEVEL.items():
+            own = place(module, folder)
+            for one in parsed(path).imports if own else ():
+                others = {place(other, folder) for other in one.ours} & level.keys() - {own}
+                for other in sorted(map(str, others)):
+                    if level[other] <= level.get(str(own), -1):
+                        yield f"{parsed(path).at(one.line)}: imports {folder}/{other}, which ORDER has not below {own}"
 
 
 @every_fault
@@ -386,20 +319,11 @@ def test_no_module_imports_itself_by_way_of_others() -> Iterator[str]:
 
 
 @every_fault
-def test_a_room_says_its_order_in_its_docstring() -> Iterator[str]:
-    for room in ("shards", "pipeline"):
-        layers = [[name for name in layer if name in SUB_ROOMS[room]] for layer in ORDER[room]]
-        order = " < ".join(", ".join(layer) for layer in layers if layer)
-        if order not in parsed(CHECKOUT / room / "__init__.py").text:
-            yield f"{room}/__init__.py does not say: {order}"
-
-
-@every_fault
 def test_private_sub_rooms_stay_private() -> Iterator[str]:
     for source in sources():
         private = PRIVATE.get(source.room, set())
         for one in source.imports:
-            names = {name for room, name in map(place, one.ours) if room == "shards"}
+            names = {place(module, "shards") for module in one.ours}
             for name in sorted(names & private):
                 yield f"{source.at(one.line)}: imports shards/{name}/, which is private to shards/"
 
@@ -457,13 +381,6 @@ def test_files_are_named_for_what_they_do() -> Iterator[str]:
 
 
 @every_fault
-def test_files_are_short() -> Iterator[str]:
-    for source in sources():
-        if (num_lines := len(source.text.splitlines())) > MOST_LINES and source.name not in LONG_FILES:
-            yield f"{source.name}: has {num_lines} lines, allowed: {MOST_LINES}; is it two rooms?"
-
-
-@every_fault
 def test_every_folder_of_python_is_a_package() -> Iterator[str]:
     """Or pytest could not tell two test files of one name apart; docs/ has scripts only."""
     for folder in sorted({path.parent for path in PYTHON} - {CHECKOUT / "docs"}):
@@ -480,19 +397,6 @@ def test_modules_have_no_state() -> Iterator[str]:
             name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
             if MUTABLE.fullmatch(ast.unparse(node.value)) and (source.name, name) not in MODULE_STATE:
                 yield f"{source.at(node.lineno)}: {name} can change; a module has no state"
-
-
-@every_fault
-def test_functions_are_short() -> Iterator[str]:
-    for source in map(parsed, (*SOURCES, *TOOLS)):
-        for node in source.nodes:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                first = min(line.lineno for line in [node, *node.decorator_list])
-                num_lines = (node.end_lineno or first) + 1 - first
-                is_named = (source.name, node.name) in LONG_FUNCTIONS
-                if is_named != (num_lines > MOST_FUNCTION_LINES):
-                    more = "; take it out of LONG_FUNCTIONS" * is_named
-                    yield f"{source.at(first)}: {node.name} has {num_lines} lines, allowed: {MOST_FUNCTION_LINES}{more}"
 
 
 def written_by(program: str) -> list[str]:
@@ -519,7 +423,7 @@ def test_importing_is_silent() -> Iterator[str]:
 @pytest.mark.parametrize(
     "modules",
     [
-        pytest.param([module for module in MODULES if place(module)[0] == "shards"], id="shards"),
+        pytest.param([module for module in MODULES if module.partition(".")[0] == "shards"], id="shards"),
         pytest.param([*WITHOUT_TORCH], id="what describes a checkpoint, and what submits"),
     ],
 )
