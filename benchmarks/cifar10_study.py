@@ -27,7 +27,7 @@ from benchmarks.rounds import say, write
 from jobs.recipes.finetune import cifar10_48
 from jobs.recipes.pretrain import cifar10_small
 from pipeline.models.config import ModelConfig
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 
 SHARES = (0.1, 0.3, 1.0)
 MODELS = ("vit_small", "vit_tiny", "bit_small")

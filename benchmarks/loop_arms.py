@@ -25,26 +25,26 @@ from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.data.stream import BatchStream
 from pipeline.models import Model, ModelConfig, build_model, compile_blocks
 from pipeline.models.loss import classification_loss
-from pipeline.training.batch_plan import plan_batch
-from pipeline.training.config import EngineConfig, TrainingJob
-from pipeline.training.device_batches import batches_on
-from pipeline.training.engine import Engine, UpdateResult
+from pipeline.ranks.world import World, current_world, enter, leave
+from pipeline.training.controls import Watch
 from pipeline.training.guard import NonFiniteGuard
-from pipeline.training.ledger import Ledger
-from pipeline.training.metrics import Metrics
-from pipeline.training.norms import Norms
-from pipeline.training.optimizer import build_optimizer
-from pipeline.training.position_view import PositionView
-from pipeline.training.reporter import Reporter
-from pipeline.training.schedule import ScheduleConfig
-from pipeline.training.signals import Signals
-from pipeline.training.step_costs import StepCosts
-from pipeline.training.step_times import StepTimes, marks_of
-from pipeline.training.stopping import Stopping
-from pipeline.training.streams import streams_of
-from pipeline.training.train_step import Gradients, Launched, TrainStep
-from pipeline.training.watch import Watch
-from pipeline.world import World, current_world, enter, leave
+from pipeline.training.reporting.ledger import Ledger
+from pipeline.training.reporting.metrics import Metrics
+from pipeline.training.reporting.norms import Norms
+from pipeline.training.reporting.position_view import PositionView
+from pipeline.training.reporting.reporter import Reporter
+from pipeline.training.reporting.step_costs import StepCosts
+from pipeline.training.settings.job import EngineConfig, TrainingJob
+from pipeline.training.settings.schedule import ScheduleConfig
+from pipeline.training.step import Gradients, Launched, TrainStep
+from pipeline.training.watchdog.signals import Signals
+from pipeline.training.watchdog.stopping import Stopping
+from pipeline.training.zero.batch_plan import plan_batch
+from pipeline.training.zero.device_batches import batches_on
+from pipeline.training.zero.engine import Engine, UpdateResult
+from pipeline.training.zero.gpu_streams import streams_of
+from pipeline.training.zero.optimizer import build_optimizer
+from pipeline.training.zero.step_times import StepTimes, marks_of
 
 RATE, NUM_CLASSES, WARM_UP_STEPS, NUM_BATCHES = 1e-4, 1000, 2, 2
 SIZES = {

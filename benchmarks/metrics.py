@@ -31,15 +31,15 @@ from benchmarks.measure import machine
 from benchmarks.rounds import Aim, aims_table, say, spread, write
 from pipeline.models.loss import classification_loss
 from pipeline.models.position_similarity import picture
-from pipeline.training.config import TrainingJob
-from pipeline.training.engine import Engine
-from pipeline.training.metrics import Metrics
-from pipeline.training.norms import Norms
-from pipeline.training.position_view import PositionView
-from pipeline.training.step_costs import StepCosts
-from pipeline.training.step_times import Part, StepTimes
-from pipeline.training.streams import streams_of
-from pipeline.world import World, current_world, enter, leave
+from pipeline.ranks.world import World, current_world, enter, leave
+from pipeline.training.reporting.metrics import Metrics
+from pipeline.training.reporting.norms import Norms
+from pipeline.training.reporting.position_view import PositionView
+from pipeline.training.reporting.step_costs import StepCosts
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.gpu_streams import streams_of
+from pipeline.training.zero.step_times import Part, StepTimes
 
 MOST_SHARE = 0.005
 _CALLS, _DUE_CALLS = 2000, 20

@@ -19,10 +19,10 @@ from benchmarks.measure import machine
 from benchmarks.rounds import say, write
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.config import ModelConfig
-from pipeline.training.batch_plan import BatchPlan
-from pipeline.training.config import OptimizerConfig, TrainingJob
-from pipeline.training.gradient_check import measure_gradients
-from pipeline.world import World
+from pipeline.ranks.world import World
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob
+from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.gradient_check import measure_gradients
 from tests.rigs.processes import run_ranks
 
 RANKS, STAGES, ACCUMULATIONS = (2, 4, 8, 16), (1, 2, 3), (1, 4)

@@ -26,8 +26,8 @@ from typing import Any
 
 from benchmarks.measure import machine
 from benchmarks.rounds import Report, Round, in_turn, say, summary, write
+from pipeline.runs.starts import read_starts
 from pipeline.training.start_parts import START_PARTS, read_start_parts
-from pipeline.training.starts import read_starts
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
 
 ROOT = Path(__file__).resolve().parents[1]

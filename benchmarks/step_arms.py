@@ -21,13 +21,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from benchmarks.torchvision_operators import import_torchvision
-from pipeline import world
 from pipeline.models import ModelConfig, build_model, compile_blocks
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.pixels import centred
-from pipeline.training.batch_plan import plan_batch
-from pipeline.training.config import EngineConfig, OptimizerConfig
-from pipeline.training.engine import Engine
+from pipeline.ranks import world
+from pipeline.training.settings.job import EngineConfig, OptimizerConfig
+from pipeline.training.zero.batch_plan import plan_batch
+from pipeline.training.zero.engine import Engine
 
 NUM_CLASSES, RATE = 1000, 1e-4
 WARM_UP_STEPS = 3  # the first step compiles

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.measure import machine
 from benchmarks.rounds import cell, in_turn, spread, values, write
-from pipeline.training.metrics import read_metrics
+from pipeline.training.reporting.metrics import read_metrics
 
 STEPS, COUNTED_FROM = 40, 5
 # 300,000 is libgomp's default if neither variable is set. The command line sets "passive" by default.

@@ -24,8 +24,8 @@ from benchmarks import cifar10_study
 from benchmarks.cifar10_study import patchline, vit_small, vit_small_48, vit_tiny
 from benchmarks.measure import machine
 from benchmarks.rounds import say, write
-from pipeline.training.config import TrainingJob
-from pipeline.training.metrics import read_metrics
+from pipeline.training.reporting.metrics import read_metrics
+from pipeline.training.settings.job import TrainingJob
 
 _MASKED_STEPS, _TUNING_STEPS, _EVERY = 3000, 250, 50
 

@@ -74,7 +74,7 @@ FOLDERS = (
     Box(name="data/", left=500, top=388, width=310, height=120, lines=("decode,", "augment")),
     Box(name="packing/", left=250, top=586, width=108, height=38, lines=("new datasets",)),
     Box(name="adoption/", left=136, top=586, width=106, height=38, lines=("others' tars",)),
-    Box(name="checking/", left=136, top=540, width=106, height=38, lines=("verify",)),
+    Box(name="verifying/", left=136, top=540, width=106, height=38, lines=("verify",)),
     Box(name="card/", left=250, top=540, width=108, height=38, lines=("HTML page",)),
     Box(name="sources/", left=136, top=632, width=106, height=74, lines=("folders, tars,", "Parquet, lists")),
     Box(name="images/", left=250, top=632, width=108, height=74, lines=("headers, copies,", "hashes")),
@@ -104,7 +104,7 @@ ROUTES = (
         x=X_SAVED,
         calls=(Y_LOOP + 10, Y_STORES - 4),
         stops=(
-            ("pipeline/training/saving.py", 368),
+            ("pipeline/training/saving/save.py", 368),
             ("pipeline/checkpoints/saves.py", 438),
             ("pipeline/checkpoints/commit.py", 462),
             ("pipeline/checkpoints/manifest.py", 486),
@@ -112,7 +112,7 @@ ROUTES = (
         labels_left=True,
         back_x=X_RESUMED,
         results=(Y_STORES - 6, Y_LOOP + 12),
-        back_stops=(("pipeline/training/same_run.py", 368),),
+        back_stops=(("pipeline/training/saving/same_run.py", 368),),
     ),
     Route(
         letter="c",
@@ -123,15 +123,15 @@ ROUTES = (
         stops=(
             ("pipeline/data/stream.py", 446),
             ("pipeline/data/batches.py", 486),
-            ("shards/read.py", 562),
-            ("shards/windows.py", 602),
+            ("shards/reading/read.py", 562),
+            ("shards/reading/windows.py", 602),
             ("shards/storage/ranges.py", 650),
             ("shards/storage/s3.py", 670),
             ("shards/storage/s3_read.py", 690),
         ),
         back_x=X_BYTES,
         results=(Y_STORES - 6, 496),
-        back_stops=(("shards/samples.py", 582), ("pipeline/data/transform.py", 486)),
+        back_stops=(("shards/reading/samples.py", 582), ("pipeline/data/transform.py", 486)),
     ),
 )
 LOOP = "pipeline/training/loop.py"

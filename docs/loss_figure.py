@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from pipeline.training.metrics import read_metrics
+from pipeline.training.reporting.metrics import read_metrics
 
 INK, FAINT, BLUE, ORANGE = "#101820", "#64748b", "#0072b2", "#d55e00"
 

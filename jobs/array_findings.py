@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from jobs.arrays import tasks_in
 from jobs.queue_jobs import JobFacts
 from jobs.queue_reasons import Finding, finding_of
-from shards.quantities import plural
+from shards.output.quantities import plural
 
 _MOST_SHOWN = 4
 _RUNS = ("RUNNING", "COMPLETING", "SUSPENDED")

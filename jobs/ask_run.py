@@ -9,9 +9,9 @@ from pathlib import Path
 from jobs import exit_codes
 from jobs.chain_state import refuse_chain
 from jobs.ls import run_at
-from pipeline.training.run_facts import RunFacts
+from pipeline.runs.facts import RunFacts
 from shards.errors import UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from jobs.chain_checks import STOPPED_BY_HAND
 from jobs.chain_state import CANCELLED, alone, is_chain, read_plan_of, state_folder
 from jobs.slurm import QueuedJob, cancelled, queued_with
 from jobs.submitted import output_name, run_name
-from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
+from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 1.0

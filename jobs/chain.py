@@ -37,7 +37,7 @@ from jobs.slurm import QueuedJob, answers, most_array_tasks, queued, submitted
 from jobs.submitted import Override
 from jobs.sweep import write
 from shards.errors import TransientError, UnreachableError, UserError, WillNotSucceedError
-from shards.quantities import plural
+from shards.output.quantities import plural
 
 log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 600.0  # of a gate, while Slurm does not answer

@@ -11,12 +11,12 @@ from jobs.record import read_record
 from jobs.record_leaves import read_leaves
 from jobs.run_changes import run_changes
 from pipeline.checkpoints.saved_job import STEPS
-from pipeline.training.same_run import WARMUP
+from pipeline.training.saving.same_run import WARMUP
 from shards.dataset import open_dataset
-from shards.differences import differences
 from shards.errors import InvalidDataError, UnreachableError, UserError
 from shards.local_file import read_local_text
 from shards.packing.plan import read_plan
+from shards.schema.differences import differences
 from shards.store import open_store
 
 _MOST_BYTES = 1 << 20
@@ -35,7 +35,7 @@ def refuse_changed(stage: str, words: Sequence[str], job: Any) -> None:
 def refuse_other_run(job: Any, *, extends: bool) -> None:
     """UserError if the run that is done in the job's folder was of other values, or of another length. `extends`:
     whether it may become longer. A damaged marker or record is no run that is done."""
-    from pipeline.training.done import done_from_json  # noqa: PLC0415 - loads torch
+    from pipeline.training.saving.finish import done_from_json  # noqa: PLC0415 - loads torch
 
     run_dir = Path(job.run_dir)
     try:

@@ -13,7 +13,7 @@ from jobs.chain_units import Unit
 from jobs.pack import complete, spec_of
 from jobs.record_leaves import read_leaves
 from jobs.submitted import Override, job_of_words
-from pipeline.training.ledger import last_line
+from pipeline.training.reporting.ledger import last_line
 from shards.packing.missing import unpacked_parts, unscanned_parts
 from shards.packing.plan import read_plan
 from shards.store import open_store

@@ -10,8 +10,8 @@ from jobs.fields import job_from
 from jobs.mistakes import similar
 from jobs.submitted import SUBMITTED, submitted_stage
 from jobs.yaml_tree import Fields, read_tree
-from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
+from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 STATE = "chain"  # the folder of the chain's own state, in the folder of the chain
 INPUTS = ("data", "weights", "run")

@@ -22,8 +22,8 @@ from pathlib import Path
 from jobs.chain_file import STATE
 from jobs.chain_units import Unit
 from shards.errors import InvalidDataError, TransientError, UserError
+from shards.files.typed_json import read_record
 from shards.local_file import read_local_file
-from shards.typed_json import read_record
 
 GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
 GATE = "gate"

@@ -25,8 +25,8 @@ from jobs.screen import advice, wrapped
 from jobs.slurm import QueuedJob, queued_with
 from shards.errors import UserError
 from shards.local_file import read_local_file
-from shards.quantities import plural
-from shards.terminal import printable_name
+from shards.output.quantities import plural
+from shards.output.terminal import printable_name
 
 _MOST_MESSAGE = 1 << 14
 _MOST_LINES = 6  # of what is said about one step

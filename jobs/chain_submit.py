@@ -36,7 +36,7 @@ from jobs.slurm import most_array_tasks, need_sbatch, settled_with, slurms_answe
 from jobs.submit_checks import refuse_local, refuse_unprintable, refuse_unreachable, refuse_wrong_place
 from jobs.submitted import SUBMITTED, Override, job_of_words, value_in
 from shards.errors import UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 _MOST_ASKED = 20  # answers of `sbatch --test-only`

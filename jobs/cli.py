@@ -39,9 +39,9 @@ from jobs.streams import prepare_streams, use_utf8
 from jobs.threads import wait_quietly
 from jobs.tools import TOOLS
 from jobs.warmup import with_warmup
-from shards.command_output import command_output
 from shards.errors import StorageError, UnreachableError, UserError
-from shards.terminal import columns_of, message_text
+from shards.output.command_output import command_output
+from shards.output.terminal import columns_of, message_text
 
 log = logging.getLogger("patchline")
 # Asked by slurm/stage.sbatch, and by the jobs of chains and of preflight; not for users.

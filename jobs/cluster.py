@@ -11,8 +11,8 @@ from typing import Annotated, Literal, cast
 from jobs.fields import job_from
 from jobs.secret_names import refuse_secret_lines
 from jobs.yaml_tree import Fields, read_tree
-from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
+from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 # What sbatch reads in a line #SBATCH without quotes, and a site's names, constraints and lists are made of.
 _WORD = re.compile(r"[A-Za-z0-9_.,:;&|*+@/=()\[\]{}-]+")

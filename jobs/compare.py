@@ -14,10 +14,10 @@ from jobs.compare_page import render
 from jobs.ls import folders_below
 from jobs.out_file import PAGES, refuse_no_page, write_page
 from jobs.screen import put
-from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.quantities import plural
-from shards.terminal import printable_name
+from shards.output.quantities import plural
+from shards.output.terminal import printable_name
+from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 USAGE = "patchline compare RUN|FOLDER ... [--out FILE.html] [--json]"

@@ -20,13 +20,13 @@ from jobs.record import read_record
 from jobs.record_leaves import read_leaves
 from jobs.stages import WITH_SMOKE, job_class
 from jobs.sweep_runs import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
-from pipeline.checkpoints.json_lines import Line, is_finite, is_step, read_lines
 from pipeline.models.config import MOST_CLASSES
 from pipeline.models.flops import num_parameters, training_flops
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
+from shards.files.json_lines import Line, is_finite, is_step, read_lines
+from shards.files.typed_json import parse_json
 from shards.local_file import read_local_file
-from shards.typed_json import parse_json
 
 _RECORD, _METRICS = "job.yaml", "metrics.jsonl"
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20

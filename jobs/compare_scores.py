@@ -10,11 +10,11 @@ from typing import Any
 from jobs.compare_lines import ScoredOn, fewshot_on
 from jobs.model_jobs import FewshotJob
 from jobs.record import read_record
-from pipeline.checkpoints.json_lines import Line, is_finite
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
+from shards.files.json_lines import Line, is_finite
+from shards.files.typed_json import parse_json
 from shards.local_file import read_local_file
-from shards.typed_json import parse_json
 
 _FEWSHOT, _SHOTS = "fewshot/", "_shots"
 _RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"

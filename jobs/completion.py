@@ -13,8 +13,8 @@ from jobs.run_flags import run_flags_of
 from jobs.screen import put
 from jobs.stages import COMMANDS, RECIPE, STAGES, recipes_of
 from jobs.tools import TOOLS
-from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
+from shards.schema.config_values import refuse_wrong_values
 
 ASK = "__complete"  # the first word of such a request
 _BASH = f"""\

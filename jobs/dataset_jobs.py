@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from shards.adoption.foreign_samples import SampleRules
-from shards.config_values import Range, refuse_wrong_values, shown_value, whole_number
 from shards.errors import UserError
 from shards.images.config import Limits, Resize
 from shards.packing.about import About
 from shards.packing.config import MOST_SEED, Dedup
+from shards.schema.config_values import Range, refuse_wrong_values, shown_value, whole_number
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource
 

@@ -21,11 +21,11 @@ from jobs import exit_codes
 from jobs.launch import Ranks, start_ranks
 from jobs.model_jobs import DemoJob
 from jobs.screen import show_table
-from pipeline.free_port import free_port
-from pipeline.training.metrics import read_metrics
-from shards.command_lines import command_lines
+from pipeline.ranks.free_port import free_port
+from pipeline.training.reporting.metrics import read_metrics
 from shards.errors import UserError
-from shards.terminal import printable_name, unescaped
+from shards.output.command_lines import command_lines
+from shards.output.terminal import printable_name, unescaped
 
 __all__ = ["Comparison", "DemoJob", "compare", "last_step", "run"]
 

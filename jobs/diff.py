@@ -11,9 +11,9 @@ from jobs import exit_codes
 from jobs.lookup import job_of, split_stage, stages_found
 from jobs.screen import put
 from jobs.stages import job_class
-from shards.differences import differences, shown
 from shards.errors import UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
+from shards.schema.differences import differences, shown
 
 USAGE = "patchline diff [STAGE] A B, each a RECIPE, FILE.yaml, FILE.py:FUNCTION or RUN"
 DIFFERENT = 1

@@ -11,11 +11,11 @@ from jobs import exit_codes
 from jobs.model_jobs import DoctorJob
 from jobs.run_doctor import look_at
 from jobs.screen import put
-from pipeline.training.machine_checks import STATUSES, Check, local_checks
-from pipeline.training.probing import Probe, run_probes
+from pipeline.machine.checks import STATUSES, Check, local_checks
+from pipeline.machine.probing import Probe, run_probes
 from shards.errors import UserError
-from shards.quantities import plural
-from shards.terminal import columns_of, printable_name, wrapped
+from shards.output.quantities import plural
+from shards.output.terminal import columns_of, printable_name, wrapped
 
 __all__ = ["DoctorJob", "run"]
 

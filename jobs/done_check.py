@@ -5,9 +5,9 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.record_leaves import read_leaves
-from pipeline.training.done import read_done
-from shards.config_values import whole_number
+from pipeline.training.saving.finish import read_done
 from shards.errors import InvalidDataError, UserError
+from shards.schema.config_values import whole_number
 
 log = logging.getLogger(__name__)
 

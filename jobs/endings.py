@@ -11,7 +11,7 @@ from jobs import exit_codes
 from jobs.interrupts import SHELL_ADDS, exit_code_of
 from jobs.screen import has_no_reader
 from shards.errors import TransientError, UserError, WillNotSucceedError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 _ROOM = "make room, and run the same command to continue"
 _ACCESS = "give this user access, and run the same command to continue"

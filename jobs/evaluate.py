@@ -16,13 +16,13 @@ from jobs.screen import put
 from pipeline.evaluation.examples import Examples, pictures
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.evaluation.targets import Targets, by_class_map, by_lists, by_name, read_class_map, read_lists
-from pipeline.models.weights import Weights, filled_model, open_weights, refuse_no_classifier
-from pipeline.world import World, current_world, joined
+from pipeline.models.weights.folder import Weights, filled_model, open_weights, refuse_no_classifier
+from pipeline.ranks.world import World, current_world, joined
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
+from shards.output.terminal import printable_name
 from shards.part import opened_parts
-from shards.read import locate_row
-from shards.terminal import printable_name
+from shards.reading.read import locate_row
 
 __all__ = ["EvaluateJob", "run"]
 

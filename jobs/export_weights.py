@@ -11,7 +11,7 @@ from jobs.placing import write_to
 from jobs.record import write_record
 from pipeline.models.conversion.convert import changed, save_as
 from pipeline.models.flops import num_parameters
-from pipeline.models.weights import open_weights
+from pipeline.models.weights.folder import open_weights
 from shards.errors import UserError
 
 __all__ = ["ExportJob", "run"]

@@ -11,6 +11,7 @@ from jobs.interrupts import AnsweredInExchanges
 from jobs.model_jobs import FewshotJob
 from jobs.record import write_record
 from jobs.screen import put
+from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.fewshot import (
     FewshotScores,
     chosen_data,
@@ -19,12 +20,11 @@ from pipeline.evaluation.fewshot import (
     open_splits,
     represented,
 )
-from pipeline.evaluation_transform import EvaluationTransform
-from pipeline.models.usage import Usage
-from pipeline.models.weights import filled_model, open_weights
-from pipeline.world import current_world, joined
+from pipeline.models.weights.folder import filled_model, open_weights
+from pipeline.models.weights.usage import Usage
+from pipeline.ranks.world import current_world, joined
 from shards.errors import InvalidDataError, UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 __all__ = ["FewshotJob", "run"]
 

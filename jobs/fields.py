@@ -11,8 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from jobs.field_names import known_instead
 from jobs.yaml_tree import Fields, Items, Scalar, Tree
-from shards.config_values import allowed_instead, shown_text, without_range
 from shards.errors import UserError
+from shards.schema.config_values import allowed_instead, shown_text, without_range
 
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")

@@ -1,9 +1,9 @@
 """`patchline finetune`: trains a run's weights further, usually at a higher resolution and with a new zero head."""
 
 from jobs import pretrain
-from pipeline.training.config import TrainingJob
+from pipeline.runs.starts import NO_ORIGIN, Origin
 from pipeline.training.run import NO_STEPS
-from pipeline.training.starts import NO_ORIGIN, Origin
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 
 

@@ -11,11 +11,11 @@ from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.convert import changed, open_any
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.flops import num_parameters
-from pipeline.models.weights import Weights, save_weights
-from pipeline.models.weights_folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES
-from shards.config_values import shown_value
+from pipeline.models.weights.folder import Weights, save_weights
+from pipeline.models.weights.weights_folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_text
+from shards.schema.config_values import shown_value
 
 __all__ = ["ImportJob", "labels_in_file", "refuse_misplaced", "run"]
 

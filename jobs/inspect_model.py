@@ -10,10 +10,10 @@ from jobs import exit_codes
 from jobs.out_file import write_out
 from jobs.screen import put
 from pipeline.config_values import Device
-from pipeline.training.run_facts import read_facts
-from shards.config_values import Range, refuse_wrong_values
+from pipeline.runs.facts import read_facts
 from shards.errors import UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
+from shards.schema.config_values import Range, refuse_wrong_values
 
 log = logging.getLogger(__name__)
 _KINDS = (".jpg", ".jpeg", ".png", ".webp")
@@ -79,7 +79,7 @@ def _is_of_run(folder: Path) -> bool:
 
 def _show_in_tensorboard(folder: Path, names: list[str]) -> None:
     """The figures at the run's last step, beside its curves."""
-    from pipeline.training.metrics import show_files  # noqa: PLC0415 - as above
+    from pipeline.training.reporting.metrics import show_files  # noqa: PLC0415 - as above
 
     step = read_facts(folder.parent, num_steps=None, is_scored=False).step or 0
     show_files(folder.parent / _CURVES / FOLDER, [folder / name for name in names], step=step)

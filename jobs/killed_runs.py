@@ -10,8 +10,8 @@ from typing import Protocol
 from jobs import exit_codes
 from jobs.launch import Ranks, log_of
 from pipeline.checkpoints.attempts import read_attempts
-from pipeline.training.metrics import read_metrics
-from pipeline.training.run_comparison import StoredRun
+from pipeline.runs.comparison import StoredRun
+from pipeline.training.reporting.metrics import read_metrics
 from shards.errors import TransientError, UserError, WillNotSucceedError
 
 _POLL_SECONDS = 0.01

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from jobs import exit_codes
-from pipeline.free_port import free_port
+from pipeline.ranks.free_port import free_port
 
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05

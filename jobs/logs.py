@@ -12,10 +12,10 @@ from jobs.rank_lines import lines_of_rank
 from jobs.run_logs import asked_log
 from jobs.screen import put
 from jobs.status import refuse_no_run
-from pipeline.checkpoints.line_tail import read_tail
-from shards.config_values import shown_value, whole_number
 from shards.errors import InvalidDataError, UserError
-from shards.terminal import printable_name
+from shards.files.line_tail import read_tail
+from shards.output.terminal import printable_name
+from shards.schema.config_values import shown_value, whole_number
 
 log = logging.getLogger(__name__)
 USAGE = "patchline logs RUN [--rank N] [--lines N] [--follow]"

@@ -18,12 +18,12 @@ from jobs.record_leaves import Leaves, is_scored, read_leaves
 from jobs.run_table import Row, table_of
 from jobs.screen import put
 from jobs.stages import WITH_SMOKE
-from pipeline.training.run_facts import SIGNS_OF_A_RUN, RunFacts, read_facts
-from pipeline.training.run_state import STATES
-from shards.config_values import whole_number
+from pipeline.runs.facts import SIGNS_OF_A_RUN, RunFacts, read_facts
+from pipeline.runs.state import STATES
 from shards.errors import InvalidDataError, UserError
+from shards.output.terminal import columns_of
 from shards.pool import Pool
-from shards.terminal import columns_of
+from shards.schema.config_values import whole_number
 
 __all__ = ["LsJob", "run"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs.flags import Flag
-from shards.config_values import allowed_instead, shown_text, shown_value, without_range
 from shards.errors import UserError
+from shards.schema.config_values import allowed_instead, shown_text, shown_value, without_range
 
 HELP_WORDS = ("-h", "--help", "--help-all")
 _MOST_LISTED = 16

@@ -18,10 +18,10 @@ from jobs.report_plots import number
 from jobs.stages import job_class
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Format
-from pipeline.models.usage import Usage
-from pipeline.training.done import read_done
+from pipeline.models.weights.usage import Usage
+from pipeline.training.saving.finish import read_done
 from shards.errors import InvalidDataError, UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 FILE_NAME = "MODEL_CARD.md"

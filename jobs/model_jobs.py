@@ -2,7 +2,7 @@
 `weights`, `import`, `export`, `doctor` and `demo`.
 
 Configurations only: help and mistakes are answered without loading torch. Training has its own,
-pipeline/training/config.py.
+pipeline/training/settings/job.py.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from pipeline.config_values import Device, LossName
 from pipeline.evaluation.config import EvaluationConfig, FewshotConfig, FewshotImages
 from pipeline.models.config import Gelu, ResNetEpsilons
 from pipeline.models.conversion.config import Change, Format
-from pipeline.training.config import MOST_THREADS, TrainingJob
-from shards.config_values import Range, refuse_wrong_values, shown_value
+from pipeline.training.settings.job import MOST_THREADS, TrainingJob
 from shards.errors import UserError
+from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 from shards.subset_config import HeldOutConfig, SubsetConfig
 
 

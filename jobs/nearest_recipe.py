@@ -14,7 +14,7 @@ from jobs.recipes.smoke import SUFFIX
 from jobs.record_leaves import Leaves, leaves_of
 from jobs.resolve import recipe_job
 from jobs.stages import WITH_SMOKE, recipes_of
-from pipeline.training.starts import NO_ORIGIN, Origin
+from pipeline.runs.starts import NO_ORIGIN, Origin
 
 _MOST_CHANGED = 16  # a record with more changes than that is nobody's recipe
 _PLACES = (

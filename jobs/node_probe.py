@@ -6,8 +6,8 @@ from dataclasses import asdict
 from jobs import exit_codes
 from jobs.preflight_nodes import NodeFound
 from jobs.screen import put
-from pipeline.training.node_speed import exchange, product_seconds
-from pipeline.world import current_world
+from pipeline.machine.node_speed import exchange, product_seconds
+from pipeline.ranks.world import current_world
 from shards.errors import UserError
 
 

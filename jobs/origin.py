@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jobs.own_recipes import is_own
 from jobs.resolve import has_recipe, is_file
-from pipeline.training.starts import Origin, last_origin
+from pipeline.runs.starts import Origin, last_origin
 
 
 def origin_of(stage: str, word: str) -> Origin:

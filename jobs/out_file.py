@@ -3,8 +3,8 @@
 import errno
 from pathlib import Path
 
-from pipeline.checkpoints.json_lines import write_whole
 from shards.errors import UserError
+from shards.files.json_lines import write_whole
 
 PAGES = (".html", ".htm")
 # The user's mistake; any other fault, such as a full disk, is one outside.

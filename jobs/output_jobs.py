@@ -12,7 +12,7 @@ from jobs.queue_reasons import finding_of
 from jobs.slurm import queued_with
 from jobs.submitted import output_name
 from shards.errors import UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 Outputs = Mapping[str, Sequence[JobFacts]]
 

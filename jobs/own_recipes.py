@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from jobs.recipes.smoke import SUFFIX, smoke
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 
 _WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")

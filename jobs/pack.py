@@ -13,6 +13,8 @@ from jobs.record import write_record
 from shards.errors import StorageError, UnreachableError, UserError
 from shards.images.config import PERCEPTUAL_HASH
 from shards.manifest import MANIFEST_PATH, Manifest
+from shards.output.progress import Progress
+from shards.output.quantities import plural
 from shards.packing.about import describe
 from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
@@ -24,9 +26,7 @@ from shards.packing.scan import ScanTask, scan_slice
 from shards.packing.spec import PackSpec
 from shards.packing.summary import packed_words, refused_words
 from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
-from shards.parallel import run_tasks
-from shards.progress import Progress
-from shards.quantities import plural
+from shards.reading.parallel import run_tasks
 from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source
 from shards.store import MissingObjectError, Store, open_store
 

@@ -12,8 +12,8 @@ from jobs.cluster import ClusterConfig
 from jobs.preflight_slurm import asked_seconds, seconds_of
 from jobs.slurm import ran
 from shards.errors import UserError
-from shards.quantities import duration
-from shards.terminal import printable_name
+from shards.output.quantities import duration
+from shards.output.terminal import printable_name
 
 _WORD = re.compile(r"(\w+)=(\S*)")
 _LEAST_GATE_MINUTES, _MOST_GATE_MINUTES = 2, 30  # a gate waits at most 10 of them for Slurm

@@ -13,12 +13,12 @@ from jobs.plan_plot import write_plot
 from jobs.recipes import pretrain
 from jobs.recipes.plan import RECIPES as PLANNED
 from jobs.screen import put, show_table
-from pipeline.training.cost import Cost, cost_of
-from pipeline.training.forecast import COPY_BYTES_PER_SECOND, Forecast, forecast
-from pipeline.training.schedule import steps_of
+from pipeline.planning.cost import Cost, cost_of
+from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Forecast, forecast
+from pipeline.training.settings.schedule import steps_of
 from shards.errors import UserError
-from shards.quantities import duration, plural, size
-from shards.terminal import printable_name
+from shards.output.quantities import duration, plural, size
+from shards.output.terminal import printable_name
 
 __all__ = ["PlanJob", "forecast_rows", "operations", "rows_of", "run"]
 

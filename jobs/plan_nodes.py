@@ -9,12 +9,12 @@ from rich.table import Table
 
 from jobs.model_jobs import PlanJob
 from jobs.screen import WIDTH
-from pipeline.training.cluster_plan import Cluster, NodesPlan, plan_nodes, regime_of
-from pipeline.training.cost import Cost
-from pipeline.training.failure_simulator import Simulated, simulate
-from pipeline.training.forecast import forecast
+from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes, regime_of
+from pipeline.planning.cost import Cost
+from pipeline.planning.failure_simulator import Simulated, simulate
+from pipeline.planning.forecast import forecast
 from shards.errors import UserError
-from shards.quantities import duration, plural, short_count, size
+from shards.output.quantities import duration, plural, short_count, size
 
 _NUM_RUNS = 100
 _MOST_EVENTS = 20_000_000  # saves and failures of all simulated runs, about a minute

@@ -15,8 +15,8 @@ import numpy as np
 from jobs.model_jobs import PlanJob
 from jobs.plan_nodes import Row, summary
 from shards.errors import UserError
-from shards.quantities import short_count
-from shards.terminal import printable_name
+from shards.output.quantities import short_count
+from shards.output.terminal import printable_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

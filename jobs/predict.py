@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 from jobs import exit_codes
 from jobs.screen import WIDTH, fitted, put
 from pipeline.config_values import Device
-from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
-from shards.quantities import plural
-from shards.terminal import printable_name
+from shards.output.quantities import plural
+from shards.output.terminal import printable_name
+from shards.schema.config_values import Range, refuse_wrong_values
 
 if TYPE_CHECKING:
     from pipeline.evaluation.predictor import Prediction, Predictor

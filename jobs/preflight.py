@@ -20,12 +20,12 @@ from jobs.preflight_nodes import deep_checks, shared_checks
 from jobs.preflight_slurm import slurm_checks
 from jobs.screen import put
 from jobs.slurm import ran
-from pipeline.training.machine_checks import local_checks
-from shards.checking.s3_probe import probe_store
-from shards.checking.verdict import Verdict
+from pipeline.machine.checks import local_checks
 from shards.errors import UserError
-from shards.quantities import plural, size
-from shards.terminal import columns_of, printable_name, wrapped
+from shards.output.quantities import plural, size
+from shards.output.terminal import columns_of, printable_name, wrapped
+from shards.verifying.s3_probe import probe_store
+from shards.verifying.verdict import Verdict
 
 _PIPE_COLUMNS = 120
 _SHOWN = {"ok": "ok", "warning": "warning", "failed": "FAILED"}

@@ -16,11 +16,11 @@ from typing import Annotated
 from jobs.cluster import ClusterConfig
 from jobs.preflight_slurm import options_of
 from jobs.slurm import ran
-from shards.checking.verdict import Verdict
-from shards.config_values import Range
 from shards.errors import UserError
-from shards.terminal import printable_name
-from shards.typed_json import read_record
+from shards.files.typed_json import read_record
+from shards.output.terminal import printable_name
+from shards.schema.config_values import Range
+from shards.verifying.verdict import Verdict
 
 SLOW = 1.15  # times the median over all nodes
 _MINUTES = {"share": 3, "deep": 5}

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from jobs import exit_codes
 from jobs.cluster import ClusterConfig
 from jobs.slurm import ran, slurms_answer
-from shards.checking.verdict import Verdict
 from shards.errors import UserError
-from shards.quantities import duration
-from shards.terminal import printable_name
+from shards.output.quantities import duration
+from shards.output.terminal import printable_name
+from shards.verifying.verdict import Verdict
 
 _FIELD = re.compile(r"^(\w+)\s*=\s?(.*?)\s*$", re.MULTILINE)
 _WORD = re.compile(r"(\w+)=(\S*)")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.record import write_record
-from pipeline.training.config import TrainingJob
+from pipeline.ranks.world import current_world
+from pipeline.runs.starts import NO_ORIGIN, Origin
 from pipeline.training.run import NO_STEPS, Ending, RunRecord, train
-from pipeline.training.starts import NO_ORIGIN, Origin
-from pipeline.training.step_trace import refuse_later_steps
-from pipeline.world import current_world
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.step_trace import refuse_later_steps
 from shards.errors import StorageError, UnreachableError
 
 _CODES = {

@@ -16,7 +16,7 @@ from types import FrameType
 from jobs import exit_codes
 from jobs.launch import Ranks, log_of, start_ranks
 from shards.errors import UserError
-from shards.terminal import message_text
+from shards.output.terminal import message_text
 
 log = logging.getLogger(__name__)
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

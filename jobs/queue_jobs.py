@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.slurm import ran
-from pipeline.checkpoints.json_lines import object_in
-from pipeline.checkpoints.line_tail import read_tail
 from shards.errors import InvalidDataError, UserError
-from shards.terminal import printable_name
+from shards.files.json_lines import object_in
+from shards.files.line_tail import read_tail
+from shards.output.terminal import printable_name
 
 FINISHED = (
     "COMPLETED",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jobs.queue_jobs import JobFacts, NodeFacts
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 _HEALTHY = ("allocated", "mixed", "idle", "completing", "planned", "reserved")
 _LIMITS = ("QOS", "Assoc", "MaxCpu", "MaxMem", "MaxGRES", "MaxNode", "MaxJobs", "MaxSubmit", "MaxWall")

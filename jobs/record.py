@@ -20,10 +20,10 @@ from jobs.later_fields import LATER_FIELDS, RENAMED_FIELDS
 from jobs.stages import STAGES
 from jobs.warmup import scaled
 from jobs.yaml_tree import Fields, Scalar, Tree, read_tree
-from pipeline.training.config import TrainingJob
-from shards.config_values import whole_number
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
+from shards.schema.config_values import whole_number
 
 log = logging.getLogger(__name__)
 Job = TypeVar("Job")

@@ -12,8 +12,8 @@ from jobs.report_page import render
 from jobs.report_scores import read_scores
 from jobs.report_worth import worth_of
 from jobs.screen import WIDTH, put, wrapped
-from pipeline.training.run_time import WORDS
-from shards.quantities import duration, plural
+from pipeline.runs.time import WORDS
+from shards.output.quantities import duration, plural
 
 __all__ = ["ReportJob", "run"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from jobs.report_plots import bytes_text, curve_plot, number, seconds_text, share_text
-from pipeline.training.curves import Curve
+from pipeline.runs.curves import Curve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,18 +18,18 @@ from jobs.record_leaves import Leaves, is_scored, leaves_of, read_leaves
 from jobs.resolve import recipe_job
 from jobs.run_tries import said_of_last_try
 from jobs.stages import WITH_SMOKE
-from pipeline.checkpoints.json_lines import Line, is_finite, is_step, object_in, read_lines
 from pipeline.checkpoints.manifest import MANIFEST_NAME, Manifest, id_from_path, manifest_from_json
-from pipeline.training.curves import NO_CURVES, Curves, read_curves
-from pipeline.training.run_facts import LEDGER, METRICS, RunFacts, read_facts
-from pipeline.training.run_time import ACCOUNTS, RunTime, time_of, topology_of
-from pipeline.training.starts import FILE_NAME as STARTS
-from pipeline.training.starts import MOST_SECONDS, read_starts
-from shards.config_values import whole_number
+from pipeline.runs.curves import NO_CURVES, Curves, read_curves
+from pipeline.runs.facts import LEDGER, METRICS, RunFacts, read_facts
+from pipeline.runs.starts import FILE_NAME as STARTS
+from pipeline.runs.starts import MOST_SECONDS, read_starts
+from pipeline.runs.time import ACCOUNTS, RunTime, time_of, topology_of
 from shards.errors import InvalidDataError, UserError
+from shards.files.json_lines import Line, is_finite, is_step, object_in, read_lines
 from shards.local_file import open_local_file, read_local_file
-from shards.quantities import plural
-from shards.terminal import printable_name
+from shards.output.quantities import plural
+from shards.output.terminal import printable_name
+from shards.schema.config_values import whole_number
 
 _RECORD = "job.yaml"
 _MOST_MANIFEST_BYTES, _MOST_LISTED, _MOST_LINE_BYTES = 256 << 20, 20, 1 << 20

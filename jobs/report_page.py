@@ -10,11 +10,11 @@ from jobs.report_facts import ReportFacts
 from jobs.report_plots import number, time_bar
 from jobs.report_scores import ScoreSheet
 from jobs.report_worth import COLUMNS, CORE_DAYS, TABLE_2, Worth
-from pipeline.checkpoints.json_lines import is_finite
-from pipeline.training.run_time import WORDS
+from pipeline.runs.time import WORDS
 from shards.card.card_page import page_style
 from shards.card.card_words import shown
-from shards.quantities import duration
+from shards.files.json_lines import is_finite
+from shards.output.quantities import duration
 
 TEMPLATE = "report.html.j2"
 

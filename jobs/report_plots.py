@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from markupsafe import Markup, escape
 
-from pipeline.training.curves import Curve
+from pipeline.runs.curves import Curve
 from shards.card.card_words import byte_text
-from shards.quantities import short_count
+from shards.output.quantities import short_count
 
 WIDTH, HEIGHT = 560, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 12, 26, 40

@@ -13,10 +13,10 @@ from jobs.confusion_plot import MOST_CLASSES, confusion_plot
 from jobs.model_jobs import EvaluateJob
 from jobs.record_leaves import Leaves, leaves_of, read_leaves
 from shards.card.card_words import shown
-from shards.config_values import Range
 from shards.errors import InvalidDataError, UserError
+from shards.files.typed_json import parse_json, read_record, record_from
 from shards.local_file import read_local_file
-from shards.typed_json import parse_json, read_record, record_from
+from shards.schema.config_values import Range
 
 FOLDER = "scores"
 _MOST_BYTES, _MOST_IMAGE_BYTES = 256 << 20, 1 << 20

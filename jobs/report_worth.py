@@ -12,13 +12,13 @@ from jobs.compare_facts import Point, point_of
 from jobs.record_leaves import read_leaves
 from jobs.sweep_runs import is_repetition, read_sweep, sweep_of
 from jobs.trials import METRICS
-from pipeline.checkpoints.json_lines import is_finite, read_lines
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.training.run_facts import METRICS as METRICS_FILE
-from pipeline.training.starts import Start, read_starts
+from pipeline.runs.facts import METRICS as METRICS_FILE
+from pipeline.runs.starts import Start, read_starts
 from shards.errors import InvalidDataError, UserError
+from shards.files.json_lines import is_finite, read_lines
+from shards.files.typed_json import parse_json
 from shards.local_file import read_local_file
-from shards.typed_json import parse_json
 
 _SECONDS_A_DAY = 86_400
 _MOST_FIGURE_BYTES, _MOST_SWEEP_BYTES = 8 << 20, 16 << 20

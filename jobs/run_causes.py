@@ -13,8 +13,8 @@ from jobs.log_signs import AGAIN, OURS, PYTHON, SIGNS
 from jobs.queue_reasons import finding_of, findings_of_nodes
 from jobs.run_evidence import Ended, Evidence, LogLine
 from jobs.run_tries import try_words
-from pipeline.training.pulse import Phase
-from shards.quantities import duration
+from pipeline.training.watchdog.pulse import Phase
+from shards.output.quantities import duration
 
 _SCRIPT = "stage.sbatch: "
 _LITTLE_BYTES = 1 << 30

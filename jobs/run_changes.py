@@ -5,8 +5,8 @@ from typing import Any
 
 from jobs.submitted import place_of
 from pipeline.checkpoints.saved_job import STEPS
-from pipeline.training.same_run import OF_POSITION, WARMUP, other_values
-from shards.differences import Difference, differences, flattened
+from pipeline.training.saving.same_run import OF_POSITION, WARMUP, other_values
+from shards.schema.differences import Difference, differences, flattened
 
 _READING = ("reading.", "num_threads", "steps_ahead", "memory_limit_bytes", "max_quarantined", "allow_other_decoder")
 _HOW_READ = tuple(f"data.{name}" for name in _READING)

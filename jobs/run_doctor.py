@@ -10,7 +10,7 @@ from jobs import exit_codes
 from jobs.run_causes import Cause, causes_of
 from jobs.run_evidence import Evidence, evidence_of
 from jobs.screen import advice, put
-from shards.terminal import columns_of, printable_name, wrapped
+from shards.output.terminal import columns_of, printable_name, wrapped
 
 _PIPE_COLUMNS, _MOST_ADVICE = 120, 8
 

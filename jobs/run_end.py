@@ -6,9 +6,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from jobs.run_changes import run_changes
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 
 def refuse_stopped(job: object) -> None:
@@ -23,8 +23,8 @@ def has_ended(job: object, *, extend: bool) -> bool:
     UserError if it finished with other values, as training itself would say. If its data differs, training decides."""
     if not isinstance(job, TrainingJob) or not (Path(job.run_dir) / "DONE").exists():
         return False
-    from pipeline.training.done import read_done  # noqa: PLC0415 - loads torch
-    from pipeline.training.same_run import refuse_changes  # noqa: PLC0415
+    from pipeline.training.saving.finish import read_done  # noqa: PLC0415 - loads torch
+    from pipeline.training.saving.same_run import refuse_changes  # noqa: PLC0415
 
     done = read_done(Path(job.run_dir))
     if done is None or (extend and done.step != job.steps):  # the extended run keeps a warm-up that is not known here

@@ -20,18 +20,18 @@ from jobs.report_facts import Bad, ReportFacts, gather
 from jobs.run_logs import newest_log
 from jobs.run_tries import last_try, line_breaks
 from jobs.status import jobs_of
-from pipeline.checkpoints.json_lines import Line
-from pipeline.checkpoints.line_tail import read_tail
-from pipeline.training.curves import NO_CURVES
-from pipeline.training.heartbeat_files import FOLDER as HEARTBEATS
-from pipeline.training.heartbeat_files import Beat
-from pipeline.training.run_facts import read_facts
-from pipeline.training.run_time import time_of
-from pipeline.training.stacks import FOLDER as STACKS
-from shards.config_values import whole_number
+from pipeline.runs.curves import NO_CURVES
+from pipeline.runs.facts import read_facts
+from pipeline.runs.time import time_of
+from pipeline.training.watchdog.heartbeat_files import FOLDER as HEARTBEATS
+from pipeline.training.watchdog.heartbeat_files import Beat
+from pipeline.training.watchdog.stacks import FOLDER as STACKS
 from shards.errors import InvalidDataError, UserError
+from shards.files.json_lines import Line
+from shards.files.line_tail import read_tail
+from shards.files.typed_json import read_record
 from shards.local_file import read_local_file
-from shards.typed_json import read_record
+from shards.schema.config_values import whole_number
 
 _LOG_BYTES, _MOST_BEAT_BYTES = 4 << 20, 4096
 _MOST_RANKS, _MOST_LINE, _MOST_CODE_BYTES = 4096, 4096, 16

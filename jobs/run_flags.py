@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.flags import Flag
-from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
+from shards.schema.config_values import shown_value, whole_number
 
 _MOST_PROFILED = 100  # a trace of ViT-B takes about 2 MB per step, and Perfetto keeps all of it in memory
 _TRAINING = ("pretrain", "finetune")

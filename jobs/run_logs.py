@@ -16,7 +16,7 @@ from jobs.queue_jobs import JobFacts, facts_of, started_in
 from jobs.run_chain import chain_tasks
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 _MOST_PATH_BYTES = 4096  # PATH_MAX of Linux
 _MOST_FOLDERS = 64

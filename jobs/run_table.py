@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.screen import advice, fitted, wrapped
-from pipeline.training.run_facts import RunFacts
-from shards.terminal import printable_name
+from pipeline.runs.facts import RunFacts
+from shards.output.terminal import printable_name
 
 _HEADS = ("run", "recipe", "state", "step", "loss", "accuracy", "images/s", "goodput", "seen")
 _LEFT = (True, True, True, False, False, False, False, False, False)

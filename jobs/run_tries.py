@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from jobs import exit_codes
-from pipeline.checkpoints.json_lines import Line, object_in
-from pipeline.checkpoints.line_tail import read_tail
 from shards.errors import InvalidDataError
+from shards.files.json_lines import Line, object_in
+from shards.files.line_tail import read_tail
 from shards.local_file import open_local_file
 
 _TAIL_BYTES, _CHUNK = 1 << 16, 1 << 20

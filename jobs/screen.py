@@ -6,7 +6,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, TextIO
 
-from shards.terminal import printable_name, unescaped
+from shards.output.terminal import printable_name, unescaped
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from jobs.arrays import tasks_in
 from jobs.secret_names import is_secret
-from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
+from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 120

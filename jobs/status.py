@@ -25,9 +25,9 @@ from jobs.run_logs import newest_log
 from jobs.run_table import table_of
 from jobs.run_tries import said_of_last_try
 from jobs.screen import put
-from pipeline.checkpoints.line_tail import read_tail
 from shards.errors import InvalidDataError, UserError
-from shards.terminal import columns_of
+from shards.files.line_tail import read_tail
+from shards.output.terminal import columns_of
 
 log = logging.getLogger(__name__)
 USAGE = "patchline status [RUN|CHAIN ...] [--json]"

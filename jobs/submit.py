@@ -30,9 +30,9 @@ from jobs.stages import WITH_SMOKE
 from jobs.submit_checks import refuse_local, refuse_unprintable, refuse_unreachable, refuse_wrong_place
 from jobs.submitted import Override, job_of_words, submit_folder, submitted_stage, value_in, work_name
 from jobs.sweep import USAGE as SWEEP
-from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
+from shards.schema.config_values import shown_value, whole_number
 
 log = logging.getLogger(__name__)
 USAGE = (

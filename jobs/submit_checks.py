@@ -10,15 +10,15 @@ from jobs.cluster import ClusterConfig
 from jobs.model_jobs import PlanJob
 from jobs.preflight_slurm import asked_seconds
 from jobs.slurm import ran
-from pipeline.training.config import TrainingJob
-from pipeline.training.ledger import FILE_NAME as LEDGER
-from pipeline.training.ledger import last_line
-from shards.checking.s3_probe import unreachable
-from shards.config_values import shown_value
+from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
+from pipeline.training.reporting.ledger import last_line
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
-from shards.quantities import duration
-from shards.terminal import printable_name
+from shards.output.quantities import duration
+from shards.output.terminal import printable_name
+from shards.schema.config_values import shown_value
+from shards.verifying.s3_probe import unreachable
 
 _MOUNTS = Path("/proc/mounts")
 _LOCAL_TO_ONE_NODE = ("tmpfs", "ramfs", "devtmpfs")
@@ -98,8 +98,8 @@ def _text(path: Path) -> str:
 def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
     """How long a save takes on so many GPUs of each node, by the memory model and the rate that `patchline plan`
     assumes of a node; 0 if the job cannot be planned."""
-    from pipeline.training.cost import cost_of  # noqa: PLC0415 - loads torch
-    from pipeline.training.forecast import forecast  # noqa: PLC0415
+    from pipeline.planning.cost import cost_of  # noqa: PLC0415 - loads torch
+    from pipeline.planning.forecast import forecast  # noqa: PLC0415
 
     plan = PlanJob()
     try:

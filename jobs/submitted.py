@@ -13,8 +13,8 @@ from jobs.mistakes import refuse_missing, similar
 from jobs.resolve import default_job
 from jobs.run_flags import take_run_flags
 from jobs.stages import RECIPE, STAGES
-from shards.config_values import shown_value
 from shards.errors import UserError
+from shards.schema.config_values import shown_value
 
 Override = Callable[[Any, list[str], str], Any]
 SECOND = "the second word"

@@ -18,11 +18,11 @@ from jobs.sweep_plan import SweepPlan, plan_of
 from jobs.sweep_scores import best_of, facts_of, scores_of, sweep_json, table_of
 from jobs.tools import TOOLS
 from jobs.trials import Score, Trial, make_room, refuse_others, run_all, score_of
-from pipeline.checkpoints.json_lines import write_whole
-from shards.config_values import shown_value
-from shards.differences import differences
 from shards.errors import UserError, WillNotSucceedError
-from shards.terminal import printable_name
+from shards.files.json_lines import write_whole
+from shards.output.terminal import printable_name
+from shards.schema.config_values import shown_value
+from shards.schema.differences import differences
 
 log = logging.getLogger(__name__)
 USAGE = f"patchline sweep {TOOLS['sweep'].second}"

@@ -13,8 +13,8 @@ from jobs.mistakes import unknown_flag
 from jobs.run_flags import shown_run_flags
 from jobs.submitted import value_in
 from jobs.trials import METRICS, Metric, Trial
-from shards.config_values import shown_value, whole_number, without_range
 from shards.errors import UserError
+from shards.schema.config_values import shown_value, whole_number, without_range
 
 MOST_TRIES = 1000
 _OPTIONS = {

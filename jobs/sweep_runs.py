@@ -10,9 +10,9 @@ from typing import Any
 
 from jobs.record_leaves import read_leaves
 from shards.errors import InvalidDataError
+from shards.files.typed_json import parse_json
 from shards.local_file import read_local_file
-from shards.quantities import plural
-from shards.typed_json import parse_json
+from shards.output.quantities import plural
 
 _SWEEP, _MOST_BYTES = "sweep.json", 16 << 20
 _MOST_NAMED = 3

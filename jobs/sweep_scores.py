@@ -9,7 +9,7 @@ from typing import Any
 from jobs.submitted import Override
 from jobs.sweep_plan import SweepPlan
 from jobs.trials import Score, score_of
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 _LEAST_FOR_AN_EDGE = 3
 

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from jobs.model_jobs import VerifyResumeJob
 from jobs.trial_verdict import Outcome
-from pipeline.training.run_comparison import LossDifference, TensorDifference
-from shards.quantities import plural
-from shards.terminal import printable_name
+from pipeline.runs.comparison import LossDifference, TensorDifference
+from shards.output.quantities import plural
+from shards.output.terminal import printable_name
 
 _HEADS = ("killed and continued", "kills", "from steps", "losses", "tensors", "verdict")
 

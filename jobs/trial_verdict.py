@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jobs.killed_runs import resumed_from
 from jobs.model_jobs import VerifyResumeJob
-from pipeline.training.run_comparison import (
+from pipeline.runs.comparison import (
     CheckpointComparison,
     LossDifference,
     StoredRun,

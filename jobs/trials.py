@@ -14,13 +14,13 @@ from jobs.record_leaves import read_leaves
 from jobs.run_changes import run_changes
 from jobs.run_flags import take_run_flags
 from jobs.submitted import Override, job_of_words
-from pipeline.training.config import TrainingJob
-from pipeline.training.run_facts import RunFacts, read_facts
-from pipeline.training.run_state import State
-from shards.config_values import whole_number
-from shards.differences import Difference, as_lines
+from pipeline.runs.facts import RunFacts, read_facts
+from pipeline.runs.state import State
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
+from shards.schema.config_values import whole_number
+from shards.schema.differences import Difference, as_lines
 
 log = logging.getLogger(__name__)
 Metric = Literal["accuracy", "mean_per_class"]

@@ -6,8 +6,8 @@ from pathlib import Path
 from jobs import exit_codes
 from jobs.dataset_jobs import VerifyJob
 from jobs.record import write_record
-from shards.checking.verify import verify_dataset
 from shards.errors import UserError
+from shards.verifying.verify import verify_dataset
 
 __all__ = ["VerifyJob", "run"]
 

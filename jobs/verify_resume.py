@@ -22,13 +22,13 @@ from jobs.record import record_text
 from jobs.screen import put, show_table
 from jobs.trial_report import as_json, explanations, table_of
 from jobs.trial_verdict import Outcome, outcome_of
-from pipeline.training.config import TrainingJob
-from pipeline.training.loggers import LoggersConfig
-from pipeline.training.run_comparison import StoredRun
+from pipeline.runs.comparison import StoredRun
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.loggers import LoggersConfig
 from shards.errors import UserError
-from shards.progress import Ticker
+from shards.output.progress import Ticker
+from shards.output.terminal import Fact
 from shards.store import open_store
-from shards.terminal import Fact
 
 __all__ = ["VerifyResumeJob", "run", "verify"]
 

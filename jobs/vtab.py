@@ -20,10 +20,10 @@ from jobs.sweep_plan import seeds_of
 from jobs.trials import Trial, refuse_others, run_all, score_of
 from jobs.vtab_rows import Row, facts_of, table_of
 from jobs.vtab_seeds import facts_of_seeds, table_of_seeds
-from pipeline.checkpoints.json_lines import write_whole
-from shards.config_values import shown_value
 from shards.dataset import open_dataset
 from shards.errors import UnreachableError, UserError
+from shards.files.json_lines import write_whole
+from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 USAGE = "patchline vtab WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N] [--any.field VALUE ...]"

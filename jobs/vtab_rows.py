@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.recipes.paper_vtab import GROUPS, TASKS, VtabTask
 from jobs.trials import Score
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipeline.training.config import TrainingJob
-from shards.config_values import whole_number
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
+from shards.schema.config_values import whole_number
 
 if TYPE_CHECKING:
     from jobs.yaml_tree import Tree

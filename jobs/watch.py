@@ -26,11 +26,11 @@ from jobs.screen import put
 from jobs.status import refuse_no_run
 from jobs.watch_chain import Answer, answer_of, chain_line, table_lines
 from jobs.watch_view import View, drawn, drawn_chain, view_of
-from shards.config_values import shown_value, whole_number
 from shards.errors import UserError
+from shards.output.quantities import clock
+from shards.output.terminal import columns_of, printable_name, unescaped
 from shards.pool import Pool
-from shards.quantities import clock
-from shards.terminal import columns_of, printable_name, unescaped
+from shards.schema.config_values import shown_value, whole_number
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -13,12 +13,12 @@ from jobs.queue_reasons import Finding
 from jobs.run_logs import newest_log
 from jobs.screen import fitted, wrapped
 from jobs.status import Status, state_of
-from pipeline.checkpoints.json_lines import is_finite, is_step, object_in
-from pipeline.checkpoints.line_tail import read_tail
-from pipeline.training.run_facts import LEDGER, METRICS
+from pipeline.runs.facts import LEDGER, METRICS
 from shards.errors import InvalidDataError
-from shards.quantities import clock
-from shards.terminal import printable_name
+from shards.files.json_lines import is_finite, is_step, object_in
+from shards.files.line_tail import read_tail
+from shards.output.quantities import clock
+from shards.output.terminal import printable_name
 
 if TYPE_CHECKING:
     from rich.text import Text

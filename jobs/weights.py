@@ -12,8 +12,8 @@ from jobs.record import open_job, read_record
 from jobs.stages import WITH_SMOKE
 from pipeline.checkpoints.manifest import CheckpointId
 from pipeline.checkpoints.stored import Choice
-from pipeline.training.config import TrainingJob
-from pipeline.training.taken_weights import TakenRun, labels_of_data, take_weights
+from pipeline.training.saving.taken_weights import TakenRun, labels_of_data, take_weights
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.store import open_store
 

@@ -8,9 +8,9 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import accumulate
 from typing import Annotated, Any
 
-from shards.config_values import Range, allowed_instead, shown_value
-from shards.record_columns import is_unicode, not_plain, not_sha256, records_from
-from shards.typed_json import parse_json
+from shards.files.typed_json import parse_json
+from shards.schema.config_values import Range, allowed_instead, shown_value
+from shards.schema.record_columns import is_unicode, not_plain, not_sha256, records_from
 
 FORMAT_VERSION = 2  # 2: weights and orientation in the index, kinds in the quarantine list
 MANIFEST_PATH = "manifest.json"

@@ -1,7 +1,7 @@
 """Threads that run tasks in the background and never hold up a close, Ctrl-C or the end of the process.
 
 This is the one way to work in the background inside a process: range reads, the window loader, the planner, decoding
-and evaluation each have a pool. (A pool of processes, for packing, is shards/parallel.py.)
+and evaluation each have a pool. (A pool of processes, for packing, is shards/reading/parallel.py.)
 """
 
 import atexit

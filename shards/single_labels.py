@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from shards.dataset import Dataset
 from shards.errors import UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 Ids = NDArray[np.int64]
 

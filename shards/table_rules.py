@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shards.config_values import shown_value
 from shards.images.config import PACKED_FORMATS
 from shards.manifest import Manifest, ShardRecord
 from shards.sample_rows import BlockTable, SampleRows
+from shards.schema.config_values import shown_value
 
 # Column, the pattern of its texts, and what is allowed in words.
 _OUR_NAMES = (

@@ -57,10 +57,10 @@ def test_every_folder_of_the_code_has_its_line() -> None:
     assert [str(folder) for folder in sorted(folders) if f"| `{folder}/` |" not in ARCHITECTURE] == []
 
 
-def test_the_picture_shows_every_folder_and_files_that_exist() -> None:
-    shown = {box.name.rstrip("/") for box in (*figure.ROOMS, *figure.FOLDERS)}
+def test_the_picture_shows_folders_and_files_that_exist() -> None:
+    shown = {box.name.rstrip("/") for box in (*figure.ROOMS, *figure.FOLDERS) if box.name.endswith("/")}
     folders = {path.parent.name for room in ROOMS for path in (CHECKOUT / room).rglob("__init__.py")}
-    assert folders - shown == {"patchline"}, "the front door is not a room"
+    assert shown - folders == {"slurm"}, "which has no Python"
     files = [file for route in figure.ROUTES for file, _ in (*route.stops, *route.back_stops)]
     assert [file for file in (*files, figure.LOOP) if not (CHECKOUT / file).is_file()] == []
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from jobs.recipes.paper_datasets import CIFAR10, CIFAR100, FLOWERS, IMAGENET_1K, PETS
 from jobs.recipes.paper_views import INCEPTION_448, RESMALL_448
 from jobs.recipes.transfer import transfer_job
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 
 _MODEL = "vit_b32"
 

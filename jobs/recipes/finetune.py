@@ -8,8 +8,8 @@ from dataclasses import replace
 from jobs.recipes import augreg_finetune, paper_finetune, paper_vtab, pretrain
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig
-from pipeline.training.config import OptimizerConfig, TrainingJob
-from pipeline.training.schedule import ScheduleConfig
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob
+from pipeline.training.settings.schedule import ScheduleConfig
 
 _SGD = OptimizerConfig(name="sgd", momentum=0.9, weight_decay=0.0)
 

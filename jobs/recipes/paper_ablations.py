@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from jobs.recipes import paper_jft
 from pipeline.models.config import Position, PositionAt
-from pipeline.training.config import OptimizerConfig, TrainingJob
-from pipeline.training.schedule import ScheduleConfig
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob
+from pipeline.training.settings.schedule import ScheduleConfig
 
 _BATCH = 4096
 _BIT_EPOCHS, _BIT_FALLS = 40, (10, 23, 30, 37)  # of BiT on JFT-300M: epochs, and after which the rate falls

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from jobs.recipes.paper_datasets import PaperDataset
 from jobs.recipes.paper_views import PAPER
 from jobs.recipes.transfer import transfer_job
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 
 _NUM_IMAGES = 1000
 

@@ -15,7 +15,7 @@ from jobs.recipes import (
     pretrain,
 )
 from jobs.recipes.paper_datasets import PaperDataset
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 
 _UNKNOWN = PaperDataset(name="", num_images=0, num_classes=0)
 _TRANSFERS = {  # by the first word of a fine-tuning recipe

@@ -8,8 +8,8 @@ from jobs.recipes import paper_ablations, paper_imagenet, paper_jft
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig, DataConfig
 from pipeline.models.config import MEAN_COLOURS, ModelConfig
-from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
-from pipeline.training.schedule import ScheduleConfig
+from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.schedule import ScheduleConfig
 
 # Position embeddings start larger than the paper's 0.02: a few hundred steps are too few to grow them from there.
 _TINY = ModelConfig(

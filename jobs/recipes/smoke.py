@@ -8,7 +8,7 @@ shows that a recipe runs, not how well it trains.
 from dataclasses import replace
 
 from pipeline.models.config import ModelConfig
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 
 SUFFIX = "_smoke"
 _STEPS = 12

@@ -9,8 +9,8 @@ from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
-from pipeline.training.config import EngineConfig, OptimizerConfig, TrainingJob
-from pipeline.training.schedule import ScheduleConfig
+from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.schedule import ScheduleConfig
 
 _SMALL_SET = 20_000
 _DROPPED = ("vit_l16", "vit_h14", "r50_vit_b16", "r50_vit_l32")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from jobs.model_jobs import VerifyResumeJob
 from jobs.recipes import finetune, pretrain
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 
 
 def of_training(word: str, training: TrainingJob, *, command: Literal["pretrain", "finetune"]) -> VerifyResumeJob:

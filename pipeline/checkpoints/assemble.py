@@ -12,7 +12,7 @@ from pipeline.checkpoints.manifest import (
     LogicalTensor,
     Manifest,
 )
-from pipeline.checkpoints.rank_report import RankReport
+from pipeline.checkpoints.rank_file_out import RankReport
 from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.checkpoints.slots import MASTER
 from pipeline.data.position import StreamPosition

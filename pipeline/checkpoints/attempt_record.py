@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pydantic import ConfigDict, TypeAdapter
 
 from pipeline.checkpoints.manifest import CheckpointId, Token
-from pipeline.checkpoints.seal import sealed, unsealed
 from pipeline.data.skipped import Skipped, refuse_disorder
+from shards.files.seal import sealed, unsealed
 
 ATTEMPTS = "attempts"
 MOST_TOKEN_DIGITS = 18  # of an attempt's number

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.checkpoints.json_lines import write_whole
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path
-from pipeline.checkpoints.seal import sealed, unsealed
-from shards.config_values import Range, shown_value
 from shards.errors import InvalidDataError
+from shards.files.json_lines import write_whole
+from shards.files.seal import sealed, unsealed
+from shards.files.typed_json import read_record
 from shards.local_file import read_local_file
-from shards.typed_json import read_record
+from shards.schema.config_values import Range, shown_value
 
 FILE_NAME = "best.json"
 _MOST_BYTES = 1 << 16

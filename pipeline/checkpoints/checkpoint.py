@@ -24,10 +24,10 @@ from pipeline.checkpoints.manifest import (
     overlapping,
 )
 from pipeline.checkpoints.overtaken import why_over
-from pipeline.checkpoints.rank_files import RankFiles, Wanted
-from pipeline.collectives import all_agree, broadcast_json, gather_json
+from pipeline.checkpoints.rank_file_in import RankFiles, Wanted
 from pipeline.data.skipped import StepRange
-from pipeline.world import World
+from pipeline.ranks.collectives import all_agree, broadcast_json, gather_json
+from pipeline.ranks.world import World
 from shards.errors import StorageError, UserError, WillNotSucceedError
 from shards.store import Store
 

@@ -19,10 +19,10 @@ from pipeline.checkpoints.manifest import (
 )
 from pipeline.checkpoints.many_requests import each_at_once
 from pipeline.checkpoints.overtaken import why_over
-from pipeline.checkpoints.rank_report import RankReport, read_report
+from pipeline.checkpoints.rank_file_out import RankReport, read_report
 from pipeline.checkpoints.retention import retire
-from shards.config_values import Range
 from shards.errors import StorageError
+from shards.schema.config_values import Range
 from shards.store import Store
 
 _FENCE = -1  # beside the ranks: whether this attempt may still commit

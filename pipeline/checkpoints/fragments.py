@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.checkpoints.fragment import Fragment
-from pipeline.models.safetensors_head import Head, head_of
-from pipeline.models.safetensors_stream import parts_of
+from pipeline.models.weights.safetensors import Head, head_of
+from pipeline.models.weights.safetensors_stream import parts_of
 
 Piece = tuple[str, str, int, int, int]
 

@@ -19,12 +19,12 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pipeline.checkpoints.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
-from pipeline.checkpoints.seal import sealed, unsealed
 from pipeline.checkpoints.slots import AVERAGE, MASTER
 from pipeline.data.position import StreamPosition
-from pipeline.models.safetensors_head import FLOAT_BYTES
-from shards.config_values import shown_value
-from shards.typed_json import parse_json
+from pipeline.models.weights.safetensors import FLOAT_BYTES
+from shards.files.seal import sealed, unsealed
+from shards.files.typed_json import parse_json
+from shards.schema.config_values import shown_value
 
 FORMAT = 3
 _FIRST_FORMAT = 1  # is still read

@@ -17,8 +17,8 @@ from pipeline.checkpoints.fragments import RankFile
 from pipeline.checkpoints.manifest import CheckpointId, Manifest, manifest_to_json
 from pipeline.checkpoints.save_phase import COMMITTED, FAILED, NAMES, OVERTAKEN, WRITTEN, Phase, Verdict, verdict
 from pipeline.checkpoints.writer_messages import Answer, CommitOrder, Write
-from pipeline.collectives import gather_json, sums
-from pipeline.world import World
+from pipeline.ranks.collectives import gather_json, sums
+from pipeline.ranks.world import World
 from shards.errors import WillNotSucceedError
 
 log = logging.getLogger(__name__)

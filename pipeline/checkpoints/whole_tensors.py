@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 
 from pipeline.checkpoints.manifest import Manifest
-from pipeline.checkpoints.rank_files import RankFiles
-from pipeline.models.safetensors_head import FLOAT_BYTES
+from pipeline.checkpoints.rank_file_in import RankFiles
+from pipeline.models.weights.safetensors import FLOAT_BYTES
 
 _GROUP_BYTES = 1 << 30
 

@@ -11,8 +11,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
-from shards.config_values import Range
-from shards.typed_json import parse_json, record_from
+from shards.files.typed_json import parse_json, record_from
+from shards.schema.config_values import Range
 
 MOST_LINE_BYTES = 64 << 20
 What = Literal["written", "failed", "overtaken", "committed", "retired", "progress", "said"]

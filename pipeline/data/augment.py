@@ -31,7 +31,7 @@ from PIL import Image
 from pipeline.data.area_resize import area_resize
 from pipeline.data.config import AugmentConfig
 from pipeline.data.decode import Pixels
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.data.evaluation_transform import EvaluationTransform
 from shards.hashing import uniforms
 from shards.key_purposes import CROPS
 

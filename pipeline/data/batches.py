@@ -31,8 +31,8 @@ from shards.errors import WillNotSucceedError
 from shards.hashing import uniforms
 from shards.key_purposes import OPERATIONS, SUBSTITUTES
 from shards.order import SampleOrder
-from shards.read import RawSample, SampleReader, read_sample, refetched, verified
-from shards.stream_reader import TRAFFIC_NAMES, StreamReader
+from shards.reading.read import RawSample, SampleReader, read_sample, refetched, verified
+from shards.reading.stream_reader import TRAFFIC_NAMES, StreamReader
 
 log = logging.getLogger(__name__)
 NUM_VALID_REQUESTS = 2  # a batch's buffer is refilled on the second request after its own

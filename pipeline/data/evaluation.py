@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.decode import DecodeError, Pixels
+from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.data.label_matrices import label_matrix, weight_matrix
 from pipeline.data.transform import evaluation_view
-from pipeline.evaluation_transform import EvaluationTransform
 from shards.dataset import Dataset
 from shards.errors import UserError, WillNotSucceedError
 from shards.order import BlockSlice
 from shards.pool import Pool
-from shards.read import RawSample, locate_row, read_slice, verified
 from shards.read_config import ReadConfig
-from shards.stream_reader import StreamReader
+from shards.reading.read import RawSample, locate_row, read_slice, verified
+from shards.reading.stream_reader import StreamReader
 
 _AHEAD = 2  # batches read and decoded while one is used
 _READS = 16  # of samples that lie apart, at a time

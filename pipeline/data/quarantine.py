@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from shards.errors import WillNotSucceedError
-from shards.read import RawSample
+from shards.reading.read import RawSample
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from pipeline.data.position import StreamPosition, differences_of, position_from
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.skipped import Skipped
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
-from shards.differences import as_lines
 from shards.errors import UserError
 from shards.order import SampleOrder
+from shards.schema.differences import as_lines
 
 _MOST_LANES = 64
 _NEXT_STEP = "next_step"

@@ -19,7 +19,7 @@ from shards.key_purposes import DATASETS
 from shards.mixing import MIXING_VERSION, Mixture, quotas
 from shards.order import ORDER_VERSION, SampleOrder
 from shards.part import opened_parts, settings_of
-from shards.read import window_bound_bytes
+from shards.reading.read import window_bound_bytes
 
 _DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pipeline.collectives import summed
+from pipeline.ranks.collectives import summed
 
 _BINS = 15  # of confidence, as Guo et al., "On Calibration of Modern Neural Networks", 2017
 _MOST_CELLS = 1 << 22  # of the confusion matrix: that of 2,000 classes

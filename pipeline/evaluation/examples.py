@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.collectives import gather_json
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
+from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.counts import answers
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.ranks.collectives import gather_json
 from shards.dataset import Dataset
 from shards.hashing import hash_array
 from shards.key_purposes import EXAMPLES

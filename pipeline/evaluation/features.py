@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.collectives import gather_rows
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.models.build import Model
-from pipeline.world import World
+from pipeline.ranks.collectives import gather_rows
+from pipeline.ranks.world import World
 from shards.dataset import Dataset
-from shards.progress import Progress
+from shards.output.progress import Progress
 
 
 def features_of(

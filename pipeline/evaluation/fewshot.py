@@ -11,20 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.config import FewshotConfig, FewshotImages, FewshotInTraining
 from pipeline.evaluation.features import features_of
 from pipeline.evaluation.probe import fit_probe
 from pipeline.evaluation.ridge import fit_ridge
 from pipeline.evaluation.shots import Ids, chosen_shots
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.build import Model
-from pipeline.world import World
+from pipeline.ranks.world import World
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
+from shards.output.progress import Progress
+from shards.output.terminal import printable_name
 from shards.part import opened_parts
-from shards.progress import Progress
 from shards.single_labels import labels_of, refuse_too_few
-from shards.terminal import printable_name
 
 _WHAT = "a few-shot measurement"
 

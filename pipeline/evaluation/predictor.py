@@ -25,11 +25,11 @@ from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.transform import evaluation_view, evaluation_view_of_pixels
 from pipeline.models.build import Model
 from pipeline.models.config import ModelConfig
-from pipeline.models.usage import Usage
-from pipeline.models.weights import filled_model, open_weights, refuse_no_classifier
-from pipeline.world import current_world
+from pipeline.models.weights.folder import filled_model, open_weights, refuse_no_classifier
+from pipeline.models.weights.usage import Usage
+from pipeline.ranks.world import current_world
 from shards.errors import ImageRefusedError, UserError
-from shards.image_file import read_image_file
+from shards.images.image_file import read_image_file
 from shards.pool import Pool
 
 BATCH = 16  # images that are decoded and predicted together

@@ -18,10 +18,10 @@ from pipeline.evaluation.counts import Counts
 from pipeline.evaluation.examples import Examples
 from pipeline.evaluation.targets import Targets, by_name, counted_labels
 from pipeline.models.loss import classification_loss, weighted_targets
-from pipeline.world import World
+from pipeline.ranks.world import World
 from shards.dataset import Dataset
 from shards.errors import UserError
-from shards.progress import Progress
+from shards.output.progress import Progress
 
 log = logging.getLogger(__name__)
 

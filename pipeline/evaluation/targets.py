@@ -14,12 +14,12 @@ import torch
 
 from pipeline.data.batches import Batch
 from pipeline.data.evaluation import label_map
-from shards.config_values import shown_value
 from shards.dataset import Dataset
 from shards.errors import UserError
+from shards.files.typed_json import parse_json
 from shards.local_file import read_local_file
-from shards.read import locate_row
-from shards.typed_json import parse_json
+from shards.reading.read import locate_row
+from shards.schema.config_values import shown_value
 
 Targets = Callable[[Batch], torch.Tensor]
 """The model's classes that are right for each image of a batch: int64[B, most of one image], padded with -1."""

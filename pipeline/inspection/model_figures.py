@@ -18,7 +18,7 @@ from pipeline.inspection.filters import patch_filters, principal_components
 from pipeline.models.position_similarity import levels, picture, similarities
 from pipeline.models.vit import ViT
 from shards.errors import UserError
-from shards.progress import Progress
+from shards.output.progress import Progress
 
 log = logging.getLogger(__name__)
 Facts = dict[str, Any]

@@ -1,7 +1,7 @@
 """The memory that a forward pass keeps for its backward pass, exact, by formula. Pure.
 
 The tests compare it with what autograd saves, tensor by tensor, on models without values. Counted is what runs
-uncompiled; a compiled block keeps less, since torch.compile recomputes what is cheap (pipeline/training/memory.py).
+uncompiled; a compiled block keeps less, since torch.compile recomputes what is cheap (training/fitting/memory.py).
 
 Shape letters: N tokens, D width, M MLP width, h heads, K classes.
 """

@@ -7,8 +7,8 @@ Ti and S are those of "How to train your ViT?" (Steiner et al., 2021); the ResNe
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
-from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
+from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 Pooling = Literal["token", "average"]
 Position = Literal["none", "learned_1d", "learned_2d", "relative"]

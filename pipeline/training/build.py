@@ -8,35 +8,35 @@ from dataclasses import dataclass, replace
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.manifest import Manifest
 from pipeline.checkpoints.saves import Saves
-from pipeline.checkpoints.writer import Writer
-from pipeline.checkpoints.writer_choice import choose_writer
+from pipeline.checkpoints.writer.client import Writer
+from pipeline.checkpoints.writer.writer_choice import choose_writer
 from pipeline.data.stream import BatchStream, open_stream
-from pipeline.training.agreed_plan import agreed_fit
-from pipeline.training.batch_plan import BatchPlan
-from pipeline.training.config import TrainingJob
-from pipeline.training.device_batches import batches_on
-from pipeline.training.engine import Engine
-from pipeline.training.gradient_check import check_gradients, checks_gradients
+from pipeline.ranks.world import World
+from pipeline.training.controls import Watch
+from pipeline.training.fitting.agreed_plan import agreed_fit
+from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.guard import Guard
-from pipeline.training.held_out import HeldOut
-from pipeline.training.layers import is_trained
 from pipeline.training.loop import Loop
-from pipeline.training.memory import Topology, memory_of
-from pipeline.training.norms import Norms
-from pipeline.training.position_view import PositionView
 from pipeline.training.prepare import Prepared
-from pipeline.training.reporter import Reporter, open_reporter
-from pipeline.training.same_bits import BITS, say_bits
-from pipeline.training.saving import Saving, describe, state_bytes
+from pipeline.training.reporting.norms import Norms
+from pipeline.training.reporting.position_view import PositionView
+from pipeline.training.reporting.reporter import Reporter, open_reporter
+from pipeline.training.reporting.step_costs import StepCosts
+from pipeline.training.saving.same_bits import BITS, say_bits
+from pipeline.training.saving.save import Saving, describe, state_bytes
+from pipeline.training.saving.when_to_save import decide_when_to_save
+from pipeline.training.scoring import HeldOut
+from pipeline.training.settings.job import TrainingJob
 from pipeline.training.start import fill_engine, start_engine
-from pipeline.training.step_costs import StepCosts
+from pipeline.training.step import Gradients, TrainStep
 from pipeline.training.step_sums import SumSource
-from pipeline.training.streams import streams_of
 from pipeline.training.summary import Opening, num_parameters
-from pipeline.training.train_step import Gradients, TrainStep
-from pipeline.training.watch import Watch
-from pipeline.training.when_to_save import decide_when_to_save
-from pipeline.world import World
+from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.device_batches import batches_on
+from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.gpu_streams import streams_of
+from pipeline.training.zero.gradient_check import check_gradients, checks_gradients
+from pipeline.training.zero.layers import is_trained
 
 log = logging.getLogger(__name__)
 

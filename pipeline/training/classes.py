@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from pipeline.data.evaluation import label_map
 from pipeline.data.training_data import TrainingData
-from pipeline.models.weights import open_weights
-from pipeline.training.config import TrainingJob
-from shards.config_values import shown_value
+from pipeline.models.weights.folder import open_weights
+from pipeline.training.settings.job import TrainingJob
 from shards.dataset import Dataset
 from shards.errors import UserError
+from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from pipeline.checkpoints.json_lines import naming
+from shards.files.json_lines import naming
 
 FILE_NAME = "guard.jsonl"
 

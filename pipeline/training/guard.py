@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pipeline.checkpoints.manifest import Manifest
 from pipeline.data.position import StreamPosition
 from pipeline.data.skipped import data_step_of
-from pipeline.training.config import TrainingJob
 from pipeline.training.findings import Finding, add_finding
+from pipeline.training.settings.job import TrainingJob
 from pipeline.training.spikes import Verdict, judge, with_loss
-from pipeline.training.train_step import StepResult
+from pipeline.training.step import StepResult
 from shards.errors import WillNotSucceedError
 
 log = logging.getLogger(__name__)

@@ -8,17 +8,17 @@ from contextlib import nullcontext
 from enum import Enum
 
 from pipeline.data.batches import Batch
-from pipeline.training.config import TrainingJob
-from pipeline.training.engine import Engine
+from pipeline.training.controls import Watch
 from pipeline.training.guard import Guard
-from pipeline.training.held_out import HeldOut
-from pipeline.training.reporter import NUM_IMAGES, Reporter
-from pipeline.training.saving import Saving
-from pipeline.training.signals import StopRequest
-from pipeline.training.stopping import WaitGivenUpError
-from pipeline.training.train_step import Launched, TrainStep
-from pipeline.training.watch import Watch
-from pipeline.training.when_to_save import WhenToSave
+from pipeline.training.reporting.reporter import NUM_IMAGES, Reporter
+from pipeline.training.saving.save import Saving
+from pipeline.training.saving.when_to_save import WhenToSave
+from pipeline.training.scoring import HeldOut
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.step import Launched, TrainStep
+from pipeline.training.watchdog.signals import StopRequest
+from pipeline.training.watchdog.stopping import WaitGivenUpError
+from pipeline.training.zero.engine import Engine
 
 
 class LoopEnd(Enum):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.bf16 import Bf16
+from pipeline.ranks.bf16 import Bf16
 
 Precision = Literal["bf16", "fp32"]
 

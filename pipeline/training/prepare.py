@@ -10,15 +10,15 @@ from pipeline.data.stream import PlannedStream, plan_stream
 from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.config import FewshotInTraining
 from pipeline.evaluation.fewshot import FewshotData, chosen_data, open_splits
-from pipeline.training.batch_plan import BatchPlan, plan_batch
+from pipeline.ranks.world import World
 from pipeline.training.classes import refuse_other_head, with_classes
-from pipeline.training.config import TrainingJob
-from pipeline.training.deepspeed_version import deepspeed_version, refuse_untested_deepspeed
-from pipeline.training.device_memory import Budget, budget_of
-from pipeline.training.logger_choice import refuse_unusable_loggers
+from pipeline.training.fitting.budget import Budget, budget_of
+from pipeline.training.reporting.logger_choice import refuse_unusable_loggers
+from pipeline.training.settings.job import TrainingJob
 from pipeline.training.start import starting_weights, will_compile
 from pipeline.training.start_parts import StartParts
-from pipeline.world import World
+from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
+from pipeline.training.zero.deepspeed_version import deepspeed_version, refuse_untested_deepspeed
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.store import Store, open_store

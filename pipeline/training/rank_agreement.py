@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from pipeline.collectives import gather_json
+from pipeline.ranks.collectives import gather_json
+from pipeline.ranks.world import bf16_of
 from pipeline.training.prepare import Prepared
-from pipeline.world import bf16_of
-from shards.differences import flattened, shown
 from shards.errors import UserError
+from shards.schema.differences import flattened, shown
 
 _LIBRARIES = ("patchline", "torch", "deepspeed", "numpy")
 _ROOMS = ("shards", "pipeline", "jobs", "patchline")

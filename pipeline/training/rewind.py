@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.manifest import Manifest
 from pipeline.data.skipped import Skipped, StepRange, range_around, step_of
-from pipeline.training.config import TrainingJob
 from pipeline.training.findings import FILE_NAME, Finding, add_finding
 from pipeline.training.loop import Loop
+from pipeline.training.settings.job import TrainingJob
 from pipeline.training.spikes import GuardConfig
 from pipeline.training.start import fill_from_checkpoint
 from shards.errors import WillNotSucceedError

@@ -1,6 +1,6 @@
 """One training run from its start to its DONE marker. `train` and `_start_to_end` read as these steps:
 
-1. read the job                     done before: jobs/resolve.py, and the rank's place in pipeline/world.py
+1. read the job                     done before: jobs/resolve.py, and the rank's place in pipeline/ranks/world.py
 2. check it against its data        prepare.py
 3. join the other ranks             signals are watched from here on; ranks that differ are refused
                                     (rank_agreement.py)
@@ -20,35 +20,35 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from pipeline.bf16 import Bf16
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.gone import gone_message
 from pipeline.checkpoints.manifest import Manifest
-from pipeline.checkpoints.writer import Writer
-from pipeline.collectives import broadcast_json
-from pipeline.determinism import refuse_missing_kernel
+from pipeline.checkpoints.writer.client import Writer
+from pipeline.ranks.bf16 import Bf16
+from pipeline.ranks.collectives import broadcast_json
+from pipeline.ranks.determinism import refuse_missing_kernel
+from pipeline.ranks.world import World, bf16_of, fix_kernels, joined
+from pipeline.runs.starts import Left, Origin, add_start, left_behind
 from pipeline.training.build import Parts, build_loop
-from pipeline.training.config import TrainingJob
-from pipeline.training.done import Done, done_from_json, done_to_json, finish, read_done
+from pipeline.training.controls import Watch
 from pipeline.training.guard import RewindNeededError
-from pipeline.training.heartbeat import Heartbeat, collective_timeout
-from pipeline.training.ledger import Ledger, last_line, last_saved
 from pipeline.training.loop import Loop, LoopEnd
 from pipeline.training.prepare import Prepared, prepare
 from pipeline.training.rank_agreement import refuse_other_runs
+from pipeline.training.reporting.ledger import Ledger, last_line, last_saved
 from pipeline.training.rewind import rewind
-from pipeline.training.same_run import extension, refuse_changes
 from pipeline.training.save_clock import SaveClock
-from pipeline.training.signals import Signals
+from pipeline.training.saving.finish import Done, done_from_json, done_to_json, finish, read_done
+from pipeline.training.saving.same_run import extension, refuse_changes
+from pipeline.training.settings.job import TrainingJob
 from pipeline.training.start import with_precision
-from pipeline.training.starts import Left, Origin, add_start, left_behind
-from pipeline.training.step_times import StepTimes, marks_of
-from pipeline.training.step_trace import StepTrace, say_untraced
-from pipeline.training.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Stopping
 from pipeline.training.summary import closing_words
 from pipeline.training.trial import refuse_lack_of_memory
-from pipeline.training.watch import Watch
-from pipeline.world import World, bf16_of, fix_kernels, joined
+from pipeline.training.watchdog.heartbeat import Heartbeat, collective_timeout
+from pipeline.training.watchdog.signals import Signals
+from pipeline.training.watchdog.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Stopping
+from pipeline.training.zero.step_times import StepTimes, marks_of
+from pipeline.training.zero.step_trace import StepTrace, say_untraced
 from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
 
 log = logging.getLogger(__name__)

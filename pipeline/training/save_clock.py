@@ -13,7 +13,7 @@ from statistics import median
 
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.interval import best_interval, mean_seconds_to_failure
-from shards.quantities import duration, plural
+from shards.output.quantities import duration, plural
 
 log = logging.getLogger(__name__)
 FIRST_SECONDS = 60.0  # auto: until the first checkpoint, which is measured

@@ -16,24 +16,24 @@ from typing import Any
 
 import torch
 
-from pipeline.bf16 import Bf16
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.fragment import Fragment
 from pipeline.checkpoints.manifest import Manifest
 from pipeline.checkpoints.slots import MASTER
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.initial import initial_tensor
-from pipeline.models.tensor_checks import TensorByName
-from pipeline.models.weights import open_weights
-from pipeline.models.weights_fit import fit_weights
-from pipeline.training.batch_plan import BatchPlan
-from pipeline.training.config import EngineConfig, TrainingJob, scaled_by_rate
-from pipeline.training.engine import Engine
-from pipeline.training.layers import freeze, is_trained
-from pipeline.training.memory import Topology, memory_of
+from pipeline.models.weights.fit import fit_weights
+from pipeline.models.weights.folder import open_weights
+from pipeline.models.weights.tensor_checks import TensorByName
+from pipeline.ranks.bf16 import Bf16
+from pipeline.ranks.world import World
+from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.precision import choose_precision
+from pipeline.training.settings.job import EngineConfig, TrainingJob, scaled_by_rate
 from pipeline.training.trial import engine_that_fits, one_pass
-from pipeline.world import World
+from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.layers import freeze, is_trained
 from shards.errors import InvalidDataError, UserError
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.checkpoints.json_lines import Line, is_finite, read_lines
-from pipeline.training.process_mark import age_of_process
-from pipeline.training.starts import FILE_NAME, append_line
+from pipeline.runs.process_mark import age_of_process
+from pipeline.runs.starts import FILE_NAME, append_line
+from shards.files.json_lines import Line, is_finite, read_lines
 
 StartPart = Literal["imports", "data", "rendezvous", "checkpoint", "model", "load", "loop", "first_batch", "first_step"]
 # Each ends where the next begins. `imports`: from the kernel's start of the process to the job, with the libraries;

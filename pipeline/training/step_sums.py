@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from pipeline.training.streams import ReadBack, Streams, read_back, streams_of
+from pipeline.training.zero.gpu_streams import ReadBack, Streams, read_back, streams_of
 
 LOSS, GRAD_NORM = "loss", "grad_norm"
 

@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.checkpoints.json_lines import Line, is_number, is_step, read_lines
+from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.data.transform import crop_decoder
-from pipeline.evaluation_transform import EvaluationTransform
-from pipeline.training.batch_plan import BatchPlan
-from pipeline.training.config import TrainingJob
-from pipeline.training.metrics import METRICS_FILE
-from pipeline.world import World
-from shards.command_lines import command_lines
-from shards.quantities import duration, plural, short_count
-from shards.terminal import printable_name
+from pipeline.ranks.world import World
+from pipeline.training.reporting.metrics import METRICS_FILE
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.batch_plan import BatchPlan
+from shards.files.json_lines import Line, is_number, is_step, read_lines
+from shards.output.command_lines import command_lines
+from shards.output.quantities import duration, plural, short_count
+from shards.output.terminal import printable_name
 
 _COLUMNS = 80 - len("12:34:56 ")
 

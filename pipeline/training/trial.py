@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 import torch
 
-from pipeline.collectives import all_agree
 from pipeline.models.build import Model
 from pipeline.models.loss import classification_loss
 from pipeline.models.masked import masked_loss, mean_colours
-from pipeline.training.batch_plan import BatchPlan
-from pipeline.training.config import TrainingJob
-from pipeline.training.engine import Engine
-from pipeline.training.fitting import halved
-from pipeline.world import World
+from pipeline.ranks.collectives import all_agree
+from pipeline.ranks.world import World
+from pipeline.training.fitting.fit import halved
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.engine import Engine
 from shards.errors import TransientError, UserError, WillNotSucceedError
-from shards.quantities import plural
+from shards.output.quantities import plural
 
 log = logging.getLogger(__name__)
 Build = Callable[[BatchPlan], Engine]

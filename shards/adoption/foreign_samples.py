@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
-from shards.config_values import refuse_wrong_values, shown_value
 from shards.errors import ImageRefusedError, UserError
+from shards.schema.config_values import refuse_wrong_values, shown_value
 from shards.sources.entry import printable
 from shards.sources.table_labels import excess_of
 from shards.sources.tar_members import AmbiguousMemberError, BrokenOffTarError, DamagedTarError, Member, is_hidden

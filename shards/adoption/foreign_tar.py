@@ -20,19 +20,19 @@ from shards.adoption.foreign_samples import (
     cause_of,
     find_samples,
 )
-from shards.checked_table import MOST_ROWS, TableSchema, read_checked
-from shards.config_values import Range, refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
+from shards.files.typed_json import read_record
 from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS, Limits
 from shards.images.image_header import read_header
 from shards.index import INDEX_SCHEMA, table_bytes
 from shards.manifest import sha256_hex
 from shards.packing.label_names import read_label_names
+from shards.schema.config_values import Range, refuse_wrong_values
 from shards.sources.entry import printable
 from shards.sources.tar_members import read_members
 from shards.storage.pieces import stored_pieces
 from shards.store import MissingObjectError, Store, open_store
-from shards.typed_json import read_record
+from shards.tables import MOST_ROWS, TableSchema, read_checked
 
 ADOPTED_SCHEMA = pa.schema(
     [

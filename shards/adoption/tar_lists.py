@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_text
+from shards.schema.config_values import whole_number
 from shards.sources.archives import is_tar_name
 from shards.store import open_store
 

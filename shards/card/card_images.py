@@ -9,7 +9,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.card.card_tally import first_labels
-from shards.checked_table import TableSchema, arrow_faults, open_checked, refuse_values
 from shards.dataset import Dataset
 from shards.hashing import derive_key, hash_array
 from shards.images.config import MAX_IMAGE_BYTES
@@ -19,6 +18,7 @@ from shards.packing.plan import MATCHES_PATH
 from shards.storage.ahead import in_order
 from shards.storage.objects import MissingObjectError
 from shards.storage.store_file import StoreFile
+from shards.tables import TableSchema, arrow_faults, open_checked, refuse_values
 
 READS_AHEAD = 8
 MATCHES_RULES = TableSchema(

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from shards.config_values import Range, refuse_wrong_values
 from shards.images.config import DEFAULT_MAX_DISTANCE, HASH_BITS
+from shards.schema.config_values import Range, refuse_wrong_values
 
 MOST_SEED = 2**63 - 1
 

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shards.checked_table import MOST_ROWS, TableSchema, read_checked
-from shards.config_values import Range
 from shards.index import table_bytes
 from shards.manifest import MOST_SAMPLES, sha256_hex
 from shards.packing.duplicates import Labels
 from shards.packing.scan import SCAN_SCHEMA, read_scan
 from shards.packing.spec import PackSpec
 from shards.packing.survey import reasons
+from shards.schema.config_values import Range
 from shards.store import open_store
+from shards.tables import MOST_ROWS, TableSchema, read_checked
 
 # A samples file holds about this many rows, so that planning takes little memory for any collection.
 SAMPLES_A_FILE = 1 << 18

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from shards.checked_table import MOST_ROWS, TableSchema, read_checked
 from shards.dataset import Dataset, open_dataset
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import HASH_BITS
@@ -21,6 +20,7 @@ from shards.images.near_duplicates import EvaluationIndex
 from shards.images.perceptual import evaluation_hashes
 from shards.index import table_bytes
 from shards.store import MissingObjectError, Store, open_store
+from shards.tables import MOST_ROWS, TableSchema, read_checked
 
 HASH_BYTES = HASH_BITS // 8
 VIEWS = ("straight", "mirrored", "inner", "inner_mirrored")

@@ -1,8 +1,8 @@
 """Class names in a text file, one per line, in the order of their ids."""
 
-from shards.config_values import shown_text
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_text
+from shards.schema.config_values import shown_text
 from shards.sources.table_labels import MOST_LABEL_CHARACTERS
 
 MOST_BYTES = 256 << 20

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 
-from shards.checked_table import MOST_ROWS, TableSchema, read_checked
-from shards.config_values import Range
 from shards.errors import UserError
+from shards.files.typed_json import read_record
 from shards.index import table_bytes
 from shards.manifest import sha256_hex
-from shards.progress import Progress
+from shards.output.progress import Progress
+from shards.schema.config_values import Range
 from shards.sources.entry import Entry
 from shards.sources.kinds import (
     ClassTarsSource,
@@ -27,7 +27,7 @@ from shards.sources.kinds import (
     TarOfTarsSource,
 )
 from shards.store import MissingObjectError, Store
-from shards.typed_json import read_record
+from shards.tables import MOST_ROWS, TableSchema, read_checked
 
 LISTING_PATH = "work/listing.json"
 SLICE_ENTRIES = 32_768

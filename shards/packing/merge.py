@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shards.checked_table import TableSchema, read_checked
 from shards.errors import InvalidDataError, UserError
 from shards.index import (
     BLOCKS_SCHEMA,
@@ -35,12 +34,13 @@ from shards.manifest import (
     sha256_hex,
     shard_path,
 )
+from shards.output.progress import Progress
 from shards.packing.deal import read_dropped
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.spec import PackSpec
-from shards.progress import Progress
 from shards.sources.tar_header import BLOCK_BYTES
 from shards.store import MissingObjectError, Store
+from shards.tables import TableSchema, read_checked
 
 _INDEX_RULES = TableSchema(schema=INDEX_SCHEMA, may_be_null=frozenset(INDEX_SCHEMA.names) - {"offset", "labels"})
 _WORK_FILE = re.compile(r"work/(listing\.json|listing-\d+\.parquet|staged-\d+\.bin|evaluation-\d+-\d+\.parquet)")

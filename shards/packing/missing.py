@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from shards.files.typed_json import read_record
 from shards.images.config import PERCEPTUAL_HASH
 from shards.index import read_commit
 from shards.manifest import index_path, shard_path
@@ -13,7 +14,6 @@ from shards.packing.scan import is_scanned, scan_footer
 from shards.packing.spec import PackSpec
 from shards.pool import Pool
 from shards.store import MissingObjectError, Store
-from shards.typed_json import read_record
 
 _READERS = 8  # of small files, at the same time
 

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any
 
-from shards.config_values import Range, shown_value
-from shards.differences import as_lines, differences
 from shards.errors import InvalidDataError, UserError
+from shards.files.typed_json import parse_json, record_from
 from shards.manifest import FORMAT_VERSION, MOST_SAMPLES, sha256_hex
 from shards.packing.spec import PackSpec
+from shards.schema.config_values import Range, shown_value
+from shards.schema.differences import as_lines, differences
 from shards.store import MissingObjectError, Store
-from shards.typed_json import parse_json, record_from
 
 PLAN_PATH = "plan/plan.json"
 DROPPED_PATH = "plan/dropped.parquet"

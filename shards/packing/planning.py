@@ -14,6 +14,7 @@ from shards.hashing import hash_array
 from shards.index import table_bytes
 from shards.key_purposes import PACKING
 from shards.manifest import FORMAT_VERSION, sha256_hex
+from shards.output.progress import Progress
 from shards.packing.deal import DROPPED_SCHEMA, DealTask, GatherTask, deal, dropped_rows, gather, shards_per_file
 from shards.packing.duplicates import Duplicates, candidates, find_duplicates
 from shards.packing.evaluation_sets import EvaluationSet, find_sets
@@ -24,8 +25,7 @@ from shards.packing.plan import DROPPED_PATH, MATCHES_PATH, PLAN_PATH, Plan
 from shards.packing.scan import read_scan, scan_path
 from shards.packing.spec import PackSpec
 from shards.packing.survey import SCANS_A_TASK, Survey, SurveyTask, survey
-from shards.parallel import run_tasks
-from shards.progress import Progress
+from shards.reading.parallel import run_tasks
 from shards.storage.temporary import temporary_folder
 from shards.store import Store
 

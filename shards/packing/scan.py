@@ -12,18 +12,18 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards.checked_table import MOST_ROWS, TableSchema, arrow_faults, read_checked, refuse_values
-from shards.config_values import Range
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import read_header
 from shards.images.perceptual import perceptual_hash
 from shards.packing.listing import slice_entries
 from shards.packing.spec import PackSpec
 from shards.packing.staging import StagedFile
-from shards.parquet_file import ParquetPieces
+from shards.parquet.files import ParquetPieces
+from shards.schema.config_values import Range
 from shards.sources.entry import Entry, ImageBytes
 from shards.storage.store_file import StoreFile
 from shards.store import MissingObjectError, Store, open_store
+from shards.tables import MOST_ROWS, TableSchema, arrow_faults, read_checked, refuse_values
 
 ROWS_AT_ONCE = 4096
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Annotated, Literal
 
-from shards.config_values import Range, refuse_wrong_values
 from shards.images.config import CODEC_PACKAGES, HASH_PACKAGES, PERCEPTUAL_HASH, Limits, Resize
 from shards.packing.config import MOST_SEED, Dedup
+from shards.schema.config_values import Range, refuse_wrong_values
 from shards.sources.kinds import Source, tool_versions
 
 

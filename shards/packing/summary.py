@@ -7,11 +7,11 @@ import pyarrow.compute as pc
 
 from shards.index import KINDS, read_quarantine
 from shards.manifest import QUARANTINE_PATH, Manifest
+from shards.output.quantities import duration, plural, size
+from shards.output.terminal import printable_name
 from shards.packing.deal import read_dropped
 from shards.packing.plan import DROPPED_PATH
-from shards.quantities import duration, plural, size
 from shards.store import Store
-from shards.terminal import printable_name
 
 _EXAMPLES = 3
 

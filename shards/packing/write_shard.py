@@ -12,7 +12,6 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
-from shards.checked_table import MOST_ROWS, TableSchema, arrow_faults, open_checked
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import ImageHeader
 from shards.images.resize import fitted
@@ -25,6 +24,7 @@ from shards.packing.tar_writer import TarWriter
 from shards.sources.entry import ImageBytes
 from shards.storage.store_file import StoreFile
 from shards.store import MissingObjectError, Store, open_store
+from shards.tables import MOST_ROWS, TableSchema, arrow_faults, open_checked
 
 _ROWS_AT_ONCE = 1 << 16
 _JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)

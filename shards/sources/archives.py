@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import ClassVar, Literal, Self
 
-from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
-from shards.quantities import plural
+from shards.output.quantities import plural
+from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
 from shards.sources.tar_members import Member, is_hidden, read_members
 from shards.storage.ahead import Hold, in_order_within

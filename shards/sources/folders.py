@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar, Literal
 
-from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
+from shards.schema.config_values import refuse_wrong_values
 from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.table_labels import label_names

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shards.parquet_pages import refuse_encrypted
+from shards.parquet.pages import refuse_encrypted
 from shards.sources.table_labels import MOST_LABELS
 from shards.storage.objects import MissingObjectError
 
 if TYPE_CHECKING:
-    from shards.parquet_file import ParquetPieces
+    from shards.parquet.files import ParquetPieces
 
 MOST_GROUP_ROWS = 1 << 26  # the most that pyarrow has ever put into a row group by default
 MOST_GROUP_IMAGES = 1 << 22  # each is a row of the quarantine list if the row group is damaged

@@ -5,8 +5,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Self
 
-from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
+from shards.files.typed_json import parse_json
+from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import find_files, open_found
 from shards.sources.parquet_groups import MOST_GROUP_IMAGES, refuse_groups, unreadable
@@ -14,12 +15,11 @@ from shards.sources.table_labels import label_names
 from shards.sources.tables import check_columns
 from shards.storage.ahead import in_order
 from shards.storage.buckets import SCHEME, Buckets
-from shards.typed_json import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shards.parquet_file import ParquetPieces
+    from shards.parquet.files import ParquetPieces
 
 # A batch is in memory as a whole: about as many rows as have this many bytes, at least one.
 BATCH_BYTES, MOST_BATCH_ROWS = 16 << 20, 16
@@ -98,7 +98,7 @@ class ParquetSource:
             yield path, footer
 
     def _footer(self, path: str, buckets: Buckets) -> tuple[tuple[str, ...], list[Entry]]:
-        from shards.parquet_file import ParquetPieces
+        from shards.parquet.files import ParquetPieces
 
         try:
             with ParquetPieces(open_found(path, buckets), ours=False) as opened:
@@ -169,7 +169,7 @@ class ParquetSource:
 
     def _batches(self, file: "ParquetPieces", number: int) -> "Iterator[pa.RecordBatch]":
         """A few rows at a time; the reader still holds a whole page of the file, which is compressed as one."""
-        from shards.parquet_file import MOST_BATCH_BYTES
+        from shards.parquet.files import MOST_BATCH_BYTES
 
         group, columns = file.groups[number], self._columns()
         largest = max(chunk.num_bytes for chunk in group.chunks_of(columns))
@@ -223,7 +223,7 @@ class _OpenFile:
         if path != self._path:
             self._held.close()
             self._path = ""
-            from shards.parquet_file import ParquetPieces
+            from shards.parquet.files import ParquetPieces
 
             buffer_size = _REMOTE_BUFFER_BYTES if path.startswith(SCHEME) else _LOCAL_BUFFER_BYTES
             opened = ParquetPieces(open_found(path, self._buckets), ours=False, buffer_size=buffer_size)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shards.config_values import shown_value
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
+from shards.schema.config_values import shown_value
 from shards.sources.entry import printable
 from shards.sources.found_files import open_found
 from shards.sources.parquet_groups import MOST_GROUP_ROWS, refuse_groups, unreadable
@@ -57,7 +57,7 @@ def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> 
 
 
 def _parquet_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:
-    from shards.parquet_file import MOST_BATCH_BYTES, ParquetPieces
+    from shards.parquet.files import MOST_BATCH_BYTES, ParquetPieces
 
     wanted = list(columns.values())
     with ParquetPieces(open_found(path, buckets), ours=False, buffer_size=_BLOCK_BYTES) as file:

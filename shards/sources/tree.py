@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from shards.errors import ImageRefusedError, UserError
-from shards.quantities import plural
+from shards.output.quantities import plural
 from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable, too_large
 from shards.storage.ahead import Hold, in_order_within, no_wait

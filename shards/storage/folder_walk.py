@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shards.errors import UserError
-from shards.terminal import printable_name
+from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from typing import Any
 from jobs.cli import main
 from jobs.launch import start_ranks
 from pipeline.data import AugmentConfig, DataConfig, RandAugmentConfig, train_batches
-from pipeline.training.metrics import read_metrics
+from pipeline.training.reporting.metrics import read_metrics
 
 FOLDER = Path(__file__).resolve().parent
 LOSSES, BATCHES, OLD_RUN = FOLDER / "losses.json", FOLDER / "batches.json", FOLDER / "format_1"

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.loop_arms import Setting, job_of
 from benchmarks.metrics import measure, result_of
-from pipeline.training.metrics import read_metrics
-from pipeline.world import World
+from pipeline.ranks.world import World
+from pipeline.training.reporting.metrics import read_metrics
 from tests.rigs.processes import one_world, run_ranks
 
 SETTING = Setting(model="vit_tiny", precision="fp32", compiled=False, device="cpu", batch=4, rounds=5, steps=2)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.reduce_precision import ACCUMULATIONS, PRECISIONS, RANKS, STAGES, errors, table
-from pipeline.world import World
+from pipeline.ranks.world import World
 from tests.rigs.processes import run_ranks
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "reduce_precision.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from pipeline.training.ledger import Ledger
+from pipeline.training.reporting.ledger import Ledger
 from tests.rigs.forks import ONE_THREAD
 from tests.rigs.interrupting import started
 from tests.rigs.kills import run_and_kill, step_at_least

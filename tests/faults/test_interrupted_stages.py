@@ -14,7 +14,7 @@ import pytest
 
 from jobs import exit_codes
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.weights import save_weights
+from pipeline.models.weights.folder import save_weights
 from tests.jobs.test_evaluate import TINY
 from tests.rigs.datasets import file_hashes, packed_folders
 from tests.rigs.held import held_at, hold
@@ -40,7 +40,7 @@ HELD = [
     *(("pack", RENAME, count) for count in (1, 3, 4, 7, 8, 12, 14)),  # one of each phase
     *(("scan", RENAME, count) for count in (1, 3)),
     *(("index", RENAME, count) for count in (1, 4)),
-    ("verify", "shards.checking.verify:check_shard", 2),
+    ("verify", "shards.verifying.verify:check_shard", 2),
     ("card", "jobs.card:render", 1),
     ("card", RENAME, 1),
     ("evaluate", "jobs.evaluate:evaluate", 1),

@@ -12,9 +12,9 @@ from pipeline.checkpoints.attempt_record import ATTEMPTS, Attempt, attempt_to_js
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
 from pipeline.checkpoints.retention import retire
-from shards.checking.verify import verify_dataset
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
+from shards.verifying.verify import verify_dataset
 from tests.rigs.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.rigs.datasets import file_hashes, object_hashes
 from tests.rigs.images import class_folders

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from pipeline.training.metrics import read_metrics
+from pipeline.training.reporting.metrics import read_metrics
 from tests.faults.test_hung_rank import all_said, ended, stands_in
 from tests.rigs.interrupting import behind_a_proxy
 from tests.rigs.kills import wait_until

@@ -14,12 +14,12 @@ from jobs.card import run as card
 from jobs.dataset_jobs import CardJob
 from jobs.endings import end_of
 from jobs.pack import PackJob, Phase, run
-from shards.checking.verify import verify_dataset
 from shards.dataset import open_dataset
 from shards.errors import StorageError, UserError
 from shards.manifest import MANIFEST_PATH
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
+from shards.verifying.verify import verify_dataset
 from tests.rigs.datasets import file_hashes, object_hashes
 from tests.rigs.images import class_folders
 from tests.rigs.interleaved import Interleaving

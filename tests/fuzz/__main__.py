@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from shards.progress import Progress
+from shards.output.progress import Progress
 from tests.fuzz.campaign import Tally, child_of, fuzz, keep, valid_files
 from tests.fuzz.cases import KEPT
 from tests.fuzz.targets import TARGETS, Target

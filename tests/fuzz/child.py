@@ -13,7 +13,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from pipeline.world import enter
+from pipeline.ranks.world import enter
 from shards.errors import UserError
 from shards.store import open_store
 from tests.fuzz.cases import Case, make_case, prepare

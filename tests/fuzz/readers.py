@@ -20,25 +20,25 @@ from pipeline.data.stream import train_batches
 from pipeline.models.build import shapes_of
 from pipeline.models.conversion.convert import open_any
 from pipeline.models.conversion.sizes import Hints
-from pipeline.models.weights import Weights, filled_model, open_weights
-from pipeline.training.config import TrainingJob
-from pipeline.training.done import Done, read_done
-from pipeline.training.ledger import Ledger
-from pipeline.training.logger_id import logger_id
-from pipeline.training.metrics import METRICS_FILE, cut_after, read_metrics
-from pipeline.training.metrics_lines import lines_between
-from pipeline.training.run_facts import read_facts
-from pipeline.training.run_state import STATES
+from pipeline.models.weights.folder import Weights, filled_model, open_weights
+from pipeline.runs.facts import read_facts
+from pipeline.runs.state import STATES
+from pipeline.training.reporting.ledger import Ledger
+from pipeline.training.reporting.metrics import METRICS_FILE, cut_after, read_metrics
+from pipeline.training.reporting.metrics_lines import lines_between
+from pipeline.training.saving.finish import Done, read_done
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.logger_id import logger_id
 from pipeline.training.summary import scores_of
 from shards.card.card import gather_facts
 from shards.card.card_page import render
-from shards.checking.verify import verify_dataset
 from shards.dataset import Dataset, open_dataset
 from shards.errors import ImageRefusedError, UserError
 from shards.images.image_header import read_header
-from shards.samples import read_sample
+from shards.reading.samples import read_sample
 from shards.sources.kinds import ClassTarsSource, ManifestSource, ParquetSource, Source
 from shards.store import open_store
+from shards.verifying.verify import verify_dataset
 from tests.fuzz.valid_files import STEPS, saved_fragment
 from tests.pipeline.models.conversion.random_weights import VIT
 from tests.rigs.checkpoints import checkpoints_of

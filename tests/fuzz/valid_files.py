@@ -25,12 +25,12 @@ from pipeline.checkpoints.manifest import CheckpointId
 from pipeline.models.build import shapes_of
 from pipeline.models.conversion.hugging_face import save_hugging_face
 from pipeline.models.conversion.npz import save_npz
-from pipeline.models.weights import save_weights
-from pipeline.training.done import finish
-from pipeline.training.heartbeat_files import Beat, HeartbeatFiles
-from pipeline.training.ledger import Ledger
-from pipeline.training.saved_job import saved_job
-from pipeline.world import World
+from pipeline.models.weights.folder import save_weights
+from pipeline.ranks.world import World
+from pipeline.training.reporting.ledger import Ledger
+from pipeline.training.saving.finish import finish
+from pipeline.training.saving.saved_job import saved_job
+from pipeline.training.watchdog.heartbeat_files import Beat, HeartbeatFiles
 from shards.sources.kinds import FolderSource
 from tests.pipeline.models.conversion.random_weights import VIT, random_model, tensors_of
 from tests.rigs.checkpoints import checkpoints_of, saved_at_once

@@ -14,7 +14,7 @@ from jobs.cli import _overridden as overridden
 from jobs.model_jobs import EvaluateJob
 from jobs.record import write_record
 from jobs.submitted import job_of_words
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.data.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
 from tests.rigs.training import FinishedRuns, pretrain_words
 

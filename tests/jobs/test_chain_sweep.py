@@ -14,7 +14,7 @@ from jobs.chain_sweep import resolved
 from jobs.chain_units import Unit, units_of
 from jobs.trials import Score
 from shards.errors import UserError, WillNotSucceedError
-from shards.typed_json import read_record
+from shards.files.typed_json import read_record
 from tests.rigs.fake_runs import finish, override
 
 GRID = ("--schedule.learning-rate", ".01", ".03", "--select-on", "held", "--seeds=2", "--evaluation.url=test")

@@ -21,8 +21,8 @@ from jobs.cli import _imported, main
 from jobs.record import read_record
 from jobs.stages import STAGES
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.weights import open_weights, save_weights
-from pipeline.training.config import TrainingJob
+from pipeline.models.weights.folder import open_weights, save_weights
+from pipeline.training.settings.job import TrainingJob
 from shards.storage.s3_client import BadAnswerError
 from tests.rigs.datasets import packed_folders
 from tests.rigs.processes import Ended, patchline

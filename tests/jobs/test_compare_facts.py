@@ -14,7 +14,7 @@ from jobs.compare_page import render
 from jobs.recipes import finetune, pretrain
 from jobs.record import write_record
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 
 
 def written(

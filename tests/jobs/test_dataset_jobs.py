@@ -12,9 +12,9 @@ from jobs.index import run as index
 from jobs.record import read_record
 from jobs.verify import VerifyJob
 from jobs.verify import run as verify
-from shards.checking.verify import verify_dataset
 from shards.dataset import open_dataset
 from shards.errors import UserError
+from shards.verifying.verify import verify_dataset
 from tests.rigs.datasets import packed_folders
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.doctor import table_of
-from pipeline.training.machine_checks import Check
+from pipeline.machine.checks import Check
 from tests.rigs.processes import patchline
 
 NAMES = ["Python", "libraries", "DeepSpeed", "cores", "memory", "shared memory", "open files"]

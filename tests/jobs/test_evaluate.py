@@ -16,7 +16,7 @@ from jobs.recipes.evaluate import resize
 from jobs.record import read_record
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.weights import save_weights
+from pipeline.models.weights.folder import save_weights
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UserError
 from shards.sources.digits import DigitsSource

@@ -15,7 +15,7 @@ from jobs.import_weights import run as run_import
 from jobs.record import read_record
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.config import Format
-from pipeline.models.weights import open_weights, save_weights
+from pipeline.models.weights.folder import open_weights, save_weights
 from shards.errors import InvalidDataError, UserError
 from tests.rigs.limited import limited_patchline
 

@@ -14,7 +14,7 @@ from jobs.record import read_record
 from pipeline.evaluation.config import FewshotImages
 from pipeline.evaluation.fewshot import FewshotScores, ShotScores
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.weights import save_weights
+from pipeline.models.weights.folder import save_weights
 from shards.errors import InvalidDataError, UserError
 from shards.sources.digits import DigitsSource
 from tests.rigs.processes import patchline

@@ -10,7 +10,7 @@ from jobs.field_names import field_names, known_instead, nested
 from jobs.fields import Report, job_from
 from jobs.pack import PackJob
 from jobs.yaml_tree import Fields, read_tree
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 
 

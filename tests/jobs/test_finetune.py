@@ -8,7 +8,7 @@ import pytest
 
 from jobs.finetune import run
 from jobs.recipes.finetune import RECIPES
-from pipeline.training.config import InitialConfig, TrainingJob
+from pipeline.training.settings.job import InitialConfig, TrainingJob
 from shards.errors import UserError
 from tests.rigs.faults import differs, every_fault
 

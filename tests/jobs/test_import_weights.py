@@ -14,7 +14,7 @@ from jobs.import_weights import ImportJob, run
 from jobs.record import read_record
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.npz import save_npz
-from pipeline.models.weights import filled_model, open_weights
+from pipeline.models.weights.folder import filled_model, open_weights
 from shards.errors import InvalidDataError, UserError
 
 CONFIG = ModelConfig(name="vit", image_size=16, num_classes=3, patch=4, depth=1, width=12, mlp_width=20, num_heads=2)

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.masked import colour_names
-from pipeline.models.weights import save_weights
+from pipeline.models.weights.folder import save_weights
 from tests.jobs.test_evaluate import TINY, weights_that_say
 from tests.pipeline.inspection.test_model_figures import photographs
 from tests.rigs.processes import Ended, patchline

@@ -16,7 +16,7 @@ from jobs.ls import Run, in_order
 from jobs.model_jobs import SortColumn
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import write_record
-from pipeline.training.run_facts import RunFacts
+from pipeline.runs.facts import RunFacts
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.processes import patchline
 from tests.rigs.training import STEPS, FinishedRuns, pretrain_words, start

@@ -20,7 +20,7 @@ from jobs.recipes.pretrain import digits_smoke
 from jobs.resolve import default_job
 from jobs.stages import RECIPE, STAGES, recipes_of
 from pipeline.data.config import DataConfig
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 
 TRAINING = list(flags_of(digits_smoke()))

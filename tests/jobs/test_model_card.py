@@ -17,7 +17,7 @@ from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Format
-from pipeline.models.usage import Usage
+from pipeline.models.weights.usage import Usage
 from shards.subset_config import HeldOutConfig
 from tests.jobs.test_compare_facts import written
 from tests.jobs.test_evaluate import weights_that_say

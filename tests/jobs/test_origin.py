@@ -10,7 +10,7 @@ from jobs.origin import origin_of, shown_origin
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import write_record
 from jobs.record_leaves import read_leaves
-from pipeline.training.starts import NO_ORIGIN, Left, Origin, add_start
+from pipeline.runs.starts import NO_ORIGIN, Left, Origin, add_start
 from tests.rigs.processes import patchline
 from tests.rigs.training import pretrain_words
 

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.own_recipes import is_own, own_job
 from jobs.recipes.smoke import smoke
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from tests.rigs.processes import patchline
 
@@ -17,7 +17,7 @@ TEXT = '''
 from __future__ import annotations
 from dataclasses import dataclass, replace
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 
 @dataclass
 class Sizes:

@@ -18,7 +18,6 @@ from PIL import Image
 from jobs import index
 from jobs.pack import PackJob, run, source_of_split
 from jobs.recipes.pack import CIFAR10_CLASSES, RECIPES
-from shards.checking.verify import verify_dataset
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.images.config import Resize
@@ -26,6 +25,7 @@ from shards.manifest import QUARANTINE_PATH
 from shards.packing.config import Dedup
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ParquetSource
 from shards.store import open_store
+from shards.verifying.verify import verify_dataset
 from tests.rigs.datasets import file_hashes, index_rows, object_hashes
 from tests.rigs.images import class_folders, image_bytes
 from tests.rigs.tables import read_table

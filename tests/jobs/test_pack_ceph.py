@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from jobs.pack import PackJob, run
-from shards.checking.verify import verify_dataset
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
+from shards.verifying.verify import verify_dataset
 from tests.rigs.images import class_folders
 
 

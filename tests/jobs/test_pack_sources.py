@@ -18,10 +18,10 @@ import webdataset as wds
 from jobs import index
 from jobs.pack import PackJob, run
 from jobs.recipes.pack import RECIPES
-from shards.checking.verify import verify_dataset
 from shards.dataset import open_dataset
 from shards.sources.kinds import Source
 from shards.store import open_store
+from shards.verifying.verify import verify_dataset
 
 NUM_IMAGES = 60
 

@@ -10,7 +10,7 @@ from jobs.predict import PredictJob, arranged, run
 from pipeline.evaluation.predictor import load_model
 from shards.dataset import open_dataset
 from shards.errors import UserError
-from shards.read import read_sample
+from shards.reading.read import read_sample
 from tests.rigs.images import png_promising
 from tests.rigs.processes import patchline
 from tests.rigs.training import FinishedRuns

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.preflight import judge_locked, judge_ports, table_of
-from shards.checking.verdict import Verdict
+from shards.verifying.verdict import Verdict
 from tests.rigs.processes import patchline
 
 

@@ -19,9 +19,9 @@ from jobs.launch import Ranks, start_ranks
 from jobs.recipes.paper_jft import vit_h14_jft
 from pipeline.models.flops import num_parameters
 from pipeline.models.initial import initial_tensor
-from pipeline.models.weights import open_weights
-from pipeline.training.metrics import read_metrics
-from pipeline.world import bf16_of
+from pipeline.models.weights.folder import open_weights
+from pipeline.ranks.world import bf16_of
+from pipeline.training.reporting.metrics import read_metrics
 
 MOST_BYTES = 20e9
 MOST_BYTES_OF_FOUR_LAYERS = 3.6e9

@@ -13,7 +13,7 @@ import yaml
 
 from jobs.recipes import evaluate, finetune, pack, pretrain
 from jobs.record import open_job, read_record, record_text, write_record
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from tests.rigs.faults import differs, every_fault
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jobs.confusion_plot import confusion_plot, text_width
 from jobs.report_curves import kind_of
 from jobs.report_plots import curve_plot, share_text, ticks, time_bar
-from pipeline.training.curves import Curve
+from pipeline.runs.curves import Curve
 
 
 @pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [1e-9, 1e9], [-5.0, 0.0, 3.0], [0.0, 0.0], [1e299, -1e299]])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.report_worth import COLUMNS, CORE_DAYS, TABLE_2, device_days, least_width, worth_of
-from pipeline.training.starts import Left, Start, read_starts
+from pipeline.runs.starts import Left, Start, read_starts
 from tests.rigs.processes import patchline
 from tests.rigs.training import FinishedRuns, pretrain_words
 

@@ -14,8 +14,8 @@ from jobs.log_signs import OURS, PYTHON, SIGNS
 from jobs.queue_jobs import NodeFacts, parsed
 from jobs.run_causes import causes_of
 from jobs.run_evidence import Evidence, evidence_of
-from pipeline.training.heartbeat_files import Beat
-from pipeline.training.pulse import Phase
+from pipeline.training.watchdog.heartbeat_files import Beat
+from pipeline.training.watchdog.pulse import Phase
 from tests.jobs.test_ls import make
 from tests.jobs.test_run_evidence import NO_SLURM, write_exits, write_log
 

@@ -11,7 +11,7 @@ from jobs.recipes.pretrain import digits_smoke
 from jobs.run_changes import run_changes
 from pipeline.data.config import AugmentConfig, DataConfig
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.training.config import InitialConfig, TrainingJob
+from pipeline.training.settings.job import InitialConfig, TrainingJob
 from shards.read_config import ReadConfig
 
 DATA = DataConfig(url="d", lanes=8)

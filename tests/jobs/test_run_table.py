@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jobs.run_table import Row, table_of
-from pipeline.training.run_facts import RunFacts
+from pipeline.runs.facts import RunFacts
 
 NOW = 1e9
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.trial_verdict import ROUNDING, Outcome, rounding_of
-from pipeline.training.run_comparison import CheckpointComparison, LossDifference, TensorDifference
+from pipeline.runs.comparison import CheckpointComparison, LossDifference, TensorDifference
 
 A_TENSOR = TensorDifference(
     step=8, slot="master", name="head.bias", relative=0.25, num_elements=2, element=1, expected=1.0, found=1.5

@@ -29,10 +29,10 @@ from jobs.record import read_record
 from jobs.resolve import default_job
 from jobs.verify_resume import verify
 from pipeline.checkpoints.manifest import MANIFEST_NAME
-from pipeline.checkpoints.seal import sealed, unsealed
-from pipeline.training.config import TrainingJob
-from pipeline.training.loggers import LoggersConfig
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.loggers import LoggersConfig
 from shards.errors import TransientError, UserError
+from shards.files.seal import sealed, unsealed
 from shards.store import open_store
 from tests.rigs.forked_ranks import fork_ranks
 from tests.rigs.forks import ONE_THREAD

@@ -11,7 +11,7 @@ from jobs.recipes.paper_vtab import GROUPS, TASKS
 from jobs.trials import Score, Trial
 from jobs.vtab_rows import Row, facts_of, table_of
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.weights import save_weights
+from pipeline.models.weights.folder import save_weights
 from shards.errors import UserError
 from shards.sources.digits import DigitsSource
 from tests.rigs.fake_runs import override, runs_are_over_at_once

@@ -9,7 +9,7 @@ import yaml
 from jobs.evaluate import EvaluateJob
 from jobs.recipes.pretrain import digits_smoke
 from jobs.warmup import scaled, shortened, with_warmup
-from pipeline.training.schedule import ScheduleConfig
+from pipeline.training.settings.schedule import ScheduleConfig
 from tests.rigs.processes import patchline
 from tests.rigs.training import TINY
 

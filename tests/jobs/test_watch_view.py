@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from jobs.queue_reasons import Finding
 from jobs.status import Status
 from jobs.watch_view import View, drawn, sparkline, view_of
-from pipeline.training.run_facts import RunFacts
+from pipeline.runs.facts import RunFacts
 from tests.jobs.test_ls import make
 
 STATUS = Status(

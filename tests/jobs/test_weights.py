@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from jobs import exit_codes
 from pipeline.checkpoints.best import read_best
-from pipeline.models.weights import open_weights
+from pipeline.models.weights.folder import open_weights
 from shards.store import open_store
 from tests.baseline.record import OLD_RUN
 from tests.rigs.kills import step_at_least, wait_until

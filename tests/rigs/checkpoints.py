@@ -6,11 +6,11 @@ from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fragment import Fragment
 from pipeline.checkpoints.fragments import lay_out
-from pipeline.checkpoints.inline_writer import InlineWriter
 from pipeline.checkpoints.manifest import Manifest
 from pipeline.checkpoints.saves import Saves
-from pipeline.training.ledger import last_line, last_saved
-from pipeline.world import World
+from pipeline.checkpoints.writer.inline_writer import InlineWriter
+from pipeline.ranks.world import World
+from pipeline.training.reporting.ledger import last_line, last_saved
 from shards.store import Store, open_store
 
 

@@ -26,16 +26,16 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.models.build import unfilled_model
 from pipeline.models.config import ModelConfig
-from pipeline.training import engine as engines
-from pipeline.training.batch_plan import BatchPlan
-from pipeline.training.config import OptimizerConfig, TrainingJob
-from pipeline.training.norms import Norms
-from pipeline.training.position_view import PositionView
-from pipeline.training.signals import StopRequest
-from pipeline.training.step_times import StepTimes
-from pipeline.training.streams import HostStreams
-from pipeline.training.train_step import Gradients, TrainStep
-from pipeline.training.watch import Watch
+from pipeline.training.controls import Watch
+from pipeline.training.reporting.norms import Norms
+from pipeline.training.reporting.position_view import PositionView
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob
+from pipeline.training.step import Gradients, TrainStep
+from pipeline.training.watchdog.signals import StopRequest
+from pipeline.training.zero import engine as engines
+from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.gpu_streams import HostStreams
+from pipeline.training.zero.step_times import StepTimes
 from tests.rigs.forks import forks
 from tests.rigs.processes import one_world
 

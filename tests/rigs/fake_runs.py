@@ -11,7 +11,7 @@ from jobs import exit_codes
 from jobs.cli import _overridden as override
 from jobs.record import write_record
 from jobs.submitted import job_of_words
-from pipeline.training.config import TrainingJob
+from pipeline.training.settings.job import TrainingJob
 
 __all__ = ["finish", "override", "runs_are_over_at_once"]
 

@@ -116,7 +116,7 @@ def _as_rank(
 
 def _stand_after(num_steps: int) -> None:
     """Rank 0, which writes the metrics, waits after this step, and the other ranks wait for it."""
-    from pipeline.training.metrics import Metrics  # noqa: PLC0415  # as above
+    from pipeline.training.reporting.metrics import Metrics  # noqa: PLC0415  # as above
 
     write = Metrics.write
 

@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from shards.card.card import gather_facts
-from shards.checking.verify import verify_dataset
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError
 from shards.index import table_bytes
 from shards.manifest import MANIFEST_PATH, sha256_hex
 from shards.order import SampleOrder
 from shards.read_config import ReadConfig
+from shards.reading.stream_reader import StreamReader
 from shards.store import Store
-from shards.stream_reader import StreamReader
+from shards.verifying.verify import verify_dataset
 from tests.rigs.tables import read_table
 
 Change = Callable[[pa.Table], pa.Table]

@@ -14,7 +14,7 @@ from typing import Literal
 from jobs import exit_codes
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.checkpoints.manifest import MANIFEST_NAME, manifest_from_json
-from pipeline.checkpoints.rank_files import RankFiles
+from pipeline.checkpoints.rank_file_in import RankFiles
 from shards.store import open_store
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.training import losses, pretrain_words, run, start

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.pack import PackJob, run
-from shards.progress import Progress
+from shards.output.progress import Progress
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
 from tests.rigs.images import image_bytes

@@ -15,11 +15,11 @@ from torch._C._profiler import _ExtraFields_Allocation
 from torch.profiler import ProfilerActivity, profile
 
 from pipeline.models.loss import classification_loss
-from pipeline.training.batch_plan import BatchPlan, plan_batch
-from pipeline.training.config import TrainingJob
-from pipeline.training.engine import Engine
+from pipeline.ranks.world import World
+from pipeline.training.settings.job import TrainingJob
 from pipeline.training.start import starting_model
-from pipeline.world import World
+from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
+from pipeline.training.zero.engine import Engine
 from tests.rigs.processes import run_ranks
 from tests.rigs.random_weights import fill_randomly
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from jobs.cli import main
-from pipeline.world import World, enter, leave
+from pipeline.ranks.world import World, enter, leave
 from tests.rigs.forks import ONE_THREAD, forks
 from tests.rigs.s3 import free_port
 

@@ -6,7 +6,7 @@ import zlib
 import torch
 
 from pipeline.checkpoints.fragment import Fragment
-from pipeline.training.engine import Engine
+from pipeline.training.zero.engine import Engine
 
 
 def fill_randomly(engine: Engine, *, std: float) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from jobs.chain_state import DONE, GATE, chain_steps, ending
 from jobs.screen import put
-from pipeline.checkpoints.line_tail import read_tail
-from shards.quantities import clock
+from shards.files.line_tail import read_tail
+from shards.output.quantities import clock
 from tests.rigs.slurm import SlurmCluster, SlurmConfig, missing_programs
 
 PATCHLINE = Path(sys.executable).parent / "patchline"

@@ -10,7 +10,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.launch import Ranks
-from pipeline.training.metrics import read_metrics
+from pipeline.training.reporting.metrics import read_metrics
 from tests.rigs.cpu_seconds import METER
 from tests.rigs.forked_ranks import fork_ranks
 from tests.rigs.forks import ONE_THREAD

@@ -24,7 +24,7 @@ from unittest import mock
 from jobs.launch import Ranks
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.checkpoints.manifest import MANIFEST_NAME, is_checkpoint_file, manifest_from_json
-from pipeline.checkpoints.rank_files import RankFiles
+from pipeline.checkpoints.rank_file_in import RankFiles
 from shards.store import Store, open_store
 from tests.rigs.cutting_proxy import CuttingProxy
 from tests.rigs.training import pretrain_words, start

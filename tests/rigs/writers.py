@@ -20,6 +20,6 @@ def writers_of(parent: int) -> list[int]:
 
 def _is_writer(pid: int) -> bool:
     try:
-        return b"pipeline.checkpoints.writer_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"pipeline.checkpoints.writer.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

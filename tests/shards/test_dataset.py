@@ -11,7 +11,7 @@ from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UnreachableError, UserError
 from shards.manifest import BLOCKS_PATH, MANIFEST_PATH, index_path
 from shards.read_config import ReadConfig
-from shards.samples import read_sample
+from shards.reading.samples import read_sample
 from shards.storage.ranges import RangeReads
 from tests.rigs.datasets import index_rows, packed_folders
 from tests.rigs.watched import watched

@@ -47,9 +47,13 @@ ROOMS = ("shards", "pipeline", "jobs", "slurm", "patchline")
 # checkpoint writer is a process of its own, whose two threads have different priorities; a service that loggers send to
 # may never answer.
 WATCHERS = [
-    *("shards/parallel.py", "pipeline/checkpoints/writer_process.py"),
-    *("pipeline/training/wakeup.py", "pipeline/training/heartbeat.py", "pipeline/training/heartbeat_files.py"),
-    "pipeline/training/logger_thread.py",
+    *("shards/reading/parallel.py", "pipeline/checkpoints/writer/process.py"),
+    *(
+        "pipeline/training/watchdog/wakeup.py",
+        "pipeline/training/watchdog/heartbeat.py",
+        "pipeline/training/watchdog/heartbeat_files.py",
+    ),
+    "pipeline/training/reporting/logger_thread.py",
 ]
 
 

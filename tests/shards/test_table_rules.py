@@ -1,4 +1,4 @@
-"""What the tables must say, given the manifest. tests/shards/checking/test_refused.py has whole datasets."""
+"""What the tables must say, given the manifest. tests/shards/verifying/test_refused.py has whole datasets."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 Each run is killed (SIGKILL) at moments from an exponential distribution until it ends, and saves by the clock. From the
 means of its start-ups, stalls, commits and intervals, and from how often it was killed, the formula computes a goodput;
-the run's ledger has its own. Writes tests/soak/results/goodput.json, which tests/pipeline/training/test_goodput.py
+the run's ledger has its own. Writes tests/soak/results/goodput.json, which tests/pipeline/planning/test_goodput.py
 reads.
 """
 
@@ -18,11 +18,11 @@ from statistics import fmean
 
 from jobs import pack
 from jobs.recipes.pack import digits
-from pipeline.checkpoints.json_lines import Line, read_lines
-from pipeline.training.goodput import Regime, outcome
-from pipeline.training.metrics import read_metrics
-from pipeline.training.run_time import time_of
-from pipeline.training.starts import read_starts
+from pipeline.planning.goodput import Regime, outcome
+from pipeline.runs.starts import read_starts
+from pipeline.runs.time import time_of
+from pipeline.training.reporting.metrics import read_metrics
+from shards.files.json_lines import Line, read_lines
 from tests.rigs.kills import after_seconds, run_and_kill
 from tests.rigs.training import pretrain_words
 

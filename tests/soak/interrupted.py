@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.checkpoints.attempts import read_attempts
-from pipeline.training.metrics import read_metrics
-from pipeline.training.run_comparison import StoredRun, compare_checkpoints, different_losses
+from pipeline.runs.comparison import StoredRun, compare_checkpoints, different_losses
+from pipeline.training.reporting.metrics import read_metrics
 from shards.store import open_store
 
 KINDS = ("killed-rank", "power-cut", "stopped-rank")

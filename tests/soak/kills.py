@@ -23,7 +23,7 @@ from jobs import pack
 from jobs.recipes.pack import digits
 from pipeline.checkpoints.attempts import list_committed, read_attempts
 from pipeline.checkpoints.manifest import MANIFEST_NAME, manifest_from_json
-from pipeline.checkpoints.rank_files import RankFiles
+from pipeline.checkpoints.rank_file_in import RankFiles
 from shards.store import Store, open_store
 from tests.rigs.cutting_proxy import cutting_proxy
 from tests.rigs.kills import run_and_kill

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from jobs.pack import PackJob, run
-from shards.progress import Progress
+from shards.output.progress import Progress
 from shards.sources.kinds import FolderSource
 from tests.rigs.datasets import file_hashes
 from tests.rigs.images import class_folders

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from shards.config_values import shown_value
 from shards.errors import UserError
+from shards.schema.config_values import shown_value
 
 Pair = tuple[int, int]  # height, width
 

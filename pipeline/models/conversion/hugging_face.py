@@ -38,12 +38,12 @@ from pipeline.models.conversion.sizes import (
     transformer_config,
 )
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.labels import texts_of, unique_labels
-from pipeline.models.tensor_checks import TensorByName
-from pipeline.models.weights import Weights
-from pipeline.models.weights_folder import write_folder
-from shards.config_values import shown_value
+from pipeline.models.weights.folder import Weights
+from pipeline.models.weights.labels import texts_of, unique_labels
+from pipeline.models.weights.tensor_checks import TensorByName
+from pipeline.models.weights.weights_folder import write_folder
 from shards.errors import UserError
+from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 _GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}

@@ -18,8 +18,8 @@ from pipeline.models.conversion.npz_file import write_npz
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.tensor_checks import MOST_TENSORS, TensorByName
-from pipeline.models.weights import Weights
+from pipeline.models.weights.folder import Weights
+from pipeline.models.weights.tensor_checks import MOST_TENSORS, TensorByName
 from shards.errors import InvalidDataError, UserError
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.models.conversion.tensor_file import TensorFile, readable
 from pipeline.models.conversion.zip_file import open_bounded, open_zip
-from pipeline.models.tensor_checks import MOST_LENGTH, refuse_absurd_tensors, refuse_not_finite
+from pipeline.models.weights.tensor_checks import MOST_LENGTH, refuse_absurd_tensors, refuse_not_finite
 from shards.errors import InvalidDataError, UserError
 
 _SUFFIX = ".npy"

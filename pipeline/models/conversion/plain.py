@@ -17,7 +17,7 @@ from pipeline.models.conversion.sizes import (
     units_of,
 )
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.weights import AXES, POSITION, Weights
+from pipeline.models.weights.folder import AXES, POSITION, Weights
 from shards.errors import UserError
 
 MARKS = ("embed.patch.weight", "conv_root.weight")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.models.conversion.tensor_file import readable
-from pipeline.models.weights_folder import MOST_DESCRIPTION_BYTES, PIXELS_FILE
-from shards.config_values import shown_value
+from pipeline.models.weights.weights_folder import MOST_DESCRIPTION_BYTES, PIXELS_FILE
 from shards.errors import UserError
+from shards.files.typed_json import parse_json
 from shards.local_file import read_local_file
-from shards.typed_json import parse_json
+from shards.schema.config_values import shown_value
 
 _FILES = (PIXELS_FILE, "processor_config.json")
 

@@ -7,10 +7,10 @@ import torch
 
 from pipeline.models.conversion.preprocessor import json_object
 from pipeline.models.conversion.tensor_file import TensorFile, readable
-from pipeline.models.safetensors_header import open_safetensors
-from pipeline.models.tensor_checks import MOST_TENSORS
-from shards.config_values import shown_value
+from pipeline.models.weights.safetensors_header import open_safetensors
+from pipeline.models.weights.tensor_checks import MOST_TENSORS
 from shards.errors import InvalidDataError, UserError
+from shards.schema.config_values import shown_value
 
 
 def open_safetensors_file(path: Path) -> TensorFile:

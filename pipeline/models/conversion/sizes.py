@@ -21,10 +21,10 @@ from pipeline.models.config import (
 )
 from pipeline.models.conversion.declared import Pair
 from pipeline.models.flops import num_parameters
-from pipeline.models.tensor_checks import Shapes
-from pipeline.models.weights import HEAD
-from shards.config_values import Range, refuse_wrong_values
+from pipeline.models.weights.folder import HEAD
+from pipeline.models.weights.tensor_checks import Shapes
 from shards.errors import InvalidDataError, UserError
+from shards.schema.config_values import Range, refuse_wrong_values
 
 HEADS_BY_WIDTH = {size.width: size.num_heads for size in SIZES.values()}
 ROOT_WIDTH = 64

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pipeline.models.tensor_checks import Shapes, TensorByName
+from pipeline.models.weights.tensor_checks import Shapes, TensorByName
 from shards.errors import InvalidDataError, UserError
 
 # Raised by the libraries that read damaged, encrypted or hostile files, for headers and values alike.

@@ -10,10 +10,10 @@ import zipfile
 from pathlib import Path
 
 from pipeline.models.conversion.tensor_file import readable
-from pipeline.models.tensor_checks import MOST_TENSORS
-from shards.config_values import shown_value
+from pipeline.models.weights.tensor_checks import MOST_TENSORS
 from shards.errors import InvalidDataError
 from shards.local_file import open_local_file
+from shards.schema.config_values import shown_value
 
 _MOST_FROM_ONE_BYTE = 1032
 _MOST_DIRECTORY_BYTES = 16 << 20

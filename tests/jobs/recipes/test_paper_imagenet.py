@@ -8,7 +8,7 @@ import pytest
 from jobs.recipes import paper_datasets
 from jobs.recipes.paper_datasets import PaperDataset
 from jobs.recipes.paper_imagenet import RECIPES
-from pipeline.training.config import scaled_by_rate
+from pipeline.training.settings.job import scaled_by_rate
 
 # recipe, steps (epochs x 14.2 M / 4096), clipping
 I21K = [

@@ -12,14 +12,14 @@ from jobs.recipes import finetune, pretrain
 from jobs.recipes.smoke import smoke
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.checkpoints.manifest import MANIFEST_NAME, manifest_from_json
-from pipeline.checkpoints.rank_files import RankFiles
+from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.models import build_model
 from pipeline.models.flops import num_parameters
 from pipeline.models.loss import classification_loss
 from pipeline.models.masked import masked_loss, mean_colours
-from pipeline.training.batch_plan import plan_batch
-from pipeline.training.config import TrainingJob
-from pipeline.training.metrics import read_metrics
+from pipeline.training.reporting.metrics import read_metrics
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.batch_plan import plan_batch
 from shards.store import open_store
 from tests.rigs.faults import differs, every_fault
 from tests.rigs.processes import patchline

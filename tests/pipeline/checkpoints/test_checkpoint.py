@@ -19,10 +19,10 @@ from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fence import standing_checkpoints
 from pipeline.checkpoints.fragment import Fragment
 from pipeline.checkpoints.manifest import Manifest, manifest_from_json
-from pipeline.checkpoints.rank_files import RankFiles
-from pipeline.checkpoints.seal import sealed, unsealed
-from pipeline.world import World
+from pipeline.checkpoints.rank_file_in import RankFiles
+from pipeline.ranks.world import World
 from shards.errors import UserError
+from shards.files.seal import sealed, unsealed
 from shards.store import open_store
 from tests.pipeline.training.test_run import continue_from
 from tests.rigs.checkpoints import checkpoints_of

@@ -21,8 +21,8 @@ from pipeline.checkpoints.manifest import (
     manifest_to_json,
 )
 from pipeline.checkpoints.many_requests import AT_ONCE, each_at_once
-from pipeline.checkpoints.rank_report import FileFacts, RankReport, file_name, report_name, report_to_json
-from pipeline.training.saved_job import saved_job
+from pipeline.checkpoints.rank_file_out import FileFacts, RankReport, file_name, report_name, report_to_json
+from pipeline.training.saving.saved_job import saved_job
 from shards.errors import StorageError
 from shards.store import LocalStore, Store
 from tests.rigs.counted_store import CountedStore

@@ -24,9 +24,9 @@ from pipeline.checkpoints.manifest import (
     overlapping,
 )
 from pipeline.checkpoints.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
-from pipeline.checkpoints.seal import sealed, unsealed
 from pipeline.data.skipped import StepRange
-from pipeline.training.saved_job import saved_job
+from pipeline.training.saving.saved_job import saved_job
+from shards.files.seal import sealed, unsealed
 from tests.baseline.record import OLD_RUN
 from tests.rigs.positions import position_at
 

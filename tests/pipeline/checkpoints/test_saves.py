@@ -18,14 +18,14 @@ from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fragment import Fragment
 from pipeline.checkpoints.fragments import RankFile, lay_out
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, Manifest
-from pipeline.checkpoints.rank_report import Piece
+from pipeline.checkpoints.rank_file_out import Piece
 from pipeline.checkpoints.save_phase import COMMITTED, FAILED, NAMES, OVERTAKEN, WRITTEN, Phase, Verdict, verdict
 from pipeline.checkpoints.saves import Saved, Saves
-from pipeline.checkpoints.writer import Writer
-from pipeline.checkpoints.writer_choice import choose_writer
-from pipeline.collectives import sums
-from pipeline.training.saved_job import saved_job
-from pipeline.world import World
+from pipeline.checkpoints.writer.client import Writer
+from pipeline.checkpoints.writer.writer_choice import choose_writer
+from pipeline.ranks.collectives import sums
+from pipeline.ranks.world import World
+from pipeline.training.saving.saved_job import saved_job
 from shards.errors import StorageError, WillNotSucceedError
 from shards.store import LocalStore
 from tests.rigs.checkpoints import checkpoints_of

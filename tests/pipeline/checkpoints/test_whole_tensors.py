@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.checkpoints import rank_files, whole_tensors
+from pipeline.checkpoints import rank_file_in, whole_tensors
 from pipeline.checkpoints.assemble import draft_manifest, with_reports
 from pipeline.checkpoints.fragment import Fragment
 from pipeline.checkpoints.fragments import lay_out
 from pipeline.checkpoints.manifest import CheckpointId, Manifest
 from pipeline.checkpoints.part_digests import PartDigests
-from pipeline.checkpoints.rank_files import RankFiles
-from pipeline.checkpoints.rank_report import FileFacts, RankReport
+from pipeline.checkpoints.rank_file_in import RankFiles
+from pipeline.checkpoints.rank_file_out import FileFacts, RankReport
 from pipeline.checkpoints.whole_tensors import tensors_in_order
-from pipeline.training.saved_job import saved_job
+from pipeline.training.saving.saved_job import saved_job
 from shards.errors import StorageError
 from shards.store import LocalStore
 from tests.rigs.checkpoints import checkpoints_of
@@ -126,9 +126,9 @@ def test_any_order_gives_the_same_tensors(tmp_path: Path) -> None:
 
 def test_ranges_under_way_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By bytes, however many ranges there are: each is freed once it is copied."""
-    monkeypatch.setattr(rank_files, "_RANGE_BYTES", 512)
-    monkeypatch.setattr(rank_files, "_MOST_UNDER_WAY_BYTES", 2048)
-    under_way, most, lock, found = 0, 0, threading.Lock(), rank_files.Wanted.take
+    monkeypatch.setattr(rank_file_in, "_RANGE_BYTES", 512)
+    monkeypatch.setattr(rank_file_in, "_MOST_UNDER_WAY_BYTES", 2048)
+    under_way, most, lock, found = 0, 0, threading.Lock(), rank_file_in.Wanted.take
     manifest = saved(tmp_path)
     files = RankFiles(LocalStore(str(tmp_path)), manifest)
     read, asked = RankFiles.read, list[int]()
@@ -141,7 +141,7 @@ def test_ranges_under_way_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
             asked.append(end - begin)
         return read(self, name, begin, end, hold=hold)
 
-    def taking(self: rank_files.Wanted, data: bytearray, *, begin: int) -> None:
+    def taking(self: rank_file_in.Wanted, data: bytearray, *, begin: int) -> None:
         nonlocal under_way
         with lock:
             under_way -= 0 if id(data) in seen else len(data)
@@ -150,7 +150,7 @@ def test_ranges_under_way_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
 
     seen = dict[int, bytearray]()  # keeps them, so that no two have one id
     monkeypatch.setattr(RankFiles, "read", reading)
-    monkeypatch.setattr(rank_files.Wanted, "take", taking)
+    monkeypatch.setattr(rank_file_in.Wanted, "take", taking)
     files.tensors(list(manifest.tensors), slot="master")
     assert len(asked) > 100
     assert max(asked) <= 512

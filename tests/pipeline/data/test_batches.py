@@ -25,7 +25,7 @@ from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data
 from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UserError, WillNotSucceedError
-from shards.read import locate_row
+from shards.reading.read import locate_row
 from shards.sample_rows import NO_WEIGHT
 from tests.rigs.datasets import index_rows, packed_folders, packed_with_undecodable, packed_with_weights
 from tests.rigs.turned import packed_twins
@@ -423,7 +423,7 @@ def test_leaving_while_an_index_is_awaited_ends_at_once(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_reads: int
 ) -> None:
     """The planner, which waits for it, must not do so for ever."""
-    monkeypatch.setattr("shards.read.FIRST_READS", first_reads)
+    monkeypatch.setattr("shards.reading.read.FIRST_READS", first_reads)
     monkeypatch.setattr("shards.pool.CLOSE_SECONDS", 0.1)
     for _ in range(20):
         dataset, store = watched(packed)

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
+from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.data.transform import evaluation_view
-from pipeline.evaluation_transform import EvaluationTransform
 from shards.dataset import open_dataset
 from shards.errors import WillNotSucceedError
-from shards.read import read_sample
+from shards.reading.read import read_sample
 from tests.rigs.datasets import packed_folders, packed_with_undecodable
 from tests.rigs.turned import NUM_TURNED, packed_twins
 from tests.rigs.watched import watched

@@ -17,7 +17,7 @@ from pipeline.data.label_matrices import Labels, label_matrix, weight_matrix
 from pipeline.data.mixup import mix_images, mix_targets, mix_weights
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.loss import classification_loss, targets_of
-from pipeline.training.batch_plan import BatchPlan, plan_batch
+from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from shards.errors import UserError
 from shards.sample_rows import NO_WEIGHT
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.data.quarantine import Quarantine
 from shards.errors import WillNotSucceedError
-from shards.read import RawSample
+from shards.reading.read import RawSample
 
 
 def sample(sample_id: int, *, fault: str = "crc") -> RawSample:

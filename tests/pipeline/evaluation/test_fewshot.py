@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.config import FewshotConfig, FewshotInTraining
 from pipeline.evaluation.fewshot import (
     FewshotScores,
@@ -16,9 +17,8 @@ from pipeline.evaluation.fewshot import (
     represented,
 )
 from pipeline.evaluation.shots import chosen_shots
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
-from pipeline.world import World
+from pipeline.ranks.world import World
 from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.single_labels import labels_of

@@ -11,14 +11,14 @@ from PIL import Image
 
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
+from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.predictor import BATCH, Predictor, load_model
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.usage import Usage
-from pipeline.models.weights import filled_model, open_weights, save_weights
+from pipeline.models.weights.folder import filled_model, open_weights, save_weights
+from pipeline.models.weights.usage import Usage
 from shards.dataset import open_dataset
 from shards.errors import UserError
-from shards.read import read_sample
+from shards.reading.read import read_sample
 from tests.rigs.images import image_bytes, png_promising
 
 LABELS = tuple(f"class {number}" for number in range(10))

@@ -16,7 +16,7 @@ from pipeline.evaluation.scores import Scores, evaluate, model_image_size
 from pipeline.evaluation.targets import by_class_map
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.build import Model
-from pipeline.world import World
+from pipeline.ranks.world import World
 from shards.dataset import open_dataset
 from shards.errors import UserError
 from tests.rigs.datasets import packed_folders, packed_with_weights

@@ -14,7 +14,7 @@ from pipeline.models.conversion.config import Format
 from pipeline.models.conversion.convert import open_any, save_as
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.vit import Attention, ViT
-from pipeline.models.weights import filled_model
+from pipeline.models.weights.folder import filled_model
 from tests.pipeline.models.parity import imported
 from tests.pipeline.models.test_vit import random_images, random_model
 

@@ -13,8 +13,8 @@ from pipeline.evaluation.predictor import Predictor
 from pipeline.inspection.model_figures import draw_attention, draw_filters, draw_positions, vit_of
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.position_similarity import similarities
-from pipeline.models.usage import Usage
 from pipeline.models.vit import ViT
+from pipeline.models.weights.usage import Usage
 from shards.errors import UserError
 from tests.pipeline.models.test_vit import TINY, random_model
 

@@ -18,8 +18,8 @@ from pipeline.models.flops import (
     num_parameters,
     training_flops,
 )
-from pipeline.training.config import OptimizerConfig
-from pipeline.training.layers import freeze
+from pipeline.training.settings.job import OptimizerConfig
+from pipeline.training.zero.layers import freeze
 
 TINY: dict[str, Any] = {"image_size": 32, "depth": 2, "width": 24, "mlp_width": 40, "num_heads": 3, "num_classes": 7}
 

@@ -14,8 +14,8 @@ from pipeline.models.conversion.config import Change
 from pipeline.models.conversion.convert import changed, save_as
 from pipeline.models.flops import num_parameters
 from pipeline.models.masked import NOT_PREDICTED, ColourHead, colour_names, masked_loss, mean_colours
-from pipeline.models.weights import Weights, filled_model, open_weights, refuse_no_classifier, save_weights
-from pipeline.models.weights_fit import fit_weights
+from pipeline.models.weights.fit import fit_weights
+from pipeline.models.weights.folder import Weights, filled_model, open_weights, refuse_no_classifier, save_weights
 from shards.errors import UserError
 
 VIT = ModelConfig(

@@ -10,17 +10,17 @@ import pytest
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.ranks.world import World
 from pipeline.training import build
-from pipeline.training.batch_plan import BatchPlan
 from pipeline.training.build import Parts, build_loop
-from pipeline.training.config import EngineConfig
-from pipeline.training.ledger import Ledger
+from pipeline.training.controls import Watch
 from pipeline.training.prepare import prepare
-from pipeline.training.signals import Signals
+from pipeline.training.reporting.ledger import Ledger
+from pipeline.training.settings.job import EngineConfig
 from pipeline.training.start_parts import StartParts
-from pipeline.training.stopping import Stopping
-from pipeline.training.watch import Watch
-from pipeline.world import World
+from pipeline.training.watchdog.signals import Signals
+from pipeline.training.watchdog.stopping import Stopping
+from pipeline.training.zero.batch_plan import BatchPlan
 from tests.rigs.checkpoints import checkpoints_of
 from tests.rigs.processes import one_world, run_ranks
 

@@ -7,14 +7,14 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from pipeline.collectives import timeouts
 from pipeline.models import ModelConfig, build_model
-from pipeline.training.batch_plan import plan_batch
-from pipeline.training.config import EngineConfig, HangConfig, OptimizerConfig
-from pipeline.training.engine import Engine
-from pipeline.training.heartbeat import collective_timeout
-from pipeline.training.pulse import Phase, Place, limit_seconds
-from pipeline.world import World, joined
+from pipeline.ranks.collectives import timeouts
+from pipeline.ranks.world import World, joined
+from pipeline.training.settings.job import EngineConfig, HangConfig, OptimizerConfig
+from pipeline.training.watchdog.heartbeat import collective_timeout
+from pipeline.training.watchdog.pulse import Phase, Place, limit_seconds
+from pipeline.training.zero.batch_plan import plan_batch
+from pipeline.training.zero.engine import Engine
 from tests.rigs.forks import forks
 from tests.rigs.processes import one_world
 from tests.rigs.s3 import free_port

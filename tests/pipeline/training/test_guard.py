@@ -14,9 +14,9 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.skipped import StepRange
 from pipeline.training.findings import add_finding
 from pipeline.training.guard import Guard, NonFiniteGuard, RewindNeededError
-from pipeline.training.signals import StopRequest
 from pipeline.training.spikes import GuardConfig
-from pipeline.training.train_step import StepResult
+from pipeline.training.step import StepResult
+from pipeline.training.watchdog.signals import StopRequest
 from shards.errors import WillNotSucceedError
 from tests.pipeline.checkpoints.test_manifest import MANIFEST
 from tests.pipeline.training.test_rewind import FOUND

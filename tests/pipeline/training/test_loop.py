@@ -9,8 +9,8 @@ import pytest
 
 from jobs import exit_codes
 from pipeline.training.loop import Loop
-from pipeline.training.metrics import read_metrics
-from pipeline.training.signals import StopRequest
+from pipeline.training.reporting.metrics import read_metrics
+from pipeline.training.watchdog.signals import StopRequest
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.training import STEPS, FinishedRuns, pretrain_words, run, start
 

@@ -16,9 +16,9 @@ from jobs.record import read_record
 from pipeline.data import DataConfig, MixupConfig, RandAugmentConfig, mix_weights, train_batches
 from pipeline.data.batches import COUNT_NAMES
 from pipeline.models import build_model
-from pipeline.models.weights import filled_model, open_weights, save_weights
-from pipeline.training.config import TrainingJob
-from pipeline.training.metrics import read_metrics
+from pipeline.models.weights.folder import filled_model, open_weights, save_weights
+from pipeline.training.reporting.metrics import read_metrics
+from pipeline.training.settings.job import TrainingJob
 from shards.dataset import open_dataset
 from tests.rigs.datasets import packed_folders
 from tests.rigs.kills import run_and_kill

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.training.config import EngineConfig, InitialConfig, TrainingJob
 from pipeline.training.prepare import prepare
+from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
 from shards.errors import UserError
 from tests.rigs.processes import one_world
 

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from jobs.endings import end_of
-from pipeline.models.tensor_checks import refuse_not_finite
-from pipeline.training.done import read_done
+from pipeline.models.weights.tensor_checks import refuse_not_finite
 from pipeline.training.loop import Loop
 from pipeline.training.run import _retried
+from pipeline.training.saving.finish import read_done
 from shards.errors import InvalidDataError, WillNotSucceedError
 from tests.rigs.kills import saving, wait_until
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run, start

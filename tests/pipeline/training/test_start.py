@@ -11,8 +11,8 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.models import build_model
 from pipeline.models.initial import initial_tensor
 from pipeline.models.pos_embed import resample_position_embeddings
-from pipeline.models.weights import save_weights
-from pipeline.training.config import InitialConfig, TrainingJob
+from pipeline.models.weights.folder import save_weights
+from pipeline.training.settings.job import InitialConfig, TrainingJob
 from pipeline.training.start import starting_weights
 from shards.errors import UserError
 

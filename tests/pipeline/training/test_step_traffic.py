@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from pipeline.models.build import shapes_of
-from pipeline.training.layers import group_of
+from pipeline.ranks.world import World
 from pipeline.training.step_sums import GRAD_NORM, LOSS, StepSums, SumSource
-from pipeline.training.streams import HostStreams
-from pipeline.world import World
+from pipeline.training.zero.gpu_streams import HostStreams
+from pipeline.training.zero.layers import group_of
 from tests.rigs.counted_steps import MODEL, Case, CountedSteps, counted_steps
 from tests.rigs.processes import run_ranks
 

@@ -11,10 +11,9 @@ from jobs.cli import _overridden
 from jobs.recipes.pretrain import digits_smoke
 from jobs.submitted import job_of_words
 from pipeline.data.config import DataConfig
+from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.evaluation_transform import EvaluationTransform
-from pipeline.training.batch_plan import plan_batch
-from pipeline.training.config import InitialConfig, TrainingJob
+from pipeline.training.settings.job import InitialConfig, TrainingJob
 from pipeline.training.summary import (
     Opening,
     Score,
@@ -23,6 +22,7 @@ from pipeline.training.summary import (
     num_parameters,
     scores_of,
 )
+from pipeline.training.zero.batch_plan import plan_batch
 from tests.rigs.processes import one_world
 
 SECONDS = {"compute": 60.0, "data_wait": 4.0, "total": 90.0}

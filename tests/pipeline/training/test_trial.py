@@ -11,13 +11,13 @@ from torch import nn
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.loss import classification_loss
-from pipeline.training.batch_plan import BatchPlan, plan_batch
-from pipeline.training.config import EngineConfig, TrainingJob
-from pipeline.training.engine import Engine
-from pipeline.training.gradient_check import check_gradients
+from pipeline.ranks.world import World
+from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.start import stand_in_model, starting_model
 from pipeline.training.trial import Trial, engine_that_fits, one_pass, refuse_lack_of_memory
-from pipeline.world import World
+from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
+from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.gradient_check import check_gradients
 from shards.errors import TransientError, UserError, WillNotSucceedError
 from tests.rigs.processes import run_ranks
 from tests.rigs.random_weights import fill_randomly

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shards.checking.verify import verify_dataset
 from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.packing.about import MOST_CHARACTERS, About, describe
+from shards.verifying.verify import verify_dataset
 from tests.rigs.datasets import file_hashes, packed_folders
 
 

@@ -149,6 +149,6 @@ def test_samples_that_are_not_the_plans_are_refused(task: ShardTask, store: Stor
 def test_a_plan_that_declares_too_much_is_refused_before_it_is_read(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shards.checked_table._MOST_BYTES", 10)
+    monkeypatch.setattr("shards.tables._MOST_BYTES", 10)
     with pytest.raises(ValueError, match=r"it declares .* decompressed bytes; allowed: 0 to 10"):
         planned_samples(store, 0, samples_per_shard=6)

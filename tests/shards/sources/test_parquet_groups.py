@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shards.errors import InvalidDataError
-from shards.parquet_file import ParquetPieces
+from shards.parquet.files import ParquetPieces
 from shards.sources.parquet_groups import MOST_GROUP_IMAGES, refuse_groups
 from shards.sources.parquets import ParquetSource
 from shards.sources.tables import read_rows

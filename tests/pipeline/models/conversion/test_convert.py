@@ -17,7 +17,7 @@ from pipeline.models.conversion.config import Change, Format
 from pipeline.models.conversion.convert import changed, open_any, save_as
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.pos_embed import resample_position_embeddings
-from pipeline.models.weights import Weights, filled_model, open_weights, save_weights
+from pipeline.models.weights.folder import Weights, filled_model, open_weights, save_weights
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,

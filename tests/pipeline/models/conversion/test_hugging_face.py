@@ -14,7 +14,7 @@ from pipeline.models import ModelConfig
 from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints
-from pipeline.models.weights import Weights, filled_model
+from pipeline.models.weights.folder import Weights, filled_model
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,

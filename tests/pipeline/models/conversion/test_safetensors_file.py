@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from pipeline.models.conversion.convert import open_any
 from pipeline.models.conversion.safetensors_file import open_safetensors_file, open_sharded
 from pipeline.models.conversion.sizes import Hints
-from pipeline.models.weights import filled_model
+from pipeline.models.weights.folder import filled_model
 from shards.errors import UserError
 from tests.pipeline.models.parity import difference, random_images
 

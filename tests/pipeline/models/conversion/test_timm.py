@@ -20,7 +20,7 @@ from pipeline.models import ModelConfig
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.conversion.timm import open_timm, save_timm
-from pipeline.models.weights import Weights
+from pipeline.models.weights.folder import Weights
 from shards.errors import UserError
 from shards.sources.digits import DigitsSource
 from tests.pipeline.models.conversion.random_weights import (

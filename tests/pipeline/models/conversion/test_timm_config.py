@@ -13,7 +13,7 @@ from pipeline.models.conversion.sizes import Hints
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm import open_timm, save_timm
 from pipeline.models.conversion.timm_config import TANH_ARCHITECTURES, model_in
-from pipeline.models.weights import Weights
+from pipeline.models.weights.folder import Weights
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import VIT, random_model, tensors_of
 

@@ -1,0 +1,240 @@
+"""The trainer's end of its checkpoint writer (writer_process.py): starts it, and talks to it without ever waiting,
+unless asked to.
+"""
+
+import fcntl
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from pipeline.checkpoints.writer_messages import (
+    Answer,
+    Command,
+    CommitOrder,
+    Fit,
+    Hurry,
+    Lines,
+    Write,
+    from_line,
+    to_line,
+)
+from shards.errors import StorageError
+
+log = logging.getLogger(__name__)
+MOST_SILENT_SECONDS = 600.0  # without any sign of progress, before a writer counts as hung
+_READ_BYTES = 1 << 16
+_LAST_SECONDS = 5.0  # between the end of a writer's pipe and its own
+_PIPE_BYTES = 1 << 20
+# They go to every process of a Slurm step: the writer must not get one before it ignores them.
+_NOT_FOR_WRITERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Writer:
+    """One rank's writer process, and the shared memory (`buffer`, a descriptor) that it writes from.
+
+    Close it when done: it is killed, whatever it does. Not for several threads.
+    """
+
+    def __init__(self, *, most_silent_seconds: float = MOST_SILENT_SECONDS) -> None:
+        self.buffer = os.memfd_create("checkpoint", os.MFD_CLOEXEC)
+        self._most_silent = most_silent_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._fit: Fit | None = None
+        self._hurried = 0  # the newest save that the writer was told to hurry for
+        self._waiting: dict[int, str] = {}  # the saves that an answer is due for, and what was asked last
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 if there is none."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is due."""
+        return bool(self._waiting)
+
+    def fit(self, order: Fit) -> None:
+        """Says what is in the buffer from now on."""
+        self._fit = order
+        if self._process:
+            self._send(order)
+
+    def write(self, order: Write) -> None:
+        """Asks for a write of the buffer; a writer that has died is replaced first. StorageError if none starts."""
+        self._ask(order, "write")
+
+    def commit(self, order: CommitOrder) -> None:
+        """Asks for a commit, as `write`."""
+        self._ask(order, "commit")
+
+    def answers(self, *, seconds: float = 0.0) -> list[Answer]:
+        """What has been answered since; waits for the first up to `seconds`. A writer that has died, or was silent for
+        too long, fails what it was asked."""
+        found: list[Answer] = []
+        if seconds:
+            self._hurry()
+        deadline = time.monotonic() + seconds
+        while self._process and not found:
+            left = max(0.0, deadline - time.monotonic())
+            if not self._exchange(left, found) or (not left and not found):
+                break
+        return found
+
+    def close(self) -> None:
+        """Ends the process at once."""
+        self._end()
+        self._waiting = {}
+        if self.buffer >= 0:
+            os.close(self.buffer)
+            self.buffer = -1
+
+    def _ask(self, order: Write | CommitOrder, what: str) -> None:
+        if self._process and not self._waiting and self._process.poll() is not None:
+            log.warning("the checkpoint writer (process %d) has ended; a new one is started", self.pid)
+            self._end()
+        if self._process is None:
+            self._start()
+            if self._fit:
+                self._send(self._fit)
+        self._waiting[order.save] = what
+        self._heard = time.monotonic()
+        self._send(order)
+
+    def _hurry(self) -> None:
+        """Says once that a write is waited for."""
+        writes = [save for save, asked in self._waiting.items() if asked == "write"]
+        if writes and max(writes) > self._hurried and self._process:
+            self._hurried = max(writes)
+            self._send(Hurry(save=self._hurried))
+
+    def _send(self, order: Command) -> None:
+        self._unsent.append(memoryview(to_line(order)))
+        self._push()
+
+    def _push(self) -> None:
+        """Writes what the pipe takes now. A writer that has gone is found by reading."""
+        with suppress(BlockingIOError, BrokenPipeError):
+            while self._unsent:
+                line = self._unsent[0]
+                line = line[os.write(self._commands, line) :]
+                if line:
+                    self._unsent[0] = line
+                else:
+                    self._unsent.popleft()
+
+    def _exchange(self, seconds: float, found: list[Answer]) -> bool:
+        """Sends and receives once; False if there is no process any more."""
+        self._push()
+        poll = select.poll()  # select(2) knows no descriptor above 1023
+        poll.register(self._answers, select.POLLIN)
+        if self._unsent:
+            poll.register(self._commands, select.POLLOUT)
+        ready = [descriptor for descriptor, _ in poll.poll(min(seconds, 1.0) * 1000)]
+        if self._answers not in ready:
+            silent = time.monotonic() - self._heard
+            if self._waiting and silent > self._most_silent:
+                self._lost(f"the checkpoint writer did nothing for {silent:.0f} s and was ended", found)
+            return self._process is not None
+        data = os.read(self._answers, _READ_BYTES)
+        if not data:
+            self._lost("", found)
+            return False
+        self._heard = time.monotonic()
+        try:
+            for line in self._lines.take(data):
+                self._take(from_line(line), found)
+        except ValueError as error:
+            self._lost(f"the checkpoint writer answered nonsense: {error}", found)
+        return self._process is not None
+
+    def _take(self, answer: object, found: list[Answer]) -> None:
+        if not isinstance(answer, Answer):
+            raise ValueError(f"a {type(answer).__name__}; allowed: an Answer")
+        if answer.what == "said":
+            log.warning("%s", answer.message)
+        elif answer.what != "progress":
+            if answer.what == "committed":
+                self._waiting[answer.save] = "retire"
+            else:
+                self._waiting.pop(answer.save, None)
+            found.append(answer)
+
+    def _lost(self, why: str, found: list[Answer]) -> None:
+        """The process is over: what it was asked has failed, unless only old checkpoints were left to delete."""
+        pid, code = self.pid, self._end(is_over=not why)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        message = why or f"the checkpoint writer (process {pid}) {how}"
+        for save, asked in self._waiting.items():
+            found.append(Answer(save=save, what="retired" if asked == "retire" else "failed", message=message))
+        self._waiting = {}
+
+    def _start(self) -> None:
+        """Starts the process. StorageError if the system starts no more."""
+        try:
+            commands, self._commands, self._answers, answers = _two_pipes()
+        except OSError as error:
+            raise StorageError(f"the checkpoint writer does not start: {error}") from error
+        self._lines, self._heard = Lines(), time.monotonic()
+        self._unsent: deque[memoryview] = deque()
+        for end in (self._commands, self._answers):
+            os.set_blocking(end, False)
+        with suppress(OSError):  # a limit of this user: smaller pipes work, too
+            fcntl.fcntl(self._commands, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        ends = (commands, answers, self.buffer)
+        words = [sys.executable, "-P", "-m", "pipeline.checkpoints.writer.process", *map(str, (*ends, os.getpid()))]
+        try:
+            with _signals_held_back():
+                # A group of its own keeps a terminal's Ctrl-C away. Not a session of its own: the kernel shares the
+                # processor between sessions first, and the low priority would count only inside the writer's.
+                self._process = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=ends, process_group=0
+                )
+        except OSError as error:
+            os.close(self._commands)
+            os.close(self._answers)
+            raise StorageError(f"the checkpoint writer does not start: {error}") from error
+        finally:
+            os.close(commands)
+            os.close(answers)
+
+    def _end(self, *, is_over: bool = False) -> int:
+        """Ends the process, and returns its code. `is_over`: it is ending by itself."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_SECONDS if is_over else 0)
+        if process.poll() is None:
+            process.kill()
+        os.close(self._commands)
+        os.close(self._answers)
+        return process.wait()
+
+
+def _two_pipes() -> tuple[int, int, int, int]:
+    """The read and write ends of two pipes. OSError if there are no descriptors left."""
+    first = os.pipe()
+    try:
+        return *first, *os.pipe()
+    except OSError:
+        for end in first:
+            os.close(end)
+        raise
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """The process that is started inside is born with these signals blocked, and this one takes them afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_WRITERS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

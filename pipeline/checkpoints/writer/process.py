@@ -1,0 +1,177 @@
+"""The checkpoint writer: a process beside each rank that hashes, writes and uploads while the rank trains.
+
+    python -m pipeline.checkpoints.writer.process COMMANDS ANSWERS BUFFER PARENT
+
+It never outlives its trainer: the kernel kills it with its parent, and it ends when its pipe does. It takes no signal
+that is meant for the trainer. The rank's file is written by a thread of low priority, so that hashing takes the
+processor time that training leaves, until the trainer waits for it; a commit is small, and others wait for it: its
+thread has normal priority.
+It loads neither torch nor NumPy.
+"""
+
+import ctypes
+import logging
+import mmap
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from pipeline.checkpoints.writer.save_work import do_commit, do_write
+from pipeline.checkpoints.writer_messages import Answer, CommitOrder, Fit, Hurry, Lines, Write, from_line, to_line
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
+_LOWEST = 19  # niceness
+_NO_SAVE = 1 << 62  # nobody waits for it by itself
+_OVER = object()
+_READ_BYTES = 1 << 20
+
+
+class SharedBuffer:
+    """The trainer's copy of its state, in memory of both processes: the rank file, byte by byte."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._map: mmap.mmap | None = None
+        self.pieces: tuple[tuple[str, str, int, int, int], ...] = ()
+
+    def fit(self, order: Fit) -> Iterator[None]:
+        """Maps it again, since its size or what is in it has changed: a single step."""
+        self._map = mmap.mmap(self._descriptor, order.num_bytes, prot=mmap.PROT_READ)
+        self.pieces = order.pieces
+        yield
+
+    def parts(self) -> Iterable[memoryview]:
+        """All bytes."""
+        if self._map is None:
+            raise OSError("no buffer was announced before the first save")
+        return [memoryview(self._map)]
+
+    def file(self) -> BinaryIO:
+        """The same bytes as a file of their own offset."""
+        return Path(f"/proc/self/fd/{self._descriptor}").open("rb")
+
+
+class Worker:
+    """One thread that does one thing after another. An error of ours ends the process, and the trainer notices."""
+
+    def __init__(self, *, niceness: int = 0) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._niceness = niceness
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def do(self, task: Callable[[], None]) -> None:
+        """Does this after all that came before."""
+        self._tasks.put(task)
+
+    def _work(self) -> None:
+        if self._niceness:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
+        while True:
+            task = self._tasks.get()
+            try:
+                task()
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+
+
+class Relay:
+    """Takes the steps of a save's work with the lowest priority, until the trainer waits for that save: then a thread
+    of normal priority takes the rest. A thread could not raise its own priority again."""
+
+    def __init__(self) -> None:
+        self._low, self._normal = Worker(niceness=_LOWEST), Worker()
+        self._hurried = 0  # the newest save that the trainer waits for
+
+    def do(self, save: int, steps: Callable[[], Iterator[None]]) -> None:
+        """Takes these steps after all that came before."""
+        self._low.do(lambda: self._take(save, steps()))
+
+    def hurry(self, save: int) -> None:
+        """The trainer waits for this save."""
+        self._hurried = save
+
+    def _take(self, save: int, steps: Iterator[None]) -> None:
+        is_over = False
+        while not is_over and self._hurried < save:
+            is_over = next(steps, _OVER) is _OVER
+        if not is_over:
+            rest_is_done = threading.Event()
+            self._normal.do(lambda: _take_all(steps, rest_is_done))
+            rest_is_done.wait()
+
+
+def _take_all(steps: Iterator[None], is_done: threading.Event) -> None:
+    for _ in steps:
+        pass
+    is_done.set()
+
+
+class _Said(logging.Handler):
+    """Passes warnings on to the trainer, whose log they belong to."""
+
+    def __init__(self, say: Callable[[Answer], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        self._say(Answer(save=0, what="said", message=record.getMessage()))
+
+
+def serve(commands: int, answers: int, buffer: int) -> None:
+    """Does what the trainer asks, until its pipe ends."""
+    lock = threading.Lock()
+
+    def say(answer: Answer) -> None:
+        with lock:
+            line = memoryview(to_line(answer))
+            while line:
+                line = line[os.write(answers, line) :]
+
+    logging.getLogger().addHandler(_Said(say))
+    shared, lines = SharedBuffer(buffer), Lines()
+    writes, commits = Relay(), Worker()
+    while data := os.read(commands, _READ_BYTES):
+        for line in lines.take(data):
+            order = from_line(line)
+            if isinstance(order, Fit):
+                writes.do(_NO_SAVE, partial(shared.fit, order))
+            elif isinstance(order, Write):
+                writes.do(order.save, partial(do_write, order, shared, say))
+            elif isinstance(order, Hurry):
+                writes.hurry(order.save)
+            elif isinstance(order, CommitOrder):
+                commits.do(partial(do_commit, order, say))
+
+
+def end_with(parent: int) -> None:
+    """The kernel kills this process once its parent has ended, however it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def main(words: list[str]) -> None:
+    """Serves one trainer, and ends with it."""
+    commands, answers, buffer, parent = map(int, words)
+    end_with(parent)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        serve(commands, answers, buffer)
+    os._exit(0)  # whatever a thread is doing: nobody is left to commit it
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,45 @@
+"""How images are prepared for an evaluation. Weights keep it, too: models and data both import this module.
+
+Loads no torch: the command line reads it.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from shards.errors import UserError
+from shards.schema.config_values import Range, refuse_wrong_values
+
+# How an image is resized. bilinear: as the paper's code does, or as Pillow with antialiasing. area: every output pixel
+# is the average of the pixels that it covers, as big_vision resizes before a crop.
+ResizeFilter = Literal["bilinear", "area"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationTransform:
+    """How an image is brought to the model's size, with nothing random."""
+
+    mode: Literal["resize", "central_crop"] = "resize"
+    """resize: straight to the model's size; central_crop: resize the short side, then cut out the centre."""
+    short_side: Annotated[int, Range(0, zero="256/224 of the model's size")] = 0
+    """Pixels of the short side before a central crop; at least the model's size; 0: 256/224 of it, the paper's
+    proportion."""
+    antialias: bool = False
+    """Average over all pixels that an output pixel covers, as in training."""
+    filter: ResizeFilter = "bilinear"
+    """How the image is resized: bilinear, or area (big_vision's: the average of all pixels that an output pixel covers;
+    enlarged images get blocks)."""
+    exif: bool = True
+    """Turn images upright by their EXIF orientation; the paper's code does not. `predict` always does."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="transform.")
+        refuse_antialiased_area(antialias=self.antialias, resize_filter=self.filter, where="transform.")
+
+
+def refuse_antialiased_area(*, antialias: bool, resize_filter: ResizeFilter, where: str) -> None:
+    """UserError if antialiasing is asked of the area filter, which averages by itself: the switch would do nothing."""
+    if antialias and resize_filter == "area":
+        raise UserError(
+            f"{where}antialias is on with {where}filter area, which averages by itself; switch {where}antialias off, "
+            f"or set {where}filter to bilinear"
+        )

@@ -1,0 +1,166 @@
+"""What `patchline doctor` tries in a process of its own, which may crash or hang: torch, the decoder, S3, a disk.
+
+    python -P -m pipeline.machine.probes torch|decoder|disk FOLDER|s3 URL
+
+Standard output gets one check per line, as JSON, as soon as it is known.
+"""
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+from pipeline.machine.checks import Check, folder_check
+from shards.errors import TransientError, UserError
+from shards.output.quantities import size
+from shards.schema.config_values import shown_value
+from shards.store import MissingObjectError, open_store
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+_MATRIX = 1024
+_MOST_ERROR = 0.02  # of a product in bf16, relative to fp32
+_SETUP = "install a torch that fits the driver: make setup TORCH='torch --index-url URL' (docs/training.md)"
+
+
+def main(words: list[str]) -> int:
+    """Writes the checks of one probe."""
+    probe, *rest = words
+    found = {"torch": torch_checks, "decoder": decoder_checks}.get(probe)
+    checks = found() if found else iter([folder_check(Path(rest[0])) if probe == "disk" else s3_check(rest[0])])
+    for check in checks:
+        sys.stdout.write(f"{json.dumps(asdict(check))}\n")
+        sys.stdout.flush()
+    return 0
+
+
+def torch_checks() -> Iterator[Check]:
+    """GPU, driver, bf16 and threads, as a run on one rank finds them; then torch.compile, if there is a GPU."""
+    import torch  # noqa: PLC0415 - seconds, and what is probed here
+
+    from pipeline.ranks.world import bf16_of, current_world  # noqa: PLC0415
+
+    build = f"torch {torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}"
+    try:
+        world = current_world("auto")
+    except UserError as error:
+        yield Check(name="GPU", status="fault", found=str(error).partition(";")[0], todo=_SETUP)
+        yield Check(name="driver", status="warning", found=f"{driver_words(_driver_text())}; {build}", todo=_SETUP)
+        return
+    if world.device.type == "cpu":
+        yield Check(name="GPU", status="ok", found="none, and nothing announces one; runs compute on the CPU")
+        yield Check(name="driver", status="ok", found=f"not needed; {build}")
+    else:
+        yield from _gpus()
+        yield Check(name="driver", status="ok", found=f"{driver_words(_driver_text())}; {build}")
+    bf16 = bf16_of(world.device)
+    todo = "" if bf16.is_native else "keep --engine.precision auto, which takes fp32 here"
+    yield Check(name="bf16", status="ok" if bf16.is_native else "warning", found=bf16.reason, todo=todo)
+    yield Check(name="threads", status="ok", found=f"{world.num_threads} for a run of one rank")
+    if world.device.type == "cuda":
+        yield _compile_check(world.device)
+
+
+def _gpus() -> Iterator[Check]:
+    """One check per GPU: its memory, and a product of matrices."""
+    import torch  # noqa: PLC0415
+
+    for number in range(torch.cuda.device_count()):
+        name = f"GPU {number}"
+        try:
+            properties = torch.cuda.get_device_properties(number)
+            free, total = torch.cuda.mem_get_info(number)
+            error = _product_error(torch.device("cuda", number))
+        except RuntimeError as failed:
+            what = " ".join(str(failed).split())[:200]
+            todo = "see `nvidia-smi` and `dmesg`; leave this GPU out with CUDA_VISIBLE_DEVICES"
+            yield Check(name=name, status="fault", found=f"it does not compute: {what}", todo=todo)
+            continue
+        found = f"{properties.name}, {size(total)}, of which {size(free)} are free"
+        yield judge_gpu(name, found, error=error, free_share=free / total)
+
+
+def judge_gpu(name: str, found: str, *, error: float, free_share: float) -> Check:
+    """`error`: of a product in bf16. `free_share`: of its memory, before anything of ours is there."""
+    if not error <= _MOST_ERROR:
+        todo = "it computes wrong numbers: have it tested, and leave it out with CUDA_VISIBLE_DEVICES"
+        return Check(name=name, status="fault", found=f"{found}; a product is wrong by {error:.2g}", todo=todo)
+    if free_share < 0.9:
+        todo = "another process uses it: see `nvidia-smi`"
+        return Check(name=name, status="warning", found=found, todo=todo)
+    return Check(name=name, status="ok", found=found)
+
+
+def _product_error(device: "object") -> float:
+    import torch  # noqa: PLC0415
+
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(_MATRIX, _MATRIX, generator=generator) for _ in range(2))
+    exact = first @ second
+    product = (first.to(device, torch.bfloat16) @ second.to(device, torch.bfloat16)).float().cpu()  # type: ignore[call-overload]
+    return float((product - exact).norm() / exact.norm())
+
+
+def _compile_check(device: "object") -> Check:
+    from pipeline.models.build import compile_fault  # noqa: PLC0415
+
+    fault = compile_fault(device)  # type: ignore[arg-type]
+    if not fault:
+        return Check(name="torch.compile", status="ok", found="works")
+    todo = "apt-get install g++ python3-dev (Debian), or train without it, more slowly: --engine.compile off"
+    return Check(name="torch.compile", status="warning", found=f"does not work: {fault}", todo=todo)
+
+
+def driver_words(text: str) -> str:
+    """From /proc/driver/nvidia/version."""
+    found = re.search(r"\b(\d{3}\.\d+(\.\d+)?)\b", text)
+    return (
+        f"NVIDIA driver {found[1]}" if found else "an NVIDIA driver of unknown version" if text else "no driver found"
+    )
+
+
+def _driver_text() -> str:
+    try:
+        return _DRIVER.read_text(errors="replace")[:4096]
+    except OSError:
+        return ""
+
+
+def decoder_checks() -> Iterator[Check]:
+    """Which JPEG decoder a run takes; the reason is what loading it logs."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    from pipeline.data.transform import crop_decoder  # noqa: PLC0415
+
+    decoder = crop_decoder()
+    if decoder:
+        yield Check(name="JPEG decoder", status="ok", found=f"crop decoder with {decoder.name}")
+        return
+    found = lines[-1] if lines else "simplejpeg: the faster crop decoder was not built"
+    todo = "for more images/s: apt-get install gcc libjpeg62-turbo-dev (Debian), then `make setup`; pixels are the same"
+    yield Check(name="JPEG decoder", status="warning", found=found, todo=todo)
+
+
+def s3_check(url: str) -> Check:
+    """Whether the objects of a prefix can be listed, and the first of them read."""
+    try:
+        store = open_store(url)
+        found = list(islice(store.list_sizes(), 1))
+        for path, num_bytes in found:
+            store.read_range(path, 0, min(num_bytes, 1))
+    except (UserError, TransientError, MissingObjectError, EOFError) as error:
+        what, _, todo = str(error).rpartition("; ")
+        return Check(name="S3", status="fault", found=what or str(error), todo=todo if what else "see the message")
+    if not found:
+        todo = "check the prefix, if something should be there"
+        return Check(name="S3", status="warning", found=f"{shown_value(url)} answers; it has no objects", todo=todo)
+    return Check(name="S3", status="ok", found=f"{shown_value(url)} can be listed and read")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

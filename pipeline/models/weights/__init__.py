@@ -1,0 +1,1 @@
+"""Our weights folder: safetensors, labels, pixels and how they fit a model."""

@@ -1,0 +1,121 @@
+"""Fits weights to a model of another size: for fine-tuning at another resolution, with another head.
+
+What has hardly a tensor in common, or would compute something else from the same tensors, is refused.
+"""
+
+import shlex
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from pipeline.models.build import shapes_of
+from pipeline.models.config import ModelConfig, ModeOrNone, Size
+from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
+from pipeline.models.weights.folder import HEAD, Weights
+from pipeline.models.weights.tensor_checks import TensorByName, refuse_misfits
+from shards.errors import UserError
+from shards.schema.config_values import shown_value
+
+_TABLE, _AXIS = ".position", (".position_x", ".position_y")  # of the input, and of each layer
+_MASK = "head.mask.token"  # of masked patch prediction, dropped with the head
+_REPRESENTATION = ("representation.weight", "representation.bias")
+_OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position_at")
+
+
+def fit_weights(
+    weights: Weights, target: ModelConfig, *, initial: TensorByName, new_head: bool, mode: ModeOrNone = "paper"
+) -> TensorByName:
+    """Tensor by name for the model `target` from weights of another size (fine-tuning, section 3.2 of the paper).
+
+    Position embeddings are resampled to the target's grid by `mode`; with "none", those of another grid are `initial`.
+    With `new_head`, the head and the hidden pre-training layer are dropped and the target's head is `initial` (zero).
+    Raises UserError with every tensor that does not fit, and if the same tensors would compute something else (heads,
+    GELU, epsilons).
+    """
+    _refuse_other_family(weights, target)
+    wanted, found = shapes_of(target), weights.shapes
+    replaced = (*HEAD, _MASK, *_REPRESENTATION) if new_head else ()
+    _refuse_other_distances(weights, target)
+    places = [name for name in wanted if name.endswith((_TABLE, *_AXIS)) and name in found]
+    skip = {*replaced, *(name for name in places if wanted[name][-1] == found[name][-1])}
+    refuse_misfits(
+        weights.where,
+        advice=_advice(weights.config, target),
+        found={name: shape for name, shape in found.items() if name not in skip},
+        wanted={name: shape for name, shape in wanted.items() if name not in skip},
+    )
+    _refuse_other_arithmetic(weights, target)
+
+    def tensor(name: str) -> torch.Tensor:
+        if name in replaced:
+            return initial(name)
+        if mode == "none" and name in places and wanted[name] != found[name]:
+            return initial(name)
+        value = weights.tensor(name)
+        if mode != "none" and name.endswith(_TABLE):
+            from_grid, num_prefix_tokens = weights.config.grid, target.num_prefix_tokens
+            return resample_position_embeddings(
+                value[0], from_grid=from_grid, to_grid=target.grid, mode=mode, num_prefix_tokens=num_prefix_tokens
+            )[None]
+        if mode != "none" and name.endswith(_AXIS):
+            return resample_axis_embeddings(value, length=wanted[name][0], mode=mode)
+        return value
+
+    return tensor
+
+
+def _refuse_other_family(weights: Weights, target: ModelConfig) -> None:
+    """UserError between a ViT, a hybrid and a BiT ResNet, which have hardly a tensor in common."""
+    was, now = _family(weights.config), _family(target)
+    if was != now:
+        raise UserError(
+            f"the weights at {weights.where!r} are of {was} ({shown_value(weights.config.name)}), the model is {now} "
+            f"({shown_value(target.name)}); give --model.name {shlex.quote(weights.config.name)} with its sizes, or "
+            f"weights of {now}"
+        )
+
+
+def _family(config: ModelConfig) -> str:
+    if config.is_bit:
+        return "a BiT ResNet"
+    return "a hybrid" if config.resnet else "a ViT"
+
+
+def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
+    """UserError for another grid with relative positions: the same distance in the sequence is another in the image."""
+    source = weights.config
+    if source.position == target.position == "relative" and source.grid != target.grid:
+        size = source.image_size
+        raise UserError(
+            f"the weights at {weights.where!r} have positions relative in a sequence of {source.grid[0]} x "
+            f"{source.grid[1]} patches, which mean nothing on {target.grid[0]} x {target.grid[1]}; give "
+            f"--model.image-size {size}, or weights with learned positions"
+        )
+
+
+def _advice(source: ModelConfig, target: ModelConfig) -> str:
+    """The flags that give the model the parts and sizes of the weights; empty if both have the same."""
+    pairs = [(name, getattr(source, name), getattr(target, name)) for name in ("pooling", "position", "position_at")]
+    if not target.is_bit:
+        pairs += [
+            (field.name, *(getattr(each.size, field.name) for each in (source, target))) for field in fields(Size)
+        ]
+    flags = [f"--model.{name.replace('_', '-')} {was}" for name, was, now in pairs if was != now]
+    return f"Give {' '.join(flags)}, or other weights" if flags else ""
+
+
+def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:
+    """UserError for fields that change what the same tensors compute without changing a shape."""
+    source = weights.config
+    pairs: list[tuple[str, Any, Any]] = [("resnet_epsilons", source.resnet_epsilons, target.resnet_epsilons)]
+    if target.resnet is None:
+        pairs = []
+    if not target.is_bit:
+        pairs += [(field, getattr(source, field), getattr(target, field)) for field in _OF_TRANSFORMERS]
+        pairs += [("num_heads", source.size.num_heads, target.size.num_heads)]
+    differing = [pair for pair in pairs if pair[1] != pair[2]]
+    if differing:
+        listed = ", ".join(f"model.{field} {was} (the model here has {now})" for field, was, now in differing)
+        flags = " ".join(f"--model.{field.replace('_', '-')} {was}" for field, was, _ in differing)
+        raise UserError(f"the weights at {weights.where!r} were made with {listed}; give {flags}, or other weights")

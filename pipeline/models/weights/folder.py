@@ -1,0 +1,203 @@
+"""Our own weights folder, `model.safetensors` and `config.json`.
+
+Files of other libraries are read and written in conversion/. Nothing is unpickled.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.models.build import Model, shapes_of, unfilled_model
+from pipeline.models.config import ModelConfig
+from pipeline.models.weights.labels import completed_labels
+from pipeline.models.weights.safetensors_header import open_safetensors
+from pipeline.models.weights.tensor_checks import Shapes, TensorByName, refuse_misfits, refuse_not_finite
+from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, usage_of
+from pipeline.models.weights.weights_folder import (
+    CONFIG_FILE,
+    CONFIG_HASH,
+    MOST_DESCRIPTION_BYTES,
+    TENSORS_FILE,
+    write_folder,
+)
+from shards.errors import InvalidDataError, UserError
+from shards.files.typed_json import parse_json, record_from
+from shards.local_file import read_local_file
+from shards.schema.config_values import shown_value
+
+FORMAT = 1
+POSITION, AXES = "embed.position", ("embed.position_x", "embed.position_y")
+HEAD = ("head.weight", "head.bias")
+_FOREIGN_KEYS = {"model_type", "architecture"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Weights in any file: their model, the names of its classes, and each tensor under our name.
+
+    `shapes` holds the tensors that exist: a file may have no head. `tensor` reads one tensor, float32. `assumed`:
+    fields of the model that neither the file nor the user gave, with the values taken.
+    """
+
+    where: str
+    config: ModelConfig
+    labels: tuple[str, ...]
+    shapes: Shapes
+    tensor: TensorByName
+    assumed: tuple[str, ...] = ()
+    usage: Usage = Usage()
+
+
+def save_weights(
+    folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName, usage: Usage = DEFAULT_USAGE
+) -> None:
+    """Writes a weights folder, whole or absent. The head's constant is folded into its bias.
+
+    `labels` are made complete and unique (labels.py): a dataset may have fewer classes than the model.
+    """
+    named = completed_labels(labels, num_classes=config.num_classes, where=str(folder))
+    model = asdict(config) | {"head_bias": 0.0}
+    description = {"format": FORMAT, "model": model, "labels": list(named), "usage": asdict(usage)}
+    shapes = shapes_of(config)
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in shapes:
+            value = tensor(name).float()
+            yield name, value + config.head_bias if name == HEAD[1] else value
+
+    write_folder(folder, description=description, shapes=shapes, tensors=tensors())
+
+
+def open_weights(path: str) -> Weights:
+    """The weights folder at `path`, or that of the run directory there (RUN or RUN/weights).
+
+    Raises UserError if there is none, it is another library's, or its two files do not fit together. Reading a tensor
+    raises InvalidDataError if it is not finite.
+    """
+    folder = _folder_at(path)
+    with _readable(f"the weights at {path!r}"):
+        content = read_local_file(folder / CONFIG_FILE, most_bytes=MOST_DESCRIPTION_BYTES)
+        description = parse_json(content)
+    _refuse_foreign(description, path)
+    with _readable(f"the weights at {path!r}"):
+        config, labels, usage = _described(description)
+        file = open_safetensors(folder / TENSORS_FILE)
+    _refuse_layers_without_tensors(path, config, num_tensors=len(file.places))
+    shapes = shapes_of(config)
+    refuse_misfits(path, found=file.shapes, wanted=shapes)
+    written_with = file.metadata.get(CONFIG_HASH)
+    if written_with not in (None, hashlib.sha256(content).hexdigest()):  # None: written before there was a hash
+        raise UserError(
+            f"{CONFIG_FILE} at {path!r} is not the one that {TENSORS_FILE} was written with: it was changed, or the "
+            "two are of different exports; export them again"
+        )
+
+    def tensor(name: str) -> torch.Tensor:
+        with _readable(f"{name} at {path!r}"):
+            value = file.read(name).float()
+        return refuse_not_finite(value, f"{name} in the weights at {path!r}")
+
+    return Weights(where=path, config=config, labels=labels, shapes=shapes, tensor=tensor, usage=usage)
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, ValueError, UserError) as error:
+        raise InvalidDataError(f"{what} cannot be read ({error}); export them again") from error
+
+
+def _folder_at(path: str) -> Path:
+    """The folder with the two files: `path`, or weights/ in it. The UserError says what is there instead."""
+    try:
+        return _folder_in(path)
+    except OSError as error:
+        raise UserError(f"no weights at {path!r}: {error.strerror}; give a folder that this user may read") from error
+
+
+def _folder_in(path: str) -> Path:
+    given = Path(path)
+    folder = next((f for f in (given, given / "weights") if (f / CONFIG_FILE).is_file()), given)
+    if (folder / CONFIG_FILE).is_file() and (folder / TENSORS_FILE).is_file():
+        return folder
+    run = given.parent if given.name == "weights" else given
+    if (run / "checkpoints").is_dir() and not (run / "DONE").is_file():
+        raise UserError(
+            f"no weights at {path!r}: the run in {str(run)!r} is not finished, and weights are written at its end; "
+            "run its command again to continue it, or take those of a checkpoint with patchline weights"
+        )
+    if given.is_file():
+        raise UserError(
+            f"no weights at {path!r}: it is a file, and a weights folder holds config.json and model.safetensors; "
+            "make one of it with patchline import"
+        )
+    raise UserError(
+        f"no weights at {path!r}: a weights folder holds config.json and model.safetensors; "
+        "give a finished run (RUN or RUN/weights), or make a folder of other files with patchline import"
+    )
+
+
+def _refuse_foreign(description: Any, path: str) -> None:
+    """UserError if config.json is timm's or Hugging Face's."""
+    if isinstance(description, dict) and _FOREIGN_KEYS & description.keys():
+        raise UserError(
+            f"the weights at {path!r} are in the format of timm or Hugging Face; make a weights folder of them with "
+            "patchline import"
+        )
+
+
+def _described(description: Any) -> tuple[ModelConfig, tuple[str, ...], Usage]:
+    """The model, the names of its classes and its usage. ValueError or UserError if a field is missing or wrong, the
+    names are not one per class, or the format is newer."""
+    if not isinstance(description, dict):
+        raise ValueError(f"config.json is {shown_value(description)}; allowed: an object")
+    if description.get("format", FORMAT) != FORMAT:
+        said = shown_value(description["format"])
+        raise UserError(f"its format is {said}, allowed: {FORMAT}: it is of another version")
+    for field in ("model", "labels"):
+        if field not in description:
+            raise ValueError(f"{field!r} is missing in config.json")
+    config, labels = record_from(ModelConfig, description["model"], where="model."), description["labels"]
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"labels is {shown_value(labels)}; allowed: a list of texts")
+    if len(labels) != config.num_classes or len(set(labels)) != len(labels):
+        raise UserError(
+            f"it has {len(labels)} labels, {len(set(labels))} different ones, for {config.num_classes} classes"
+        )
+    return config, tuple(labels), usage_of(description)
+
+
+def _refuse_layers_without_tensors(path: str, config: ModelConfig, *, num_tensors: int) -> None:
+    """InvalidDataError for more layers than tensors, before any layer is laid out."""
+    num_layers = sum(config.resnet.units if config.resnet else ()) + (0 if config.is_bit else config.size.depth)
+    if num_layers > num_tensors:
+        raise InvalidDataError(
+            f"the weights at {path!r} do not fit together: {CONFIG_FILE} says {num_layers} layers, {TENSORS_FILE} has "
+            f"{num_tensors} tensors; export them again"
+        )
+
+
+def refuse_no_classifier(weights: Weights) -> None:
+    """UserError for weights of masked patch prediction, whose classes are colours of patches."""
+    if weights.config.masked_patches:
+        raise UserError(
+            f"the weights at {weights.where!r} predict the colours of masked patches and classify no images; "
+            "fine-tune them first (patchline finetune), or measure them with patchline fewshot"
+        )
+
+
+def filled_model(weights: Weights) -> Model:
+    """The model with these weights, float32, ready for evaluation."""
+    with torch.device("meta"):
+        model = unfilled_model(weights.config)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights.tensor(name))
+    return model.eval()

@@ -1,0 +1,142 @@
+"""A rank's place as its environment gives it: pure, and every value is checked before it counts.
+
+Three ways to start, one result: a single process, `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_*)
+or `srun` (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; the batch script exports MASTER_ADDR and MASTER_PORT).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shards.errors import UserError
+from shards.schema.config_values import shown_value
+
+LOOPBACK = "127.0.0.1"
+MOST_RANKS = 1 << 20
+_MOST_THREADS = 1 << 12
+_ADVICE = "torchrun, srun and --processes set it: start with one of them, or unset it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Which rank this is, and where it meets the others. Alone, the port is 0."""
+
+    rank: int
+    num_ranks: int
+    local_rank: int
+    num_local_ranks: int
+    master_address: str
+    master_port: int
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the run, if each but the last has as many ranks as this one."""
+        return -(-self.num_ranks // self.num_local_ranks)
+
+
+def place_from(environ: Mapping[str, str]) -> Place:
+    """The place that an environment describes. UserError if a value is missing or wrong.
+
+    If all ranks are known to be on this host, they meet at its loopback address, whatever MASTER_ADDR says.
+    """
+    is_torchruns = "RANK" in environ and "WORLD_SIZE" in environ
+    if is_torchruns:
+        rank_name, size_name, local_name = "RANK", "WORLD_SIZE", "LOCAL_RANK"
+    elif "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
+        rank_name, size_name, local_name = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"
+    else:
+        return _alone()
+    num_ranks = _number(environ, size_name, 1, least=1, most=MOST_RANKS)
+    rank = _number(environ, rank_name, 0, least=0, most=num_ranks - 1)
+    if is_torchruns:
+        known = _number(environ, "LOCAL_WORLD_SIZE", 0, least=1, most=num_ranks)
+        local_rank = _number(environ, local_name, rank, least=0, most=(known or num_ranks) - 1)
+    else:
+        known = _tasks_on_this_node(environ, num_ranks)
+        local_rank = _number(environ, local_name, rank, least=0, most=num_ranks - 1)
+    return Place(
+        rank=rank,
+        num_ranks=num_ranks,
+        local_rank=local_rank,
+        num_local_ranks=known or num_ranks,
+        master_address=_address(environ, num_ranks, is_one_host=known == num_ranks),
+        master_port=_number(environ, "MASTER_PORT", 0, least=1, most=65535) if num_ranks > 1 else 0,
+    )
+
+
+def threads_from(environ: Mapping[str, str], *, num_local_ranks: int) -> int:
+    """The threads of each rank that the environment demands: OMP_NUM_THREADS, else srun's cores for each task; 0 if
+    neither is set.
+
+    With several ranks per node, torchrun sets OMP_NUM_THREADS to 1 if it is unset (and warns). A user's own 1 looks the
+    same, so it is ignored there; --threads 1 is not.
+    """
+    name = "OMP_NUM_THREADS"
+    text = environ.get(name, "").partition(",")[0].strip()  # the others are of nested regions
+    is_torchruns_own = text == "1" and num_local_ranks > 1 and "TORCHELASTIC_RUN_ID" in environ
+    if text and not is_torchruns_own:
+        todo = "set it to the number of threads of each rank, or unset it"
+        return _number({name: text}, name, 0, least=1, most=_MOST_THREADS, todo=todo)
+    if "RANK" in environ or "SLURM_STEP_NUM_TASKS" not in environ:
+        return 0
+    return _number(environ, "SLURM_CPUS_PER_TASK", 0, least=1, most=_MOST_THREADS)
+
+
+def refuse_for_deepspeed(environ: Mapping[str, str]) -> None:
+    """UserError for a value with which DeepSpeed cannot be imported."""
+    todo = "unset it: Patchline sets its own time limits"
+    _number(environ, "DEEPSPEED_TIMEOUT", 0, least=1, most=1 << 20, todo=todo)
+
+
+def _alone() -> Place:
+    return Place(rank=0, num_ranks=1, local_rank=0, num_local_ranks=1, master_address=LOOPBACK, master_port=0)
+
+
+def _address(environ: Mapping[str, str], num_ranks: int, *, is_one_host: bool) -> str:
+    if num_ranks == 1:
+        return LOOPBACK
+    todo = (
+        "start with torchrun, or export MASTER_ADDR and MASTER_PORT in the batch script before srun "
+        "(slurm/stage.sbatch does)"
+    )
+    if not environ.get("MASTER_ADDR"):
+        raise UserError(f"MASTER_ADDR is not set for {num_ranks} ranks; {todo}")
+    if not environ.get("MASTER_PORT"):
+        raise UserError(f"MASTER_PORT is not set for {num_ranks} ranks; {todo}")
+    address = environ["MASTER_ADDR"]
+    if not re.fullmatch(r"[\w.:%-]{1,253}", address, re.ASCII):
+        raise UserError(
+            f"the environment variable MASTER_ADDR is {shown_value(address)}; allowed: a host name or an IP address, "
+            "without a port; set it to the address of rank 0's host"
+        )
+    return LOOPBACK if is_one_host else address
+
+
+def _tasks_on_this_node(environ: Mapping[str, str], num_ranks: int) -> int:
+    """Slurm writes `4(x2),3`: four tasks on each of two nodes, three on the third. 0 if it is not set."""
+    name = "SLURM_STEP_TASKS_PER_NODE"
+    text = environ.get(name, "")
+    counts: list[int] = []
+    for entry in text.split(",") if text else ():
+        found = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", entry)
+        repeats = int(found[2] or 1) if found else 0
+        if not found or not 1 <= int(found[1]) <= num_ranks or not 1 <= repeats <= num_ranks - len(counts):
+            raise UserError(
+                f"the environment variable {name} is {shown_value(text)}; allowed: numbers of tasks such as 4(x2),3, "
+                f"of {num_ranks} tasks in all; {_ADVICE}"
+            )
+        counts += [int(found[1])] * repeats
+    node = _number(environ, "SLURM_NODEID", 0, least=0, most=MOST_RANKS)
+    return counts[node] if node < len(counts) else 0
+
+
+def _number(environ: Mapping[str, str], name: str, default: int, *, least: int, most: int, todo: str = _ADVICE) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
+        raise UserError(
+            f"the environment variable {name} is {shown_value(text)}; allowed: a whole number from {least} to {most}; "
+            f"{todo}"
+        )
+    return int(text)

@@ -1,0 +1,205 @@
+"""This process's place among the ranks, and the process group. Only this file and the command line read the
+environment; pipeline/ranks/environment.py says what it means."""
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # its stub does not export it
+
+from pipeline.config_values import Device
+from pipeline.ranks.alone import join_alone
+from pipeline.ranks.bf16 import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
+from pipeline.ranks.determinism import use_deterministic_kernels
+from pipeline.ranks.device_agreement import Claim, agree_on_device
+from pipeline.ranks.devices import choose_device, gpus_from
+from pipeline.ranks.environment import LOOPBACK, Place, place_from, refuse_for_deepspeed, threads_from
+from pipeline.ranks.rendezvous import interface_towards, reach_store, serve_store
+from shards.errors import TransientError, UserError
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # of ranks without a heartbeat; training has its own
+_GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+_GLOO_PLACE = re.compile(r"^\[\S*gloo\S*:\d+\] ")  # file and line of its source
+_CPUINFO = Path("/proc/cpuinfo")
+_GPU_FILES = Path("/dev"), "nvidia[0-9]*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class World(Place):
+    """The processes of one run and this one's place among them. `device_reason`: why it has this device."""
+
+    device: torch.device
+    num_threads: int
+    device_reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.num_ranks:
+            raise UserError(f"rank {self.rank} of {self.num_ranks} ranks; allowed: 0 to {self.num_ranks - 1}")
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0: the one that logs and writes what only one may write."""
+        return self.rank == 0
+
+
+def current_world(device: Device = "auto", *, threads: int = 0) -> World:
+    """This process's world, from the environment of torchrun or srun; alone if neither started it.
+
+    `threads`: of each rank; 0: as `world_from` says. From here on, CUDA is used on this rank's GPU only: whatever is
+    asked of it before would take memory on the first GPU.
+    """
+    world = world_from(os.environ, device=device, num_cpus=len(os.sched_getaffinity(0)))
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    return replace(world, num_threads=threads or world.num_threads)
+
+
+def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> World:
+    """The world that an environment describes (pure but for asking torch for GPUs). UserError if a value is wrong.
+
+    A rank's threads are OMP_NUM_THREADS, else the cores that srun gave each task, else its share of this machine's.
+    """
+    refuse_for_deepspeed(environ)
+    place = place_from(environ)
+    folder, pattern = _GPU_FILES
+    choice = choose_device(
+        device,
+        place.local_rank,
+        gpus_from(
+            environ,
+            sorted(str(path) for path in folder.glob(pattern)),
+            num_visible=torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0,
+            build=torch.version.cuda or "",
+        ),
+    )
+    return World(
+        **vars(place),
+        device=choice.device,
+        device_reason=choice.reason,
+        num_threads=threads_from(environ, num_local_ranks=place.num_local_ranks)
+        or max(1, num_cpus // place.num_local_ranks),
+    )
+
+
+def bf16_of(device: torch.device) -> Bf16:
+    """Whether this device computes bf16 natively, as the environment lets it."""
+    if device.type == "cuda":
+        return bf16_of_gpu(torch.cuda.get_device_name(device), capability=torch.cuda.get_device_capability(device))
+    return bf16_of_cpu(flags_of(_CPUINFO.read_text() if _CPUINFO.exists() else ""), os.environ)
+
+
+def set_defaults(values: Mapping[str, str]) -> None:
+    """Sets what a library is about to read from the environment, unless the user has set it."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
+def fix_kernels(world: World) -> None:
+    """From now on, this process takes only kernels of its GPU that compute the same bits again; CPUs always do."""
+    if world.device.type == "cuda":
+        use_deterministic_kernels(os.environ)
+
+
+def enter(world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT) -> None:
+    """Joins the process group and sets the number of threads, which torchrun and srun would set differently.
+
+    `timeout`: after which an exchange between ranks fails. UserError if the ranks do not fit together.
+    """
+    torch.set_num_threads(world.num_threads)
+    if world.device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed would pick a GPU it sees, whatever the model's device is
+    else:
+        torch.cuda.set_device(world.device)
+    # DeepSpeed insists on it, and takes it for the number of the GPU.
+    os.environ["LOCAL_RANK"] = str(world.local_rank if world.device.index is None else world.device.index)
+    if world.num_ranks == 1:
+        join_alone()
+    else:
+        _meet(world, timeout)
+
+
+def _meet(world: World, timeout: timedelta) -> None:
+    """Joins the other ranks. Only the addresses that they share are listened on (pipeline/ranks/rendezvous.py)."""
+    address, port = world.master_address, world.master_port
+    os.environ.setdefault(_GLOO_INTERFACE, interface_towards(address))  # read for every group, DeepSpeed's too
+    if address == LOOPBACK:  # across hosts, NCCL knows the fastest; it listens on one interface, never on all
+        os.environ.setdefault(_NCCL_INTERFACE, "lo")
+    # Under torchrun its agent serves the store: rank 0 is a client, too.
+    serves = world.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    open_store = serve_store if serves else reach_store
+    store = PrefixStore(  # torchrun's store outlives the ranks that it restarts
+        f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        open_store(address, port, num_ranks=world.num_ranks, timeout=timeout),
+    )
+    agree_on_device(store, _claim(world), num_ranks=world.num_ranks)
+    # Rank and size are arguments: in the environment, processes started from here would take them for their own.
+    dist.init_process_group(
+        "nccl" if world.device.type == "cuda" else "gloo",
+        store=store,
+        rank=world.rank,
+        world_size=world.num_ranks,
+        timeout=timeout,
+        device_id=world.device if world.device.type == "cuda" else None,
+    )
+
+
+def _claim(world: World) -> Claim:
+    gpu = str(torch.cuda.get_device_properties(world.device).uuid) if world.device.type == "cuda" else ""
+    return Claim(
+        rank=world.rank, host=socket.gethostname(), kind=world.device.type, reason=world.device_reason, gpu=gpu
+    )
+
+
+def leave() -> None:
+    """Leaves the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def joined(world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT) -> Iterator[None]:
+    """A member of the process group inside. TransientError if an exchange with the other ranks fails.
+
+    After an error, several ranks do not leave it: NCCL's teardown may wait for the others for ever, while they wait for
+    this rank. The process ends, and with it the group.
+    """
+    unset = [name for name in (_GLOO_INTERFACE, _NCCL_INTERFACE) if name not in os.environ]
+    is_whole = world.num_ranks == 1
+    try:
+        enter(world, timeout=timeout)
+        yield
+        is_whole = True
+    except RuntimeError as error:
+        if not _is_of_exchange(error):
+            raise
+        raise TransientError(
+            f"the exchange with the other ranks failed ({_fault_of(error)}); if one of them has ended, its own "
+            "message says why"
+        ) from error
+    finally:
+        if is_whole:
+            leave()
+        for name in unset:  # a job submitted from here may run on other hosts
+            os.environ.pop(name, None)
+
+
+def _fault_of(error: RuntimeError) -> str:
+    """Its first line, of gloo's without the place in its source and its advice."""
+    line = str(error).partition("\n")[0].partition(" This is typically caused by")[0]
+    return _GLOO_PLACE.sub("", line).rstrip(".")
+
+
+def _is_of_exchange(error: RuntimeError) -> bool:
+    """Whether torch.distributed has raised it. With gloo it has no type of its own, but a place."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__") if trace else ""
+    return isinstance(error, dist.DistError) or module == dist.distributed_c10d.__name__

@@ -1,0 +1,1 @@
+"""What a run directory says about its run, read without torch."""

@@ -1,0 +1,174 @@
+"""Compares two runs of one job: their losses step by step, and the tensors of their checkpoints.
+
+Equal means the same bits. What differs is said with its relative difference: of losses, of the larger one; of tensors,
+the norm of the difference over the norm of the expected one. One tensor of each run is in memory, beside what
+RankFiles holds.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pipeline.checkpoints.attempts import FAULTS
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, Manifest, manifest_from_json
+from pipeline.checkpoints.stored import open_checkpoint, standing_in
+from pipeline.training.reporting.ledger import last_saved
+from pipeline.training.reporting.metrics import read_metrics
+from shards.errors import InvalidDataError
+from shards.schema.config_values import shown_value
+from shards.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossDifference:
+    """The losses of one step; None: a run has no line of it."""
+
+    step: int
+    expected: float | None
+    found: float | None
+
+    @property
+    def relative(self) -> float:
+        """Infinite if one is missing, or not finite."""
+        if self.expected is None or self.found is None:
+            return math.inf
+        largest = max(abs(self.expected), abs(self.found))
+        difference = abs(self.expected - self.found) / largest if largest else 0.0
+        return difference if math.isfinite(difference) else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorDifference:
+    """A tensor of a checkpoint, and the first of its elements, counted from 0, that differs."""
+
+    step: int
+    slot: str
+    name: str
+    relative: float
+    num_elements: int
+    element: int
+    expected: float
+    found: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointComparison:
+    """The checkpoints of one step. `first`: in the order of the model; `largest`: by relative difference."""
+
+    step: int
+    num_tensors: int
+    num_different: int
+    first: TensorDifference | None
+    largest: TensorDifference | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRun:
+    """A run directory, and where its checkpoints are."""
+
+    run_dir: Path
+    store: Store
+
+    def checkpoints(self) -> dict[int, CheckpointId]:
+        """Those that stand, by step, the first ones first."""
+        standing = standing_in(self.store, recorded=last_saved(self.run_dir))
+        return {each.step: each for each in sorted(standing, key=lambda each: each.step)}
+
+    def engine(self) -> tuple[int, str]:
+        """The micro-batch and the precision that its newest checkpoint records. InvalidDataError if it has none."""
+        try:
+            newest = list(self.checkpoints().values())[-1]
+            record = manifest_from_json(self.store.read(f"{newest.folder}/{MANIFEST_NAME}")).record
+            micro_batch, precision = (record["engine"][name] for name in ("micro_batch", "precision"))
+        except (*FAULTS, LookupError, TypeError) as error:
+            raise InvalidDataError(f"{self.store.url} has no checkpoint that says how it was computed") from error
+        if type(micro_batch) is not int or micro_batch < 1 or precision not in ("bf16", "fp32"):
+            raise InvalidDataError(f"{newest.folder} was computed in {shown_value((micro_batch, precision))}")
+        return micro_batch, precision
+
+    def losses(self) -> dict[int, float]:
+        """The loss of each step in its metrics."""
+        lines = read_metrics(self.run_dir)
+        return {int(line["step"]): float(line["loss"]) for line in lines if isinstance(line.get("loss"), int | float)}
+
+
+def different_losses(expected: StoredRun, found: StoredRun) -> tuple[int, list[LossDifference]]:
+    """How many steps were compared, and those whose losses are not the same bits, in order."""
+    before, after = expected.losses(), found.losses()
+    steps = sorted(before.keys() | after.keys())
+    pairs = [LossDifference(step=step, expected=before.get(step), found=after.get(step)) for step in steps]
+    return len(steps), [each for each in pairs if _bits(each.expected) != _bits(each.found)]
+
+
+def compare_checkpoints(expected: StoredRun, found: StoredRun, *, step: int) -> CheckpointComparison:
+    """Every tensor of both checkpoints of a step: masters, moments and EMA. InvalidDataError if one cannot be read, or
+    if they have other tensors."""
+    opened = [open_checkpoint(run.store, _of_step(run, step)) for run in (expected, found)]
+    different: list[TensorDifference] = []
+    num_tensors = 0
+    for name, slot in _tensors_of(opened[0][0], opened[1][0]):
+        num_tensors += 1
+        one, other = (files.tensor(name, slot=slot) for _, files in opened)
+        difference = different_tensor(one, other, step=step, slot=slot, name=name)
+        different += [difference] if difference else []
+    return CheckpointComparison(
+        step=step,
+        num_tensors=num_tensors,
+        num_different=len(different),
+        first=next(iter(different), None),
+        largest=max(different, key=lambda each: each.relative, default=None),
+    )
+
+
+def different_tensor(
+    expected: torch.Tensor, found: torch.Tensor, *, step: int, slot: str, name: str
+) -> TensorDifference | None:
+    """How two float32 tensors of one shape differ; None: they are the same bits."""
+    one, other = expected.flatten(), found.flatten()
+    wrong = one.view(torch.int32) != other.view(torch.int32)
+    num_wrong = int(wrong.sum())
+    if not num_wrong:
+        return None
+    element = int(wrong.to(torch.uint8).argmax())
+    norm, difference = (float(torch.linalg.vector_norm(each.double())) for each in (one, other.double() - one.double()))
+    relative = difference / norm if norm else math.inf if difference else 0.0
+    return TensorDifference(
+        step=step,
+        slot=slot,
+        name=name,
+        relative=relative if math.isfinite(relative) else math.inf,
+        num_elements=num_wrong,
+        element=element,
+        expected=float(one[element]),
+        found=float(other[element]),
+    )
+
+
+def _bits(loss: float | None) -> bytes:
+    return b"" if loss is None else struct.pack("<d", loss)
+
+
+def _of_step(run: StoredRun, step: int) -> CheckpointId:
+    found = run.checkpoints().get(step)
+    if found is None:
+        raise InvalidDataError(f"the run in {str(run.run_dir)!r} has no checkpoint of step {step} in {run.store.url}")
+    return found
+
+
+def _tensors_of(expected: Manifest, other: Manifest) -> list[tuple[str, str]]:
+    """Names and slots, in the order of the model. InvalidDataError if the two have others."""
+    before, after = (
+        {(name, slot): tensor.shape for name, tensor in manifest.tensors.items() for slot in tensor.slots}
+        for manifest in (expected, other)
+    )
+    for each in [*before, *after]:
+        if before.get(each) != after.get(each):
+            name, slot = each
+            shapes = " and ".join(str(found.get(each, "no shape")) for found in (before, after))
+            raise InvalidDataError(
+                f"the checkpoints of step {expected.id.step} have the {slot} of {shown_value(name)} in {shapes}"
+            )
+    return list(before)

@@ -1,0 +1,208 @@
+"""RUN/starts.jsonl: a line for each start of a run, with what the start before it left behind. Loads no torch.
+
+A killed process cannot say why it ended. The next start can: it finds the last heartbeat and the last line of metrics,
+before it overwrites the one and cuts the other.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pipeline.runs.process_mark import ProcessMark, own_mark
+from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat
+from pipeline.training.watchdog.pulse import Phase
+from shards.errors import InvalidDataError
+from shards.files.json_lines import Line, is_step, naming, read_lines
+from shards.files.line_tail import Tail, read_tail
+from shards.files.typed_json import read_record, record_from
+from shards.local_file import read_local_file
+from shards.schema.config_values import Range
+
+FILE_NAME = "starts.jsonl"
+_MOST_BEAT_BYTES, _TAIL_BYTES = 4096, 1 << 16
+MOST_SECONDS = 1e12
+_MOST_WORDS = 400  # of an error
+_Count = Annotated[int, Range(0, 1 << 62)]
+_Seconds = Annotated[float, Range(0, MOST_SECONDS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What an earlier start left: the last step in its metrics (0: none), and its last heartbeat. `attempt` is empty if
+    there is none. `is_hung`: a rank of it told that one hangs. `asked_by`, `error` and `is_done`: as in a heartbeat."""
+
+    reached: _Count = 0
+    attempt: str = ""
+    phase: str = ""
+    step: _Count = 0
+    is_hung: bool = False
+    asked_by: str = ""
+    error: str = ""
+    is_done: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a job is from: the recipe's name or FILE.py:FUNCTION, and the YAML file, if one was given. Either is empty
+    if there is none; of a record of another run, both are those of that run."""
+
+    recipe: str = ""
+    file: str = ""
+
+
+NO_ORIGIN = Origin()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A start: when it was put on record, the time ledger at that moment, the step that it resumed from (None: it began
+    from scratch), its ranks, what it found, where its job is from, and the process of its first rank."""
+
+    attempt: str
+    unix_time: _Seconds
+    startup_seconds: _Seconds
+    total_seconds: _Seconds
+    resumed_from: _Count | None
+    num_ranks: _Count
+    zero_stage: _Count
+    device: str
+    left: Left
+    origin: Origin = NO_ORIGIN
+    process: ProcessMark = ProcessMark()
+
+
+def left_behind(run_dir: Path) -> Left:
+    """What stands there before a start writes anything. What cannot be read counts as missing."""
+    reached, beat, is_hung = 0, None, False
+    try:
+        tail = read_tail(run_dir / "metrics.jsonl", most_bytes=_TAIL_BYTES)
+        line = tail.last(lambda line: is_step(line.get("step"))) if tail else None
+        reached = int(line["step"]) if line else 0
+    except (OSError, ValueError, InvalidDataError):
+        pass
+    try:
+        path = run_dir / FOLDER / "rank-00000.json"
+        beat = read_record(Beat, read_local_file(path, most_bytes=_MOST_BEAT_BYTES))
+        hanging = read_local_file(run_dir / FOLDER / "hanging", most_bytes=_MOST_BEAT_BYTES)
+        is_hung = bool(beat.attempt) and hanging == beat.attempt.encode()
+    except (OSError, ValueError, InvalidDataError):
+        pass
+    if beat is None or not beat.attempt:
+        return Left(reached=reached)
+    return Left(
+        reached=reached,
+        attempt=beat.attempt,
+        phase=beat.phase,
+        step=beat.step,
+        is_hung=is_hung or beat.has_dumped,
+        asked_by=beat.asked_by,
+        error=beat.error,
+        is_done=beat.is_done,
+    )
+
+
+def add_start(
+    run_dir: Path,
+    *,
+    attempt: str,
+    resumed_from: int | None,
+    seconds: Mapping[str, float],
+    topology: tuple[int, int, str],
+    left: Left,
+    origin: Origin = NO_ORIGIN,
+) -> None:
+    """Appends a line; on rank 0. `topology`: ranks, ZeRO stage, device. `seconds`: the ledger's record."""
+    num_ranks, zero_stage, device = topology
+    start = Start(
+        attempt=attempt,
+        unix_time=round(time.time(), 3),
+        startup_seconds=seconds["startup"],
+        total_seconds=seconds["total"],
+        resumed_from=resumed_from,
+        num_ranks=num_ranks,
+        zero_stage=zero_stage,
+        device=device,
+        left=left,
+        origin=origin,
+        process=own_mark(),
+    )
+    append_line(run_dir / FILE_NAME, asdict(start))
+
+
+def append_line(path: Path, line: Line) -> None:
+    """Appends an object, on a line of its own even if a killed process has left half a line."""
+    with naming(path), path.open("a+b") as file:
+        end = file.seek(0, 2)
+        file.seek(max(0, end - 1))
+        before = b"" if file.read(1) in (b"", b"\n") else b"\n"
+        file.write(before + json.dumps(line).encode() + b"\n")
+
+
+def read_starts(run_dir: Path) -> list[Start]:
+    """The starts on record, in order; lines that cannot be used are left out."""
+    return [start_in(line) for line in read_lines(run_dir / FILE_NAME, is_usable=is_start).objects]
+
+
+def last_origin(run_dir: Path) -> Origin:
+    """Where the run's latest job is from, as far as its starts tell; of the end of the file alone."""
+    try:
+        tail = read_tail(run_dir / FILE_NAME, most_bytes=_TAIL_BYTES)
+    except (OSError, InvalidDataError):
+        return NO_ORIGIN
+    return origin_in(tail) if tail else NO_ORIGIN
+
+
+def origin_in(tail: Tail) -> Origin:
+    """The same of the end of the file."""
+    found = tail.last(lambda line: is_start(line) and start_in(line).origin != NO_ORIGIN)
+    return start_in(found).origin if found else NO_ORIGIN
+
+
+def start_in(line: Line) -> Start:
+    """The start of a line that `is_start`. Values that only a later version knows are left out."""
+    return record_from(Start, _known(Start, line))
+
+
+def is_start(line: Line) -> bool:
+    """Whether a line puts a start on record."""
+    try:
+        start_in(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _known(kind: type, value: Line) -> Line:
+    """The fields that this version knows, also of the records inside."""
+    inner = {"left": Left, "origin": Origin, "process": ProcessMark}
+    return {
+        name: _known(inner[name], one) if name in inner and isinstance(one, dict) else one
+        for name, one in value.items()
+        if name in kind.__dataclass_fields__  # type: ignore[attr-defined]
+    }
+
+
+def cause_of(left: Left, *, resumed_from: int | None, attempt_before: str) -> str:
+    """Why the start before ended, in words. `attempt_before`: its token."""
+    if left.attempt != attempt_before:
+        return f"killed or crashed after step {left.reached:,}" if left.reached else "killed or crashed before a step"
+    where = f"in step {left.step:,} ({left.phase})" if left.step else "while starting"
+    if left.is_hung:
+        return f"hung {where}"
+    if left.phase != Phase.ENDED:
+        return f"ended at once after {left.asked_by}, {where}" if left.asked_by else f"killed or crashed {where}"
+    if left.error:
+        return f"ended by an error {_in_step(left)}: {left.error[:_MOST_WORDS]}"
+    if left.is_done:
+        return f"done with step {left.step:,}, and extended"
+    by = f" by {left.asked_by}" if left.asked_by else ""
+    if resumed_from is not None and resumed_from >= left.step:
+        return f"stopped{by} with step {resumed_from:,} saved"
+    return f"stopped{by} {_in_step(left)}, which was not saved" if by else f"ended by an error {_in_step(left)}"
+
+
+def _in_step(left: Left) -> str:
+    return f"in step {left.step:,}" if left.step else "before the first step"

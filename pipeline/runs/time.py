@@ -1,0 +1,169 @@
+"""Where a run's wall time went over all its starts, and what every restart cost. Pure.
+
+Wall time runs from the first start to the last sign of the run. Each line of the ledger has the totals of the run up to
+a moment; what no line has is the time before the first save of a run that was killed before it, the time since the last
+line, and what no account of the ledger timed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pipeline.runs.starts import Start, cause_of
+from shards.files.json_lines import Line
+
+ACCOUNTS = ("compute", "data_wait", "checkpoint", "evaluation", "startup", "restarts")  # as in ledger.py
+WORDS = {
+    "compute": "compute",
+    "data_wait": "waiting for data",
+    "checkpoint": "checkpoint stall",
+    "evaluation": "evaluation",
+    "startup": "start-up",
+    "restarts": "restarts: lost work and waiting",
+    "unsaved": "since the last save",
+    "other": "other",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """A start after the first, or a rewind. `step`: the one that it continued from, None from scratch. `lost_steps`:
+    those that were done and lost, as far as the metrics told. `seconds`: lost work and waiting; `startup_seconds`: of
+    the new start; if that saved nothing, until it was put on record. `topology`: ranks, ZeRO stage, device, if they
+    changed."""
+
+    attempt: str
+    cause: str
+    step: int | None
+    lost_steps: int | None
+    seconds: float
+    startup_seconds: float
+    topology: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTime:
+    """`parts`: seconds by the names of WORDS, which sum to `wall_seconds`. `unix_begin`: None if nothing tells."""
+
+    wall_seconds: float
+    parts: dict[str, float]
+    restarts: tuple[Restart, ...]
+    unix_begin: float | None
+
+
+def time_of(lines: Sequence[Line], starts: Sequence[Start], *, unix_end: float | None) -> RunTime:
+    """From the ledger's lines and the starts, each in order. `unix_end`: the last sign of the run, or now."""
+    begins = [one["unix_time"] - _seconds(one, "total") for one in lines[:1]]
+    begins += [start.unix_time - start.total_seconds for start in starts[:1]]
+    if not begins:
+        return RunTime(wall_seconds=0.0, parts=dict.fromkeys(WORDS, 0.0), restarts=(), unix_begin=None)
+    begin = min(begins)
+    parts = {name: _seconds(lines[-1], name) if lines else 0.0 for name in ACCOUNTS}
+    told_at = lines[-1]["unix_time"] if lines else begin
+    late = [_began(start, lines) for start in starts if start.unix_time > told_at]
+    if lines:
+        unrecorded = _before_first(lines[0], starts, begin)
+        parts["restarts"] += unrecorded + max(0.0, late[-1] - told_at if late else 0.0)
+    else:
+        unrecorded = 0.0
+        parts["restarts"] += max(0.0, late[-1] - begin) if len(late) > 1 else 0.0
+    told = (told_at - begin) - unrecorded - (sum(_seconds(lines[-1], name) for name in ACCOUNTS) if lines else 0.0)
+    parts["other"] = max(0.0, told)
+    end = max(told_at, unix_end or told_at)
+    parts["unsaved"] = max(0.0, end - max([told_at, *late[-1:]]))
+    restarts = (*_restarts(lines, starts), *_rewinds(lines)) if starts else (*_unrecorded(lines), *_rewinds(lines))
+    return RunTime(
+        wall_seconds=sum(parts.values()),
+        parts={name: parts[name] for name in WORDS},
+        restarts=tuple(sorted(restarts, key=lambda one: one.attempt)),
+        unix_begin=begin,
+    )
+
+
+def _before_first(line: Line, starts: Sequence[Start], begin: float) -> float:
+    """The time that starts took which saved nothing, before the one that wrote the first line."""
+    is_first = sum(start.unix_time <= line["unix_time"] for start in starts) == 1
+    return 0.0 if is_first else max(0.0, line["unix_time"] - _seconds(line, "total") - begin)
+
+
+def _seconds(line: Line, account: str) -> float:
+    """Of a line of the ledger; the total is that of its accounts, which it may not have."""
+    seconds = line["seconds"]
+    return float(sum(seconds[name] for name in ACCOUNTS) if account == "total" else seconds[account])
+
+
+def _before(lines: Sequence[Line], unix_time: float) -> Line | None:
+    """The last line that stood there at this time."""
+    return next((line for line in reversed(lines) if line["unix_time"] <= unix_time), None)
+
+
+def _began(start: Start, lines: Sequence[Line]) -> float:
+    """When a start began, which is before it was put on record."""
+    base = _before(lines, start.unix_time)
+    return start.unix_time - max(0.0, start.startup_seconds - (_seconds(base, "startup") if base else 0.0))
+
+
+def _restarts(lines: Sequence[Line], starts: Sequence[Start]) -> list[Restart]:
+    found = []
+    for before, start in pairwise(starts):
+        base = _before(lines, start.unix_time)
+        since = max(base["unix_time"] if base else 0.0, _began(before, lines))
+        own = next((line for line in lines if line["attempt"] == start.attempt and "rewind" not in line), None)
+        startup = _seconds(own, "startup") if own else start.startup_seconds
+        startup -= _seconds(base, "startup") if base else 0.0
+        attempts = {line["attempt"] for line in lines if before.unix_time < line["unix_time"] <= start.unix_time}
+        last_attempt = start.left.attempt if start.left.attempt in attempts else before.attempt
+        now, was = topology_of(start), topology_of(before)
+        reached = max(start.left.reached, start.left.step if start.left.attempt == last_attempt else 0)
+        found.append(
+            Restart(
+                attempt=start.attempt,
+                cause=cause_of(start.left, resumed_from=start.resumed_from, attempt_before=last_attempt),
+                step=start.resumed_from,
+                lost_steps=max(0, start.left.reached - (start.resumed_from or 0)) if reached else None,
+                seconds=max(0.0, _began(start, lines) - since),
+                startup_seconds=max(0.0, startup),
+                topology=f"{was} -> {now}" if now != was else "",
+            )
+        )
+    return found
+
+
+def topology_of(start: Start) -> str:
+    """Such as `2 ranks, ZeRO-1, cpu`."""
+    return f"{start.num_ranks} rank{'s' * (start.num_ranks != 1)}, ZeRO-{start.zero_stage}, {start.device}"
+
+
+def _rewinds(lines: Sequence[Line]) -> list[Restart]:
+    found = []
+    for before, line in pairwise(lines):
+        rewind = line.get("rewind")
+        if isinstance(rewind, dict):
+            reached = rewind.get("from")
+            found.append(
+                Restart(
+                    attempt=str(line.get("attempt")),
+                    cause="rewound by the guard",
+                    step=line["step"],
+                    lost_steps=max(0, reached - line["step"]) if type(reached) is int else None,
+                    seconds=max(0.0, _seconds(line, "restarts") - _seconds(before, "restarts")),
+                    startup_seconds=0.0,
+                )
+            )
+    return found
+
+
+def _unrecorded(lines: Sequence[Line]) -> list[Restart]:
+    """Of a run of an earlier version, which put no starts on record: those that saved something."""
+    return [
+        Restart(
+            attempt=str(line.get("attempt")),
+            cause="not recorded by this run's version",
+            step=None,
+            lost_steps=None,
+            seconds=max(0.0, _seconds(line, "restarts") - _seconds(before, "restarts")),
+            startup_seconds=max(0.0, _seconds(line, "startup") - _seconds(before, "startup")),
+        )
+        for before, line in pairwise(lines)
+        if line.get("attempt") != before.get("attempt") and "rewind" not in line and "rewind" not in before
+    ]

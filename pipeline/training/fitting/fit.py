@@ -1,0 +1,141 @@
+"""The largest micro-batch that fits a device, or the nearest plans that would. Pure."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal
+
+from pipeline.training.fitting.budget import Budget
+from pipeline.training.fitting.memory import Memory, Topology, memory_of
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.batch_plan import BatchPlan
+from shards.errors import UserError
+
+_MOST_PROPOSED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A plan, the memory that it is predicted to need, and why it is this one (empty: the largest that fits).
+    `is_warning`: the reason is one to look at."""
+
+    plan: BatchPlan
+    memory: Memory
+    reason: str = ""
+    is_warning: bool = False
+
+
+def fitted(job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: bool, recorded: int | None = None) -> Fit:
+    """The plan with the largest micro-batch that fits. The precision of the job must be decided.
+
+    `whole`: the plan of this job on these ranks, whose micro-batch counts only if the job itself names one. `recorded`:
+    that of the checkpoint to continue, written by as many ranks; None: there is none. It is kept if it fits, since
+    another one would change results by rounding. UserError, with plans that would fit, if none does.
+    """
+    topology = Topology(num_ranks=whole.num_ranks, is_on_gpu=is_on_gpu)
+
+    def needs(micro_batch: int) -> Memory:
+        return memory_of(job, topology, micro_batch=micro_batch)
+
+    if job.micro_batch:
+        return _as_demanded(whole, needs(whole.micro_batch), budget)
+    choices = list(_micro_batches(whole, pairs=job.data.mixup.alpha > 0))
+    if recorded in choices and needs(recorded).peak <= budget.bytes:
+        reason = "as in the checkpoint" if recorded != choices[0] else ""
+        return Fit(plan=with_micro_batch(whole, recorded), memory=needs(recorded), reason=reason)
+    for micro_batch in choices:
+        if needs(micro_batch).peak <= budget.bytes:
+            lost = recorded is not None and recorded != micro_batch
+            reason = f"the checkpoint's {recorded} does not fit here: results are equal to rounding, not bitwise"
+            return Fit(
+                plan=with_micro_batch(whole, micro_batch),
+                memory=needs(micro_batch),
+                reason=reason if lost else "",
+                is_warning=lost,
+            )
+    raise UserError(_refusal(job, whole, budget, is_on_gpu=is_on_gpu, least=needs(choices[-1])))
+
+
+def with_micro_batch(plan: BatchPlan, micro_batch: int) -> BatchPlan:
+    """The same batches in passes of another size, a divisor of a rank's share."""
+    return replace(plan, micro_batch=micro_batch, accumulation=plan.rank_batch // micro_batch)
+
+
+def halved(plan: BatchPlan, *, pairs: bool) -> BatchPlan | None:
+    """The plan with the largest micro-batch of at most half the size; None if there is none."""
+    smaller = [size for size in _micro_batches(plan, pairs=pairs) if 2 * size <= plan.micro_batch]
+    return with_micro_batch(plan, smaller[0]) if smaller else None
+
+
+def _micro_batches(plan: BatchPlan, *, pairs: bool) -> Iterator[int]:
+    """All that divide a rank's share, largest first; even ones if mixup needs pairs."""
+    share = plan.rank_batch
+    small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
+    divisors = sorted({*small, *(share // size for size in small)}, reverse=True)
+    return (size for size in divisors if not (pairs and size % 2))
+
+
+def _as_demanded(plan: BatchPlan, memory: Memory, budget: Budget) -> Fit:
+    if memory.peak <= budget.bytes:
+        return Fit(plan=plan, memory=memory, reason="as the job says")
+    reason = f"as the job says, although only {_gb(budget.bytes)} are free for it; --micro-batch 0 takes what fits"
+    return Fit(plan=plan, memory=memory, reason=reason, is_warning=True)
+
+
+def _refusal(job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: bool, least: Memory) -> str:
+    others = _others(job, whole, is_on_gpu=is_on_gpu)
+    found = [words for words, other, plan in others if _fits(other, plan, budget, is_on_gpu=is_on_gpu)]
+    proposed = list(islice(found, _MOST_PROPOSED))
+    advice = (
+        f"these plans fit: {'; '.join(proposed)}"
+        if proposed
+        else f"no plan fits: take {_larger(is_on_gpu)}, or a smaller model"
+    )
+    images = "1 image" if not job.data.mixup.alpha else "2 images"
+    return (
+        f"a micro-batch of {images} needs {_gb(least.peak)} on each of {whole.num_ranks} ranks (weights and states "
+        f"{_gb(least.weights + least.state)}, gradients {_gb(least.gradients)}, activations {_gb(least.activations)}), "
+        f"but {budget.where} has {_gb(budget.bytes)} for it ({_gb(budget.total_bytes)} minus a reserve of "
+        f"{_gb(budget.reserve_bytes)}); {advice}"
+    )
+
+
+def _larger(is_on_gpu: bool) -> str:
+    return "GPUs with more memory" if is_on_gpu else "hosts with more memory, or fewer ranks on each"
+
+
+def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[tuple[str, TrainingJob, BatchPlan]]:
+    """Plans near the one that does not fit, with the words that ask for them: nearest first."""
+    engine = job.engine
+    higher: tuple[Literal[2, 3], ...] = (2, 3)
+    stages = [stage for stage in higher if stage > engine.zero_stage]
+    if not engine.activation_checkpointing:
+        recomputed = replace(job, engine=replace(engine, activation_checkpointing=True))
+        yield "--engine.activation-checkpointing", recomputed, whole
+    for stage in stages:
+        compiled = "off" if stage == 3 and engine.compile == "on" else engine.compile
+        sharded = replace(engine, zero_stage=stage, compile=compiled)
+        yield f"--engine.zero-stage {stage}", replace(job, engine=sharded), whole
+        if not engine.activation_checkpointing:
+            both = replace(sharded, activation_checkpointing=True)
+            yield f"--engine.zero-stage {stage} --engine.activation-checkpointing", replace(job, engine=both), whole
+    ranks = whole.num_ranks * 2
+    while ranks <= whole.global_batch:
+        if whole.global_batch % ranks == 0:
+            share = whole.global_batch // ranks
+            plan = BatchPlan(global_batch=whole.global_batch, micro_batch=share, accumulation=1, num_ranks=ranks)
+            # Ranks on the same host would share the memory that these have.
+            where = "" if is_on_gpu else f" on {ranks // whole.num_ranks} times as many hosts"
+            yield f"{ranks} ranks{where}", job, plan
+        ranks *= 2
+
+
+def _fits(job: TrainingJob, plan: BatchPlan, budget: Budget, *, is_on_gpu: bool) -> bool:
+    topology = Topology(num_ranks=plan.num_ranks, is_on_gpu=is_on_gpu)
+    sizes = list(_micro_batches(plan, pairs=job.data.mixup.alpha > 0))
+    return any(memory_of(job, topology, micro_batch=size).peak <= budget.bytes for size in sizes)
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"

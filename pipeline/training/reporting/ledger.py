@@ -1,0 +1,129 @@
+"""Where a run's wall time went: start-up, compute, data wait, checkpoint stall, evaluation. One line per save."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path
+from shards.files.json_lines import Line, is_finite, is_step, naming, read_lines
+
+log = logging.getLogger(__name__)
+Account = Literal["restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation"]
+ACCOUNTS: tuple[Account, ...] = ("restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation")
+FILE_NAME = "ledger.jsonl"
+_MOST_GAP_SECONDS = 366 * 86400.0
+_ROUNDING_SECONDS = 0.01
+
+
+class Ledger:
+    """Seconds by account over the whole run; goodput is the share of compute.
+
+    A continued run starts from the totals of its last line; `restarts` is the time since then: lost work, and the
+    wait for the new start. `says`: whether this rank logs that lines were skipped.
+    """
+
+    def __init__(self, run_dir: Path, *, says: bool = False) -> None:
+        self.run_dir = run_dir
+        self.seconds: dict[Account, float] = dict.fromkeys(ACCOUNTS, 0.0)
+        self.resume(says=says)
+
+    def resume(self, *, says: bool = False) -> None:
+        """Continues from the last line, for a run that starts or has gone back to a checkpoint."""
+        last = last_line(self.run_dir, says=says)
+        if last:
+            self.seconds |= {account: float(last["seconds"][account]) for account in ACCOUNTS}
+            gap = time.time() - float(last["unix_time"])  # says nothing if the clock was set in between
+            self.seconds["restarts"] += gap if 0 < gap < _MOST_GAP_SECONDS else 0.0
+
+    def complete(self, checkpoint: CheckpointId, seconds: object) -> None:
+        """Adds the line of the checkpoint that is continued if the run was killed between its commit and its line: that
+        work is not lost. `seconds`: what its manifest has of `record`; ignored if it cannot follow the last line."""
+        last = last_line(self.run_dir)
+        if not last or not isinstance(seconds, dict) or not _are_seconds(seconds):
+            return
+        more = [float(seconds[account]) - float(last["seconds"][account]) for account in ACCOUNTS]
+        unix_time = float(last["unix_time"]) + sum(more)
+        if min(more) < -_ROUNDING_SECONDS or sum(more) < _ROUNDING_SECONDS or unix_time > time.time():
+            return
+        own = {account: float(seconds[account]) for account in ACCOUNTS}
+        line = {"step": checkpoint.step, "attempt": checkpoint.attempt, "unix_time": round(unix_time, 3)}
+        _add(self.run_dir, {**line, "seconds": _record(own)})
+        self.resume()
+
+    @contextmanager
+    def time(self, account: Account) -> Iterator[None]:
+        """Adds the time spent inside to one account."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[account] += time.monotonic() - began
+
+    def record(self) -> dict[str, float]:
+        """Rounded seconds by account, their sum and the goodput (share of compute)."""
+        return _record(self.seconds)
+
+    def append(self, run_dir: Path, *, step: int, attempt: str, **more: Mapping[str, int]) -> None:
+        """One line of RUN/ledger.jsonl: the run's totals up to the checkpoint of `step`; `more` is for people."""
+        line = {"step": step, "attempt": attempt, "unix_time": round(time.time(), 3), "seconds": self.record()}
+        _add(run_dir, {**line, **more})
+
+
+def _record(seconds: Mapping[Account, float]) -> dict[str, float]:
+    total = sum(seconds.values())
+    rounded: dict[str, float] = {account: round(spent, 3) for account, spent in seconds.items()}
+    return {**rounded, "total": round(total, 3), "goodput": round(seconds["compute"] / max(total, 1e-9), 4)}
+
+
+def _add(run_dir: Path, line: Line) -> None:
+    path = run_dir / FILE_NAME
+    end = "" if _ends_with_a_line(path) else "\n"
+    with naming(path), path.open("a") as file:
+        file.write(f"{end}{json.dumps(line)}\n")
+
+
+def last_line(run_dir: Path, *, says: bool = False) -> dict[str, Any]:
+    """The last complete line of a run's ledger; empty if no checkpoint was ever committed. `says`: log how many lines
+    were skipped, which a run that was killed while writing leaves half-written."""
+    path = run_dir / FILE_NAME
+    lines = read_lines(path, is_usable=_is_usable)
+    if says and lines.num_unusable:
+        log.warning("%s: skipped %d lines that are no lines of a ledger", path, lines.num_unusable)
+    return lines.objects[-1] if lines.objects else {}
+
+
+def last_saved(run_dir: Path) -> CheckpointId | None:
+    """The checkpoint of the last complete line; None if there is none, or it does not name one."""
+    last = last_line(run_dir)
+    if not last:
+        return None
+    found = CheckpointId(step=last["step"], attempt=str(last.get("attempt")))
+    return id_from_path(f"{found.folder}/{MANIFEST_NAME}")
+
+
+def _is_usable(line: Line) -> bool:
+    seconds = line.get("seconds")
+    return (
+        is_step(line.get("step"))
+        and is_finite(line.get("unix_time"))
+        and isinstance(seconds, dict)
+        and _are_seconds(seconds)
+    )
+
+
+def _are_seconds(found: Mapping[str, Any]) -> bool:
+    return all(is_finite(found.get(account)) and found[account] >= 0 for account in ACCOUNTS)
+
+
+def _ends_with_a_line(path: Path) -> bool:
+    """Whether another line may follow: not after a half-written one, which would spoil it."""
+    if not path.exists() or not path.stat().st_size:
+        return True
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"

@@ -1,0 +1,58 @@
+"""Norms of gradients and parameters by group of layers, every so many steps, as a pure function of the step.
+
+Each rank adds up the squares of what it holds: its part of the reduced gradients before clipping, and of the fp32
+masters before the update. The sums over ranks are part of the reduction that every step makes, and they reach the host
+with the loss: a step that is due sends some more numbers, and nothing waits for them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pipeline.checkpoints.slots import MASTER
+from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.layers import group_of
+
+_ROW = 1024  # elements whose squares are added up in fp32; of 2^24, a CPU's sum would be off in the 4th digit
+GRADIENT, PARAMETER = "grad_norm", "param_norm"
+
+
+class Norms:
+    """Of an engine's model, in each step whose number is a multiple of `every` (0: in none)."""
+
+    def __init__(self, engine: Engine, *, every: int, device: torch.device) -> None:
+        self.engine, self.every, self.device = engine, every, device
+        self.groups = tuple(dict.fromkeys(map(group_of, engine.shapes)))
+        self.names = tuple(f"{kind}/{group}" for kind in (GRADIENT, PARAMETER) for group in self.groups)
+        self._trained = {f"{GRADIENT}/{group_of(name)}" for name in engine.trained_names}
+
+    def is_due(self, step: int) -> bool:
+        """Whether step `step`, from 1 on, has norms."""
+        return self.every > 0 and step % self.every == 0
+
+    def squares(self) -> torch.Tensor:
+        """float64[names] on the device: this rank's sums of squares. Call it between the last backward pass and the
+        update. Nothing waits for them here."""
+        gradients = self.engine.gradients()
+        masters = {fragment.name: fragment.slots[MASTER] for fragment in self.engine.fragments()}
+        return torch.cat([_squares(held, self.groups, device=self.device) for held in (gradients, masters)])
+
+    def values(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The norms, from the sums over ranks. Weights that are not trained have no gradient, so their groups have no
+        norm of it."""
+        shown = (name for name in self.names if name.startswith(PARAMETER) or name in self._trained)
+        return {name: math.sqrt(sums[name]) if sums[name] < math.inf else sums[name] for name in shown}
+
+
+def _squares(held: Mapping[str, torch.Tensor], groups: Sequence[str], *, device: torch.device) -> torch.Tensor:
+    """float64[groups], from tensors by name of their parameter. A value that is not finite stays in its group."""
+    norms: dict[str, list[torch.Tensor]] = {group: [torch.zeros(1, device=device)] for group in groups}
+    for name, found in held.items():
+        tensor = found.flatten()
+        whole = tensor.numel() // _ROW * _ROW
+        parts = (tensor[:whole].view(-1, _ROW), tensor[whole:].view(1, -1))
+        norms[group_of(name)] += [
+            torch.linalg.vector_norm(part, dim=1, dtype=torch.float32) for part in parts if part.numel()
+        ]
+    return torch.stack([torch.cat(own).double().square().sum() for own in norms.values()])

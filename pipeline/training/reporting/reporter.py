@@ -1,0 +1,289 @@
+"""What rank 0 reports while it trains: the live line, a line at each event, metrics.jsonl and TensorBoard."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from pipeline.data.skipped import Skipped, data_step_of
+from pipeline.data.training_data import TrainingData
+from pipeline.evaluation.scores import Scores
+from pipeline.models.position_similarity import picture
+from pipeline.training.reporting.ledger import Ledger
+from pipeline.training.reporting.logger_choice import open_loggers
+from pipeline.training.reporting.metrics import Metrics
+from pipeline.training.reporting.step_costs import StepCosts
+from pipeline.training.reporting.throughput import Throughput
+from pipeline.training.settings.job import TrainingJob
+from shards.local_file import read_local_text
+from shards.output.progress import Ticker, as_log_line
+from shards.output.quantities import clock
+from shards.output.terminal import Fact
+
+log = logging.getLogger(__name__)
+_MOST_RECORD_BYTES = 16 << 20
+NUM_IMAGES = 16  # of the first batch, for TensorBoard
+_RATES = ("bytes", "requests", "retries", "hedges")  # sums of the data's counts that are shown as rates too
+
+
+@contextmanager
+def open_reporter(
+    job: TrainingJob,
+    ledger: Ledger,
+    data: TrainingData,
+    *,
+    step: int,
+    skipped: Skipped = (),
+    costs: StepCosts | None = None,
+) -> Iterator["Reporter"]:
+    """A run's reporter from `step` on, with these data steps skipped; the job's record and settings go to
+    TensorBoard."""
+    run_dir = Path(job.run_dir)
+    with closing(Metrics(run_dir, step=step)) as metrics, open_loggers(job, step=step) as loggers:
+        metrics.follower = loggers
+        record = run_dir / "job.yaml"
+        metrics.show_job(_text(record), settings_of(job))
+        epoch_samples = data.datasets[0].num_samples if len(data.datasets) == 1 else 0
+        names = data.label_names
+        reporter = Reporter(
+            job,
+            metrics,
+            ledger,
+            step=step,
+            epoch_samples=epoch_samples,
+            label_names=names,
+            skipped=skipped,
+            costs=costs,
+        )
+        yield reporter
+        reporter.write_rest()  # not after an error: the run may have been taken over, and so may its files
+        loggers.is_done = reporter.is_done
+
+
+def _text(record: Path) -> str:
+    """The job's record, which this run has just written; empty if it is not there."""
+    try:
+        return read_local_text(record, most_bytes=_MOST_RECORD_BYTES)
+    except FileNotFoundError:
+        return ""
+
+
+def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
+    """The settings that runs are compared by, under the names of the job's fields."""
+    model, optimizer, schedule = job.model, job.optimizer, job.schedule
+    size = {} if model.is_bit else {f"model.{name}": getattr(model.size, name) for name in ("patch", "depth", "width")}
+    decay: dict[str, str | int | float] = {}  # what belongs to one decay alone
+    if schedule.decay == "rsqrt":
+        decay["schedule.timescale"] = schedule.timescale
+    elif schedule.decay == "staircase":
+        steps = " ".join(map(str, schedule.stair_steps))
+        decay |= {"schedule.stair_steps": steps, "schedule.stair_factor": schedule.stair_factor}
+    return {
+        "data.url": job.data.url or " + ".join(url for url, _ in job.data.mix),
+        "model.name": model.name,
+        "model.image_size": model.image_size,
+        **size,
+        **{f"model.{name}": getattr(model, name) for name in ("dropout", "stochastic_depth")},
+        "model.masked_patches": str(model.masked_patches).lower(),
+        "initial.weights": job.initial.weights,
+        "steps": job.steps,
+        "global_batch": job.global_batch,
+        "schedule.learning_rate": schedule.learning_rate,
+        "schedule.decay": schedule.decay,
+        **decay,
+        "schedule.warmup_steps": schedule.warmup_steps,
+        "schedule.cooldown_steps": schedule.cooldown_steps,
+        "schedule.final_learning_rate": schedule.final_learning_rate,
+        "optimizer.name": optimizer.name,
+        "optimizer.weight_decay": optimizer.weight_decay,
+        "optimizer.layer_decay": optimizer.layer_decay,
+        "optimizer.freeze_backbone": str(optimizer.freeze_backbone).lower(),
+        "loss": job.loss,
+        "clip_norm": job.clip_norm,
+        "label_smoothing": job.label_smoothing,
+        "ema_decay": job.ema_decay,
+        "data.label_weights": str(job.data.label_weights).lower(),
+        "data.mixup.alpha": job.data.mixup.alpha,
+        "data.randaugment.num_ops": job.data.randaugment.num_ops,
+        "engine.precision": job.engine.precision,
+        "seed": job.seed,
+    }
+
+
+class Reporter:
+    """Context manager for the loop of rank 0. `epoch_samples`: samples per epoch, 0 if datasets are mixed.
+    `save_interval_seconds`: between two checkpoints, 0 if they do not follow the clock. `costs`: what a step costs."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        metrics: Metrics,
+        ledger: Ledger,
+        *,
+        step: int,
+        epoch_samples: int,
+        label_names: tuple[str, ...] = (),
+        skipped: Skipped = (),
+        costs: StepCosts | None = None,
+    ) -> None:
+        self.job, self.metrics, self.epoch_samples, self.label_names = job, metrics, epoch_samples, label_names
+        self.skipped, self.costs = skipped, costs
+        self._ticker, self._stack = Ticker(), ExitStack()
+        self._throughput = Throughput(ledger.seconds, step=step)
+        self._step, self._saved, self._line_step = step, step, 0
+        self._loss = self._rate = self.save_interval_seconds = 0.0
+        self._once: dict[str, float] = {}
+        self._scores: Scores | None = None
+        self._traffic: tuple[float, dict[str, float]] | None = None
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self._ticker)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def shows(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """The first images [n, height, width, 3] of 0 to 255 with labels [n, most], as the model gets them."""
+        own = [[self.label_names[label] for label in row if label >= 0] for row in labels.tolist()]
+        self.metrics.show_images(self._step + 1, images, [", ".join(names) for names in own])
+
+    def shows_positions(self, step: int, levels_TUHW: torch.Tensor) -> None:
+        """How similar the position embeddings are after a step: the levels of their similarities."""
+        self.metrics.show_picture("model/position_similarity", step, picture(levels_TUHW))
+
+    def launched(self, step: int) -> None:
+        """A step is launched; its outcome comes with `step`."""
+        self._throughput.launched(step)
+
+    def step(
+        self,
+        step: int,
+        *,
+        loss: float,
+        grad_norm: float,
+        rate: float,
+        traffic: dict[str, float],
+        scores: Scores | None,
+        of_others: Mapping[str, float] | None = None,
+        guard: Mapping[str, float] | None = None,
+        norms: Mapping[str, float] | None = None,
+    ) -> None:
+        """The outcome of the oldest launched step. `rate`: the learning rate. `of_others`: the scores' values on other
+        held-out datasets. `guard`: the guard's values beside it. `norms`: by group; a step that has them gets a line.
+        """
+        self._throughput.step()
+        self._step, self._loss, self._rate = step, loss, rate
+        if scores:
+            self._scores = scores
+            _tell_scores(step, scores, on=self.job.scored_on)
+        _tell_averaged(step, of_others, on=self.job.scored_on)
+        _tell_fewshot(step, of_others)
+        if step % self.job.log_every_steps == 0 or step == self.job.steps or scores or of_others or norms:
+            values = {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate}
+            values |= {f"data/{name}": value for name, value in traffic.items()} | self._data_rates(traffic)
+            values |= scores.values("test_") if scores else {}
+            values |= of_others or {}
+            if self.save_interval_seconds:
+                values["checkpoint/interval_seconds"] = self.save_interval_seconds
+            values |= self._throughput.since_line(global_batch=self.job.global_batch)
+            values |= self.costs.values(values["step_seconds"]) if self.costs else {}
+            self.metrics.write(step, values | self._epoch() | dict(guard or {}) | dict(norms or {}) | self._once)
+            self._once, self._line_step = {}, step
+        self._ticker.tick(self.facts)
+
+    def scored_late(self, step: int, scores: Scores | None, of_others: Mapping[str, float]) -> None:
+        """The scores of a step that was reported without them, because its evaluation was given up."""
+        if scores:
+            self._scores = scores
+            _tell_scores(step, scores, on=self.job.scored_on)
+        _tell_averaged(step, of_others, on=self.job.scored_on)
+        _tell_fewshot(step, of_others)
+        self.metrics.amend(step, (scores.values("test_") if scores else {}) | dict(of_others))
+
+    def saved(self, step: int, values: dict[str, float]) -> None:
+        """A checkpoint is committed: shown in the live line, or as a line in a log. `values`: for the next line of
+        metrics."""
+        self._saved = step
+        self._once |= values
+        if not self._ticker.is_live:
+            which = "checkpoint" if step == self._step else f"checkpoint of step {step:,}"
+            log.info("%s, %s saved", as_log_line(self.facts()[:-1]), which)
+
+    def not_saved(self, num_failed: int) -> None:
+        """A checkpoint could not be written: `num_failed` so far."""
+        self._once |= {"checkpoint/failed": float(num_failed)}
+
+    def write_rest(self) -> None:
+        """At the end: what the next line was to have goes into the last one, such as the last commit."""
+        if self._once and self._line_step:
+            self.metrics.amend(self._line_step, self._once)
+        self._once = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last step of the run is reported."""
+        return self._step == self.job.steps
+
+    def facts(self) -> list[Fact]:
+        """The contents of the live line."""
+        job, scores = self.job, self._scores
+        count = f"step {self._step:,}/{job.steps:,}"
+        accuracy = (
+            (f"{job.scored_on} accuracy {scores.accuracy:.3f}", f"acc {scores.accuracy:.3f}") if scores else ("", "")
+        )
+        epoch = f"{self._epoch().get('epoch', 0):.1f}" if self.epoch_samples else ""
+        images = f"{job.global_batch / max(self._throughput.step_seconds(), 1e-9):,.0f}"
+        left = self._throughput.seconds_left(job.steps)
+        cost = self.costs.words(self._throughput.step_seconds()) if self.costs else ""
+        return [
+            Fact(full=count, short=f"{self._step}/{job.steps}", weight=3),
+            Fact(full=f"loss {self._loss:.4f}", short=f"loss {self._loss:.3f}", weight=3),
+            Fact(full=accuracy[0], short=accuracy[1], weight=2),
+            Fact(full=f"learning rate {self._rate:.2g}", short=f"lr {self._rate:.2g}"),
+            Fact(full=f"epoch {epoch}" if epoch else "", short=f"epoch {epoch}" if epoch else ""),
+            Fact(full=f"{images} images/s", short=f"{images} img/s", weight=2),
+            Fact(full=cost, short=cost, weight=0),
+            Fact(full=f"{clock(left)} left", short=f"{clock(left)} left", weight=3),
+            Fact(full=f"saved {self._saved:,}" if self._saved else "", short="", weight=0),
+        ]
+
+    def _epoch(self) -> dict[str, float]:
+        if not self.epoch_samples:
+            return {}
+        return {"epoch": data_step_of(self._step, self.skipped) * self.job.global_batch / self.epoch_samples}
+
+    def _data_rates(self, traffic: dict[str, float]) -> dict[str, float]:
+        """Per second since the previous line; nothing for the first line of a process."""
+        now, before = self._throughput.at, self._traffic
+        self._traffic = now, traffic
+        if before is None:
+            return {}
+        seconds = max(now - before[0], 1e-9)
+        return {f"data/{name}_per_second": (traffic[name] - before[1][name]) / seconds for name in _RATES}
+
+
+def _tell_scores(step: int, scores: Scores, *, on: str) -> None:
+    log.info("step %d: %s accuracy %.3f, loss %.3g", step, on, scores.accuracy, scores.loss)
+
+
+def _tell_averaged(step: int, values: Mapping[str, float] | None, *, on: str) -> None:
+    if values and "test_ema_accuracy" in values:
+        accuracy, loss = values["test_ema_accuracy"], values["test_ema_loss"]
+        log.info("step %d: %s accuracy of the averaged weights %.3f, loss %.3g", step, on, accuracy, loss)
+
+
+def _tell_fewshot(step: int, values: Mapping[str, float] | None) -> None:
+    shown = [
+        f"{name.removeprefix('fewshot/').replace('_', ' ')} {value:.3f}"
+        for name, value in (values or {}).items()
+        if name.startswith("fewshot/")
+    ]
+    if shown:
+        log.info("step %d: few-shot accuracy, %s", step, ", ".join(shown))

@@ -1,0 +1,113 @@
+"""Weights & Biases: one run for all starts of ours, online or, with WANDB_MODE=offline, in files in RUN/wandb.
+
+W&B takes each step once, and only in order. Online, its server says with which step a run continues. Offline, each
+start writes a file of its own, and the files of the starts before say which steps they have.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.ranks.world import set_defaults
+from pipeline.training.reporting.wandb_files import is_open, last_step
+from pipeline.training.settings.loggers import Ending, Line, LoggersConfig, Settings
+from shards.errors import UserError
+
+if TYPE_CHECKING:
+    import wandb
+
+_DEFAULTS = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}  # the terminal is ours
+_WRITER_SECONDS, _POLL_SECONDS = 30.0, 0.2  # for the process of a killed start to finish its file
+_EXIT_CODES = {Ending.DONE: 0, Ending.STOPPED: 75, Ending.FAILED: 1}
+_FOLDER = "wandb"
+_NOT_ONLINE = ("offline", "dryrun", "disabled")  # by WANDB_MODE
+
+
+def prepare() -> None:
+    """Loads the library."""
+    set_defaults(_DEFAULTS)
+    try:
+        import wandb  # noqa: F401, PLC0415 - an extra
+    except ImportError as error:
+        raise UserError(
+            f"wandb cannot be loaded ({error}); install it again: pip install 'patchline[wandb]'"
+        ) from error
+
+
+class WandbLogger:
+    """A `Logger`. `identity` is the run's for good, `name` is for people."""
+
+    title = "W&B"
+
+    def __init__(self, config: LoggersConfig, *, identity: str, name: str, run_dir: Path) -> None:
+        self._config, self._identity, self._name = config, identity, name
+        self._run_dir = run_dir
+        self._run: wandb.Run
+        self._opened_step = 0
+
+    def open(self) -> int:
+        """Continues the run with our id, or begins it. The files of earlier starts are read first: this one makes
+        another."""
+        import wandb  # noqa: PLC0415 - an extra
+
+        has_offline = self._last_offline_step()
+        settings = wandb.Settings(
+            silent=True,
+            console="off",  # the terminal is ours
+            disable_code=True,
+            disable_git=True,
+            stop_on_fatal_error=False,
+        )
+        is_offline = wandb.setup().settings.mode in _NOT_ONLINE
+        if not is_offline and not wandb.login(prompt=False, verify=False):
+            raise ValueError("no API key: set WANDB_API_KEY, run wandb login, or set WANDB_MODE=offline")
+        self._run = wandb.init(
+            project=self._config.project,
+            name=self._name,
+            id=self._identity,
+            dir=str(self._run_dir.resolve()),
+            resume=None if is_offline else "allow",
+            reinit="create_new",
+            settings=settings,
+        )
+        self._opened_step = has_offline if is_offline else max(0, self._run.starting_step - 1)
+        return self._opened_step
+
+    def _last_offline_step(self) -> int:
+        """Of the files of earlier starts, once nothing writes them: W&B's own process outlives a killed run."""
+        files = sorted((self._run_dir / _FOLDER).glob(f"*run-*-{self._identity}/run-{self._identity}.wandb"))
+        deadline, pause = time.monotonic() + _WRITER_SECONDS, threading.Event()
+        while busy := [file for file in files if is_open(file)]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"another process is still writing {busy[0]}")
+            pause.wait(_POLL_SECONDS)
+        return max((last_step(file) for file in files if file.parent.name.startswith("offline-")), default=0)
+
+    def place(self) -> str:
+        """The run's page, or what uploads it."""
+        if self._run.disabled:
+            return "switched off by WANDB_MODE"
+        if self._run.offline:
+            return f"offline; wandb sync {self._run_dir / _FOLDER} uploads it"
+        return str(self._run.url)
+
+    def show_job(self, text: str, settings: Settings) -> None:
+        """The settings as the run's configuration, with the job as text beside them."""
+        self._run.config.update({**settings, "job": text}, allow_val_change=True)
+
+    def write(self, lines: Sequence[Line]) -> None:
+        """Hands the lines to W&B's own process. Values that are added to a step of an earlier start become the run's
+        latest, without a point on the curve."""
+        for line in lines:
+            if line.is_added and line.step <= self._opened_step:
+                self._run.summary.update(dict(line.values))
+            else:
+                self._run.log(dict(line.values), step=line.step)
+
+    def close(self, ending: Ending) -> None:
+        """The run's state, as W&B shows it: finished, preempted or failed."""
+        if ending is Ending.STOPPED:
+            self._run.mark_preempting()
+        self._run.finish(exit_code=_EXIT_CODES[ending])

@@ -1,0 +1,122 @@
+"""Which jobs may continue a run: the fields that must stay, and what more steps mean for the learning rate.
+
+    where and how it is run        may change at any time: results change to rounding, or not at all
+    what is measured while it runs may change until the run is done
+    steps                          more of them need --extend: the schedule is a function of them
+    all else                       must stay
+
+The seed, the batch and everything under `data` are compared by the position of the stream: a dataset may move.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pipeline.checkpoints.saved_job import STEPS, SavedJob
+from pipeline.data.position import StreamPosition, is_of_decoder
+from pipeline.models.config import ModelConfig
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.schedule import learning_rate
+from shards.errors import UserError
+from shards.schema.differences import Difference, as_lines, differences, flattened
+
+_IMAGE_SIZE = "image_size"  # of the position; the model's is compared
+WARMUP = "schedule.warmup_steps"
+OF_POSITION = ("seed", "global_batch", "data.")
+_WHERE_AND_HOW = (
+    *("run_dir", "device", "threads", "micro_batch", "log_every_steps", "max_skipped_updates"),
+    *("norms_every_steps", "similarity_every_steps"),
+    *("checkpoint.", "engine.", "guard.", "hang.", "loggers."),
+)
+_MEASURED = ("evaluation.", "fewshot.")
+_PRECISION, _UNDECIDED = "engine.precision", "auto"
+
+
+def refuse_changes(
+    saved: SavedJob,
+    stands_at: StreamPosition,
+    *,
+    job: TrainingJob,
+    start: StreamPosition,
+    is_done: bool = False,
+    extend: bool = False,
+) -> None:
+    """A job that continues a run must be the same job, and so must one whose run is done. UserError names what differs.
+
+    `saved`, `stands_at`: the job and the position of a checkpoint or of a DONE marker. `start`: the position before the
+    first batch of `job`. Ranks and the engine may change (stage, precision, compilation, checkpointing): they change
+    results to rounding.
+    """
+    changed = _differences(saved, job, is_done=is_done)
+    moved = stands_at.differences(start, allow_other_decoder=job.data.allow_other_decoder)
+    changed += [change for change in moved if change.field != _IMAGE_SIZE]
+    _refuse_other_steps(saved, job, step=stands_at.next_step, extend=extend, others=changed)
+    if changed:
+        hint = "; --data.allow-other-decoder accepts other versions" if any(map(is_of_decoder, changed)) else ""
+        ended = "holds a run that finished with other values"
+        how = ended if is_done else "holds a run that cannot be continued with other values"
+        raise UserError(f"{job.run_dir} {how}:\n{as_lines(changed)}\nUse the same values, or another --run-dir{hint}")
+
+
+def _differences(saved: SavedJob, job: TrainingJob, *, is_done: bool) -> list[Difference]:
+    """What differs between two jobs apart from their data and their steps."""
+    before = {
+        "model": asdict(ModelConfig(**saved.model)),  # fields that an older version did not have are at their defaults
+        "loss": saved.loss,
+        "optimizer": {"name": saved.optimizer},
+        "ema_decay": saved.ema_decay,
+    }
+    now = {
+        "model": asdict(job.model),
+        "loss": job.loss,
+        "optimizer": {"name": job.optimizer.name},
+        "ema_decay": job.ema_decay,
+    }
+    others = other_values(saved.job, asdict(job), is_done=is_done)
+    return differences(before, now) + [change for change in others if change.field not in flattened(before)]
+
+
+def _refuse_other_steps(
+    saved: SavedJob, job: TrainingJob, *, step: int, extend: bool, others: Sequence[Difference]
+) -> None:
+    """UserError for fewer steps than the `step` reached, and for another length of the run. It lists `others` too, but
+    not the warm-up: that follows the steps, and --extend keeps it."""
+    before = saved.job.get(STEPS, job.steps)  # older versions did not record it
+    if step > job.steps:
+        raise UserError(
+            f"{job.run_dir} has {step} steps already, --steps is {job.steps}; give {step} or more, or another --run-dir"
+        )
+    if job.steps == before or (job.steps > before and extend):
+        return
+    hint = "; to continue it with more steps, add --extend" if job.steps > before else ""
+    other_steps = Difference(field=STEPS, before=before, now=job.steps)
+    changed = [other_steps, *(other for other in others if other.field != WARMUP)]
+    raise UserError(
+        f"{job.run_dir} holds a run of another length:\n{as_lines(changed)}\n"
+        f"The learning rate depends on it. Use the same value, or another --run-dir{hint}"
+    )
+
+
+def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: bool) -> list[Difference]:
+    """What differs between a run's recorded job and another one, without `steps`. Fields that only one of them has,
+    because of its version, are ignored."""
+    was, is_now = flattened(before), flattened(now)
+    free = (*OF_POSITION, *_WHERE_AND_HOW, *(() if is_done else _MEASURED))
+    both = [name for name in was if name in is_now and name != STEPS and not name.startswith(free)]
+    if is_done and _PRECISION in was and is_now.get(_PRECISION, _UNDECIDED) != _UNDECIDED:
+        both.append(_PRECISION)
+    return differences({name: was[name] for name in both}, {name: is_now[name] for name in both})
+
+
+def extension(before: Mapping[str, Any], job: TrainingJob, *, step: int) -> str:
+    """What happens to the learning rate of a run that continues at `step` with more steps than before; empty if it has
+    no more."""
+    num_steps = before.get(STEPS)
+    if num_steps is None or job.steps <= num_steps:
+        return ""
+    was = learning_rate(max(0, step - 1), config=job.schedule, num_steps=num_steps)
+    will_be = learning_rate(step, config=job.schedule, num_steps=job.steps)
+    return (
+        f"extended from {num_steps} to {job.steps} steps: step {step} had the learning rate {was:.3g}, "
+        f"step {step + 1} will have {will_be:.3g} ({job.schedule.decay} schedule over {job.steps} steps)"
+    )

@@ -1,0 +1,281 @@
+"""Everything that defines one training run, pre-training or fine-tuning."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.config_values import Device, LossName
+from pipeline.data.config import DataConfig
+from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
+from pipeline.models.config import ModelConfig, ModeOrNone
+from pipeline.training.settings.loggers import LoggersConfig
+from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
+from pipeline.training.spikes import GuardConfig
+from shards.errors import UserError
+from shards.schema.config_values import Range, refuse_wrong_values
+
+_MOST_HANG_SECONDS = 7 * 86400
+# Elements of a bucket on a CPU. The C library keeps freed blocks of up to 32 MiB; larger ones go back to the kernel,
+# which clears their pages again at each step.
+MOST_ON_CPU = 7_500_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimiser and its weight decay."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or SGD with momentum."""
+    beta1: Annotated[float, Range(0, below=1)] = 0.9
+    """AdamW: decay of the gradient's running mean, from 0 to below 1."""
+    beta2: Annotated[float, Range(0, below=1)] = 0.999
+    """AdamW: decay of the squared gradient's running mean, from 0 to below 1."""
+    epsilon: Annotated[float, Range(above=0)] = 1e-8
+    """AdamW: added to the denominator."""
+    momentum: Annotated[float, Range(0, below=1)] = 0.9
+    """SGD: momentum, from 0 to below 1."""
+    weight_decay: Annotated[float, Range(0)] = 0.0
+    """Weight decay, 0 for none; with sgd it is part of the gradient, as in PyTorch."""
+    decay: Literal["kernels", "all"] = "kernels"
+    """Parameters with weight decay: kernels (matrices and convolutions, as big_vision's mask .*/kernel$) or all."""
+    decay_scale: Literal["rate", "schedule"] = "rate"
+    """What multiplies weight decay at each step: the learning rate (as PyTorch's AdamW), or the schedule alone (as
+    big_vision)."""
+    head_decay: Annotated[float, Range(0)] = 1.0
+    """Factor for the weight decay of the head's matrix (100 in ViT-G)."""
+    layer_decay: Annotated[float, Range(above=0, most=1)] = 1.0
+    """Factor for the learning rate from each layer to the one below it, 1 for none: the head has the whole rate, the
+    last block this share of it, and so on down to the embedding (0.65 to 0.75 is usual in fine-tuning)."""
+    freeze_backbone: bool = False
+    """Train the head alone (with the hidden layer before it, if there is one) on the weights that the run starts
+    from."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="optimizer.")
+        if self.name == "sgd" and self.decay_scale == "schedule":
+            raise UserError(
+                "optimizer.decay_scale is 'schedule' with optimizer.name 'sgd', whose decay is part of the gradient; "
+                "take --optimizer.decay-scale rate, or --optimizer.name adamw"
+            )
+
+
+def scaled_by_rate(config: OptimizerConfig, *, peak_rate: float) -> OptimizerConfig:
+    """The same decay as a multiple of the learning rate, whose peak is `peak_rate`. UserError if that is 0."""
+    if config.decay_scale == "rate":
+        return config
+    if peak_rate <= 0:
+        raise UserError(
+            f"schedule.learning_rate is {peak_rate} with optimizer.decay_scale 'schedule'; a decay that follows the "
+            "schedule needs one: give a rate above 0, or --optimizer.decay-scale rate"
+        )
+    return replace(config, decay_scale="rate", weight_decay=config.weight_decay / peak_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """ZeRO, precision, compilation, and the checks of what DeepSpeed does.
+
+    "auto" precision is decided when a run first starts, and kept when it resumes on any machine: bf16 takes 8 times as
+    long on a CPU with AVX2 alone. Master weights are always fp32.
+    `compile` and `activation_checkpointing` may change when a run resumes. Switching `compile` changes results by
+    rounding, as another device would, and the masks of dropout: bitwise equality needs the same setting.
+    """
+
+    zero_stage: Literal[1, 2, 3] = 1
+    """What ZeRO shards across ranks: with 1 the optimiser's state, with 2 also gradients, with 3 also weights."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Precision of weights and activations in forward and backward passes; auto: bf16 where the device computes it
+    natively (GPUs of compute capability 8.0 and more, CPUs with AVX512-BF16, AMX or Arm BF16), else fp32."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of the model's blocks: auto compiles on GPUs with ZeRO-1 and 2 if it works, on requires it."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each block, and compute the block again in the backward pass: less memory, one more
+    forward pass, the same bits."""
+    deterministic: bool = False
+    """On GPUs, use only kernels that compute the same bits again, which are slower; CPUs always do."""
+    reduce_bucket: Annotated[int, Range(1)] = 50_000_000
+    """Gradient elements that ZeRO reduces at once (with DeepSpeed's default of 5e8, ViT-H/14 would have a single bucket
+    and no overlap); on a CPU at most MOST_ON_CPU."""
+    allgather_bucket: Annotated[int, Range(1)] = 200_000_000
+    """Weight elements that ZeRO gathers at once; on a CPU at most MOST_ON_CPU."""
+    reduce_precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision in which ranks add up their gradients if precision is bf16; auto: fp32, whose error does not grow with
+    the number of ranks; bf16 sends half the bytes."""
+    check_gradients: Literal["auto", "on", "off"] = "auto"
+    """Compare the gradients of a small copy of the model with those of plain PyTorch before the first step; auto: on
+    GPUs with several ranks or accumulation, and with a DeepSpeed that is allowed by name."""
+    allow_deepspeed: str = ""
+    """Version of DeepSpeed to accept although it is not tested, such as 0.19.9; it must be the installed one."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="engine.")
+        if self.compile == "on" and self.zero_stage == 3:
+            # Tried with 0.19.8: right numbers, but its hooks, which gather the weights inside a block, cut each block
+            # into pieces that torch compiles again at every step.
+            raise UserError(
+                'engine.compile is "on" with engine.zero_stage 3; allowed: stages 1 and 2 (torch would compile '
+                "DeepSpeed's gathering of weights again at every step): give --engine.zero-stage 2, or "
+                "--engine.compile off"
+            )
+
+
+def reduced_in(config: EngineConfig) -> Literal["bf16", "fp32"]:
+    """The precision in which ranks add up their gradients, once that of the passes is decided."""
+    return "bf16" if config.precision == config.reduce_precision == "bf16" else "fp32"
+
+
+def with_buckets_of(config: EngineConfig, *, on_cpu: bool) -> EngineConfig:
+    """With the buckets that the engine uses there."""
+    if not on_cpu:
+        return config
+    reduce, gather = min(config.reduce_bucket, MOST_ON_CPU), min(config.allgather_bucket, MOST_ON_CPU)
+    return replace(config, reduce_bucket=reduce, allgather_bucket=gather)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialConfig:
+    """Weights to start from instead of scratch."""
+
+    weights: str = ""
+    """Weights folder to start from (RUN/weights)."""
+    new_head: bool = True
+    """Replace the head with a zero-initialised linear one, as the paper does; if off, all tensors must fit."""
+    resample: ModeOrNone = "paper"
+    """How position embeddings are resampled for another grid: the paper's way, bicubic, timm's, or not at all: then
+    they start anew."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="initial.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangConfig:
+    """When a rank counts as hung. All ranks then write their stacks to RUN/stacks and end with exit code 74.
+
+    Time in which a rank's processes are suspended does not count.
+    """
+
+    step_seconds: Annotated[float, Range(0, _MOST_HANG_SECONDS, zero="never")] = 600.0
+    """Most seconds that a rank may wait for the data of a step, compute it, or evaluate a batch, or 3 times the longest
+    so far if that is more; 0: never look."""
+    other_seconds: Annotated[float, Range(0, _MOST_HANG_SECONDS)] = 3600.0
+    """Most seconds for starting, for the first step and the first batch of an evaluation, which may compile, and for
+    saving and finishing; at least the seconds of a step."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="hang.")
+
+
+_MOST_BATCH = 1 << 24  # a step times a batch is a position in the sample order, which has 64 bits
+MOST_THREADS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """One training run."""
+
+    run_dir: str = ""
+    """Folder for everything the run writes; the same command continues the run that is there."""
+    data: DataConfig = DataConfig()
+    """Samples to train on: their order, and how they are read and augmented."""
+    model: ModelConfig = ModelConfig()
+    """Model to train."""
+    initial: InitialConfig = InitialConfig()
+    """Weights to start from."""
+    steps: Annotated[int, Range(1, MOST_STEPS)] = 1000
+    """Training steps of the whole run."""
+    global_batch: Annotated[int, Range(1, _MOST_BATCH)] = 4096
+    """Images per step, over all ranks; a multiple of --data.lanes."""
+    micro_batch: Annotated[int, Range(0, _MOST_BATCH, zero="the largest that fits")] = 0
+    """Images per forward and backward pass of a rank; 0: the most that fit its memory, up to its whole share of the
+    global batch."""
+    loss: LossName = "softmax"
+    """softmax: one label per image; sigmoid: any number of labels."""
+    label_smoothing: Annotated[float, Range(0, below=1, zero="off")] = 0.0
+    """Share of the softmax target that is spread over all classes, from 0 (off) to below 1."""
+    clip_norm: Annotated[float, Range(0, zero="off")] = 0.0
+    """Largest norm of the gradient, 0 for none (the paper clips at 1, on ImageNet-1k and in fine-tuning only)."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimiser and weight decay."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate at each step."""
+    ema_decay: Annotated[float, Range(0, below=1, zero="off")] = 0.0
+    """Decay of the exponential moving average of the weights (EMA, Polyak averaging), which become the run's result; 0
+    for none (0.9999 in the paper's ImageNet results, section 4.1); scores during training are of the raw weights."""
+    engine: EngineConfig = EngineConfig()
+    """ZeRO, precision and compilation."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When checkpoints are saved, where, and which are kept."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Evaluation during training and at its end."""
+    fewshot: FewshotInTraining = FewshotInTraining()
+    """Few-shot scores of the representation during training and at its end."""
+    hang: HangConfig = HangConfig()
+    """When a rank counts as hung."""
+    seed: int = 0
+    """Seed for everything random in the run."""
+    device: Device = "auto"
+    """Where to compute; auto: the GPU if there is one, else the CPU."""
+    threads: Annotated[int, Range(0, MOST_THREADS, zero="the rank's share of the cores")] = 0
+    """Threads of each rank, for computing and decoding; 0: OMP_NUM_THREADS if it is set, else the rank's share of
+    the cores."""
+    log_every_steps: Annotated[int, Range(1, MOST_STEPS)] = 1
+    """Steps between two lines of metrics.jsonl and TensorBoard."""
+    norms_every_steps: Annotated[int, Range(0, MOST_STEPS, zero="never")] = 100
+    """Steps between two lines that also have the norms of gradients and parameters, by group of layers."""
+    similarity_every_steps: Annotated[int, Range(0, MOST_STEPS, zero="never")] = 1000
+    """Steps between two pictures of how similar the position embeddings are; the last step has one, too."""
+    max_skipped_updates: Annotated[int, Range(0)] = 10
+    """Updates in a row that may be skipped because their gradient is not finite, before the run stops."""
+    guard: GuardConfig = GuardConfig()
+    """What to do about loss spikes, and about losses and gradients that are not finite."""
+    loggers: LoggersConfig = LoggersConfig()
+    """Services that get the curves, too: MLflow, Weights & Biases."""
+
+    @property
+    def scored_on(self) -> str:
+        """What the accuracy is of that is shown: test, or held-out (a part of the training data)."""
+        return "test" if self.data.held_out.is_none else "held-out"
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the model is scored while it is trained."""
+        return bool(self.evaluation.url) or not self.data.held_out.is_none
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+        refuse_long_schedule(self.schedule, num_steps=self.steps)
+        if self.label_smoothing and self.loss != "softmax":
+            raise UserError(
+                f"label_smoothing is {self.label_smoothing} with loss {self.loss!r}; it is part of the softmax loss: "
+                "take --loss softmax, or --label-smoothing 0"
+            )
+        if self.evaluation.also and not self.is_scored:
+            raise UserError("evaluation.also says nothing without evaluation.url or data.held_out; give one, too")
+        scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # refuses a peak of 0
+        if self.model.masked_patches:
+            self._refuse_labels()
+
+    def _refuse_labels(self) -> None:
+        """UserError for what masked patches, which need no labels, have no use for."""
+        side = self.model.grid[0]
+        if side < 2:
+            raise UserError(
+                f"model.masked_patches with {side * side} patch in an image of {self.model.image_size} px: half of "
+                "them are masked; give a larger --model.image-size or a smaller --model.patch"
+            )
+        given = {
+            "--loss softmax": self.loss != "softmax",
+            "--label-smoothing 0": self.label_smoothing > 0,
+            "--data.mixup.alpha 0": self.data.mixup.alpha > 0,
+            "--data.no-label-weights": self.data.label_weights,
+            '--evaluation.url ""': bool(self.evaluation.sets()),
+            "--data.held-out.share 0": not self.data.held_out.is_none,
+            "--optimizer.no-freeze-backbone": self.optimizer.freeze_backbone,
+        }
+        wrong = [flag for flag, is_given in given.items() if is_given]
+        if wrong:
+            raise UserError(
+                "model.masked_patches predicts colours from images alone: it has no labels, no scores on a held-out "
+                f"dataset, and trains the whole model; give {' '.join(wrong)} (--fewshot.url gives few-shot scores)"
+            )

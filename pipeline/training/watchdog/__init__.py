@@ -1,0 +1,1 @@
+"""Ends ranks that hang or are asked to stop: signals, stopping, heartbeat, last resort."""

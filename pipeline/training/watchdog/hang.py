@@ -1,0 +1,56 @@
+"""Who hangs, in words. Pure."""
+
+from collections.abc import Sequence
+
+from pipeline.training.watchdog.heartbeat_files import Beat, Heard
+from pipeline.training.watchdog.pulse import Phase
+
+_MOST_NAMED = 3
+
+
+def culprits(heard: Sequence[Heard], *, silent_after_seconds: float) -> list[Heard]:
+    """The ranks that the others wait for: the silent ones, else those whose place is the furthest behind."""
+    silent = [one for one in heard if is_silent(one, after_seconds=silent_after_seconds)]
+    if silent:
+        return silent
+    behind = min(one.beat.place.order for one in heard if one.beat)
+    return [one for one in heard if one.beat and one.beat.place.order == behind]
+
+
+def is_silent(heard: Heard, *, after_seconds: float) -> bool:
+    """Whether a rank has stopped writing: it is stopped, its host is lost, or it has ended."""
+    return heard.beat is None or heard.silent_seconds > after_seconds or heard.beat.phase == Phase.ENDED
+
+
+def hang_message(heard: Sequence[Heard], *, num_ranks: int, silent_after_seconds: float, stacks: str) -> str:
+    """One message for all ranks. `heard`: the last beats of all ranks in rank order, or before they are written the own
+    one; `stacks`: the folder of the stacks."""
+    found = culprits(heard, silent_after_seconds=silent_after_seconds)
+    others = [one for one in heard if one not in found and one.beat]
+    is_silence = is_silent(found[0], after_seconds=silent_after_seconds)
+    first = found[0].beat
+    if first and not is_silence and len(found) == num_ranks > 1:
+        why = "" if first.phase == Phase.WAITING_FOR_DATA else ": an exchange between them does not end"
+        what = f"all {num_ranks} ranks have {_standing(first)}{why}"
+    else:
+        named = "; ".join(_named(one, num_ranks, is_silence=is_silence) for one in found[:_MOST_NAMED])
+        more = f"; {len(found) - _MOST_NAMED} more ranks likewise" if len(found) > _MOST_NAMED else ""
+        what = f"{named}{more}"
+        if others and others[0].beat:
+            what += f"; the others wait for it in {others[0].beat.place.words()}"
+    return f"the run hangs: {what}. Stacks are in {stacks}; run the same command to continue"
+
+
+def _named(one: Heard, num_ranks: int, *, is_silence: bool) -> str:
+    if one.beat is None:
+        return f"rank {one.rank} of {num_ranks} has left no heartbeat since the start"
+    who = f"rank {one.rank} of {num_ranks} on host {one.beat.host} (process {one.beat.pid})"
+    if one.beat.phase == Phase.ENDED:
+        return f"{who} has ended"
+    if is_silence:
+        return f"{who} has been silent for {one.silent_seconds:.0f} s; last heard in {one.beat.place.words()}"
+    return f"{who} has {_standing(one.beat)}"
+
+
+def _standing(beat: Beat) -> str:
+    return f"stood for {beat.seconds:.0f} s in {beat.place.words()}"

@@ -1,0 +1,174 @@
+"""RUN/heartbeats: a small file of each rank, which says where it stands, and one that says that a rank hangs.
+
+All ranks read and write them through the folder that they share. How long a rank has been silent is a difference of two
+times of that folder's file system, so clocks of hosts do not matter.
+"""
+
+import errno
+import json
+import threading
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pipeline.training.watchdog.pulse import Phase, Place
+from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
+from shards.files.typed_json import read_record
+from shards.local_file import read_local_file
+from shards.schema.config_values import Range
+
+FOLDER = "heartbeats"
+_HANGING = "hanging"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MOST_ERROR_CHARACTERS = 240  # at most 12 bytes each: a beat stays below _MOST_BYTES
+_MOST_BYTES = 4096
+_MOST_UNIX_TIME = 1e12
+_Count = Annotated[int, Range(0)]
+_Seconds = Annotated[float, Range(0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """What a rank's file says. `seconds`: since when it stands there, of at most `limit_seconds`. `attempt`: the token
+    of its start. `has_dumped`: it hangs, or another rank does, and its stacks are written; `has_said`: so is the
+    message. `asked_by`: what asked it to stop; `error`: what ended it; `is_done`: it has made all its steps.
+    `unix_time`: by the rank's clock, 0 if an earlier version wrote it; the file's own time is lost in a copy."""
+
+    rank: _Count
+    host: str
+    pid: _Count
+    attempt: str
+    phase: str
+    step: _Count
+    batch: _Count
+    seconds: _Seconds
+    limit_seconds: _Seconds
+    has_dumped: bool = False
+    has_said: bool = False
+    asked_by: str = ""
+    error: str = ""
+    is_done: bool = False
+    unix_time: Annotated[float, Range(0, _MOST_UNIX_TIME)] = 0.0
+
+    @property
+    def place(self) -> Place:
+        """Where the rank stands."""
+        return Place(phase=Phase(self.phase), step=self.step, batch=self.batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """A rank's last beat (None: none of this attempt), and how long before one's own it came."""
+
+    rank: int
+    beat: Beat | None
+    silent_seconds: float
+
+
+class HeartbeatFiles:
+    """The files of one attempt, seen by one rank. What cannot be written or read counts as silence."""
+
+    def __init__(self, run_dir: Path, *, rank: int, attempt: str) -> None:
+        self._folder, self._rank, self._attempt = run_dir / FOLDER, rank, attempt
+        with suppress(OSError):
+            self._folder.mkdir(exist_ok=True)
+
+    def write(self, beat: Beat) -> None:
+        """Replaces this rank's file. On a full disk, it is overwritten in place, which needs no room."""
+        path, data = self._path(self._rank), f"{json.dumps(asdict(beat))}\n".encode()
+        waiting = path.with_suffix(".part")
+        try:
+            waiting.write_bytes(data)
+            waiting.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                waiting.unlink(missing_ok=True)
+                if error.errno in _FULL:
+                    _overwrite(path, data)
+
+    def hear(self, rank: int) -> Heard:
+        """Another rank's last beat."""
+        try:
+            beat = read_record(Beat, read_local_file(self._path(rank), most_bytes=_MOST_BYTES))
+            Phase(beat.phase)
+            silent = self._path(self._rank).stat().st_mtime - self._path(rank).stat().st_mtime
+        except (OSError, ValueError, InvalidDataError):
+            return Heard(rank=rank, beat=None, silent_seconds=float("inf"))
+        if beat.attempt != self._attempt or beat.rank != rank:
+            return Heard(rank=rank, beat=None, silent_seconds=float("inf"))
+        return Heard(rank=rank, beat=beat, silent_seconds=max(0.0, silent))
+
+    def say_hanging(self) -> None:
+        """Tells the other ranks that one of them hangs."""
+        with suppress(OSError):  # in place: on a file server, a new file is noticed later than a changed one
+            (self._folder / _HANGING).write_text(self._attempt)
+
+    def is_hanging(self) -> bool:
+        """Whether a rank of this attempt has told that one hangs."""
+        try:
+            return read_local_file(self._folder / _HANGING, most_bytes=_MOST_BYTES) == self._attempt.encode()
+        except (OSError, InvalidDataError):
+            return False
+
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"rank-{rank:05d}.json"
+
+
+def error_words(error: BaseException) -> str:
+    """An error in one line, short enough for a beat."""
+    line = str(error).strip().partition("\n")[0]
+    named = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    words = line if isinstance(error, UserError | TransientError | WillNotSucceedError) and line else named
+    return words if len(words) <= _MOST_ERROR_CHARACTERS else f"{words[: _MOST_ERROR_CHARACTERS - 1]}…"
+
+
+def _overwrite(path: Path, data: bytes) -> None:
+    """A JSON file, without giving its room away first; spaces fill what is left of it."""
+    with path.open("r+b") as file:
+        num_bytes = len(file.read())
+        file.seek(0)
+        file.write(data.rstrip(b"\n").ljust(num_bytes - 1) + b"\n")
+
+
+class BeatWriter:
+    """Writes beats in a thread of its own: storage that does not answer holds up nobody else. Of the beats that come
+    meanwhile, only the latest is written."""
+
+    def __init__(self, files: HeartbeatFiles) -> None:
+        self._files, self._changed = files, threading.Condition()
+        self._next: Beat | None = None
+        self._is_writing = self._is_closed = False
+        threading.Thread(target=self._run, name="heartbeat files", daemon=True).start()
+
+    def put(self, beat: Beat) -> None:
+        """The beat to write next."""
+        with self._changed:
+            self._next = beat
+            self._changed.notify_all()
+
+    def flush(self, *, seconds: float) -> None:
+        """Returns once all is written, or after `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._next is None and not self._is_writing, seconds)
+
+    def close(self, *, seconds: float) -> None:
+        """As `flush`; nothing is written afterwards."""
+        self.flush(seconds=seconds)
+        with self._changed:
+            self._next, self._is_closed = None, True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while beat := self._taken():
+            self._files.write(beat)
+
+    def _taken(self) -> Beat | None:
+        """The next beat, once there is one; None at the end."""
+        with self._changed:
+            self._is_writing = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._next is not None or self._is_closed)
+            beat, self._next = self._next, None
+            self._is_writing = beat is not None
+            return beat

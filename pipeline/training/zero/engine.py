@@ -1,0 +1,249 @@
+"""DeepSpeed as the ZeRO engine and nothing more: learning rates, clipping, batch plan and checkpoints are ours."""
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.slots import AVERAGE, MASTER
+from pipeline.ranks.collectives import second_group
+from pipeline.training.settings.job import EngineConfig, OptimizerConfig, reduced_in, with_buckets_of
+from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.deepspeed_import import leave_dynamo_out, without
+from pipeline.training.zero.frozen import FrozenWeights
+from pipeline.training.zero.layers import freeze
+from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer, update_averages
+from pipeline.training.zero.state import (
+    create_moments,
+    flat_partitions,
+    free_tensors,
+    give_memory,
+    local_fragments,
+    local_gradients,
+    publish_masters,
+    spoil_gradients,
+    swap,
+)
+
+_PRINT_NEVER = 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateResult:
+    """What one optimiser step did: global gradient norm before clipping (maybe still on the device), and whether it was
+    skipped as non-finite."""
+
+    grad_norm: torch.Tensor | float
+    skipped: bool
+
+
+def deepspeed_config(
+    config: EngineConfig, plan: BatchPlan, *, clip_norm: float, on_cpu: bool = False
+) -> dict[str, Any]:
+    """DeepSpeed's own configuration; clipping is always written, since its default became 1.0 in 2026."""
+    if config.precision == "auto":
+        raise ValueError("engine.precision is 'auto'; the engine needs the one it came to, bf16 or fp32")
+    config = with_buckets_of(config, on_cpu=on_cpu)
+    settings: dict[str, Any] = {
+        "train_batch_size": plan.global_batch,
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "gradient_accumulation_steps": plan.accumulation,
+        "gradient_clipping": clip_norm,
+        "bf16": {"enabled": config.precision == "bf16"},
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "overlap_comm": False,  # a history of data races (DeepSpeed #5545, #6351)
+            "contiguous_gradients": True,
+            # In stages 1 and 2 it is no reduce-scatter, but the same all-reduce with two more copies of the gradients.
+            "reduce_scatter": config.zero_stage == 3,
+            "reduce_bucket_size": config.reduce_bucket,
+            "allgather_bucket_size": config.allgather_bucket,
+        },
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": _PRINT_NEVER,
+        "wall_clock_breakdown": False,
+        # It is on by default, and waits for the device twice in each micro-batch.
+        "timers": {"throughput": {"enabled": False}},
+    }
+    if config.precision == "bf16":
+        # Without it the sum over ranks is rounded to bf16 at each of them (benchmarks/results/reduce_precision.json).
+        settings["communication_data_type"] = reduced_in(config)
+        if plan.accumulation > 1:
+            # Without it stage 1 would add up micro-batches in bf16.
+            settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
+
+
+def _quiet_deepspeed() -> Any:
+    """DeepSpeed, ready to use, without what it does that nobody here wants."""
+    # Not at the top: importing it chooses an accelerator from the environment, which `world.enter` prepares.
+    with without("mlflow"):
+        import deepspeed  # noqa: PLC0415
+    leave_dynamo_out()
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings(
+        "ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor)", category=FutureWarning
+    )
+    # Skips the run-time C++ build of a shared-memory collective that only inference uses.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # DeepSpeed decorates its Muon kernels with torch.compile on import, and imports them for every optimiser: that
+    # takes a second per rank, and nothing here calls them.
+    deepspeed.runtime.compiler.compile = lambda: lambda function: function
+    # It collects garbage and prints the memory in use, to standard output, 3 + 2 x groups times.
+    deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    return deepspeed
+
+
+class Engine:
+    """A model under ZeRO. One update is `accumulation` calls of `accumulate`, then one `update`. The model may come on
+    meta, without values: `load` brings them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        config: EngineConfig,
+        plan: BatchPlan,
+        optimizer: OptimizerConfig,
+        clip_norm: float,
+        ema_decay: float = 0.0,
+    ) -> None:
+        deepspeed = _quiet_deepspeed()
+        groups = deepspeed.utils.groups
+        if dist.get_world_size() > 1 and groups._WORLD_GROUP not in dist.distributed_c10d._world.pg_map:
+            groups._WORLD_GROUP = second_group()  # all engines of a process share it; DeepSpeed would make its own
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
+        settings = deepspeed_config(config, plan, clip_norm=clip_norm, on_cpu=on_cpu)
+        if config.precision == "bf16":
+            model = model.to(torch.bfloat16)
+        if next(model.parameters()).is_meta:
+            give_memory(model, settings)
+        freeze(model, optimizer)
+        self._deepspeed, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=build_optimizer(model.named_parameters(), optimizer),
+            config=settings,
+            dist_init_required=False,
+        )
+        self._zero = self._deepspeed.optimizer
+        self._ema_decay = ema_decay
+        self._frozen = FrozenWeights(self._deepspeed.module)
+        masters = flat_partitions(self._zero) if ema_decay else []
+        self.before_update: Callable[[], None] = lambda: None  # orders it after copies of the state
+        self._averages = {master: master.detach().clone() for master in masters}
+
+    @property
+    def module(self) -> nn.Module:
+        """The model; under stage 3 its weights are gathered while it runs, so all ranks must run it together."""
+        module: nn.Module = self._deepspeed.module
+        return module
+
+    def train(self, training: bool) -> None:
+        """Switches dropout on or off."""
+        self._deepspeed.train(training)
+
+    def accumulate(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
+        """Forward and backward of one micro-batch; returns its loss, detached. A loss that is not finite makes
+        gradients NaN, which DeepSpeed drops at the update: those of an infinite loss may well be finite."""
+        loss = loss_of(self._deepspeed)
+        value = loss.detach()
+        loss.register_hook(  # type: ignore[no-untyped-call]
+            lambda gradient: torch.where(value.isfinite(), gradient, torch.nan)
+        )
+        self._deepspeed.backward(loss)
+        if not self._deepspeed.is_gradient_accumulation_boundary():
+            self._deepspeed.step()
+        return loss.detach()
+
+    def update(self, *, learning_rate: float, discard: bool = False) -> UpdateResult:
+        """The optimiser step over the gradients gathered so far, at this learning rate (times the factor of each
+        layer). `discard`: drops them instead, the way DeepSpeed drops those that are not finite; no tensor of the state
+        changes."""
+        norm_before = spoil_gradients(self._zero, self.gradients().values()) if discard else None
+        for group in self._zero.param_groups:
+            group["lr"] = learning_rate * group[RATE_FACTOR]
+        self.before_update()
+        self._deepspeed.step()
+        skipped = bool(self._zero.overflow)  # DeepSpeed counts a skipped step as done and says nothing
+        if self._averages and not skipped:
+            masters = [master.detach() for master in self._averages]
+            update_averages(list(self._averages.values()), masters, decay=self._ema_decay)
+        norm = self._deepspeed.get_global_grad_norm() if norm_before is None else norm_before
+        return UpdateResult(grad_norm=float("nan") if norm is None else norm, skipped=skipped)
+
+    def destroy(self) -> None:
+        """Takes DeepSpeed's hooks off the model; the engine cannot be used afterwards."""
+        self._deepspeed.destroy()
+
+    def fragments(self) -> list[Fragment]:
+        """This rank's part of the master weights and moments, as live views; of weights that are not trained, the
+        former alone."""
+        return [*self._trained_fragments(), *self._frozen.fragments()]
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Live views of this rank's part of each reduced gradient, by name. Only between the last micro-batch and
+        `update`."""
+        return local_gradients(self._zero, self._trained())
+
+    @property
+    def trained_names(self) -> tuple[str, ...]:
+        """The parameters that updates change."""
+        return tuple(name for name, _ in self._trained())
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        named = self._deepspeed.module.named_parameters()
+        return [(name, parameter) for name, parameter in named if parameter.requires_grad]
+
+    def _trained_fragments(self) -> list[Fragment]:
+        return local_fragments(self._zero, self._trained(), averages=self._averages)
+
+    def load(
+        self,
+        fill: Callable[[Fragment, str], None],
+        *,
+        moments: list[str],
+        num_updates: int,
+        filled: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Overwrites masters and moments: `fill(fragment, slot)` copies into `fragment.slots[slot]`, at once, or for
+        all of them when `filled` is called. An average that is not among `moments` begins at the masters."""
+        create_moments(self._zero, names=[name for name in moments if name != AVERAGE], num_updates=num_updates)
+        fragments = self._trained_fragments()
+        for fragment in fragments:
+            for slot in (MASTER, *moments):
+                fill(fragment, slot)
+        for fragment in self._frozen.fragments():
+            fill(fragment, MASTER)
+        filled()
+        if self._averages and AVERAGE not in moments:
+            for fragment in fragments:
+                fragment.slots[AVERAGE].copy_(fragment.slots[MASTER])
+        publish_masters(self._zero, also=self._frozen.publish)
+
+    @property
+    def has_averages(self) -> bool:
+        """Whether it averages the weights."""
+        return bool(self._ema_decay)
+
+    def swap_averages(self) -> None:
+        """Gives the model the averaged weights in place of its own; the second time its own, to the bit. In between
+        there must be no update and no save. Collective."""
+        self.before_update()
+        for master, average in self._averages.items():
+            swap(master.detach(), average)
+        publish_masters(self._zero, also=self._frozen.publish)
+
+    def free(self) -> None:
+        """Gives its memory back; it cannot be used afterwards."""
+        self.destroy()
+        self._frozen.free()
+        free_tensors(self._zero, self._deepspeed.module.parameters(), averages=self._averages)

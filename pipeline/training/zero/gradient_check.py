@@ -1,0 +1,297 @@
+"""Before the first step: the engine's reduced gradients against those of plain PyTorch, tensor by tensor.
+
+A fault in how ranks add up gradients is silent: DeepSpeed #8224 trained on wrong sums for several versions, and the
+loss still fell. So a throw-away model goes through the same engine (stage, precision, accumulation, optimiser groups,
+the process group of the run), and what reaches the optimiser is compared with forward and backward passes without any
+engine, summed over ranks by one plain all-reduce in float64 per tensor.
+
+The throw-away model is a small copy: tensors as large as the run's, but two layers only (one unit per stage of a
+ResNet), and buckets smaller in proportion. A copy of the whole model in fp32 would double the memory of the start, and
+the run's own engine would have to forget the check without a trace; the copy's engine is simply destroyed. Faults of
+reduction depend on the kinds of layers, and on how tensors fall into buckets and partitions, not on the depth. Blocks
+are not compiled here.
+
+All weights are random, since a zero head gives zero gradients to everything below it, and bf16 represents them exactly,
+so that rounded weights are no part of the error. To read the reduced gradient exactly, the masters are set to zero and
+the optimiser (SGD without momentum) takes one step at a rate of 1: the masters are then the negative gradient.
+
+Two updates are checked, of up to two micro-batches each: what an update leaves behind shows in the second.
+
+Limits of ||found - expected|| / ||expected||, tensor by tensor:
+
+    fp32, against passes in fp32    1e-5 (measured: 1e-7).
+    bf16, against passes in bf16    2^-6. Only the sum over ranks differs: with fp32 reduction by one rounding to bf16
+                                    (measured: 3e-3). With bf16 reduction by one per rank (2e-3 times the square root of
+                                    their number), so the limit grows from 16 ranks on. If one of M contributions is
+                                    missing, the error is 1 / sqrt(M).
+    bf16, against passes in fp32    3/4. The passes themselves round: 0.04 in a ViT, 0.4 in BiT (measured). This one
+                                    finds bf16 kernels whose gradients are no gradients.
+"""
+
+import gc
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.slots import MASTER
+from pipeline.models.build import checkpoint_blocks, shapes_of, unfilled_model
+from pipeline.models.config import ModelConfig
+from pipeline.models.initial import initial_tensor
+from pipeline.models.loss import classification_loss
+from pipeline.ranks.world import World
+from pipeline.training.settings.job import EngineConfig, TrainingJob, reduced_in, scaled_by_rate, with_buckets_of
+from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.deepspeed_version import TESTED, deepspeed_version
+from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.layers import is_trained, rate_factors
+from shards.errors import WillNotSucceedError
+from shards.hashing import derive_key
+from shards.output.quantities import plural
+
+log = logging.getLogger(__name__)
+_WEIGHTS, _IMAGES_OF = 0, 1  # what is drawn
+
+_IMAGES = 2  # per micro-batch
+_UPDATES, _MOST_ACCUMULATION = 2, 2
+_MOST_DEPTH, _MOST_CLASSES = 2, 1 << 15
+_NOISE = 0.05  # added to each initial weight: none is zero
+_FP32_LIMIT, _SAME_PASSES_LIMIT, _OTHER_PASSES_LIMIT = 1e-5, 2.0**-6, 0.75
+_SMALL = 1e-3  # of the root mean square of all gradients: below it a tensor's own norm says nothing
+_MOST_NAMED = 5
+_GRADIENT = "gradient"
+_Tensors = Mapping[str, torch.Tensor]
+_Batch = tuple[torch.Tensor, torch.Tensor]  # images, labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorError:
+    """The relative error of one tensor's reduced gradient. `against`: the precision of the plain passes."""
+
+    name: str
+    error: float
+    allowed: float
+    against: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.error:.2g} against plain PyTorch in {self.against}, allowed {self.allowed:.2g}"
+
+
+def checks_gradients(config: EngineConfig, plan: BatchPlan, device: torch.device) -> bool:
+    """Whether a run checks its gradients; "auto": where a fault is possible and the check takes no time that counts."""
+    if config.check_gradients != "auto":
+        return config.check_gradients == "on"
+    is_summed = plan.num_ranks > 1 or plan.accumulation > 1
+    return deepspeed_version() not in TESTED or (device.type == "cuda" and is_summed)
+
+
+def check_gradients(job: TrainingJob, plan: BatchPlan, world: World) -> None:
+    """WillNotSucceedError, the same on every rank, if a reduced gradient is wrong. `job`: with its precision decided.
+    Collective."""
+    began = time.monotonic()
+    small = _small_job(job, on_cpu=world.device.type == "cpu")
+    found = measure_gradients(small, _small_plan(plan), world)
+    wrong = [error for error in found if not error.error <= error.allowed]  # NaN is wrong, too
+    engine = job.engine
+    where = (
+        f"ZeRO-{engine.zero_stage} in {engine.precision}, {plural(plan.num_ranks, 'rank')} x "
+        f"{plural(plan.accumulation, 'micro-batch')}"
+    )
+    if not wrong:
+        if world.is_first:
+            worst = max(found, key=lambda error: error.error / error.allowed)
+            log.info("gradients checked in %.1f s (%s); the worst is %s", time.monotonic() - began, where, worst)
+        return
+    wrong.sort(key=lambda error: -error.error / error.allowed if math.isfinite(error.error) else -math.inf)
+    lines = "\n".join(f"  {error}" for error in wrong[:_MOST_NAMED])
+    others = f"\n  and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+    raise WillNotSucceedError(
+        f"the gradients that reach the optimiser are wrong ({where}, reduction in {reduced_in(engine)}, DeepSpeed "
+        f"{deepspeed_version()}, torch {torch.__version__}). Relative errors, the worst first:\n{lines}{others}\n"
+        "Nothing has been trained. Take DeepSpeed "
+        f"{TESTED[-1]}, another --engine.zero-stage or other --engine.reduce-bucket; if these are right already, a GPU "
+        "or its links may be at fault: try other nodes. --engine.check-gradients off starts all the same"
+    )
+
+
+def measure_gradients(job: TrainingJob, plan: BatchPlan, world: World) -> list[TensorError]:
+    """The worst error of every tensor over all updates, against each kind of plain passes. `job`: without dropout, with
+    an optimiser that keeps no state (SGD without momentum). Collective."""
+    values = _random_weights(job.model)
+    conv = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+    worst: dict[tuple[str, str], TensorError] = {}
+    with torch.random.fork_rng(devices=[]), conv:
+        engine = _engine(job, plan)
+        try:
+            for update in range(_UPDATES):
+                first = (world.rank * _UPDATES + update) * plan.accumulation
+                batches = [_batch(job, first + micro, world.device) for micro in range(plan.accumulation)]
+                reduced = _reduced(engine, values, batches, job)
+                for against, dtype, limit in _limits(job.engine, plan):
+                    expected = _expected(job, values, batches, dtype=dtype, world=world)
+                    for error in _errors(reduced, expected, limit=limit, against=against, device=world.device):
+                        last = worst.get((error.name, against))
+                        if last is None or not error.error <= last.error:
+                            worst[error.name, against] = error
+        finally:
+            engine.destroy()
+            del engine
+            gc.collect()  # DeepSpeed's objects refer to each other
+            if world.device.type == "cuda":
+                torch.cuda.empty_cache()
+    return list(worst.values())
+
+
+def _limits(config: EngineConfig, plan: BatchPlan) -> list[tuple[str, torch.dtype, float]]:
+    if config.precision == "fp32":
+        return [("fp32", torch.float32, _FP32_LIMIT)]
+    growth = math.sqrt(plan.num_ranks) / 4 if config.reduce_precision == "bf16" else 1.0
+    same_passes = _SAME_PASSES_LIMIT * max(1.0, growth)
+    return [("bf16", torch.bfloat16, same_passes), ("fp32", torch.float32, _OTHER_PASSES_LIMIT)]
+
+
+def _engine(job: TrainingJob, plan: BatchPlan) -> Engine:
+    model = unfilled_model(job.model)
+    if job.engine.activation_checkpointing:
+        checkpoint_blocks(model)
+    return Engine(model, config=job.engine, plan=plan, optimizer=job.optimizer, clip_norm=0.0)
+
+
+def _reduced(engine: Engine, values: _Tensors, batches: list[_Batch], job: TrainingJob) -> list[Fragment]:
+    """This rank's fragments, each with a copy of its gradient after the reduction, as the optimiser gets it."""
+
+    def fill(fragment: Fragment, slot: str) -> None:
+        fragment.slots[slot].copy_(values[fragment.name].flatten()[fragment.start : fragment.start + fragment.length])
+
+    engine.load(fill, moments=[], num_updates=0)
+    for images, labels in batches:
+
+        def loss_of(model: nn.Module, x: torch.Tensor = images, y: torch.Tensor = labels) -> torch.Tensor:
+            return classification_loss(model(x), y, name=job.loss)
+
+        engine.accumulate(loss_of)
+    for fragment in engine.fragments():
+        fragment.slots[MASTER].zero_()
+    engine.update(learning_rate=1.0)
+    factors = rate_factors(values, job.optimizer)
+    held = (fragment for fragment in engine.fragments() if is_trained(fragment.name, job.optimizer))
+    return [replace(own, slots={_GRADIENT: -own.slots[MASTER] / factors[own.name]}) for own in held]
+
+
+def _expected(
+    job: TrainingJob, values: _Tensors, batches: list[_Batch], *, dtype: torch.dtype, world: World
+) -> dict[str, torch.Tensor]:
+    """The mean gradient of all micro-batches of all ranks, float64, from passes in `dtype` without an engine."""
+    model = unfilled_model(job.model).to(world.device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
+    model = model.to(dtype)
+    trained = {name: each for name, each in model.named_parameters() if is_trained(name, job.optimizer)}
+    sums = {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in trained.items()}
+    for images, labels in batches:
+        model.zero_grad()
+        torch.autograd.backward(classification_loss(model(images), labels, name=job.loss))
+        for name, parameter in trained.items():
+            if parameter.grad is not None:
+                sums[name] += parameter.grad
+    for total in sums.values():
+        dist.all_reduce(total)
+        total.div_(world.num_ranks * len(batches))
+    return sums
+
+
+def _errors(
+    reduced: list[Fragment],
+    expected: _Tensors,
+    *,
+    limit: float,
+    against: str,
+    device: torch.device,
+) -> Iterator[TensorError]:
+    """The error of each tensor, from the fragments of all ranks: elements that no rank holds count as wrong."""
+    names = list(expected)
+    squares = torch.zeros(len(names), 2, dtype=torch.float64, device=device)  # of the error, and elements held
+    for fragment in reduced:
+        part = expected[fragment.name].flatten()[fragment.start : fragment.start + fragment.length]
+        row = squares[names.index(fragment.name)]
+        row[0] += (fragment.slots[_GRADIENT].double() - part).square().sum()
+        row[1] += fragment.length
+    dist.all_reduce(squares)
+    num_elements = sum(tensor.numel() for tensor in expected.values())
+    mean_square = float(sum(tensor.square().sum() for tensor in expected.values())) / num_elements
+    for name, (square, num_held) in zip(names, squares.tolist(), strict=True):
+        tensor = expected[name]
+        norm = max(float(tensor.norm()), _SMALL * math.sqrt(mean_square * tensor.numel())) or 1.0
+        error = math.sqrt(square) / norm if num_held == tensor.numel() else math.nan
+        yield TensorError(name=name, error=error, allowed=limit, against=against)
+
+
+def _random_weights(config: ModelConfig) -> dict[str, torch.Tensor]:
+    """float32 weights that bf16 represents exactly; the same on every rank, and none of them zero."""
+    values = {}
+    for number, (name, shape) in enumerate(shapes_of(config).items()):
+        noise = torch.randn(shape, generator=_generator(_WEIGHTS, number))
+        values[name] = (initial_tensor(name, shape, seed=0) + _NOISE * noise).bfloat16().float()
+    return values
+
+
+def _generator(what: int, number: int) -> torch.Generator:
+    """Random numbers of this copy alone."""
+    return torch.Generator().manual_seed(derive_key(what, number) >> 1)
+
+
+def _batch(job: TrainingJob, number: int, device: torch.device) -> _Batch:
+    """Random images, uint8[B, H, W, 3], and labels, int64[B, 1], of the micro-batch with this number."""
+    generator = _generator(_IMAGES_OF, number)
+    side, num_classes = job.model.image_size, job.model.num_classes
+    images = torch.randint(0, 256, (_IMAGES, side, side, 3), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, num_classes, (_IMAGES, 1), generator=generator)
+    return images.to(device), labels.to(device)
+
+
+def _small_plan(plan: BatchPlan) -> BatchPlan:
+    accumulation = min(plan.accumulation, _MOST_ACCUMULATION)
+    return BatchPlan(
+        global_batch=_IMAGES * accumulation * plan.num_ranks,
+        micro_batch=_IMAGES,
+        accumulation=accumulation,
+        num_ranks=plan.num_ranks,
+    )
+
+
+def _small_job(job: TrainingJob, *, on_cpu: bool) -> TrainingJob:
+    """The same job with few layers, without dropout, with buckets as large in proportion, and with an optimiser that
+    has the same groups of parameters and no state."""
+    model, whole = _small_model(job.model), shapes_of(job.model)
+    numels = [math.prod(shape) for shape in shapes_of(model).values()]
+    share = sum(numels) / sum(map(math.prod, whole.values()))
+    engine = with_buckets_of(job.engine, on_cpu=on_cpu)
+    bucket = round(engine.reduce_bucket * share)
+    if engine.reduce_bucket >= max(map(math.prod, whole.values())):
+        bucket = max(bucket, *numels)  # a tensor larger than the bucket is reduced on its own, as in no step of the run
+    optimizer = scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate)
+    gather = max(2, 2 * round(engine.allgather_bucket * share / 2))
+    return replace(
+        job,
+        model=model,
+        engine=replace(engine, reduce_bucket=max(1, bucket), allgather_bucket=gather),
+        optimizer=replace(optimizer, name="sgd", momentum=0.0),
+    )
+
+
+def _small_model(config: ModelConfig) -> ModelConfig:
+    if config.masked_patches:  # what is checked is how gradients are added up, which is the same with labels
+        config = replace(config, masked_patches=False)
+    config = replace(config, num_classes=min(max(config.num_classes, 2), _MOST_CLASSES))
+    if config.resnet:
+        config = replace(config, resnet_units=(1,) * len(config.resnet.units))
+    if config.is_bit:
+        return config
+    return replace(config, depth=min(config.size.depth, _MOST_DEPTH), dropout=0.0)

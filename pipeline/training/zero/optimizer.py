@@ -1,0 +1,89 @@
+"""Optimisers of the paper: Adam with decoupled weight decay to pre-train, SGD with momentum to fine-tune.
+
+Sources: "An Image is Worth 16x16 Words", Tables 3 and 4; big_vision's optax.py and train_vit_g.py for the decay that
+follows the schedule, the mask and the head's multiple. With w a decayed weight, u Adam's direction and s(t) = lr(t) /
+peak, `rate` (PyTorch's AdamW) moves it by -lr(t) (u + decay w), `schedule` (big_vision) by -(lr(t) u + s(t) decay w):
+there, the decay does not depend on the peak. big_vision's 1e-4 at a peak of 1e-3 is the paper's 0.1.
+"""
+
+import inspect
+from collections.abc import Iterable
+
+import torch
+
+from pipeline.training.settings.job import OptimizerConfig
+from pipeline.training.zero.layers import rate_factors
+
+_HEAD = "head.weight"
+RATE_FACTOR = "rate_factor"  # of a group, by which the learning rate is multiplied
+
+
+# torch's own steps without the wrapper that loads torch._dynamo: in a run that compiles nothing it takes a second.
+_STEPS = inspect.unwrap(torch.optim.SGD.step), inspect.unwrap(torch.optim.AdamW.step)
+
+
+class _SGD(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update; the same as torch's."""
+        _STEPS[0](self, closure)
+
+
+class _AdamW(torch.optim.AdamW):
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update; the same as torch's."""
+        _STEPS[1](self, closure)
+
+
+def build_optimizer(
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]], config: OptimizerConfig
+) -> torch.optim.Optimizer:
+    """The optimiser with one group for each weight decay and RATE_FACTOR of the learning rate, which is set at each
+    step and 0 here. Parameters that need no gradient are left out.
+
+    A decay that follows the schedule must go through `scaled_by_rate` first; ValueError otherwise.
+    """
+    if config.decay_scale != "rate":
+        raise ValueError("the decay is not yet a multiple of the learning rate: call scaled_by_rate first")
+    parameters = dict(named_parameters)
+    factors = rate_factors(parameters, config)
+    members: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        if parameter.requires_grad:
+            members.setdefault((decay_of(name, config), factors[name]), []).append(parameter)
+    # Strongest first; the order is part of how DeepSpeed lays parameters out, not of what is computed.
+    groups = [
+        {"params": members[decay, factor], "weight_decay": decay, RATE_FACTOR: factor}
+        for decay, factor in sorted(members, reverse=True)
+    ]
+    if config.name == "sgd":
+        return _SGD(groups, lr=0.0, momentum=config.momentum, fused=True)
+    betas = (config.beta1, config.beta2)
+    return _AdamW(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
+
+
+def moments_of(config: OptimizerConfig) -> tuple[str, ...]:
+    """PyTorch's names of what the optimiser keeps of each parameter, from its first step on."""
+    if config.name == "sgd":
+        return ("momentum_buffer",) if config.momentum else ()
+    return ("exp_avg", "exp_avg_sq")
+
+
+def decay_of(name: str, config: OptimizerConfig) -> float:
+    """Weight decay of one parameter, 0 if the mask excludes it."""
+    if not is_decayed(name, config):
+        return 0.0
+    return config.weight_decay * config.head_decay if name == _HEAD else config.weight_decay
+
+
+def is_decayed(name: str, config: OptimizerConfig) -> bool:
+    """Whether weight decay applies to the parameter: to the weights of matrices only, or to all."""
+    is_kernel = name.endswith(".weight") and "norm" not in name.split(".")[-2]
+    return config.decay == "all" or is_kernel
+
+
+def update_averages(averages: list[torch.Tensor], weights: list[torch.Tensor], *, decay: float) -> None:
+    """Polyak averaging, in place: average = decay x average + (1 - decay) x weights (section 4.1: 0.9999). One kernel
+    for all tensors on a GPU, with the bits of a `lerp_` for each."""
+    torch._foreach_lerp_(averages, weights, 1.0 - decay)

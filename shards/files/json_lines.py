@@ -1,0 +1,108 @@
+"""Files of one JSON object per line, in which a killed process or a stray hand may have left anything."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shards.errors import InvalidDataError
+from shards.files.typed_json import MOST_DEPTH
+from shards.local_file import read_local_file
+
+MOST_FILE_BYTES = 1 << 30
+_MOST_LINE_BYTES = 1 << 20
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """The usable lines of a file in order, as they stand there and as objects, and the number of the others.
+    `has_half_line`: the last of these ends without a line break, as while it is written."""
+
+    texts: list[bytes]
+    objects: list[Line]
+    num_unusable: int
+    has_half_line: bool = False
+
+
+def read_lines(path: Path, *, is_usable: Callable[[Line], bool], containing: bytes = b"") -> Lines:
+    """The lines with an object that is usable, of those with `containing` in them; none if there is no such file.
+
+    InvalidDataError if it is no regular file, or is larger than MOST_FILE_BYTES.
+    """
+    try:
+        data = read_local_file(path, most_bytes=MOST_FILE_BYTES)
+    except FileNotFoundError:
+        data = b""
+    except IsADirectoryError:
+        raise InvalidDataError(f"{path} is a folder; move it away, a run writes a file of this name") from None
+    except InvalidDataError as error:
+        raise InvalidDataError(f"{error}; move it away") from error
+    texts, objects, num_unusable, is_usable_line = [], [], 0, True
+    for text in data.split(b"\n"):
+        if not text or containing not in text:
+            continue
+        found = object_in(text)
+        is_usable_line = found is not None and is_usable(found)
+        if found is None or not is_usable_line:
+            num_unusable += 1
+            continue
+        texts.append(text)
+        objects.append(found)
+    has_half_line = not is_usable_line and not data.endswith(b"\n")
+    return Lines(texts=texts, objects=objects, num_unusable=num_unusable, has_half_line=has_half_line)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of writing inside name this file or folder: a full disk does not say where it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A file with these bytes, or the one from before: an error leaves nothing else behind."""
+    waiting = path.with_name(f"{path.name}.part")
+    try:
+        with naming(path):
+            waiting.write_bytes(data)
+            waiting.replace(path)
+    except OSError:
+        waiting.unlink(missing_ok=True)
+        raise
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a line is a number, which may be NaN."""
+    return type(value) is int or type(value) is float
+
+
+def is_finite(value: object) -> bool:
+    """Whether it is a finite number that a float holds."""
+    return is_number(value) and abs(value) < 1e300 and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def is_step(value: object) -> bool:
+    """Whether it is a number of steps."""
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def object_in(text: bytes) -> Line | None:
+    """The object in a line; None if there is none, or it is too long or nested too deeply.
+
+    NaN and Infinity are read as this program writes them: a loss may be either.
+    """
+    if len(text) > _MOST_LINE_BYTES or text.count(b"[") + text.count(b"{") > MOST_DEPTH:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:  # broken, not UTF-8, or an integer of thousands of digits
+        return None
+    return found if isinstance(found, dict) else None

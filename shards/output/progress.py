@@ -1,0 +1,119 @@
+"""Progress of long work: a live line on a terminal that vanishes at the end, one line every 30 seconds in a log."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from shards.output.quantities import clock, duration
+from shards.output.terminal import Fact, LiveLine, fitted, live_line
+
+log = logging.getLogger(__name__)
+LINE_INTERVAL_SECONDS = 30.0
+_DRAW_INTERVAL_SECONDS = 0.1
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+class Ticker:
+    """Shows progress at a readable rate: in the live line of a terminal, or as a line every 30 s in a log.
+
+    Use as a context manager. If the work fails, the last line stays on the terminal.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._line: LiveLine | None = None
+        self._last_line = self._last_draw = time.monotonic() - _DRAW_INTERVAL_SECONDS
+
+    def __enter__(self) -> Self:
+        self._line = self._stack.enter_context(live_line())
+        self._last_line = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._line is not None:
+            if kind is not None:
+                self._line.keep()
+            self._line.draw("")
+        self._stack.close()
+
+    @property
+    def is_live(self) -> bool:
+        """True on a terminal."""
+        return self._line is not None
+
+    def tick(self, facts: Callable[[], Sequence[Fact]]) -> None:
+        """Shows the facts if it is time to."""
+        now = time.monotonic()
+        if self._line is None:
+            if now - self._last_line >= LINE_INTERVAL_SECONDS:
+                self._last_line = now
+                log.info("%s", as_log_line(facts()))
+        elif now - self._last_draw >= _DRAW_INTERVAL_SECONDS:
+            self._last_draw = now
+            self._line.draw(fitted(facts(), self._line.columns))
+
+
+def as_log_line(facts: Sequence[Fact]) -> str:
+    """All facts in full, for a log."""
+    return ", ".join(fact.full for fact in facts if fact.full)
+
+
+class Progress:
+    """Counts finished units of one piece of work, e.g. `Progress("scan", 1797, unit="images")`.
+
+    Use as a context manager. `total` 0: not known yet.
+    `says_end` False leaves out the last line of a log, for work whose result is logged anyway.
+    """
+
+    def __init__(self, what: str, total: int, *, unit: str, says_end: bool = True) -> None:
+        self.what, self.total, self.unit = what, total, unit
+        self.done, self.note = 0, ""
+        self._says_end = says_end
+        self._began = time.monotonic()
+        self._ticker = Ticker()
+
+    def __enter__(self) -> Self:
+        self._ticker.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ticker.__exit__(kind, error, trace)
+        if kind is None and self._says_end and not self._ticker.is_live and self.done:
+            spent = duration(time.monotonic() - self._began)
+            note = f", {self.note}" if self.note else ""
+            log.info("%s: %s %s in %s%s", self.what, f"{self.done:,}", self.unit, spent, note)
+
+    def advance(self, count: int = 1, *, note: str = "") -> None:
+        """Count `count` more units as done; `note` is shown after the rate."""
+        self.done += count
+        self.note = note or self.note
+        self._ticker.tick(self.facts)
+
+    def rate(self) -> float:
+        """Units per second since this process began the work."""
+        return self.done / max(time.monotonic() - self._began, 1e-9)
+
+    def facts(self) -> list[Fact]:
+        """Count, share, rate and time left."""
+        rate = self.rate()
+        speed = Fact(full=f"{rate:,.1f} {self.unit}/s", short=f"{rate:,.0f}/s")
+        note = Fact(full=self.note, short=self.note, weight=0)
+        if not self.total:
+            count = f"{self.what}: {self.done:,} {self.unit}"
+            return [Fact(full=count, short=count, weight=2), speed, note]
+        share = 100.0 * self.done / self.total
+        count = f"{self.what}: {self.done:,}/{self.total:,}"
+        left = max(0, self.total - self.done) / max(rate, 1e-9)
+        return [
+            Fact(full=f"{count} {self.unit} ({share:.0f} %)", short=f"{count} {self.unit}", weight=2),
+            speed,
+            Fact(full=f"{clock(left)} left", short=f"{clock(left)} left"),
+            note,
+        ]

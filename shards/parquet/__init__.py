@@ -1,0 +1,1 @@
+"""Parquet files from strangers: footers and pages are checked before Arrow reads them."""

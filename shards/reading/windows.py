@@ -1,0 +1,259 @@
+"""Windows of blocks on their way into memory, and how many bytes they hold at most.
+
+A window (W blocks of one lane) is fetched once, with a range read per block. A block's bytes are dropped when the last
+of its samples is handed over, so there is no cache to size or to evict. Samples are views of the block's bytes: these
+stay in memory, and count as held, until the last view is dropped.
+"""
+
+import threading
+import weakref
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.dataset import Dataset
+from shards.manifest import index_path
+from shards.order import BlockSlice, SampleOrder, WindowId
+from shards.reading.samples import BYTES_MISSING, locate_row
+from shards.sample_rows import BlockTable, SampleRows
+from shards.storage.ranges import StreamStore
+from shards.table_rules import refuse_block_reads
+
+SINGLE_READS_SHARE = 8  # at a start, single reads may hold 1/8 of what windows may
+
+
+class HeldBytes:
+    """Bytes being read or in memory, `now` and at `most`, of a window or of all: a window's count in the `whole`."""
+
+    def __init__(self, whole: "HeldBytes | None" = None) -> None:
+        self._lock, self._whole = threading.RLock(), whole  # re-entrant: memory may be freed anywhere in a thread
+        self.now = self.most = 0
+
+    def add(self, count: int) -> None:
+        """`count` more; fewer if it is negative."""
+        with self._lock:
+            self.now += count
+            self.most = max(self.most, self.now)
+        if self._whole:
+            self._whole.add(count)
+
+    def fetch(self, tars: StreamStore, path: str, first: int, end: int, *, urgent: bool = False) -> "Fetched":
+        """Bytes first..end-1, counted from now until nothing refers to them any more."""
+        body: Future[memoryview] = Future()
+        read = tars.submit(path, first, end, urgent=urgent)
+        self.add(end - first)
+        read.add_done_callback(partial(self._arrived, body, end - first))
+        return Fetched(body=body, read=read, first=first, end=end)
+
+    def _arrived(self, body: Future[memoryview], count: int, read: Future[bytes]) -> None:
+        # Raises nothing: a traceback would keep the frames of the thread that cancels, and their bytes, in memory.
+        error = CancelledError() if read.cancelled() else read.exception()
+        if error is not None:
+            self.add(-count)
+            body.set_exception(error)
+            return
+        data = np.frombuffer(read.result(), dtype=np.uint8)  # an array: bytes do not tell when they are freed
+        weakref.finalize(data, self.add, -count).atexit = False
+        body.set_result(data.data.toreadonly())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """A range of a tar that is being read or in memory."""
+
+    body: Future[memoryview]
+    read: Future[bytes]
+    first: int
+    end: int
+
+    def sample(self, rows: SampleRows, row: int) -> memoryview | None:
+        """Waits for a sample's bytes; None if the tar does not have them.
+
+        Raises what an unreachable store raises.
+        """
+        if isinstance(self.body.exception(), BYTES_MISSING):
+            return None
+        begin = int(rows.offset[row]) - self.first
+        return self.body.result()[begin : begin + int(rows.size[row])]
+
+
+@dataclass(kw_only=True)
+class LoadedSlice:
+    """What one range read brings of a window, a slice of a block: its rows of the index, how many samples are still to
+    come."""
+
+    path: str
+    rows: SampleRows
+    fetched: Fetched | None
+    num_left: int
+
+    def drop(self) -> None:
+        """Drops its bytes, or stops reading them."""
+        if self.fetched:
+            self.fetched.read.cancel()
+        self.fetched = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """A window's samples in shuffled order: ids, in which slice each is, and which row of that slice's rows it is."""
+
+    ids: NDArray[np.int64]
+    slice_of: NDArray[np.int64]
+    row: NDArray[np.int64]
+    slices: tuple[LoadedSlice, ...]
+
+    def drop(self) -> None:
+        """Drops the bytes of all slices, including those that are still being read."""
+        for one in self.slices:
+            one.drop()
+
+
+@dataclass(kw_only=True)
+class Window:
+    """A window from its sample number `first` (a start may be in the middle of it), loaded by a thread."""
+
+    name: WindowId
+    first: int
+    held: HeldBytes
+    contents: Future[Contents] = field(default_factory=Future)
+    dropped: bool = False
+    _handed_over: list[int] = field(default_factory=list)
+
+    def load(self, dataset: Dataset, order: SampleOrder, tars: StreamStore) -> None:
+        """Reads the rows of the index, requests the blocks that are still needed, and sets `contents`."""
+        found: Contents | None = None
+        try:
+            found = self._plan(dataset, order)
+            for one in found.slices:
+                if one.num_left and not self.dropped:
+                    first, last = int(one.rows.offset[0]), int(one.rows.offset[-1] + one.rows.size[-1])
+                    one.fetched = self.held.fetch(tars, one.path, first, last)
+        except Exception as error:
+            if found:
+                found.drop()  # the error is kept, and its traceback keeps this frame
+            with suppress(InvalidStateError):  # see `over`
+                self.contents.set_exception(error)
+        else:
+            with suppress(InvalidStateError):
+                self.contents.set_result(found)
+            if self.dropped:
+                self.drop()  # again: what was requested meanwhile
+
+    def over(self, load: Future[None]) -> None:
+        """Called when `load` has ended: if it did not run, whoever waits for the contents is told."""
+        error = CancelledError() if load.cancelled() else load.exception()
+        if error is not None:
+            with suppress(InvalidStateError):
+                self.contents.set_exception(error)
+
+    def drop(self) -> None:
+        """Drops its bytes, including those that are still being read."""
+        self.dropped = True
+        if self.contents.done() and not self.contents.exception():
+            self.contents.result().drop()
+
+    def hand_over(self, places: list[int]) -> None:
+        """Records that these samples were handed over; blocks with none left are dropped."""
+        self._handed_over += places
+        if not self.contents.done() or self.contents.exception():
+            return  # they were read singly; a later call counts them
+        found = self.contents.result()
+        for place in self._handed_over:
+            one = found.slices[found.slice_of[place]]
+            one.num_left -= place >= self.first
+            if one.num_left == 0:
+                one.drop()
+        self._handed_over = []
+
+    def arrived(self, place: int) -> bool:
+        """Whether sample number `place` of the window has arrived."""
+        if not self.contents.done() or self.contents.exception():
+            return False
+        found = self.contents.result()
+        fetched = found.slices[found.slice_of[place]].fetched
+        return fetched is not None and fetched.body.done()
+
+    def _plan(self, dataset: Dataset, order: SampleOrder) -> Contents:
+        blocks = order.window_slices(self.name)
+        ids = np.concatenate([block.ids() for block in blocks])
+        shuffled = order.shuffle(self.name, ids)
+        starts = np.cumsum([0] + [block.num_samples for block in blocks])
+        slice_of = np.searchsorted(starts, shuffled, side="right") - 1
+        row = shuffled - starts[slice_of]
+        in_block, slices = slice_of.copy(), list[LoadedSlice]()
+        for number, block in enumerate(blocks):
+            places = np.flatnonzero(in_block == number)
+            needed = row[places[places >= self.first]]
+            low, high = (int(needed.min()), int(needed.max())) if needed.size else (0, 0)
+            path, rows = _needed_rows(dataset, block, low, high)
+            begins = rows.reads()
+            of_read = np.maximum(np.searchsorted(begins, row[places] - low, side="right") - 1, 0)
+            num_left = np.bincount(of_read[places >= self.first], minlength=begins.size)
+            slice_of[places] = len(slices) + of_read
+            row[places] -= low + begins[of_read]
+            for first, end, num in zip(begins, [*begins[1:], rows.size.size], num_left, strict=True):
+                some = rows if begins.size == 1 else rows.slice(int(first), int(end))
+                slices.append(LoadedSlice(path=path, rows=some, fetched=None, num_left=int(num)))
+        return Contents(ids=ids[shuffled], slice_of=slice_of, row=row, slices=tuple(slices))
+
+
+def _needed_rows(dataset: Dataset, block: BlockSlice, low: int, high: int) -> tuple[str, SampleRows]:
+    """The path of a block's tar, and the block's rows `low` to `high`."""
+    shard, row = locate_row(dataset, block.first_sample_id)
+    rows = dataset.sample_rows(shard).slice(row + low, row + high + 1)
+    with dataset.naming(index_path(shard)):
+        refuse_block_reads(dataset.blocks, rows, block.first_sample_id + low)
+    return dataset.shard_path(shard), rows
+
+
+def lanes_of_rank(lanes: int, *, batch_size: int, num_ranks: int) -> int:
+    """The most lanes that a rank reads: more than its share if ranks share lanes."""
+    of_lane, of_rank = batch_size // lanes, batch_size // num_ranks
+    return of_rank // of_lane if of_rank % of_lane == 0 else min(lanes, -(-of_rank // of_lane) + 1)
+
+
+def window_bound_bytes(
+    blocks: BlockTable, order: SampleOrder, *, batch_size: int, num_ranks: int, batches_in_use: int
+) -> int:
+    """The most bytes that a rank's SampleReader ever holds or reads: its `held_bytes` never exceeds this.
+
+    A lane holds two windows of W blocks each: the one after next is begun only when the last has been freed. If a few
+    batches reach beyond a whole window, that window's blocks come on top: blocks that lie within the samples that a
+    lane gives to `batches_in_use` + 1 batches (those handed over and not dropped, and the one being read). The sum is
+    over the largest blocks of the dataset, each once per epoch that may be held at a time. Samples read singly at a
+    start add at most an eighth.
+    """
+    lanes = lanes_of_rank(order.lanes, batch_size=batch_size, num_ranks=num_ranks)
+    lane_samples = max(1, order.num_samples // order.lanes)
+    in_use = (batches_in_use + 1) * (batch_size // order.lanes)  # consecutive samples of a lane
+    epochs = 2 + (in_use + 2 * order.window_blocks * int(order.block_sizes.max())) // lane_samples
+    within = _most_slices_within(order, in_use - 2, epochs=epochs)
+    epochs = min(epochs, 3 + within)  # no window is of two epochs, and lanes are an epoch apart at most
+    num_slices = lanes * (2 * order.window_blocks + within)
+    of_windows = largest_blocks_bytes(blocks, num_slices, epochs=epochs)
+    return of_windows + of_windows // SINGLE_READS_SHARE
+
+
+def _most_slices_within(order: SampleOrder, num_samples: int, *, epochs: int) -> int:
+    """The most slices of blocks that `num_samples` consecutive samples can hold whole, if windows lie whole in them."""
+    if num_samples < 1:
+        return 0
+    sizes = order.block_sizes
+    smallest = np.sort(np.partition(sizes, min(num_samples, sizes.size) - 1)[:num_samples])
+    whole = int(np.searchsorted(np.cumsum(np.repeat(smallest, epochs)), num_samples, side="right"))
+    # The ends of a lane cut a block each; the first window of a lane is within them only if its whole blocks are.
+    cut = 2 if whole >= order.window_blocks - 1 else 1
+    return min(num_samples, whole + cut * (1 + num_samples * order.lanes // order.num_samples))
+
+
+def largest_blocks_bytes(blocks: BlockTable, count: int, *, epochs: int) -> int:
+    """Bytes of the `count` largest blocks if each may be held `epochs` times."""
+    sizes = blocks.most_bytes
+    num = min(sizes.size, -(-count // epochs))
+    top = np.sort(np.partition(sizes, sizes.size - num)[sizes.size - num :])[::-1]
+    return int(np.repeat(top, epochs)[:count].sum())

@@ -1,0 +1,151 @@
+"""Parquet files of strangers. What the footer declares is bounded before anything is decompressed; then types, nulls
+and ranges are checked by column.
+
+Every fault is a ValueError, whatever Arrow raises; whoever knows the file's name says it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from shards.parquet.files import ParquetPieces
+from shards.parquet.pages import FOOTER_END_BYTES, Group, footer_bytes, read_groups, refuse_pages
+from shards.schema.config_values import Range, shown_value
+from shards.storage.store_file import StoreFile
+
+MOST_ROWS = 1 << 26
+_BATCH_ROWS = 1 << 16
+_MOST_COLUMNS = 64
+_MOST_GROUPS = 1 << 16
+_MOST_VALUES = 1 << 28  # of a column, those inside lists included
+_MOST_BYTES = 1 << 30  # of a file's columns, decompressed, and of a column of texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSchema:
+    """What a table holds: its columns and their types, the ranges of numbers (of lists: of their items), and the
+    columns that may be null."""
+
+    schema: pa.Schema
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    may_be_null: frozenset[str] = frozenset()
+
+
+def read_checked(data: bytes, rules: TableSchema, columns: Sequence[str] | None = None, *, most_rows: int) -> pa.Table:
+    """These columns of a Parquet file, or all that the rules name. ValueError if it is not as the rules say."""
+    names = list(columns or rules.schema.names)
+    num_rows, groups = read_groups(data[-footer_bytes(data[-FOOTER_END_BYTES:], len(data)) - FOOTER_END_BYTES :])
+    refuse_groups(num_rows, groups, most_rows=most_rows)
+    refuse_pages(data, groups, names)
+    kinds = {name: rules.schema.field(name).type for name in names}
+    texts = [name for name, kind in kinds.items() if pa.types.is_string(kind) or pa.types.is_binary(kind)]
+    with arrow_faults():
+        file = pq.ParquetFile(pa.BufferReader(data))
+        _refuse_types(file.schema_arrow, rules.schema)
+        if texts:  # as dictionaries: a text that a page holds once and names a million times is not copied as often
+            file = pq.ParquetFile(pa.BufferReader(data), metadata=file.metadata, read_dictionary=texts)
+        if pa.list_(pa.string()) in kinds.values():
+            table = ParquetPieces(pa.BufferReader(data), ours=True).read(names, rows=_BATCH_ROWS)
+            table.validate(full=True)
+        else:
+            table = _with_texts(file.read(columns=names, use_threads=False), texts, rules.schema)
+        if table.num_rows != num_rows:
+            raise ValueError(f"it has {table.num_rows} rows, but declares {num_rows}")
+    refuse_values(table, rules)
+    return table
+
+
+def open_checked(file: StoreFile, rules: TableSchema, *, most_rows: int = MOST_ROWS) -> ParquetPieces:
+    """The file, if its footer declares nothing too large and every column has its type. Use it in `arrow_faults`."""
+    opened = ParquetPieces(file, ours=True)
+    refuse_groups(opened.num_rows, opened.groups, most_rows=most_rows)
+    _refuse_types(opened.schema, rules.schema)
+    return opened
+
+
+@contextmanager
+def arrow_faults() -> Iterator[None]:
+    """ValueError for what Arrow raises about the bytes of a file; errors of a disk or a store stay what they are."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
+        if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
+            raise
+        text = str(error).partition("\n")[0]
+        raise ValueError(f"not a sound Parquet file: {shown_value(text)}") from error
+
+
+def refuse_values(table: pa.Table, rules: TableSchema) -> None:
+    """ValueError for the first column with a null, or with a number outside its range; only columns of the rules are
+    looked at."""
+    with arrow_faults():
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if column.null_count and name not in rules.may_be_null:
+                row = column.is_null().to_numpy().argmax()
+                raise ValueError(f"column {name} is null in row {row}; allowed: a value in every row")
+            if name in rules.ranges:
+                _refuse_outside(column, name, rules.ranges[name])
+
+
+def refuse_groups(num_rows: int, groups: Sequence[Group], *, most_rows: int) -> None:
+    """ValueError if a footer declares more rows, columns, values or bytes than any of ours."""
+    chunks = [chunk for group in groups for chunk in group.chunks]
+    counts = (
+        ("rows", num_rows, most_rows),
+        ("row groups", len(groups), _MOST_GROUPS),
+        ("columns", max((len(group.chunks) for group in groups), default=0), _MOST_COLUMNS),
+        ("decompressed bytes", sum(chunk.num_bytes for chunk in chunks), _MOST_BYTES),
+    )
+    for what, found, most in counts:
+        if not 0 <= found <= most:
+            raise ValueError(f"it declares {found} {what}; allowed: 0 to {most:,}")
+    for chunk in chunks:
+        if not 0 <= chunk.num_values <= _MOST_VALUES or chunk.num_bytes < 0:
+            what = f"{chunk.num_values} values and {chunk.num_bytes} bytes in column {shown_value(chunk.column)}"
+            raise ValueError(f"it declares {what}; allowed: 0 to {_MOST_VALUES:,} values")
+    if sum(group.num_rows for group in groups) != num_rows or any(group.num_rows < 0 for group in groups):
+        raise ValueError(f"it declares {num_rows} rows, but its row groups do not have as many")
+
+
+def _refuse_types(found: pa.Schema, wanted: pa.Schema) -> None:
+    names = found.names
+    for name, kind in zip(wanted.names, wanted.types, strict=True):
+        if names.count(name) != 1:
+            raise ValueError(f"column {name} is {'there twice' if name in names else 'missing'}; allowed: one {kind}")
+        if found.field(name).type != kind:
+            raise ValueError(f"column {name} is of type {shown_value(str(found.field(name).type))}; allowed: {kind}")
+
+
+def _with_texts(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.Table:
+    """The table with dictionaries of text as text. ValueError if a column would be too large, or is no UTF-8."""
+    for name in names:
+        column = table.column(name)
+        lengths = (pc.sum(pc.binary_length(one.dictionary).take(one.indices)).as_py() or 0 for one in column.chunks)
+        if (num_bytes := sum(lengths)) > _MOST_BYTES:
+            raise ValueError(f"column {name} has {num_bytes} bytes of text; allowed: 0 to {_MOST_BYTES:,}")
+        texts = column.cast(schema.field(name).type)
+        texts.validate(full=True)
+        table = table.set_column(table.column_names.index(name), name, texts)
+    return table
+
+
+def _refuse_outside(column: pa.ChunkedArray, name: str, allowed: Range) -> None:
+    for chunk in column.chunks:
+        values = chunk
+        if pa.types.is_list(column.type):
+            values = chunk.flatten()
+            if values.null_count:
+                raise ValueError(f"column {name} has a null in a list; allowed: {allowed}")
+        found = values.to_numpy(zero_copy_only=False)
+        if not found.size:
+            continue
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            raise ValueError(f"column {name} has {found[~np.isfinite(found)][0]}; allowed: {allowed}")
+        for value in (found.min(), found.max()):
+            if not allowed.holds(value.item()):
+                raise ValueError(f"column {name} has {value.item()}; allowed: {allowed}")

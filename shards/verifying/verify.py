@@ -1,0 +1,300 @@
+"""Reads a dataset back and lists everything that is not as its manifest says."""
+
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
+
+import pyarrow as pa
+
+from shards.dataset import Dataset, open_dataset
+from shards.errors import InvalidDataError, UserError
+from shards.files.typed_json import record_from
+from shards.images.config import Resize
+from shards.index import (
+    IndexRow,
+    LeftOut,
+    ShardCommit,
+    read_blocks,
+    read_commit,
+    read_labels,
+    read_quarantine,
+    read_rows,
+)
+from shards.manifest import (
+    BLOCKS_PATH,
+    LABELS_PATH,
+    MANIFEST_PATH,
+    QUARANTINE_PATH,
+    Manifest,
+    index_path,
+    sha256_hex,
+)
+from shards.output.progress import Progress
+from shards.packing.deal import read_dropped
+from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
+from shards.packing.write_shard import planned_samples
+from shards.reading.parallel import run_tasks
+from shards.sample_rows import BlockTable
+from shards.store import MissingObjectError, Store
+from shards.verifying import shard_checks as checks
+from shards.verifying import table_checks as tables
+from shards.verifying.placement import misplaced
+from shards.verifying.plan_checks import check_planned
+from shards.verifying.refused import refused_files, refused_rows
+from shards.verifying.strays import Fault, strays
+from shards.verifying.whole_tar import Tar, mapped_tar
+
+# Most faults that one check of a shard lists; their count is always given.
+MAX_FAULTS_A_CHECK = 10
+# What checks raise on damaged files, Parquet and tar alike, and on settings that cannot be.
+_BROKEN = (
+    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError, EOFError, tarfile.TarError),
+    *(UserError, RecursionError, pa.ArrowException),
+)
+
+
+# With these, a file is missing or cannot be right, which `_files` or `refused_files` has listed.
+_REPORTED = (MissingObjectError, InvalidDataError, ValueError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardCheck:
+    """One shard of the dataset at `url` to check; `is_planned`: there is a plan of ours to compare it with."""
+
+    url: str
+    fingerprint: str
+    shard: int
+    is_planned: bool
+    deep: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardFacts:
+    """What is wrong with a shard, and what its index adds to the tables; `label_counts` None: it is unreadable."""
+
+    shard: int
+    faults: list[Fault]
+    label_counts: Mapping[int, int] | None
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Index:
+    rows: list[IndexRow]
+    commit: ShardCommit
+    data: bytes
+
+
+def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[Fault]:
+    """All faults; none in a good dataset. `deep` decodes every image too. UserError if there is no dataset."""
+    try:
+        dataset = open_dataset(url)
+    except InvalidDataError as error:  # without a manifest, nothing says what else should be there
+        return [Fault(where=MANIFEST_PATH, what=str(error))]
+    faults = [*_files(dataset), *refused_files(dataset), *_plan(dataset), *strays(dataset.store, dataset.manifest)]
+    num_shards, planned = len(dataset.manifest.shards), _is_planned(dataset)
+    tasks = (
+        ShardCheck(url=url, fingerprint=dataset.fingerprint, shard=shard, is_planned=planned, deep=deep)
+        for shard in range(num_shards)
+    )
+    by_shard: dict[int, ShardFacts] = {}
+    num_faults = len(faults)
+    with Progress("verify", num_shards, unit="shards") as progress:
+        for found in run_tasks(check_shard, tasks, workers=workers):
+            by_shard[found.shard] = found
+            num_faults += len(found.faults)
+            progress.advance(note=f"{num_faults} faults")
+    ordered = [by_shard[shard] for shard in sorted(by_shard)]
+    return [*faults, *_tables(dataset, ordered), *(fault for found in ordered for fault in found.faults)]
+
+
+def check_shard(task: ShardCheck) -> ShardFacts:
+    """The faults of a shard, by checks that do not stop one another, and what the tables should say about it."""
+    dataset = _opened(task.url, task.fingerprint)
+    index, faults = _read_index(dataset, task.shard)
+    faults += _index_faults(dataset, task, index) if index else []
+    try:
+        with mapped_tar(dataset.shard_store, dataset.shard_path(task.shard)) as tar:
+            faults += _tar_faults(dataset, task, index, tar)
+    except MissingObjectError as error:
+        faults.append(Fault(where=error.path, what="is missing"))
+    except (ValueError, OSError, InvalidDataError) as error:
+        faults.append(Fault(where=dataset.shard_path(task.shard), what=f"cannot be read: {error}"))
+    if index is None:
+        return ShardFacts(shard=task.shard, faults=faults, label_counts=None, left_out=())
+    counts = Counter(label for row in index.rows for label in row.labels)
+    return ShardFacts(shard=task.shard, faults=faults, label_counts=counts, left_out=index.commit.left_out)
+
+
+def _read_index(dataset: Dataset, shard: int) -> tuple[_Index | None, list[Fault]]:
+    path = index_path(shard)
+    try:
+        data = dataset.store.read(path)
+        return _Index(rows=read_rows(data), commit=read_commit(data), data=data), []
+    except MissingObjectError:
+        is_listed = path in dataset.manifest.files  # then it is reported with the files
+        return None, [] if is_listed else [Fault(where=path, what="is missing")]
+    except _BROKEN as error:
+        return None, [Fault(where=path, what=f"cannot be read: {error}")]
+
+
+def _index_faults(dataset: Dataset, task: ShardCheck, index: _Index) -> list[Fault]:
+    manifest, rows, commit = dataset.manifest, index.rows, index.commit
+    record = manifest.shards[task.shard]
+    found = {
+        "rows": refused_rows(index.data, task.shard, manifest),
+        "commit record": checks.check_commit(record, commit, rows, manifest.plan_hash),
+        "labels": checks.check_labels(rows, manifest.num_classes, may_be_none=manifest.unlabeled),
+        "blocks": _blocks(dataset, task.shard, rows, commit.data_end),
+    }
+    if task.is_planned:
+        found["plan"] = _as_planned(dataset, task.shard, index)
+    return _faults(record.path, found)
+
+
+def _tar_faults(dataset: Dataset, task: ShardCheck, index: _Index | None, tar: Tar) -> list[Fault]:
+    record, is_ours = dataset.manifest.shards[task.shard], not dataset.manifest.adopted
+    found = {"whole tar": checks.check_tar(record, tar)}
+    if index is not None:
+        found |= {
+            "checksums": checks.check_checksums(index.rows, tar),
+            "members": checks.check_members(index.rows, tar, is_ours=is_ours),
+            "webdataset": checks.check_webdataset(index.rows, tar, is_ours=is_ours),
+        }
+        if is_ours:
+            found["json"] = checks.check_json(index.rows, tar)
+        if task.deep:
+            found["decode"] = checks.check_decode(index.rows, tar)
+    return _faults(record.path, found)
+
+
+def _faults(where: str, found: Mapping[str, Iterator[str]]) -> list[Fault]:
+    """The faults of several checks. One that breaks off says so, and the others still run."""
+    return [Fault(where=where, what=what) for name, check in found.items() for what in _shortened(_whole(name, check))]
+
+
+def _whole(name: str, check: Iterator[str]) -> Iterator[str]:
+    try:
+        yield from check
+    except _BROKEN as error:
+        yield f"the check of its {name} broke off: {type(error).__name__}: {error}"
+
+
+@lru_cache(maxsize=1)
+def _opened(url: str, fingerprint: str) -> Dataset:
+    dataset = open_dataset(url)
+    if dataset.fingerprint != fingerprint:
+        raise UserError(f"{dataset.url} changed while it was verified; verify it again")
+    return dataset
+
+
+def _files(dataset: Dataset) -> Iterator[Fault]:
+    for path, expected in dataset.manifest.files.items():
+        try:
+            if sha256_hex(dataset.store.read(path)) != expected:
+                yield Fault(where=path, what="its sha256 is not the manifest's")
+        except MissingObjectError:
+            yield Fault(where=path, what="is missing")
+        except InvalidDataError as error:
+            yield Fault(where=path, what=f"cannot be read: {error}")
+
+
+def _plan(dataset: Dataset) -> Iterator[Fault]:
+    manifest = dataset.manifest
+    try:
+        data = dataset.store.read(PLAN_PATH)
+        if sha256_hex(data) != manifest.plan_hash:
+            yield Fault(where=PLAN_PATH, what="its hash is not the manifest's plan hash")
+        if manifest.adopted:
+            return
+        plan = Plan.from_bytes(data)
+    except (MissingObjectError, InvalidDataError):
+        return  # reported with the files
+    except ValueError as error:
+        yield Fault(where=PLAN_PATH, what=str(error))
+        return
+    scanned = plan.num_samples + plan.num_quarantined
+    if manifest.num_samples + manifest.num_quarantined != scanned:
+        packed = f"{manifest.num_samples} samples and {manifest.num_quarantined} in quarantine"
+        yield Fault(where=MANIFEST_PATH, what=f"{packed} are not the {scanned} images of the plan")
+    yield from _faults(PLAN_PATH, {"positions": misplaced(dataset.store, plan)})
+
+
+def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[Fault]:
+    """The manifest and the small tables against the plan and, if every index could be read, against all shards."""
+    store, manifest = dataset.store, dataset.manifest
+    try:
+        plan = store.read(PLAN_PATH)
+        faults = _faults(MANIFEST_PATH, {"settings": tables.check_manifest(manifest, plan)})
+    except (MissingObjectError, InvalidDataError):
+        return []  # reported with the files
+    if any(found.label_counts is None for found in shards):
+        return faults
+    faults += _faults(LABELS_PATH, {"classes": _label_table(dataset, plan, shards)})
+    return faults + _faults(QUARANTINE_PATH, {"rows": _quarantine(store, manifest, shards)})
+
+
+def _label_table(dataset: Dataset, plan: bytes, shards: list[ShardFacts]) -> Iterator[str]:
+    counts: Counter[int] = Counter()
+    for found in shards:
+        counts.update(found.label_counts or {})
+    with suppress(*_REPORTED):
+        names = tables.plan_record(plan, is_adopted=dataset.manifest.adopted).label_names
+        yield from tables.check_label_table(read_labels(dataset.store.read(LABELS_PATH)), names, counts)
+
+
+def _quarantine(store: Store, manifest: Manifest, shards: list[ShardFacts]) -> Iterator[str]:
+    with suppress(*_REPORTED):
+        table = read_quarantine(store.read(QUARANTINE_PATH))
+        if table.num_rows != manifest.num_quarantined:
+            yield f"has {table.num_rows} rows, the manifest says {manifest.num_quarantined} in quarantine"
+        if manifest.adopted:
+            yield from tables.check_adopted_quarantine(table, manifest.num_samples + manifest.num_quarantined)
+            return
+        try:
+            dropped = read_dropped(store.read(DROPPED_PATH))
+        except ValueError as error:
+            yield f"cannot be compared with {DROPPED_PATH}: {error}"
+            return
+        yield from tables.check_quarantine(table, dropped, [item for found in shards for item in found.left_out])
+
+
+def _is_planned(dataset: Dataset) -> bool:
+    return not dataset.manifest.adopted and dataset.store.exists(PLAN_PATH)
+
+
+def _as_planned(dataset: Dataset, shard: int, index: _Index) -> Iterator[str]:
+    """A shard's samples are those that the plan dealt to it, less those listed as left out."""
+    try:
+        settings = Plan.from_bytes(dataset.store.read(PLAN_PATH)).settings
+        size = int(cast("int", settings["samples_per_shard"]))
+        planned = planned_samples(dataset.store, shard, samples_per_shard=size)
+        resize = record_from(Resize, settings["resize"], where="settings.resize.")
+    except (MissingObjectError, *_BROKEN) as error:
+        yield f"what the plan dealt to it cannot be read: {error}"
+        return
+    yield from check_planned(index.rows, index.commit, planned, resize=resize)
+
+
+def _blocks(dataset: Dataset, shard: int, rows: list[IndexRow], data_end: int) -> Iterator[str]:
+    if (blocks := _readable_blocks(dataset)) is not None:
+        record, size = dataset.manifest.shards[shard], dataset.manifest.samples_per_block
+        yield from checks.check_blocks(rows, data_end, record, shard=shard, blocks=blocks, samples_per_block=size)
+
+
+@lru_cache(maxsize=1)
+def _readable_blocks(dataset: Dataset) -> BlockTable | None:
+    try:
+        return read_blocks(dataset.store.read(BLOCKS_PATH))
+    except _REPORTED:
+        return None
+
+
+def _shortened(faults: Iterator[str]) -> list[str]:
+    listed = list(faults)
+    more = len(listed) - MAX_FAULTS_A_CHECK
+    return listed[:MAX_FAULTS_A_CHECK] + ([f"and {more} more of this kind"] if more > 0 else [])

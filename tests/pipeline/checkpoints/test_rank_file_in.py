@@ -1,0 +1,341 @@
+"""Rank files: no byte is used that was not compared with its checksum and its place."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.checkpoints import rank_file_in
+from pipeline.checkpoints.assemble import draft_manifest, with_reports
+from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.fragments import lay_out
+from pipeline.checkpoints.manifest import CheckpointId, FileRecord, FragmentLocation, LogicalTensor, Manifest
+from pipeline.checkpoints.part_digests import PartDigests
+from pipeline.checkpoints.rank_file_in import RankFiles, Wanted
+from pipeline.checkpoints.rank_file_out import FileFacts, RankReport
+from pipeline.training.saving.saved_job import saved_job
+from shards.errors import InvalidDataError, StorageError
+from shards.storage.objects import MissingObjectError
+from shards.store import LocalStore
+from tests.rigs.positions import position_at
+
+NAMES = ("rank-00000.safetensors", "rank-00001.safetensors")
+PART_BYTES = 64
+
+
+def fragment(name: str, start: int, length: int) -> Fragment:
+    values = torch.arange(start, start + length, dtype=torch.float32)
+    return Fragment(name=name, start=start, length=length, slots={"master": values, "exp_avg": -values})
+
+
+def saved(folder: Path) -> Manifest:
+    """A checkpoint of two ranks: "a" is cut between them, "b" is the second rank's."""
+    reports = []
+    for name, own in zip(NAMES, ([fragment("a", 0, 30)], [fragment("a", 30, 70), fragment("b", 0, 5)]), strict=True):
+        laid_out, digests = lay_out(own), PartDigests(PART_BYTES)
+        data = b"".join(laid_out.parts())
+        digests.update(memoryview(data))
+        file = folder / "step-00000007/attempt-0001-a" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        facts = FileFacts(**{**digests.record(), "sha256": tuple(digests.record()["sha256"])})
+        reports.append(RankReport(save=1, file=name, record=facts, pieces=laid_out.pieces))
+    draft = draft_manifest(
+        CheckpointId(step=7, attempt="0001-a"),
+        shapes={"a": (10, 10), "b": (5,)},
+        position=position_at(7),
+        num_updates=7,
+        job=saved_job(digits_smoke()),
+        record={},
+    )
+    return with_reports(draft, reports)
+
+
+def file_of(folder: Path, name: str = NAMES[0]) -> Path:
+    return folder / "step-00000007/attempt-0001-a" / name
+
+
+def with_data(manifest: Manifest, folder: Path, data: bytes) -> Manifest:
+    """The first file has other bytes, whose checksums the manifest knows."""
+    file_of(folder).write_bytes(data)
+    digests = PartDigests(PART_BYTES)
+    digests.update(memoryview(data))
+    record = digests.record()
+    return replace(manifest, files=manifest.files | {NAMES[0]: FileRecord(**record | {"sha256": (*record["sha256"],)})})
+
+
+@pytest.mark.parametrize("held", [1 << 30, 200, 0])
+@pytest.mark.parametrize("at_once", [64 << 20, 100, 1])
+def test_tensors_read_back(tmp_path: Path, held: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_file_in, "_MOST_HELD_BYTES", max(held, PART_BYTES))
+    monkeypatch.setattr(rank_file_in, "_READ_BYTES", at_once)
+    manifest, store = saved(tmp_path), LocalStore(str(tmp_path))
+    files = RankFiles(store, manifest)
+    for name in NAMES:
+        files.verify(name)
+    assert torch.equal(files.tensor("a", slot="master"), torch.arange(100.0).reshape(10, 10))
+    assert torch.equal(files.tensor("b", slot="exp_avg"), -torch.arange(5.0))
+    target = torch.zeros(9)
+    files.fill([Wanted(location=manifest.tensors["a"].slots["exp_avg"][1], first=41, target=target)])
+    assert torch.equal(target, -torch.arange(41.0, 50.0))
+    assert files._held_bytes == sum(map(len, files._held.values())) <= max(held, PART_BYTES)
+
+
+def test_what_was_verified_is_not_read_again(tmp_path: Path) -> None:
+    manifest, store = saved(tmp_path), LocalStore(str(tmp_path))
+    files = RankFiles(store, manifest)
+    for name in NAMES:
+        files.verify(name)
+        file_of(tmp_path, name).unlink()
+    assert torch.equal(files.tensor("a", slot="master").flatten(), torch.arange(100.0))
+
+
+def test_what_is_read_again_is_compared_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_file_in, "_MOST_HELD_BYTES", PART_BYTES)
+    manifest, store = saved(tmp_path), LocalStore(str(tmp_path))
+    files = RankFiles(store, manifest)
+    files.verify(NAMES[0])
+    data = bytearray(file_of(tmp_path).read_bytes())
+    data[-1] ^= 1
+    file_of(tmp_path).write_bytes(data)
+    with pytest.raises(StorageError, match=r"rank-00000\.safetensors does not have .*; it changed after"):
+        files.tensor("a", slot="exp_avg")
+    file_of(tmp_path).write_bytes(data[:-8])
+    with pytest.raises(StorageError, match="it changed after it was verified"):
+        files.tensor("a", slot="exp_avg")
+    file_of(tmp_path).unlink()
+    with pytest.raises(StorageError, match="it changed after it was verified"):
+        files.tensor("a", slot="exp_avg")
+
+
+def test_every_bit_of_a_file_counts(tmp_path: Path) -> None:
+    manifest, store = saved(tmp_path), LocalStore(str(tmp_path))
+    file = file_of(tmp_path, NAMES[1])
+    data = file.read_bytes()
+    for bit in range(0, 8 * len(data), 31):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(changed)
+        with pytest.raises(ValueError, match="does not have the bytes its manifest promises"):
+            RankFiles(store, manifest).verify(NAMES[1])
+
+
+def put_a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def put_a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def zeroed(data: bytes) -> bytes:
+    return data[:-200] + bytes(200)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        pytest.param(lambda file: file.write_bytes(zeroed(file.read_bytes())), ValueError, "does not have", id="zeros"),
+        pytest.param(lambda file: file.write_bytes(file.read_bytes()[:-1]), ValueError, "does not have", id="cut"),
+        pytest.param(lambda file: file.write_bytes(file.read_bytes() + b"x"), ValueError, "does not have", id="longer"),
+        pytest.param(
+            lambda file: file.write_bytes(file_of(file.parent.parent.parent, NAMES[1]).read_bytes()),
+            ValueError,
+            "does not have",
+            id="swapped",
+        ),
+        pytest.param(lambda file: file.write_bytes(b""), ValueError, "does not have", id="empty"),
+        pytest.param(lambda file: file.unlink(), MissingObjectError, "rank-00000", id="missing"),
+        pytest.param(put_a_pipe, MissingObjectError, "rank-00000", id="a pipe"),
+        pytest.param(put_a_folder, MissingObjectError, "rank-00000", id="a folder"),
+    ],
+)
+def test_a_damaged_file_is_refused(
+    tmp_path: Path, damage: Callable[[Path], object], error: type[Exception], message: str
+) -> None:
+    manifest, store = saved(tmp_path), LocalStore(str(tmp_path))
+    damage(file_of(tmp_path))
+    with pytest.raises(error, match=message):
+        RankFiles(store, manifest).verify(NAMES[0])
+
+
+def moved(manifest: Manifest, **values: Any) -> Manifest:
+    """The manifest with another place of the first fragment of "a"."""
+    first, *others = manifest.tensors["a"].slots["master"]
+    slots = manifest.tensors["a"].slots | {"master": (replace(first, **values), *others)}
+    return replace(manifest, tensors=manifest.tensors | {"a": replace(manifest.tensors["a"], slots=slots)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(lambda m: moved(m, offset=204), "'master:a' is .*; in the manifest: ", id="offset"),
+        pytest.param(lambda m: moved(m, length=29), "'master:a' is .*; in the manifest: ", id="length"),
+        pytest.param(lambda m: moved(m, file=NAMES[1]), "holds two fragments of 'master:a'", id="file"),
+        pytest.param(
+            lambda m: replace(m, tensors={"b": m.tensors["b"]}), "only its header has 'exp_avg:a'", id="a tensor less"
+        ),
+        pytest.param(
+            lambda m: replace(m, tensors=m.tensors | {"c": one_tensor(m)}),
+            "only the manifest has 'master:c'",
+            id="a tensor more",
+        ),
+    ],
+)
+def test_places_are_those_of_the_header(tmp_path: Path, change: Callable[[Manifest], Manifest], message: str) -> None:
+    """Whoever changes a place can also write the digest that fits."""
+    manifest, store = saved(tmp_path), LocalStore(str(tmp_path))
+    with pytest.raises(ValueError, match=message):
+        RankFiles(store, change(manifest)).verify(NAMES[0])
+
+
+def one_tensor(manifest: Manifest) -> LogicalTensor:
+    return LogicalTensor(shape=(30,), dtype="float32", slots={"master": manifest.tensors["a"].slots["master"][:1]})
+
+
+def test_two_fragments_of_one_name_are_refused(tmp_path: Path) -> None:
+    manifest = saved(tmp_path)
+    first = manifest.tensors["a"].slots["master"][0]
+    again = replace(manifest.tensors["b"], slots={"master": (first, replace(first, start=30))})
+    with pytest.raises(ValueError, match=r"rank-00000\.safetensors holds two fragments of 'master:b'"):
+        RankFiles(LocalStore(str(tmp_path)), replace(manifest, tensors={"b": again}))
+
+
+def header(**tensors: Any) -> bytes:
+    """A file with this header, and 240 bytes after it."""
+    text = json.dumps({f"{slot}:a": value for slot, value in tensors.items()}).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(240)
+
+
+def tensor(begin: int, **values: Any) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [30], "data_offsets": [begin, begin + 120], **values}
+
+
+def manifest_of(folder: Path, data: bytes) -> Manifest:
+    """Of a checkpoint with these bytes in its only file: two slots of 30 elements behind the header."""
+    manifest = with_data(saved(folder), folder, data)
+    begin = 8 + int.from_bytes(data[:8], "little") % (1 << 32)
+    slots: dict[str, tuple[FragmentLocation, ...]] = {
+        slot: (FragmentLocation(file=NAMES[0], offset=begin + offset, start=0, length=30),)
+        for slot, offset in (("master", 0), ("exp_avg", 120))
+    }
+    tensors = {"a": LogicalTensor(shape=(30,), dtype="float32", slots=slots)}
+    return replace(manifest, tensors=tensors, files={NAMES[0]: manifest.files[NAMES[0]]})
+
+
+def test_a_header_of_this_kind_is_accepted(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path, header(exp_avg=tensor(120), master=tensor(0)))
+    RankFiles(LocalStore(str(tmp_path)), manifest).verify(NAMES[0])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(
+            header(master=tensor(0), exp_avg=tensor(120, dtype="BF16", shape=[60])),
+            r"'exp_avg:a' is \[60\] of torch.bfloat16 at .*; in the manifest: \[30\] of torch.float32 at bytes",
+            id="another type",
+        ),
+        pytest.param(header(master=tensor(0), exp_avg=tensor(120, shape=[30, 1])), "'exp_avg:a' is", id="a shape"),
+        pytest.param(header(master=tensor(0), exp_avg=tensor(60)), "exp_avg:a begins at byte", id="overlapping"),
+        pytest.param(header(master=tensor(0)), "its tensors end at byte", id="one less"),
+        pytest.param(
+            header(master=tensor(0), b=tensor(120)),
+            "only its header has 'b:a'|only the manifest has",
+            id="another name",
+        ),
+        pytest.param(
+            header(master=tensor(0), exp_avg=tensor(120), b=tensor(240)), "its tensors end at byte", id="one more"
+        ),
+        pytest.param(
+            header(master=tensor(0), exp_avg=tensor(120, more=1)),
+            "allowed: dtype, shape and data_offsets",
+            id="a field more",
+        ),
+        pytest.param(
+            header(master=tensor(0), exp_avg=tensor(120, shape=["30"])), r"has the shape \['30'\] at", id="a text"
+        ),
+        pytest.param(
+            header(master=tensor(0), exp_avg=tensor(-1)), "allowed: whole numbers of 0 or more", id="before the file"
+        ),
+        pytest.param(
+            header(master=tensor(0), exp_avg=[]), "allowed: dtype, shape and data_offsets", id="a list for a tensor"
+        ),
+        pytest.param((1 << 62).to_bytes(8, "little") + bytes(300), "its header declares 4,611,686", id="a long header"),
+        pytest.param(bytes(400), "its header declares 0 bytes", id="no header"),
+        pytest.param((300).to_bytes(8, "little") + b"[" * 150 + b"]" * 150 + bytes(240), "nested", id="nested"),
+        pytest.param((2).to_bytes(8, "little") + b"[]" + bytes(240), r"its header is \[\]; allowed", id="a list"),
+        pytest.param((2).to_bytes(8, "little") + b"\xff\xff" + bytes(240), "utf-8", id="no UTF-8"),
+        pytest.param(
+            header(master=tensor(0), exp_avg=tensor(120)) + bytes(8),
+            r"its tensors end at byte [0-9,]+, the file at",
+            id="bytes of no tensor",
+        ),
+    ],
+)
+def test_a_header_of_another_kind_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    """The manifest has the checksums of these bytes."""
+    with pytest.raises(ValueError, match=rf"rank-00000\.safetensors.*{message}"):
+        RankFiles(LocalStore(str(tmp_path)), manifest_of(tmp_path, data)).verify(NAMES[0])
+
+
+def test_tensors_that_overlap_are_refused_even_if_the_manifest_agrees(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path, header(master=tensor(0), exp_avg=tensor(60)))
+    slots = manifest.tensors["a"].slots
+    moved_too = replace(slots["exp_avg"][0], offset=slots["master"][0].offset + 60)
+    both = {"a": replace(manifest.tensors["a"], slots=slots | {"exp_avg": (moved_too,)})}
+    with pytest.raises(ValueError, match="exp_avg:a begins at byte 212, the tensor before it ends at 272"):
+        RankFiles(LocalStore(str(tmp_path)), replace(manifest, tensors=both)).verify(NAMES[0])
+
+
+def old(manifest: Manifest, folder: Path) -> Manifest:
+    """As formats 1 and 2: one checksum for a whole file."""
+    records = {}
+    for name in NAMES:
+        data = file_of(folder, name).read_bytes()
+        digests = PartDigests(len(data))
+        digests.update(memoryview(data))
+        records[name] = FileRecord(num_bytes=len(data), part_bytes=len(data), sha256=(*digests.record()["sha256"],))
+    return replace(manifest, files=records)
+
+
+@pytest.mark.parametrize("held", [1 << 30, 100])
+def test_a_file_of_an_older_format_is_verified_whole(
+    tmp_path: Path, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_file_in, "_MOST_HELD_BYTES", held)
+    monkeypatch.setattr(rank_file_in, "_READ_BYTES", 100)
+    manifest, store = old(saved(tmp_path), tmp_path), LocalStore(str(tmp_path))
+    files = RankFiles(store, manifest)
+    for name in NAMES:
+        files.verify(name)
+    assert torch.equal(files.tensor("a", slot="master").flatten(), torch.arange(100.0))
+    data = bytearray(file_of(tmp_path).read_bytes())
+    data[-1] ^= 1  # in the last part
+    file_of(tmp_path).write_bytes(data)
+    with pytest.raises(ValueError, match=r"rank-00000\.safetensors does not have the bytes"):
+        RankFiles(store, manifest).verify(NAMES[0])
+
+
+def test_a_pipe_in_place_of_a_file_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    manifest, store = saved(tmp_path), LocalStore(str(tmp_path))
+    file_of(tmp_path).unlink()
+    os.mkfifo(file_of(tmp_path))
+    with pytest.raises(InvalidDataError, match="not a regular file"):
+        RankFiles(store, manifest).read(NAMES[0], 0, 8)
+
+
+def test_safetensors_writes_what_is_read() -> None:
+    """The header that the library itself writes has the fields that are compared here."""
+    data = save({"master:a": torch.zeros(30)})
+    length = int.from_bytes(data[:8], "little")
+    assert json.loads(data[8 : 8 + length]) == {"master:a": tensor(0)}

@@ -1,0 +1,219 @@
+"""Fitting weights to another size, and what is refused."""
+
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.config import Mode
+from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
+from pipeline.models.weights.fit import fit_weights
+from pipeline.models.weights.folder import HEAD, open_weights
+from shards.errors import UserError
+from tests.pipeline.models.weights.test_folder import TINY, config_of, initial_of, random_model, saved
+
+HYBRID: dict[str, Any] = TINY | {"patch": 1, "resnet_units": (1, 1), "image_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("fields", "grid"),
+    [
+        pytest.param({"num_classes": 5}, (4, 4), id="other classes"),
+        pytest.param({"num_classes": 5, "image_size": 24}, (6, 6), id="other classes at a higher resolution"),
+        pytest.param({"image_size": 8}, (2, 2), id="a lower resolution"),
+    ],
+)
+@pytest.mark.parametrize("representation", [False, True])
+def test_fine_tuning_takes_all_but_the_head(
+    tmp_path: Path, fields: dict[str, Any], grid: tuple[int, int], representation: bool
+) -> None:
+    model, target = random_model(representation=representation), config_of(**fields)
+    tensor = fit_weights(open_weights(saved(tmp_path, model)), target, initial=initial_of(target), new_head=True)
+    state = model.state_dict()
+    for name, wanted in build_model(target).state_dict().items():
+        assert tensor(name).shape == wanted.shape
+        if name in HEAD:
+            assert not tensor(name).any(), "a new head is zero"
+        elif name == "embed.position":
+            expected = resample_position_embeddings(state[name][0], from_grid=(4, 4), to_grid=grid)
+            assert torch.equal(tensor(name)[0], expected)
+        else:
+            assert torch.equal(tensor(name), state[name]), name
+
+
+@pytest.mark.parametrize(
+    ("source", "target_size"),
+    [
+        pytest.param(ModelConfig(**TINY | {"position": "none"}), 24, id="no positions"),
+        pytest.param(ModelConfig(**TINY | {"position": "learned_2d"}), 24, id="2-D positions"),
+        pytest.param(ModelConfig(**TINY | {"position_at": "layers"}), 24, id="positions at each layer"),
+        pytest.param(
+            ModelConfig(**TINY | {"position_at": "layers", "position": "learned_2d"}), 24, id="2-D, each layer"
+        ),
+        pytest.param(ModelConfig(**TINY | {"pooling": "average"}), 24, id="no class token"),
+        pytest.param(ModelConfig(**HYBRID), 24, id="hybrid"),
+        pytest.param(ModelConfig(name="bit_r50x1", num_classes=3, resnet_units=(1, 1)), 448, id="BiT"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["paper", "bicubic"])
+def test_every_model_fits_another_image_size(tmp_path: Path, source: ModelConfig, target_size: int, mode: Mode) -> None:
+    model, target = build_model(source, seed=3), replace(source, image_size=target_size, num_classes=5)
+    weights = open_weights(saved(tmp_path, model))
+    tensor, state = (
+        fit_weights(weights, target, initial=initial_of(target), new_head=True, mode=mode),
+        model.state_dict(),
+    )
+    for name, wanted in build_model(target).state_dict().items():
+        assert tensor(name).shape == wanted.shape
+        if name.endswith((".position_x", ".position_y")):
+            assert torch.equal(tensor(name), resample_axis_embeddings(state[name], length=6, mode=mode))
+        elif name.endswith(".position"):
+            prefix, grids = source.num_prefix_tokens, {"from_grid": source.grid, "to_grid": target.grid}
+            expected = resample_position_embeddings(state[name][0], **grids, mode=mode, num_prefix_tokens=prefix)
+            assert torch.equal(tensor(name)[0], expected)
+        elif name not in HEAD:
+            assert torch.equal(tensor(name), state[name]), name
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        pytest.param({}, {"num_heads": 3}, "num_heads 2 .the model here has 3.; give --model.num-heads 2", id="heads"),
+        pytest.param({"gelu": "exact"}, {}, "give --model.gelu exact, or other weights", id="GELU"),
+        pytest.param(
+            {"position_at": "layers_shared"}, {}, "give --model.position-at layers_shared", id="positions at each layer"
+        ),
+        pytest.param(
+            {"layer_norm_epsilon": 1e-12, "gelu": "exact"},
+            {},
+            "give --model.gelu exact --model.layer-norm-epsilon 1e-12",
+            id="as Hugging Face has it",
+        ),
+        pytest.param(HYBRID | {"resnet_epsilons": "timm"}, HYBRID, "give --model.resnet-epsilons timm", id="ResNet"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(
+    tmp_path: Path, source: dict[str, Any], target: dict[str, Any], message: str
+) -> None:
+    """The shapes are the same, so nothing else would show the difference."""
+    weights, config = open_weights(saved(tmp_path, random_model(**source))), config_of(**target)
+    with pytest.raises(UserError, match=message):
+        fit_weights(weights, config, initial=initial_of(config), new_head=True)
+
+
+def test_relative_positions_mean_nothing_on_another_grid(tmp_path: Path) -> None:
+    weights = open_weights(saved(tmp_path, random_model(position="relative")))
+    config = config_of(position="relative", image_size=24)
+    with pytest.raises(UserError, match=r"relative in a sequence of 4 x 4 patches, which mean nothing on 6 x 6; give"):
+        fit_weights(weights, config, initial=initial_of(config), new_head=True)
+
+
+def test_positions_at_another_place_are_refused_with_the_flag(tmp_path: Path) -> None:
+    weights = open_weights(saved(tmp_path, random_model(position_at="layers")))
+    with pytest.raises(UserError, match=r"Give --model\.position-at layers, or other weights"):
+        fit_weights(weights, config_of(), initial=initial_of(config_of()), new_head=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("learned_1d", "none", r"embed.position \[1, 17, 12\] is not in the model"),
+        ("none", "learned_1d", r"embed.position \[1, 17, 12\] is not there"),
+        ("learned_2d", "learned_1d", r"embed.position \[1, 17, 12\] is not there; embed.position_x \[4, 6\] is not in"),
+    ],
+)
+def test_positions_of_another_kind_are_refused(tmp_path: Path, source: Any, target: Any, message: str) -> None:
+    weights, config = open_weights(saved(tmp_path, random_model(position=source))), config_of(position=target)
+    with pytest.raises(UserError, match=message):
+        fit_weights(weights, config, initial=initial_of(config), new_head=True)
+
+
+def test_without_a_new_head_the_head_is_kept(tmp_path: Path) -> None:
+    model, target = random_model(representation=True), config_of(representation=True, image_size=24)
+    tensor = fit_weights(open_weights(saved(tmp_path, model)), target, initial=initial_of(target), new_head=False)
+    for name in (*HEAD, "representation.weight", "representation.bias"):
+        assert torch.equal(tensor(name), model.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    ("fields", "new_head", "messages"),
+    [
+        pytest.param(
+            {"num_classes": 5},
+            False,
+            ("head.weight is [3, 12], the model needs [5, 12]", "head.bias is [3], the model needs [5]"),
+            id="other classes with the old head",
+        ),
+        pytest.param(
+            {"width": 16},
+            True,
+            (
+                "embed.position is [1, 17, 12], the model needs [1, 17, 16]",
+                "embed.patch.weight is [12, 48], the model needs [16, 48]",
+                "; and ",
+                "--model.width",
+            ),
+            id="another width: the first eight are listed",
+        ),
+        pytest.param(
+            {"depth": 3},
+            True,
+            ("blocks.2.norm1.weight [12] is not there", "blocks.2.attention.qkv.weight [36, 12] is not there"),
+            id="a layer more",
+        ),
+        pytest.param({"depth": 1}, True, ("blocks.1.norm1.weight [12] is not in the model",), id="a layer less"),
+        pytest.param({"patch": 8}, True, ("embed.patch.weight is [12, 48], the model needs [12, 192]",), id="patch"),
+        pytest.param(
+            {"representation": True}, False, ("representation.weight [12, 12] is not there",), id="a hidden layer"
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_with_both_shapes(
+    tmp_path: Path, fields: dict[str, Any], new_head: bool, messages: tuple[str, ...]
+) -> None:
+    weights, target = open_weights(saved(tmp_path / "w", random_model())), config_of(**fields)
+    with pytest.raises(UserError) as caught:
+        fit_weights(weights, target, initial=initial_of(target), new_head=new_head)
+    for message in (str(tmp_path / "w"), *messages):
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "flags"),
+    [
+        ({"pooling": "average"}, {}, "Give --model.pooling average, or other weights"),
+        ({}, {"pooling": "average"}, "Give --model.pooling token, or"),
+        ({"position": "learned_2d"}, {"pooling": "average"}, "Give --model.pooling token --model.position learned_2d"),
+        (
+            {"position": "relative"},
+            {"width": 16, "depth": 1},
+            "Give --model.position relative --model.depth 2 --model.wid",
+        ),
+    ],
+)
+def test_advice_is_the_flags_that_help(
+    tmp_path: Path, source: dict[str, Any], target: dict[str, Any], flags: str
+) -> None:
+    weights, config = open_weights(saved(tmp_path, random_model(**source))), config_of(**target)
+    with pytest.raises(UserError, match=flags):
+        fit_weights(weights, config, initial=initial_of(config), new_head=True)
+
+
+FAMILIES = {
+    "a ViT": config_of(),
+    "a hybrid": config_of(resnet_units=(1,), patch=1),
+    "a BiT ResNet": ModelConfig(name="bit_r50x1", image_size=32, num_classes=3, resnet_units=(1,)),
+}
+
+
+@pytest.mark.parametrize(("was", "now"), list(permutations(FAMILIES, 2)))
+def test_weights_of_another_family_are_refused_by_name(tmp_path: Path, was: str, now: str) -> None:
+    weights = open_weights(saved(tmp_path, build_model(FAMILIES[was])))
+    target = FAMILIES[now]
+    message = rf"are of {was} \('{FAMILIES[was].name}'\), the model is {now} \('{target.name}'\); give --model\.name"
+    with pytest.raises(UserError, match=message):
+        fit_weights(weights, target, initial=initial_of(target), new_head=True)

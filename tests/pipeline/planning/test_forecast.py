@@ -1,0 +1,112 @@
+"""What runs would need and reach on GPUs, compared with numbers worked out by hand; and which GPUs a plan can name."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jobs.recipes import finetune, paper_datasets, pretrain
+from pipeline.planning.cost import cost_of
+from pipeline.planning.forecast import Forecast, forecast
+from pipeline.planning.gpus import GPUS, gpu_named, gpu_of_device
+from shards.errors import UserError
+from tests.rigs.faults import differs, every_fault
+
+JFT = paper_datasets.JFT
+
+
+def forecast_of(name: str = "vit_h14_jft", *, engine: Any = None, optimizer: Any = None, **changed: Any) -> Forecast:
+    job = {**pretrain.RECIPES, **finetune.RECIPES}[name]()
+    job = replace(job, engine=replace(job.engine, **(engine or {})), optimizer=optimizer or job.optimizer)
+    cost = cost_of(job, num_images=JFT.num_images, num_classes=JFT.num_classes, days=7)
+    values: dict[str, Any] = {"gpu": "h100", "num_gpus": 64, "mfu": 0.5, "num_classes": JFT.num_classes}
+    return forecast(job, cost, **(values | changed))
+
+
+def test_vit_h14_on_64_h100() -> None:
+    found = forecast_of()
+    assert (found.fit.plan.micro_batch, found.fit.plan.accumulation, found.fit.plan.num_ranks) == (64, 1, 64)
+    assert found.images_per_second == pytest.approx(0.5 * 989 / 1.0039 * 64, rel=1e-3)
+    assert found.days == pytest.approx(4259.4e6 / (0.5 * 989 * 64) / 86_400, rel=1e-3)
+    assert found.checkpoint_bytes == pytest.approx(12 * 655_835_251, rel=1e-6)
+    assert found.stall_seconds == pytest.approx(12 * 655_835_251 / 64 / 20e9, rel=1e-6)
+
+
+def test_checkpointing_costs_a_forward_pass() -> None:
+    recomputed = forecast_of(engine={"activation_checkpointing": True})
+    assert forecast_of().images_per_second / recomputed.images_per_second == pytest.approx(4 / 3)
+    assert recomputed.fit.memory.activations < forecast_of().fit.memory.activations
+
+
+def test_a_frozen_backbone_is_faster_smaller_and_never_recomputed() -> None:
+    frozen = replace(pretrain.RECIPES["vit_h14_jft"]().optimizer, freeze_backbone=True)
+    found = forecast_of(optimizer=frozen)
+    recomputed = forecast_of(optimizer=frozen, engine={"activation_checkpointing": True})
+    assert found.images_per_second == recomputed.images_per_second > 2.7 * forecast_of().images_per_second
+    assert found.fit.memory.moments < 0.05 * forecast_of().fit.memory.moments
+
+
+@every_fault
+def test_every_recipe_fits_eight_gpus_of_80_gb() -> Iterator[str]:
+    for name, recipe in {**pretrain.RECIPES, **finetune.RECIPES}.items():
+        global_batch = recipe().global_batch
+        num_gpus = 8 if global_batch % 8 == 0 else 1
+        try:
+            found = forecast_of(name, num_gpus=num_gpus, num_classes=0)
+        except UserError as error:
+            yield f"{name} does not fit {num_gpus} GPUs: {error}"
+            continue
+        if found.fit.memory.peak > found.budget.bytes:
+            yield f"{name} takes {found.fit.memory.peak:,} bytes of a GPU; there are {found.budget.bytes:,}"
+        images = found.fit.plan.micro_batch * found.fit.plan.accumulation * num_gpus
+        yield from differs(f"the plan's global batch of {name}", images, global_batch)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        pytest.param({"gpu": "v100"}, r"--gpu is 'v100'; known: a100-40, a100, h100", id="unknown"),
+        pytest.param({"num_gpus": 24}, r"is 4096, not divisible by 24 ranks; start 8 or 16 or 32 ranks", id="24"),
+        pytest.param({"mfu": 0.0}, r"--mfu is 0\.0; allowed: above 0, up to 1", id="no speed"),
+        pytest.param({"mfu": 1.5}, r"--mfu is 1\.5", id="faster than light"),
+        pytest.param({"num_gpus": 8192}, r"is 4096, not divisible by 8192 ranks", id="more ranks than images"),
+    ],
+)
+def test_what_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        forecast_of(**changed)
+
+
+def test_the_tables_gpus_are_those_of_the_help() -> None:
+    assert set(GPUS) == {"a100", "a100-40", "h100", "h200", "b200", "l40s", "rtx4090"}
+
+
+def test_a_gpu_is_found_in_any_case_of_letters() -> None:
+    assert gpu_named("H100") is GPUS["h100"]
+    assert 84e9 < gpu_named("h100").memory_bytes < 86e9
+
+
+def test_an_unknown_gpu_is_answered_with_those_that_are_known() -> None:
+    with pytest.raises(UserError, match=r"--gpu is 'v100'; known: a100-40, a100, h100, h200, b200, l40s"):
+        gpu_named("v100")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100 80GB PCIe", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA H100 PCIe", ""),
+        ("NVIDIA H200 NVL", ""),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", ""),
+        ("Tesla V100-SXM2-16GB", ""),
+    ],
+)
+def test_a_device_is_found_by_the_name_that_cuda_gives_it(name: str, found: str) -> None:
+    assert gpu_of_device(name) is GPUS.get(found)

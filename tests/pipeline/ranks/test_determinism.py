@@ -1,0 +1,68 @@
+"""Deterministic kernels are asked for on GPUs only, before any is used, and completely."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.ranks import determinism
+from pipeline.ranks.determinism import WORKSPACE, refuse_missing_kernel, use_deterministic_kernels
+from shards.errors import UserError, WillNotSucceedError
+
+
+@pytest.fixture
+def fake_torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """PyTorch's switches, recorded."""
+    switches: dict[str, Any] = {}
+    found = SimpleNamespace(
+        switches=switches,
+        use_deterministic_algorithms=lambda mode: switches.update(algorithms=mode),
+        utils=SimpleNamespace(deterministic=SimpleNamespace(fill_uninitialized_memory=True)),
+        backends=SimpleNamespace(
+            cuda=SimpleNamespace(enable_cudnn_sdp=lambda mode: switches.update(cudnn_attention=mode)),
+            cudnn=SimpleNamespace(deterministic=False, benchmark=True),
+        ),
+    )
+    monkeypatch.setattr(determinism, "torch", found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("environ", "workspace"),
+    [
+        pytest.param({}, ":4096:8", id="set for the user"),
+        pytest.param({WORKSPACE: ":16:8"}, ":16:8", id="the user's own, as good"),
+    ],
+)
+def test_every_switch_is_set(fake_torch: SimpleNamespace, environ: dict[str, str], workspace: str) -> None:
+    use_deterministic_kernels(environ)
+    assert environ[WORKSPACE] == workspace
+    assert fake_torch.switches == {"algorithms": True, "cudnn_attention": False}
+    assert vars(fake_torch.backends.cudnn) == {"deterministic": True, "benchmark": False}
+    assert fake_torch.utils.deterministic.fill_uninitialized_memory is False
+
+
+def test_the_names_are_pytorchs() -> None:
+    """The switches that the fake has exist."""
+    assert callable(torch.use_deterministic_algorithms)
+    assert callable(torch.backends.cuda.enable_cudnn_sdp)
+    assert isinstance(torch.utils.deterministic.fill_uninitialized_memory, bool)  # type: ignore[attr-defined]
+    assert isinstance(torch.backends.cudnn.deterministic, bool)
+    assert isinstance(torch.backends.cudnn.benchmark, bool)
+
+
+def test_another_workspace_is_refused(fake_torch: SimpleNamespace) -> None:
+    with pytest.raises(UserError, match=r"CUBLAS_WORKSPACE_CONFIG is ':0:0' with .*; allowed: :4096:8 or :16:8; unset"):
+        use_deterministic_kernels({WORKSPACE: ":0:0"})
+    assert fake_torch.switches == {}
+
+
+def test_an_operator_without_a_deterministic_kernel_is_named() -> None:
+    pytorchs = RuntimeError(
+        "some_backward_cuda does not have a deterministic implementation, but you set "
+        "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
+    )
+    with pytest.raises(WillNotSucceedError, match=r"no deterministic kernel for some_backward_cuda .*no-deterministic"):
+        refuse_missing_kernel(pytorchs)
+    refuse_missing_kernel(RuntimeError("CUDA error: out of memory"))

@@ -1,0 +1,193 @@
+"""From what torch sees and what the environment says to a device or one message: a table over a mocked torch.cuda."""
+
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.ranks import world as world_module
+from pipeline.ranks.devices import Gpus, choose_device, gpus_from
+from pipeline.ranks.world import bf16_of, current_world, enter, leave, world_from
+from shards.errors import UserError
+from tests.rigs.processes import one_world
+
+FILE = ("/dev/nvidia0",)
+BUILD = "12.8"
+
+
+def srun(local_rank: int, num_local: int = 8) -> dict[str, str]:
+    return {
+        "SLURM_PROCID": str(local_rank),
+        "SLURM_STEP_NUM_TASKS": str(num_local),
+        "SLURM_LOCALID": str(local_rank),
+        "SLURM_STEP_TASKS_PER_NODE": str(num_local),
+        "MASTER_ADDR": "n1",
+        "MASTER_PORT": "29400",
+    }
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A torch.cuda that has `num` GPUs, on a machine whose /dev has `files`."""
+
+    def mocked(num: int, files: tuple[str, ...] = (), build: str | None = BUILD) -> list[str]:
+        calls: list[str] = []
+
+        def noting(name: str, value: Any) -> Any:
+            def call(*arguments: Any) -> Any:
+                calls.append(" ".join([name, *map(str, arguments)]))
+                return value
+
+            return call
+
+        for name, value in {
+            "is_available": num > 0,
+            "device_count": num,
+            "set_device": None,
+            "get_device_name": "NVIDIA H100",
+            "get_device_capability": (9, 0),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, noting(name, value))
+        monkeypatch.setattr(torch.version, "cuda", build)
+        folder = SimpleNamespace(glob=lambda _: files)
+        monkeypatch.setattr(world_module, "_GPU_FILES", (folder, "nvidia[0-9]*"))
+        return calls
+
+    return mocked
+
+
+@pytest.mark.parametrize(
+    ("wish", "num", "environ", "files", "expected"),
+    [
+        pytest.param("auto", 0, {}, (), "cpu", id="a machine without GPUs"),
+        pytest.param("auto", 0, {"CUDA_VISIBLE_DEVICES": ""}, FILE, "cpu", id="GPUs hidden on purpose"),
+        pytest.param("auto", 0, {"CUDA_VISIBLE_DEVICES": "-1"}, FILE, "cpu", id="hidden in another way"),
+        pytest.param(
+            "auto", 0, {"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_JOB_GPUS": "0"}, FILE, "cpu", id="hidden by Slurm"
+        ),
+        pytest.param("auto", 0, {"SLURM_GPUS_ON_NODE": "0"}, (), "cpu", id="a Slurm job without GPUs"),
+        pytest.param("cpu", 8, {}, FILE, "cpu", id="the CPU of a GPU machine"),
+        pytest.param("cpu", 0, {}, FILE, "cpu", id="the CPU of a machine whose driver is broken"),
+        pytest.param("auto", 8, {}, FILE, "cuda:0", id="alone with 8 GPUs"),
+        pytest.param("auto", 8, srun(5), FILE, "cuda:5", id="one rank per GPU"),
+        pytest.param("cuda", 8, {**srun(7), "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, FILE, "cuda:7", id="all named"),
+        pytest.param("auto", 1, {**srun(5), "CUDA_VISIBLE_DEVICES": "5"}, FILE, "cuda:0", id="--gpus-per-task=1"),
+        pytest.param(
+            "auto", 1, {**srun(5), "CUDA_VISIBLE_DEVICES": "0"}, FILE, "cuda:0", id="--gpus-per-task=1 with cgroups"
+        ),
+        pytest.param(
+            "cuda", 1, {**srun(5), "CUDA_VISIBLE_DEVICES": "GPU-5ebe9f43"}, FILE, "cuda:0", id="a GPU by its id"
+        ),
+    ],
+)
+def test_devices(
+    cuda: Any, wish: Any, num: int, environ: dict[str, str], files: tuple[str, ...], expected: str
+) -> None:
+    cuda(num, files)
+    world = world_from(environ, device=wish, num_cpus=8)
+    assert str(world.device) == expected
+    assert world.device_reason
+
+
+@pytest.mark.parametrize(
+    ("wish", "num", "environ", "files", "build", "message"),
+    [
+        pytest.param(
+            "auto",
+            0,
+            {},
+            FILE,
+            BUILD,
+            r"torch sees no GPU, although /dev/nvidia0 is there: torch.cuda.is_available\(\) is False with CUDA 12.8, "
+            r"so its driver does not work or is too old; repair that or leave this host out, or give --device cpu",
+            id="a broken driver",
+        ),
+        pytest.param(
+            "auto",
+            0,
+            {},
+            FILE,
+            None,
+            "although /dev/nvidia0 is there: this torch is built without CUDA",
+            id="a CPU build",
+        ),
+        pytest.param(
+            "auto",
+            0,
+            {"CUDA_VISIBLE_DEVICES": "0,1"},
+            (),
+            BUILD,
+            "although CUDA_VISIBLE_DEVICES is '0,1': ",
+            id="named",
+        ),
+        pytest.param(
+            "auto",
+            0,
+            {**srun(0), "SLURM_GPUS_ON_NODE": "8"},
+            (),
+            BUILD,
+            "although SLURM_GPUS_ON_NODE is '8': ",
+            id="given by Slurm",
+        ),
+        pytest.param(
+            "cuda", 0, {}, (), None, r"local rank 0 has no GPU: this node has 0 \(this torch is built", id="asked for"
+        ),
+        pytest.param(
+            "auto", 4, srun(5), FILE, BUILD, r"local rank 5 has no GPU: this node has 4; start one rank", id="too few"
+        ),
+        pytest.param(
+            "auto", 1, srun(5), FILE, BUILD, r"local rank 5 has no GPU: this node has 1; ", id="one GPU for 8 ranks"
+        ),
+        pytest.param(
+            "auto",
+            2,
+            {**srun(5), "CUDA_VISIBLE_DEVICES": "0,1"},
+            FILE,
+            BUILD,
+            r"local rank 5 has no GPU: this node has 2; ",
+            id="two GPUs a task",
+        ),
+    ],
+)
+def test_ranks_without_a_gpu_are_refused(
+    cuda: Any, wish: Any, num: int, environ: dict[str, str], files: tuple[str, ...], build: str | None, message: str
+) -> None:
+    cuda(num, files, build)
+    with pytest.raises(UserError, match=message):
+        world_from(environ, device=wish, num_cpus=8)
+
+
+def test_nothing_is_asked_of_a_gpu_before_it_is_set(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes before would take memory on the first GPU, from every rank."""
+    calls = cuda(8, FILE)
+    for name, value in srun(5).items():
+        monkeypatch.setenv(name, value)
+    for name in ("RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    bf16_of(current_world().device)
+    assert calls[:3] == ["is_available", "device_count", "set_device cuda:5"]
+    assert calls[3:] == ["get_device_name cuda:5", "get_device_capability cuda:5"]
+
+
+def test_deepspeed_is_told_the_number_of_the_gpu(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes LOCAL_RANK for that: with --gpus-per-task=1 each task's GPU is the first."""
+    cuda(1, FILE)
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    enter(replace(one_world(), local_rank=5, device=torch.device("cuda", 0)))
+    leave()
+    assert os.environ["LOCAL_RANK"] == "0"
+
+
+def test_the_cpu_asks_nothing_of_gpus(cuda: Any) -> None:
+    calls = cuda(8, FILE)
+    world_from({}, device="cpu", num_cpus=1)
+    assert calls == []
+
+
+def test_the_tables_functions_are_pure() -> None:
+    gpus = gpus_from({"CUDA_VISIBLE_DEVICES": " 3 "}, FILE, num_visible=1, build="")
+    assert gpus == Gpus(num_visible=1, names_one=True, announced="CUDA_VISIBLE_DEVICES is ' 3 '")
+    assert choose_device("auto", 3, gpus).device == torch.device("cuda", 0)

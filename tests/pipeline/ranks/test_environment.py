@@ -1,0 +1,76 @@
+"""Values of the environment that are refused, each with one message; test_world.py has those that are fine."""
+
+import pytest
+
+from pipeline.ranks.environment import place_from, refuse_for_deepspeed, threads_from
+from shards.errors import UserError
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN |= {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}
+SRUN |= {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+NO_NUMBERS = ("²", "x", "-1", "1.0", " 1", "0x1", "9" * 5000)
+ALLOWED = [
+    pytest.param(TORCHRUN, "WORLD_SIZE", "0", "from 1 to 1048576", id="no ranks"),
+    pytest.param(TORCHRUN, "WORLD_SIZE", "1048577", "from 1 to 1048576", id="more ranks than there are machines"),
+    pytest.param(TORCHRUN, "RANK", "2", "from 0 to 1", id="a rank too many"),
+    pytest.param(TORCHRUN, "LOCAL_RANK", "2", "from 0 to 1", id="a local rank too many"),
+    pytest.param(TORCHRUN, "LOCAL_WORLD_SIZE", "3", "from 1 to 2", id="more local ranks than ranks"),
+    pytest.param(TORCHRUN, "MASTER_PORT", "99999", "from 1 to 65535", id="no port"),
+    pytest.param(SRUN, "SLURM_STEP_NUM_TASKS", "0", "from 1 to 1048576", id="no tasks"),
+    pytest.param(SRUN, "SLURM_PROCID", "2", "from 0 to 1", id="a task too many"),
+    pytest.param(SRUN, "SLURM_LOCALID", "2", "from 0 to 1", id="a local task too many"),
+    pytest.param(SRUN, "SLURM_NODEID", "9999999", "from 0 to 1048576", id="no such node"),
+]
+
+
+@pytest.mark.parametrize(("environ", "name", "value", "allowed"), ALLOWED)
+def test_a_number_out_of_range_is_refused(environ: dict[str, str], name: str, value: str, allowed: str) -> None:
+    with pytest.raises(
+        UserError, match=f"^the environment variable {name} is '{value}'; allowed: a whole number {allowed};"
+    ):
+        place_from(environ | {name: value})
+
+
+@pytest.mark.parametrize(("environ", "name"), [row.values[:2] for row in ALLOWED])
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: value[:10])
+def test_what_is_no_number_is_refused_in_one_short_line(environ: dict[str, str], name: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"^the environment variable {name} is '") as refused:
+        place_from(environ | {name: value})
+    assert len(str(refused.value)) < 450
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["http://n1", "n1:1 2", "n\n1", "[::1]", "é", "n" * 254])
+def test_an_address_is_a_name_or_a_number(value: str) -> None:
+    with pytest.raises(UserError, match=r"^the environment variable MASTER_ADDR is .*; allowed: a host name or an IP"):
+        place_from(TORCHRUN | {"MASTER_ADDR": value})
+
+
+@pytest.mark.parametrize("value", ["x", "2(x)", "0", "3", "1(x3)", "1(x9999999)", "1,,1", "2(x²)"])
+def test_tasks_per_node_are_slurms(value: str) -> None:
+    with pytest.raises(UserError, match=r"^the environment variable SLURM_STEP_TASKS_PER_NODE is .*such as 4\(x2\),3"):
+        place_from(SRUN | {"SLURM_STEP_TASKS_PER_NODE": value})
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"])
+@pytest.mark.parametrize("value", ["0", "abc", "-1", "4097", "²"])
+def test_threads_are_a_number(name: str, value: str) -> None:
+    with pytest.raises(
+        UserError, match=f"^the environment variable {name} is '.*'; allowed: a whole number from 1 to 4096"
+    ):
+        threads_from({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", name: value}, num_local_ranks=1)
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "-1", "1.5"])
+def test_deepspeeds_time_limit_is_a_number(value: str) -> None:
+    with pytest.raises(UserError, match=r"^the environment variable DEEPSPEED_TIMEOUT is .*; unset it"):
+        refuse_for_deepspeed({"DEEPSPEED_TIMEOUT": value})
+    refuse_for_deepspeed({"DEEPSPEED_TIMEOUT": "10"})
+    refuse_for_deepspeed({})
+
+
+def test_one_rank_needs_neither_an_address_nor_a_port() -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "http://x", "MASTER_PORT": "99999"}
+    place = place_from(alone)
+    assert (place.num_ranks, place.master_address, place.master_port) == (1, "127.0.0.1", 0)

@@ -1,0 +1,163 @@
+"""What is read of a run's folder; anything may be damaged, and nothing of it is an error."""
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.runs.facts import LEDGER, METRICS, SIGNS_OF_A_RUN, RunFacts, read_facts
+from pipeline.training.reporting import ledger, metrics
+
+LINE = {"step": 12, "loss": 0.5, "images_per_second": 100.0}
+SECONDS = {"compute": 8.0, "total": 10.0}
+
+
+def make(run_dir: Path, *, phase: str = "ended", step: int = 12) -> Path:
+    (run_dir / "heartbeats").mkdir(parents=True)
+    scored = {"step": 4, "loss": 0.9, "test_accuracy": 0.75, "test_loss": 1.0}
+    (run_dir / METRICS).write_text(f"{json.dumps(scored)}\n{json.dumps(LINE)}\n")
+    saved = {"step": 12, "attempt": "0001-00000000", "unix_time": 1.0, "seconds": SECONDS}
+    (run_dir / LEDGER).write_text(f"{json.dumps(saved)}\n")
+    beat = {"rank": 0, "host": "elsewhere", "pid": 1, "attempt": "0001-00000000", "phase": phase, "step": step}
+    more = {"batch": 0, "seconds": 0.0, "limit_seconds": 600.0}
+    (run_dir / "heartbeats" / "rank-00000.json").write_text(json.dumps(beat | more))
+    return run_dir
+
+
+def read(run_dir: Path, *, now: float | None = None) -> RunFacts:
+    return read_facts(run_dir, num_steps=16, is_scored=True, now=now)
+
+
+def test_the_names_are_those_that_are_written() -> None:
+    assert (METRICS, LEDGER) == (metrics.METRICS_FILE, ledger.FILE_NAME)
+
+
+def test_the_facts_of_a_whole_run(tmp_path: Path) -> None:
+    found = read(make(tmp_path / "run"))
+    assert (found.state, found.step, found.loss, found.accuracy) == ("stopped", 12, 0.5, 0.75)
+    assert (found.images_per_second, found.goodput, found.reasons) == (100.0, 0.8, ())
+    assert found.last_seen == pytest.approx(time.time(), abs=60)
+
+
+def test_a_beat_grows_old(tmp_path: Path) -> None:
+    run_dir = make(tmp_path / "run", phase="forward and backward")
+    assert read(run_dir).state == "running"
+    assert read(run_dir, now=time.time() + 120).state == "failed"
+    (run_dir / "heartbeats" / "hanging").write_text("0001-00000000")
+    assert "hung in step 12" in read(run_dir).reasons[0]
+
+
+@pytest.mark.parametrize(("seconds", "is_copy"), [(0, False), (30, False), (86_400, True), (-86_400, True)])
+def test_a_copy_was_last_seen_when_its_run_was(tmp_path: Path, seconds: int, is_copy: bool) -> None:
+    """`cp -r` gives every file the time of the copy, which is no time of the run."""
+    run_dir = make(tmp_path / "run")
+    path = run_dir / "heartbeats" / "rank-00000.json"
+    written = path.stat().st_mtime
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"unix_time": written - seconds}))
+    assert read(run_dir).last_seen == pytest.approx(written - seconds if is_copy else written, abs=20)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "is_of_the_start"),
+    [
+        pytest.param("0002-0000000a", True, id="the start's own"),
+        pytest.param("0003-0000000b", True, id="of a rewind in the same start, which is no start"),
+        pytest.param("0001-0000000c", False, id="of an earlier start"),
+        pytest.param("0002-0000000d", False, id="of another run"),
+        pytest.param("x", False, id="no attempt"),
+    ],
+)
+def test_the_beat_is_that_of_the_last_start(tmp_path: Path, attempt: str, is_of_the_start: bool) -> None:
+    run_dir = make(tmp_path / "run")
+    path = run_dir / "heartbeats" / "rank-00000.json"
+    told = json.loads(path.read_text()) | {"attempt": attempt, "step": 14, "error": "no room"}
+    path.write_text(json.dumps(told))
+    left = {"reached": 0, "attempt": "", "phase": "", "step": 0, "is_hung": False}
+    start = {"attempt": "0002-0000000a", "unix_time": 1.0, "startup_seconds": 1.0, "total_seconds": 1.0}
+    start |= {"resumed_from": None, "num_ranks": 1, "zero_stage": 1, "device": "cpu", "left": left}
+    (run_dir / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    assert any("ended in step 14" in one for one in read(run_dir).reasons) == is_of_the_start
+
+
+def test_a_score_may_stand_far_back(tmp_path: Path) -> None:
+    run_dir = make(tmp_path / "run")
+    with (run_dir / METRICS).open("a") as file:
+        file.writelines(f"{json.dumps({**LINE, 'step': 13 + number})}\n" for number in range(2000))
+    assert (run_dir / METRICS).stat().st_size > 1 << 16
+    assert read(run_dir).accuracy == 0.75
+    assert read_facts(run_dir, num_steps=16, is_scored=False).accuracy is None, "nobody evaluates it"
+
+
+def test_a_loss_may_be_nan(tmp_path: Path) -> None:
+    run_dir = make(tmp_path / "run")
+    (run_dir / METRICS).write_text('{"step": 12, "loss": NaN, "images_per_second": "fast"}\n')
+    found = read(run_dir)
+    assert found.loss is not None
+    assert math.isnan(found.loss)
+    assert found.images_per_second is None
+
+
+def folder_instead(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def pipe_instead(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "metrics of zeros": (METRICS, lambda path: path.write_bytes(bytes(999)), "metrics.jsonl has no usable line"),
+    "metrics are a folder": (METRICS, folder_instead, "metrics.jsonl cannot be read: Is a directory"),
+    "metrics are a pipe": (METRICS, pipe_instead, "metrics.jsonl is damaged"),
+    "half a ledger": (LEDGER, lambda path: path.write_bytes(path.read_bytes()[:40]), "ledger.jsonl has no usable line"),
+    "a ledger of lists": (LEDGER, lambda path: path.write_text("[[[[\n"), "ledger.jsonl has no usable line"),
+    "half a beat": (
+        "heartbeats/rank-00000.json",
+        lambda path: path.write_bytes(path.read_bytes()[:40]),
+        "heartbeats/rank-00000.json is damaged",
+    ),
+    "a beat of another kind": (
+        "heartbeats/rank-00000.json",
+        lambda path: path.write_text(path.read_text().replace("ended", "asleep")),
+        "heartbeats/rank-00000.json is damaged: 'asleep'",
+    ),
+    "a large beat": ("heartbeats/rank-00000.json", lambda path: path.write_bytes(bytes(9999)), "larger than 4,096"),
+    "an empty DONE": ("DONE", lambda path: path.write_text(""), "DONE is damaged"),
+    "a DONE without a step": ("DONE", lambda path: path.write_text("{}"), "DONE is damaged: it names no step"),
+    "a DONE that was changed": ("DONE", lambda path: path.write_text('{"step": 1, "digest": "x"}'), "DONE is damaged"),
+    "a DONE without weights": ("DONE", lambda path: path.write_text('{"step": 16}'), "model.safetensors is not"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_a_reason_and_the_rest_is_read(tmp_path: Path, kind: str) -> None:
+    name, damage, reason = DAMAGE[kind]
+    run_dir = make(tmp_path / "run")
+    damage(run_dir / name)
+    found = read(run_dir)
+    assert any(reason in one for one in found.reasons), found.reasons
+    assert found.state != "done"
+    assert found.step == 12, "of the metrics or the ledger"
+
+
+@pytest.mark.parametrize("missing", SIGNS_OF_A_RUN)
+def test_a_missing_file_is_no_damage(tmp_path: Path, missing: str) -> None:
+    run_dir = make(tmp_path / "run")
+    path = run_dir / missing
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    assert not any("damaged" in one or "cannot" in one for one in read(run_dir).reasons)
+
+
+def test_an_empty_folder() -> None:
+    found = read(Path("/nowhere/at/all"))
+    assert (found.state, found.step, found.last_seen, found.reasons) == ("never started", None, None, ())

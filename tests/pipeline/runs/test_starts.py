@@ -1,0 +1,86 @@
+"""Starts on record, their parts, and the cause that each tells of the one before it."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.runs.starts import FILE_NAME, Left, add_start, cause_of, left_behind, read_starts
+from pipeline.training.start_parts import START_PARTS, StartParts, read_start_parts
+from tests.rigs.training import FinishedRuns
+
+
+@pytest.mark.parametrize(
+    ("left", "cause"),
+    [
+        pytest.param(Left(reached=9), "killed or crashed after step 9", id="no heartbeat"),
+        pytest.param(Left(reached=9, attempt="0", phase="ended"), "killed or crashed after step 9", id="an older one"),
+        pytest.param(Left(attempt="1", phase="saving", step=9), "killed or crashed in step 9 (saving)", id="killed"),
+        pytest.param(Left(attempt="1", phase="saving", step=9, is_hung=True), "hung in step 9 (saving)", id="hung"),
+        pytest.param(Left(attempt="1", phase="ended", step=8), "stopped with step 8 saved", id="stopped"),
+        pytest.param(Left(attempt="1", phase="ended", step=9), "ended by an error in step 9", id="an error"),
+        pytest.param(
+            Left(attempt="1", phase="ended", step=9, asked_by="SIGTERM", error="no space left"),
+            "ended by an error in step 9: no space left",
+            id="an error with words",
+        ),
+        pytest.param(
+            Left(attempt="1", phase="ended", step=8, asked_by="SIGINT"),
+            "stopped by SIGINT with step 8 saved",
+            id="Ctrl-C",
+        ),
+        pytest.param(
+            Left(attempt="1", phase="ended", step=9, asked_by="SIGINT"),
+            "stopped by SIGINT in step 9, which was not saved",
+            id="a stop whose checkpoint is damaged",
+        ),
+        pytest.param(
+            Left(attempt="1", phase="evaluating", step=9, asked_by="SIGTERM"),
+            "ended at once after SIGTERM, in step 9 (evaluating)",
+            id="it did not stop in time",
+        ),
+        pytest.param(Left(attempt="1", phase="starting"), "killed or crashed while starting", id="no step yet"),
+        pytest.param(
+            Left(attempt="1", phase="ended", step=8, is_done=True), "done with step 8, and extended", id="done"
+        ),
+    ],
+)
+def test_causes(left: Left, cause: str) -> None:
+    assert cause_of(left, resumed_from=8, attempt_before="1") == cause
+
+
+def test_half_a_line_spoils_no_other(tmp_path: Path) -> None:
+    left = left_behind(tmp_path)
+    assert left == Left()
+    for attempt in ("1", "2"):
+        seconds = {"startup": 1.0, "total": 2.0}
+        add_start(tmp_path, attempt=attempt, resumed_from=None, seconds=seconds, topology=(2, 1, "cpu"), left=left)
+        with (tmp_path / "starts.jsonl").open("a") as file:
+            file.write('{"attempt": "3", "unix')
+    assert [start.attempt for start in read_starts(tmp_path)] == ["1", "2"]
+
+
+def test_a_start_is_on_record_once_with_all_its_parts(tmp_path: Path) -> None:
+    parts = StartParts()
+    parts.ends("data")
+    for attempt in ("1", "2"):  # the second after a rewind
+        parts.has_begun(tmp_path, attempt=attempt)
+    (line,) = read_start_parts(tmp_path)
+    assert (line["attempt"], tuple(line["parts"])) == ("1", START_PARTS)
+    assert line["parts"]["imports"] > 0
+    assert line["parts"]["load"] == 0
+
+
+def test_half_a_line_and_other_lines_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text(
+        '{"attempt": "0"}\n{"attempt": "1", "parts": {"imports": -1}}\n{"attempt": "2", "u'
+    )
+    StartParts().has_begun(tmp_path, attempt="3")
+    assert [line["attempt"] for line in read_start_parts(tmp_path)] == ["3"]
+
+
+def test_each_start_of_a_run_has_both_lines(finished_runs: FinishedRuns) -> None:
+    run_dir = finished_runs.get(1)
+    starts, parts = read_starts(run_dir), read_start_parts(run_dir)
+    assert [start.attempt for start in starts] == [line["attempt"] for line in parts]
+    assert starts[0].left == left_behind(run_dir.parent / "none")
+    assert sum(parts[0]["parts"].values()) > 0

@@ -1,0 +1,157 @@
+"""The largest micro-batch that fits, or the plans near it that do."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.recipes import pretrain
+from pipeline.data.config import MixupConfig
+from pipeline.planning.gpus import GPUS
+from pipeline.training.fitting.budget import Budget, gpu_budget
+from pipeline.training.fitting.fit import fitted, halved, with_micro_batch
+from pipeline.training.fitting.memory import Topology, memory_of
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
+from shards.errors import UserError
+
+
+def recipe(name: str = "vit_h14_jft", **changed: Any) -> TrainingJob:
+    job = pretrain.RECIPES[name]()
+    return replace(job, model=replace(job.model, num_classes=18_291), **changed)
+
+
+def whole(job: TrainingJob, num_ranks: int) -> BatchPlan:
+    return plan_batch(
+        job.global_batch, micro_batch=job.micro_batch, num_ranks=num_ranks, lanes=64, pairs=job.data.mixup.alpha > 0
+    )
+
+
+def budget(num_bytes: float) -> Budget:
+    return Budget(total_bytes=int(num_bytes) + 10, reserve_bytes=10, where="a device")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "num_ranks", "expected"),
+    [
+        pytest.param("h100", 8, (128, 4), id="512 images at once would take 172 GB of activations"),
+        pytest.param("h100", 16, (128, 2), id="16 of 80 GB"),
+        pytest.param("h100", 64, (64, 1), id="64 of 80 GB: the whole share"),
+        pytest.param("a100-40", 8, (64, 8), id="8 of 40 GB"),
+        pytest.param("a100-40", 16, (64, 4), id="16 of 40 GB"),
+        pytest.param("a100-40", 64, (64, 1), id="64 of 40 GB"),
+        pytest.param("h200", 8, (256, 2), id="8 of 141 GB"),
+        pytest.param("h200", 16, (256, 1), id="16 of 141 GB"),
+        pytest.param("h200", 64, (64, 1), id="64 of 141 GB"),
+    ],
+)
+def test_vit_h14_starts_without_a_flag(gpu: str, num_ranks: int, expected: tuple[int, int]) -> None:
+    job = recipe()
+    fit = fitted(job, whole(job, num_ranks), gpu_budget(GPUS[gpu].memory_bytes, where=gpu), is_on_gpu=True)
+    assert (fit.plan.micro_batch, fit.plan.accumulation) == expected
+    assert fit.memory.peak <= gpu_budget(GPUS[gpu].memory_bytes, where=gpu).bytes
+
+
+@settings(max_examples=30)
+@given(gigabytes=st.integers(5, 200), ranks=st.sampled_from([1, 8, 32]), alpha=st.sampled_from([0.0, 0.2]))
+def test_no_larger_one_fits_and_the_batch_stays(gigabytes: int, ranks: int, alpha: float) -> None:
+    job = recipe("vit_l16_jft")
+    job = replace(job, data=replace(job.data, mixup=MixupConfig(alpha=alpha)))
+    plan, has = whole(job, ranks), budget(gigabytes * 1e9)
+
+    def peak(size: int) -> int:
+        return memory_of(job, Topology(num_ranks=ranks, is_on_gpu=True), micro_batch=size).peak
+
+    sizes = [size for size in range(1, plan.rank_batch + 1) if plan.rank_batch % size == 0 and not (alpha and size % 2)]
+    fitting = [size for size in sizes if peak(size) <= has.bytes]
+    if not fitting:
+        with pytest.raises(UserError):
+            fitted(job, plan, has, is_on_gpu=True)
+        return
+    fit = fitted(job, plan, has, is_on_gpu=True)
+    assert fit.plan.micro_batch == max(fitting)
+    assert fit.plan.micro_batch * fit.plan.accumulation * ranks == job.global_batch
+    assert fit.memory.peak == peak(fit.plan.micro_batch)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "has", "expected", "reason"),
+    [
+        pytest.param(32, 76e9, 32, "as in the checkpoint", id="kept although more would fit: the same bits"),
+        pytest.param(128, 76e9, 128, "as in the checkpoint", id="kept"),
+        pytest.param(512, 250e9, 512, "", id="the whole share, again"),
+        pytest.param(256, 76e9, 128, "256 does not fit here: results are equal to rounding", id="does not fit"),
+        pytest.param(100, 76e9, 128, "100 does not fit here", id="not a divisor any more"),
+        pytest.param(None, 76e9, 128, "", id="no checkpoint, or of other ranks"),
+    ],
+)
+def test_a_checkpoints_micro_batch_is_kept_if_it_fits(
+    recorded: int | None, has: float, expected: int, reason: str
+) -> None:
+    job = recipe()
+    fit = fitted(job, whole(job, 8), budget(has), is_on_gpu=True, recorded=recorded)
+    assert fit.plan.micro_batch == expected
+    assert reason in fit.reason
+    assert fit.is_warning == ("rounding" in fit.reason)
+    assert bool(reason) == bool(fit.reason)
+
+
+def test_the_jobs_own_micro_batch_is_taken_and_doubted() -> None:
+    job = recipe(micro_batch=256)
+    fit = fitted(job, whole(job, 8), budget(76e9), is_on_gpu=True, recorded=64)
+    assert (fit.plan.micro_batch, fit.is_warning) == (256, True)
+    assert "although only 76.0 GB are free for it; --micro-batch 0 takes what fits" in fit.reason
+    assert not fitted(job, whole(job, 8), budget(100e9), is_on_gpu=True).is_warning
+
+
+@pytest.mark.parametrize(
+    ("has", "message"),
+    [
+        pytest.param(
+            6.3e9,
+            r"a micro-batch of 1 image needs 7\.7 GB on each of 8 ranks \(weights and states 2\.3 GB, gradients .* GB, "
+            r"activations \d+ MB\), but a device has 6\.3 GB for it .*these plans fit: --engine\.zero-stage 2; ",
+            id="a higher stage",
+        ),
+        pytest.param(1e9, "no plan fits: take GPUs with more memory, or a smaller model", id="hopeless"),
+    ],
+)
+def test_refusals_name_numbers_and_plans(has: float, message: str) -> None:
+    job = recipe()
+    with pytest.raises(UserError, match=message):
+        fitted(job, whole(job, 8), budget(has), is_on_gpu=True)
+
+
+def test_more_ranks_are_proposed_if_they_help() -> None:
+    job = recipe(ema_decay=0.9)
+    job = replace(job, engine=replace(job.engine, zero_stage=2, activation_checkpointing=True))
+    with pytest.raises(UserError, match="these plans fit: 16 ranks; 32 ranks"):
+        fitted(job, whole(job, 8), budget(3e9), is_on_gpu=True)
+
+
+def test_a_host_has_no_more_memory_for_more_ranks() -> None:
+    job = recipe(ema_decay=0.9)
+    job = replace(job, engine=replace(job.engine, zero_stage=2, activation_checkpointing=True))
+    with pytest.raises(UserError, match=r"these plans fit: .*16 ranks on 2 times as many hosts"):
+        fitted(job, whole(job, 8), budget(3e9), is_on_gpu=False)
+    with pytest.raises(UserError, match="take hosts with more memory, or fewer ranks on each, or a smaller model"):
+        fitted(job, whole(job, 8), budget(1e9), is_on_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("share", "micro", "pairs", "expected"),
+    [
+        (64, 64, False, 32),
+        (12, 4, True, 2),
+        (9, 9, False, 3),
+        (2, 2, True, None),
+        (1, 1, False, None),
+    ],
+)
+def test_halving(share: int, micro: int, pairs: bool, expected: int | None) -> None:
+    plan = with_micro_batch(BatchPlan(global_batch=share, micro_batch=share, accumulation=1, num_ranks=1), micro)
+    smaller = halved(plan, pairs=pairs)
+    assert (smaller and smaller.micro_batch) == expected
+    assert smaller is None or smaller.rank_batch == share

@@ -1,0 +1,129 @@
+"""The predicted memory of a rank, compared with what PyTorch allocated in real steps."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.models.config import ModelConfig
+from pipeline.ranks.world import bf16_of
+from pipeline.training.fitting.memory import Topology, memory_of
+from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from tests.rigs.peaks import peak_bytes
+
+NEEDS_BF16 = pytest.mark.skipif(
+    not bf16_of(torch.device("cpu")).is_native, reason="this CPU emulates bf16, which takes 8 times as long"
+)
+GPU = Topology(num_ranks=8, is_on_gpu=True)
+
+
+def job_of(model: str = "vit_s16", *, images: int, engine: Any = None, **changed: Any) -> TrainingJob:
+    """Small buckets, as they are beside a large model. `engine`: changed fields."""
+    fields = {name: changed.pop(name) for name in ("image_size", "depth", "num_classes") if name in changed}
+    return TrainingJob(
+        model=ModelConfig(name=model, **fields),
+        global_batch=images,
+        loss="sigmoid",
+        engine=EngineConfig(**({"precision": "fp32", "reduce_bucket": 1_000_000} | (engine or {}))),
+        **changed,
+    )
+
+
+BF16 = {"precision": "bf16"}
+SMALL: dict[str, Any] = {"image_size": 32, "depth": 2}
+LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
+
+
+@pytest.mark.parametrize(
+    ("job", "micro_batch", "num_ranks"),
+    [
+        pytest.param(job_of(images=4), 4, 1, id="ViT-S/16, fp32"),
+        pytest.param(job_of(images=4, engine=BF16), 2, 1, id="ViT-S/16, bf16, two passes", marks=NEEDS_BF16),
+        pytest.param(
+            job_of(images=4, engine={"activation_checkpointing": True}),
+            4,
+            1,
+            id="ViT-S/16 with checkpointing",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(job_of("vit_b16", images=1), 1, 1, id="ViT-B/16, fp32", marks=pytest.mark.long),
+        pytest.param(
+            job_of("vit_b16", images=2, engine=BF16, ema_decay=0.9), 2, 1, id="ViT-B/16, bf16", marks=NEEDS_BF16
+        ),
+        pytest.param(
+            job_of("bit_r50x1", images=2, optimizer=OptimizerConfig(name="sgd")), 2, 1, id="BiT", marks=pytest.mark.long
+        ),
+        pytest.param(job_of(images=4, engine={"zero_stage": 2}, **SMALL), 1, 2, id="stage 2 on two ranks, two passes"),
+        pytest.param(job_of(images=2, engine={"zero_stage": 3}, **SMALL), 1, 2, id="stage 3 on two ranks"),
+        pytest.param(
+            job_of(images=4, engine={"zero_stage": 3}, **SMALL),
+            1,
+            4,
+            id="stage 3 on four ranks",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(job_of(images=2, engine={"zero_stage": 3}), 1, 2, id="ViT-S/16, stage 3", marks=pytest.mark.long),
+        pytest.param(
+            job_of(images=4, engine=BF16 | {"zero_stage": 3}, **SMALL),
+            *(1, 2),
+            id="stage 3, bf16, two passes",
+            marks=NEEDS_BF16,
+        ),
+        pytest.param(job_of(images=4, **LARGE_HEAD), 2, 2, id="a head larger than a bucket"),
+        pytest.param(
+            job_of(images=4, engine={"zero_stage": 2}, **LARGE_HEAD), 1, 2, id="a large head, stage 2, two passes"
+        ),
+        pytest.param(
+            job_of(images=4, engine=BF16 | {"zero_stage": 2, "reduce_precision": "bf16"}, **LARGE_HEAD),
+            *(1, 2),
+            id="a large head, sums in bf16, two passes",
+            marks=NEEDS_BF16,
+        ),
+        pytest.param(
+            job_of(images=16, optimizer=OptimizerConfig(freeze_backbone=True)),
+            16,
+            1,
+            id="a frozen ViT-S/16",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_it_is_what_training_allocates(job: TrainingJob, micro_batch: int, num_ranks: int) -> None:
+    topology = Topology(num_ranks=num_ranks, is_on_gpu=False)
+    predicted = memory_of(job, topology, micro_batch=micro_batch).peak
+    assert predicted == pytest.approx(peak_bytes(job, micro_batch=micro_batch, num_ranks=num_ranks), rel=0.1)
+
+
+def test_the_parts_are_worked_out_by_hand() -> None:
+    """ViT-S/16, 22,050,664 parameters, on 8 GPUs in bf16."""
+    job = job_of(images=64, engine=BF16, ema_decay=0.5)
+    found, part = memory_of(job, GPU, micro_batch=8), 22_050_664 // 8
+    assert (found.weights, found.masters, found.moments) == (2 * 22_050_664, 4 * part, 8 * part)
+    assert (found.average, found.state) == (4 * part, 16 * part)
+    sgd = memory_of(replace(job, optimizer=OptimizerConfig(name="sgd")), GPU, micro_batch=8)
+    assert sgd.moments == found.masters
+    sharded = memory_of(replace(job, engine=replace(job.engine, zero_stage=3)), GPU, micro_batch=8)
+    assert sharded.state == found.state
+    twice = memory_of(job, GPU, micro_batch=4)
+    assert twice.gradients - found.gradients > 4 * 22_050_664, "DeepSpeed adds up micro-batches in fp32"
+
+
+def test_sums_in_bf16_need_no_copy_in_fp32() -> None:
+    wide, narrow = (
+        memory_of(job_of(images=64, engine=BF16 | {"reduce_precision": chosen, "zero_stage": 3}), GPU, micro_batch=8)
+        for chosen in ("fp32", "bf16")
+    )
+    assert wide.gradients - narrow.gradients == 4 * 1_000_000, "a bucket"
+
+
+def test_memory_grows_by_the_same_amount_for_each_image() -> None:
+    job = job_of(images=4096, engine=BF16)
+    eight, sixteen, more = (memory_of(job, GPU, micro_batch=size).peak for size in (8, 16, 32))
+    assert more - sixteen == 2 * (sixteen - eight) > 0
+
+
+def test_what_is_not_decided_cannot_be_planned() -> None:
+    for job in (job_of(images=8, engine={"precision": "auto"}), job_of(images=8, num_classes=0)):
+        with pytest.raises(ValueError, match="decide them before memory is planned"):
+            memory_of(job, GPU, micro_batch=8)

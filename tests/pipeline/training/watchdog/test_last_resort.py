@@ -1,0 +1,82 @@
+"""A rank in which a library holds the interpreter lock is ended from outside, with its stacks."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.training.watchdog.last_resort import LastResort
+
+HOLDING = """
+import ctypes, sys, threading
+from pipeline.training.watchdog.last_resort import LastResort
+
+def hold_the_lock():
+    while True:  # a signal ends a sleep
+        ctypes.PyDLL(None).sleep(60)
+
+last_resort = LastResort(seconds=3.0, stderr=2)
+for _ in range(40):
+    threading.Event().wait(0.1)
+    last_resort.feed()
+sys.stderr.write("fed for 4 s\\n")
+hold_the_lock()
+"""
+
+
+def test_a_rank_that_holds_the_interpreter_lock_is_ended(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with said.open("wb") as errors:
+        done = subprocess.run([sys.executable, "-c", HOLDING], stderr=errors, check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    text = said.read_text()
+    assert text.startswith("fed for 4 s\n"), "while it is fed, nothing happens"
+    assert "has run no Python for 3 s and is ended; its stacks:" in text
+    assert "in hold_the_lock" in text
+
+
+def test_closing_it_ends_its_process() -> None:
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    last_resort = LastResort(seconds=60, stderr=2)
+    last_resort.feed()
+    pid = last_resort._process.pid
+    last_resort.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+def test_one_that_cannot_be_started_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(FileNotFoundError):
+        LastResort(seconds=60, stderr=2)
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+def test_it_does_not_outlive_a_rank_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import threading\n"
+        "from pipeline.training.watchdog.last_resort import LastResort\n"
+        "last_resort = LastResort(seconds=60, stderr=2)\n"
+        "print(last_resort._process.pid, flush=True)\n"
+        "threading.Event().wait(60)\n"
+    )
+    rank = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert rank.stdout
+    pid = int(rank.stdout.readline())
+    rank.kill()
+    rank.wait()
+    rank.stdout.close()
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    while _is_alive(pid) and time.monotonic() < deadline:
+        pause.wait(0.02)
+    assert not _is_alive(pid)
+
+
+def _is_alive(pid: int) -> bool:
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,0 +1,209 @@
+"""Real signals to real runs: whatever a run is doing, it ends in time, says once what is saved, and nothing else.
+
+A signal goes to the whole process group, like Ctrl-C in a terminal.
+"""
+
+import json
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import exit_codes
+from pipeline.training.watchdog import stopping
+from pipeline.training.watchdog.stopping import Stopping, WaitGivenUpError, say
+from tests.rigs.faulty_connection import FaultyProxy
+from tests.rigs.hostile import HOSTILE, assert_harmless
+from tests.rigs.interrupting import Command, behind_a_proxy, started
+from tests.rigs.training import losses, pretrain_words
+
+ANSWER_SECONDS = 60.0  # 10 s, plus what a busy machine takes to exit
+LONG = ("--steps", "40000", "--checkpoint.every-steps", "10000", "--engine.precision", "fp32")
+
+
+def steps_of(run_dir: Path) -> int:
+    path = run_dir / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def assert_quiet(said: str) -> None:
+    """No traceback, and no line twice, but for reads of one shard that fail together."""
+    assert "Traceback" not in said, said
+    assert "Exception" not in said, said
+    after_the_time_of_day = (line[9:] for line in said.splitlines())
+    lines = [line for line in after_the_time_of_day if not line.startswith("reading s3://")]
+    assert len(lines) == len(set(lines)), said
+
+
+def assert_saved(run_dir: Path, said: str) -> None:
+    """Saved at the last completed step."""
+    (manifest,) = (run_dir / "checkpoints").glob("step-*/*/MANIFEST.json")
+    step = json.loads(manifest.read_text())["id"]["step"]
+    assert step == max(losses(run_dir))
+    assert f"saved at step {step}; run the same command to continue" in said
+
+
+def test_the_numbers_are_those_of_the_command_line() -> None:
+    codes = (stopping.CONTINUE, stopping.NOTHING_SAVED, stopping.INTERRUPTED)
+    assert codes == (exit_codes.CONTINUE, exit_codes.CRASH, exit_codes.INTERRUPTED)
+
+
+@pytest.mark.slow
+def test_the_first_interrupt_saves(digits_url: str, run_dir: Path, tmp_path: Path) -> None:
+    with started(tmp_path / "said", *pretrain_words(digits_url, run_dir, *LONG)) as command:
+        command.wait_until(lambda: steps_of(run_dir) > 2)
+        command.signal(signal.SIGINT)
+        assert command.end(seconds=ANSWER_SECONDS) == exit_codes.CONTINUE
+    assert "stopping: finishing and saving this step (Ctrl-C again ends at once)" in command.said
+    assert_saved(run_dir, command.said)
+    assert_quiet(command.said)
+
+
+@pytest.fixture
+def stalling(digits_url: str, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, FaultyProxy]]:
+    """The digits in a bucket, behind a proxy that stalls its answers on request."""
+    with behind_a_proxy(digits_url, s3_bucket) as (url, proxy):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield url, proxy
+
+
+def wait_until_stalled(command: Command, proxy: FaultyProxy, run_dir: Path) -> None:
+    """Answers are stalled, and no step has been done for five seconds."""
+    proxy.rates = {"silence": 1.0}
+    command.wait_until(proxy.stalling.is_set)
+    seen, since = -1, time.monotonic()
+
+    def stands() -> bool:
+        nonlocal seen, since
+        now = steps_of(run_dir)
+        if now != seen:
+            seen, since = now, time.monotonic()
+        return time.monotonic() - since > 5
+
+    command.wait_until(stands)
+
+
+@pytest.mark.slow
+def test_a_read_that_stands_still_is_given_up_and_the_run_saved(
+    stalling: tuple[str, FaultyProxy], run_dir: Path, tmp_path: Path
+) -> None:
+    url, proxy = stalling
+    words = pretrain_words(url, run_dir, *LONG, "--data.window-blocks", "1")
+    with started(tmp_path / "said", *words) as command:
+        command.wait_until(lambda: steps_of(run_dir) > 2)
+        wait_until_stalled(command, proxy, run_dir)
+        command.signal(signal.SIGTERM)
+        assert command.end(seconds=ANSWER_SECONDS) == exit_codes.CONTINUE
+    assert_saved(run_dir, command.said)
+    assert_quiet(command.said)
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_at_once(stalling: tuple[str, FaultyProxy], run_dir: Path, tmp_path: Path) -> None:
+    url, proxy = stalling
+    words = pretrain_words(url, run_dir, *LONG, "--data.window-blocks", "1")
+    with started(tmp_path / "said", *words) as command:
+        command.wait_until(lambda: steps_of(run_dir) > 2)
+        wait_until_stalled(command, proxy, run_dir)
+        command.signal(signal.SIGINT)
+        command.wait_until_said("Ctrl-C again ends at once")
+        command.signal(signal.SIGINT)
+        assert command.end(seconds=ANSWER_SECONDS) == exit_codes.INTERRUPTED
+    assert "ended at once; nothing has been saved yet; the same command starts from the beginning" in command.said
+    assert_quiet(command.said)
+
+
+@pytest.mark.long
+def test_an_evaluation_is_given_up_and_the_run_saved(
+    digits_url: str, stalling: tuple[str, FaultyProxy], run_dir: Path, tmp_path: Path
+) -> None:
+    """The same command resumes it."""
+    url, proxy = stalling
+    held_out = ("--evaluation.url", url, "--evaluation.every-steps", "3")
+    words = pretrain_words(digits_url, run_dir, "--steps", "3", "--engine.precision", "fp32", *held_out)
+    with started(tmp_path / "said", *words) as command:
+        command.wait_until_said("from scratch")  # the held-out split is open
+        proxy.rates = {"silence": 1.0}
+        command.wait_until(proxy.stalling.is_set)
+        command.wait_until(lambda: steps_of(run_dir) == 2)
+        command.signal(signal.SIGINT)
+        assert command.end(seconds=ANSWER_SECONDS) == exit_codes.CONTINUE
+    assert_saved(run_dir, command.said)
+    assert_quiet(command.said)
+    proxy.rates = {}
+    with started(tmp_path / "again", *words) as command:
+        assert command.end() == exit_codes.DONE
+    last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 3
+    assert {"loss", "test_accuracy", "test_loss"} <= last.keys()
+    assert list(losses(run_dir)) == [1, 2, 3]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_a_first_step_that_compiles_for_ever_ends_in_time(digits_url: str, run_dir: Path, tmp_path: Path) -> None:
+    hold, compiler = tmp_path / "hold", tmp_path / "g++"
+    compiler.write_text(f'#!/bin/sh\nwhile [ -e {hold} ]; do sleep 0.1; done\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    environ = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    words = pretrain_words(digits_url, run_dir, *LONG, "--engine.compile", "on")
+    try:
+        with started(tmp_path / "said", *words, environ=environ, is_forked=False) as command:
+            command.wait_until_said("compiling the model's blocks")
+            hold.touch()
+            command.signal(signal.SIGTERM)
+            code = command.end(seconds=ANSWER_SECONDS)
+    finally:
+        hold.unlink(missing_ok=True)
+    assert code == exit_codes.CRASH
+    assert "nothing has been saved yet; the same command starts from the beginning" in command.said
+    assert_quiet(command.said)
+
+
+@pytest.mark.slow
+def test_before_the_first_step_it_ends_at_once(digits_url: str, run_dir: Path, tmp_path: Path) -> None:
+    with started(tmp_path / "said", *pretrain_words(digits_url, run_dir, *LONG)) as command:
+        command.wait_until((run_dir / "job.yaml").exists)  # DeepSpeed has not been loaded yet
+        command.signal(signal.SIGINT)
+        assert command.end(seconds=ANSWER_SECONDS) == exit_codes.INTERRUPTED
+    assert (
+        "stopped before the first step; nothing has been saved yet; the same command starts from the beginning"
+        in command.said
+    )
+    assert_quiet(command.said)
+    assert steps_of(run_dir) == 0
+
+
+def test_a_wait_is_given_up_by_a_rank_that_is_alone_only() -> None:
+    for num_ranks, is_given_up in ((1, True), (2, False)):
+        with Stopping(num_ranks=num_ranks) as watch:
+            watch.step_begins()
+            given_up = False
+            try:
+                with watch.giving_up("waiting for data"):
+                    signal.raise_signal(signal.SIGALRM)
+            except WaitGivenUpError:
+                given_up = True
+            assert given_up is is_given_up
+            signal.raise_signal(signal.SIGALRM)  # outside the block it has no effect
+
+
+def test_everything_is_left_as_it_was() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with Stopping():
+        assert signal.getsignal(signal.SIGALRM) != before
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert "stopping" not in [thread.name for thread in threading.enumerate()]
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_what_is_said_without_a_lock_is_escaped(tmp_path: Path) -> None:
+    with (tmp_path / "errors").open("wb") as errors:
+        say(f"{HOSTILE} is saved", errors.fileno())
+    said = (tmp_path / "errors").read_bytes().decode()
+    assert_harmless(said)
+    assert said.endswith(" is saved\n")

@@ -1,0 +1,88 @@
+"""Global batch = micro-batch x accumulation x ranks; other batches are refused with what would fit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.training.zero.batch_plan import plan_batch
+from shards.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "micro", "ranks", "lanes", "expected"),  # (micro-batch, accumulation)
+    [
+        pytest.param(4096, 16, 64, 64, (16, 4), id="the paper's batch on 64 GPUs"),
+        pytest.param(4096, 0, 64, 64, (64, 1), id="0: a rank's whole share in one pass"),
+        pytest.param(128, 1, 1, 8, (1, 128), id="one image at a time"),
+        pytest.param(12, 2, 3, 4, (2, 2), id="ranks need not divide the lanes"),
+        pytest.param(1, 0, 1, 1, (1, 1), id="the smallest"),
+    ],
+)
+def test_plans(global_batch: int, micro: int, ranks: int, lanes: int, expected: tuple[int, int]) -> None:
+    plan = plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=lanes)
+    assert (plan.micro_batch, plan.accumulation) == expected
+    assert (plan.global_batch, plan.num_ranks) == (global_batch, ranks)
+
+
+@given(global_batch=st.integers(0, 300), micro=st.integers(0, 40), ranks=st.integers(1, 9), lanes=st.integers(1, 9))
+def test_the_product_is_the_global_batch_or_there_is_no_plan(
+    global_batch: int, micro: int, ranks: int, lanes: int
+) -> None:
+    share, rest = divmod(global_batch, ranks)
+    fits = global_batch > 0 and global_batch % lanes == 0 and rest == 0 and (micro == 0 or share % micro == 0)
+    if not fits:
+        with pytest.raises(UserError):
+            plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=lanes)
+        return
+    plan = plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=lanes)
+    assert plan.micro_batch * plan.accumulation * plan.num_ranks == global_batch
+    assert plan.rank_batch == share
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "micro", "ranks", "lanes", "message"),
+    [
+        pytest.param(100, 0, 1, 64, "is 100, not a multiple of --data.lanes = 64; take 128", id="lanes"),
+        pytest.param(10, 0, 1, 64, "take 64", id="fewer than the lanes: at least one a lane"),
+        pytest.param(0, 0, 1, 8, "is 0, not a multiple", id="no batch"),
+        pytest.param(-8, 0, 1, 8, "is -8", id="negative"),
+        pytest.param(128, 0, 3, 8, "is 128, not divisible by 3 ranks; start 1 or 2 or 4 ranks", id="ranks"),
+        pytest.param(128, 24, 2, 8, "does not divide a rank's share of 64 images", id="micro-batch"),
+        pytest.param(128, 128, 2, 8, "--micro-batch is 128", id="a micro-batch above the share"),
+    ],
+)
+def test_refusals_say_what_would_fit(global_batch: int, micro: int, ranks: int, lanes: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=lanes)
+
+
+@given(global_batch=st.integers(1, 300), micro=st.integers(0, 40), ranks=st.integers(1, 9))
+def test_pairs_stay_whole_or_there_is_no_plan(global_batch: int, micro: int, ranks: int) -> None:
+    """With pairs, every boundary between ranks and micro-batches is at an even entry of the global batch."""
+    try:
+        plan = plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1)
+    except UserError:
+        with pytest.raises(UserError):
+            plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True)
+        return
+    if plan.micro_batch % 2:
+        with pytest.raises(UserError, match="mixup"):
+            plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True)
+        return
+    assert plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True) == plan
+    assert all(start % 2 == 0 for start in range(0, global_batch, plan.micro_batch))
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "micro", "ranks", "message"),
+    [
+        pytest.param(
+            12, 0, 4, "a share of 3 images for each of 4 ranks; .* take a multiple of 8, other ranks", id="share"
+        ),
+        pytest.param(24, 3, 4, "--micro-batch is 3, which splits the pairs .* even divisor of .* 6 images", id="micro"),
+        pytest.param(24, 1, 1, "or --data.mixup.alpha 0", id="one at a time"),
+    ],
+)
+def test_refusals_of_pairs(global_batch: int, micro: int, ranks: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True)

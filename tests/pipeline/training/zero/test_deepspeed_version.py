@@ -1,0 +1,52 @@
+"""Only the DeepSpeed that was tested is accepted, or the one that the job names."""
+
+import pytest
+
+from pipeline.training.settings.job import EngineConfig
+from pipeline.training.zero.deepspeed_version import TESTED, deepspeed_version, refuse_untested_deepspeed
+from shards.errors import UserError
+from tests.rigs.processes import program
+
+
+@pytest.mark.parametrize(
+    ("installed", "allowed", "message"),
+    [
+        (TESTED[-1], "", ""),
+        (TESTED[-1], "0.99.0", ""),  # a job that was allowed another one elsewhere
+        ("0.99.0", "0.99.0", ""),
+        ("0.99.0", "", r"^DeepSpeed 0\.99\.0 is installed; tested: 0\.19\.8.*--engine\.allow-deepspeed 0\.99\.0"),
+        ("0.99.0", "0.99", r"DeepSpeed 0\.99\.0 is installed; engine\.allow_deepspeed is '0\.99'; tested"),
+        ("0.19.9", "", r"pip install deepspeed==0\.19\.8"),  # the last number counts, too
+    ],
+)
+def test_other_versions_are_refused_unless_they_are_named(installed: str, allowed: str, message: str) -> None:
+    config = EngineConfig(allow_deepspeed=allowed)
+    if not message:
+        refuse_untested_deepspeed(config, installed)
+        return
+    with pytest.raises(UserError, match=message):
+        refuse_untested_deepspeed(config, installed)
+
+
+def test_the_tests_run_with_a_tested_version() -> None:
+    assert deepspeed_version() in TESTED
+
+
+COMMAND = """
+import importlib.metadata, sys
+real = importlib.metadata.version
+importlib.metadata.version = lambda name: "0.99.0+local" if name == "deepspeed" else real(name)
+sys.modules.pop("pipeline.training.zero.deepspeed_version")
+import pipeline.training.zero.deepspeed_version as ours
+import pipeline.training.prepare as prepare
+prepare.deepspeed_version = ours.deepspeed_version
+from jobs.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_run_is_refused_before_it_opens_anything() -> None:
+    ended = program(COMMAND, "pretrain", "digits_smoke", "--data.url", "no-such-data", "--run-dir", "no-such-run")
+    assert ended.code == 2
+    assert ended.errors.count("DeepSpeed 0.99.0 is installed; tested: 0.19.8") == 1
+    assert "Traceback" not in ended.errors

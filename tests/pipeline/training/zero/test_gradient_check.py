@@ -1,0 +1,260 @@
+"""Sound engines pass the check of their gradients, and every planted error is refused by all ranks, by name."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.models.build import shapes_of
+from pipeline.models.config import ModelConfig
+from pipeline.ranks.world import World
+from pipeline.training.settings.job import EngineConfig, TrainingJob
+from pipeline.training.zero import gradient_check
+from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
+from pipeline.training.zero.deepspeed_version import TESTED
+from pipeline.training.zero.gradient_check import check_gradients, checks_gradients
+from shards.errors import WillNotSucceedError
+from shards.output.quantities import plural
+from tests.rigs.processes import program, run_ranks
+from tests.rigs.training import FinishedRuns, losses, pretrain_words, run
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+Stage = Literal[1, 2, 3]
+Precision = Literal["fp32", "bf16"]
+VIT = ModelConfig(name="vit", image_size=16, num_classes=5, patch=8, depth=3, width=16, mlp_width=32, num_heads=2)
+SIGMOID = replace(VIT, head_bias=-10.0, representation=True, pooling="average", dropout=0.5)
+
+
+def job_of(stage: Stage, precision: Precision, *, model: ModelConfig = VIT, bucket: int = 50_000_000) -> TrainingJob:
+    """A job whose optimiser has two groups of parameters."""
+    smoke = digits_smoke()
+    engine = replace(smoke.engine, zero_stage=stage, precision=precision, reduce_bucket=bucket)
+    return replace(smoke, model=model, engine=engine, loss="softmax" if model is VIT else "sigmoid")
+
+
+def trained(job: TrainingJob, **fields: Any) -> TrainingJob:
+    """The job with other fields of its optimiser."""
+    return replace(job, optimizer=replace(job.optimizer, **fields))
+
+
+def refusal(world: World, job: TrainingJob, accumulation: int, plant: Callable[[World], None] | None) -> str:
+    """What the check says on this rank, after `plant` has broken something; empty if all is well."""
+    if plant:
+        plant(world)
+    share = 4 * accumulation * world.num_ranks
+    plan = plan_batch(share, micro_batch=4, num_ranks=world.num_ranks, lanes=1)
+    try:
+        check_gradients(job, plan, world)
+    except WillNotSucceedError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("job", "accumulation", "num_ranks"),
+    [
+        (job_of(1, "fp32"), 1, 2),
+        (job_of(2, "fp32", bucket=1), 4, 3),  # every tensor is larger than a bucket
+        (job_of(3, "fp32"), 2, 2),
+        (job_of(1, "bf16"), 2, 2),  # DeepSpeed's BF16_Optimizer
+        (job_of(2, "bf16", bucket=600), 1, 3),
+        (job_of(3, "bf16", model=SIGMOID), 2, 3),
+        (job_of(1, "fp32", model=replace(VIT, num_classes=1)), 2, 1),
+        (trained(job_of(2, "fp32"), layer_decay=0.5), 1, 2),
+        (trained(job_of(3, "bf16", model=SIGMOID), layer_decay=0.5, freeze_backbone=True), 2, 2),
+    ],
+    ids=[
+        *("1-fp32", "2-fp32-no-bucket", "3-fp32", "1-bf16", "2-bf16-buckets", "3-bf16-sigmoid", "alone"),
+        *("2-layer-decay", "3-frozen"),
+    ],
+)
+def test_what_deepspeed_does_today_passes(job: TrainingJob, accumulation: int, num_ranks: int) -> None:
+    assert run_ranks(refusal, job, accumulation, None, num_ranks=num_ranks) == [""] * num_ranks
+
+
+def test_a_tensor_falls_into_a_bucket_as_in_the_run() -> None:
+    """The head of 21,843 classes has 16.8 million elements: more than a bucket on a CPU, less than one on a GPU."""
+    model = ModelConfig(name="vit_b16", image_size=32, num_classes=21_843)
+    for on_cpu in (True, False):
+        small = gradient_check._small_job(job_of(1, "fp32", model=model), on_cpu=on_cpu)
+        head = math.prod(shapes_of(small.model)["head.weight"])
+        assert (head > small.engine.reduce_bucket) is on_cpu
+
+
+def drop_a_rank(world: World) -> None:
+    """Rank 1's gradients are lost."""
+    change_reductions(lambda tensor, _: tensor.zero_() if world.rank == 1 else None)
+
+
+def drop_a_bucket(_: World) -> None:
+    """The third bucket is not reduced."""
+    import deepspeed  # noqa: PLC0415  # the server has loaded it, for CPUs
+
+    real, seen = deepspeed.comm.all_reduce, [0]
+
+    def all_reduce(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        seen[0] += tensor.numel() > 1
+        return None if seen[0] == 3 else real(tensor, *arguments, **options)
+
+    deepspeed.comm.all_reduce = all_reduce
+
+
+def double_one_tensor(_: World) -> None:
+    """As in DeepSpeed #8224, gradients are added twice: those of the head, the first of each bucket."""
+    change_reductions(lambda tensor, _: tensor.view(-1)[:85].mul_(2))
+
+
+def leave_out_the_mean(world: World) -> None:
+    """Gradients are added up, and not divided by the number of ranks."""
+    change_reductions(lambda tensor, _: tensor.mul_(world.num_ranks))
+
+
+def lose_a_micro_batch(_: World) -> None:
+    """The first micro-batch of each update is not accumulated."""
+    from pipeline.training.zero.engine import Engine  # noqa: PLC0415
+
+    real, seen = Engine.accumulate, [0]
+
+    def accumulate(self: Engine, loss_of: Callable[[torch.nn.Module], torch.Tensor]) -> torch.Tensor:
+        seen[0] += 1
+        return real(self, (lambda model: 0.0 * loss_of(model)) if seen[0] % 2 else loss_of)
+
+    Engine.accumulate = accumulate  # type: ignore[method-assign]
+
+
+def keep_the_last_update(_: World) -> None:
+    """The second update starts from the gradients of the first."""
+    last: list[torch.Tensor] = []
+
+    def change(tensor: torch.Tensor, number: int) -> None:
+        if number == 1:
+            last.append(tensor.clone())
+        elif number == 2:
+            tensor.add_(last[0])
+
+    change_reductions(change)
+
+
+def change_reductions(change: Callable[[torch.Tensor, int], object]) -> None:
+    """Calls `change(tensor, number)` before each of DeepSpeed's reductions of more than one element."""
+    import deepspeed  # noqa: PLC0415
+
+    seen = [0]
+    for name, place in (("all_reduce", 0), ("reduce_scatter_fn", 1)):
+        real = getattr(deepspeed.comm, name)
+
+        def reduce(*arguments: Any, _real: Any = real, _place: int = place, **options: Any) -> Any:
+            if arguments[_place].numel() > 1:
+                seen[0] += 1
+                change(arguments[_place], seen[0])
+            return _real(*arguments, **options)
+
+        setattr(deepspeed.comm, name, reduce)
+    # Where it was imported by its own name.
+    deepspeed.runtime.comm.coalesced_collectives.dist.reduce_scatter_fn = deepspeed.comm.reduce_scatter_fn
+
+
+@pytest.mark.parametrize(
+    ("plant", "job", "accumulation", "num_ranks"),
+    [
+        (drop_a_rank, job_of(2, "fp32"), 1, 2),
+        (drop_a_rank, job_of(1, "bf16"), 2, 2),
+        (drop_a_rank, job_of(3, "bf16"), 1, 2),
+        (drop_a_bucket, job_of(2, "bf16", bucket=600), 1, 2),
+        (double_one_tensor, job_of(1, "bf16"), 1, 2),
+        (double_one_tensor, job_of(2, "fp32"), 2, 2),
+        (leave_out_the_mean, job_of(3, "fp32"), 2, 2),
+        (lose_a_micro_batch, job_of(2, "bf16"), 2, 2),
+        (keep_the_last_update, job_of(1, "fp32"), 1, 2),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_planted_error_is_refused_by_every_rank(
+    plant: Callable[[World], None], job: TrainingJob, accumulation: int, num_ranks: int
+) -> None:
+    said = run_ranks(refusal, job, accumulation, plant, num_ranks=num_ranks)
+    assert len(set(said)) == 1, "the same message everywhere"
+    engine = job.engine
+    counts = f"{plural(num_ranks, 'rank')} x {plural(accumulation, 'micro-batch')}"
+    where = f"ZeRO-{engine.zero_stage} in {engine.precision}, {counts}"
+    assert (
+        f"gradients that reach the optimiser are wrong ({where}, reduction in fp32, DeepSpeed {TESTED[-1]}" in said[0]
+    )
+    assert f"torch {torch.__version__})" in said[0]
+    worst = re.search(r"^  ([\w.]+): (\S+) against plain PyTorch in (\w+), allowed (\S+)$", said[0], re.MULTILINE)
+    assert worst, said[0]
+    assert worst[1] in shapes_of(VIT)
+    assert float(worst[2]) > 8 * float(worst[4])
+    for todo in ("--engine.zero-stage", "--engine.reduce-bucket", "--engine.check-gradients off"):
+        assert todo in said[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "num_ranks", "accumulation", "device", "installed", "expected"),
+    [
+        ("auto", 8, 1, GPU, TESTED[-1], True),
+        ("auto", 1, 2, GPU, TESTED[-1], True),
+        ("auto", 1, 1, GPU, TESTED[-1], False),  # nothing is added up
+        ("auto", 8, 2, CPU, TESTED[-1], False),  # small runs and tests
+        ("auto", 1, 1, CPU, "0.99.0", True),  # a version that is allowed by name
+        ("off", 8, 2, GPU, "0.99.0", False),
+        ("on", 1, 1, CPU, TESTED[-1], True),
+    ],
+)
+def test_auto_checks_on_gpus_that_add_up(
+    monkeypatch: pytest.MonkeyPatch,
+    setting: Literal["auto", "on", "off"],
+    num_ranks: int,
+    accumulation: int,
+    device: torch.device,
+    installed: str,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr("pipeline.training.zero.gradient_check.deepspeed_version", lambda: installed)
+    plan = BatchPlan(global_batch=16, micro_batch=1, accumulation=accumulation, num_ranks=num_ranks)
+    assert checks_gradients(EngineConfig(check_gradients=setting), plan, device) is expected
+
+
+def test_a_run_after_the_check_is_the_same_bit_by_bit(
+    digits_url: str,
+    finished_runs: FinishedRuns,
+    run_dir: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    options = ("--engine.zero-stage", "3", "--engine.precision", "fp32")
+    unchecked = finished_runs.get(2, *options)
+    capfd.readouterr()
+    words = pretrain_words(digits_url, run_dir, *options, "--engine.check-gradients", "on")
+    assert run(words, num_ranks=2, log_dir=tmp_path) == 0
+    assert capfd.readouterr().err.count("gradients checked in") == 1
+    assert losses(run_dir) == losses(unchecked)
+    expected, found = (load_file(folder / "weights" / "model.safetensors") for folder in (unchecked, run_dir))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+COMMAND = """
+import sys
+from jobs.cli import main
+from pipeline.training.zero.engine import Engine
+real = Engine.accumulate
+Engine.accumulate = lambda self, loss_of: real(self, lambda model: 2.0 * loss_of(model))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_run_with_wrong_gradients_ends_before_its_first_step(digits_url: str, run_dir: Path) -> None:
+    options = ("--engine.check-gradients", "on", "--engine.precision", "fp32", "--micro-batch", "16")
+    ended = program(COMMAND, *pretrain_words(digits_url, run_dir, *options))
+    assert ended.code == 78, ended.errors
+    assert re.search(r"\w+: 1 against plain PyTorch in fp32, allowed 1e-05$", ended.errors, re.MULTILINE)
+    assert "Traceback" not in ended.errors
+    assert not (run_dir / "metrics.jsonl").exists()
+    assert not list(run_dir.glob("checkpoints/step-*"))

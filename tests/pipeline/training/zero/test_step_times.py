@@ -1,0 +1,195 @@
+"""Parts of a step: they are those that the marks say, they sum to the wall time, and nothing waits for a mark."""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from pipeline.training.reporting.metrics import read_metrics
+from pipeline.training.zero.step_times import PARTS, CudaMark, CudaMarks, HostMark, HostMarks, Mark, StepTimes, marks_of
+from tests.rigs.training import TINY, FinishedRuns
+
+
+@dataclass
+class LateMark:
+    """A moment of a device that lags behind: `is_there` once the device has reached it."""
+
+    device: "LateMarks"
+    at: float
+
+    def is_past(self) -> bool:
+        return self.at <= self.device.reached
+
+    def seconds_to(self, later: Mark) -> float:
+        assert isinstance(later, LateMark)
+        assert later.is_past(), "it was read before the device reached it"
+        return later.at - self.at
+
+
+@dataclass
+class LateMarks:
+    """Marks at the times of `now`, which the device reaches when `reached` says so."""
+
+    time: float = 0.0
+    reached: float = 0.0
+    num_made: int = 0
+    freed: list[Mark] = field(default_factory=list)
+
+    def now(self) -> Mark:
+        self.num_made += 1
+        return LateMark(self, self.time)
+
+    def free(self, mark: Mark) -> None:
+        self.freed.append(mark)
+
+
+def step_of(times: StepTimes, marks: LateMarks) -> None:
+    """1 s of data, 2 of copies, 3 of passes, 2 more of copies and 4 of passes, 5 of the update, 6 of all else."""
+    times.begins()
+    for part, seconds in (
+        ("data_wait", 1),
+        ("to_device", 2),
+        ("forward_backward", 3),
+        ("to_device", 2),
+        ("forward_backward", 4),
+        ("optimizer", 5),
+    ):
+        with times.part(part):  # type: ignore[arg-type]
+            marks.time += seconds
+    marks.time += 6
+
+
+def test_parts_of_a_step_are_read_once_the_device_is_there() -> None:
+    marks = LateMarks()
+    times = StepTimes(marks)
+    for _ in range(3):
+        step_of(times, marks)
+    assert times.since_line() == {}, "the device is still at the start"
+    marks.reached = 23.0
+    found = times.since_line()
+    assert {name: found[f"time/{name}"] for name in PARTS} == {
+        "data_wait": 1.0,
+        "to_device": 4.0,
+        "forward_backward": 7.0,
+        "optimizer": 5.0,
+        "checkpoint": 0.0,
+        "evaluation": 0.0,
+        "other": 6.0,
+    }
+    assert times.since_line() == {}, "one step has ended and was read"
+    marks.reached = 100.0
+    times.begins()
+    assert times.since_line()["time/optimizer"] == 5.0
+    assert len(marks.freed) == marks.num_made - 1, "only the mark of the step under way is kept"
+
+
+def test_a_part_inside_another_ends_with_it() -> None:
+    marks = LateMarks(reached=1e9)
+    times = StepTimes(marks)
+    times.begins()
+    with times.part("evaluation"):
+        marks.time += 1
+        with times.part("checkpoint"):
+            marks.time += 2
+        marks.time += 4
+    times.begins()
+    found = times.since_line()
+    assert (found["time/evaluation"], found["time/checkpoint"], found["time/other"]) == (5.0, 2.0, 0.0)
+
+
+def test_an_error_inside_a_part_ends_the_part() -> None:
+    marks = LateMarks(reached=1e9)
+    times = StepTimes(marks)
+    times.begins()
+    with suppress(ValueError), times.part("data_wait"):
+        marks.time += 1
+        raise ValueError
+    marks.time += 2
+    times.begins()
+    assert times.since_line()["time/other"] == 2.0
+
+
+def test_a_new_loop_forgets_what_lies_before_it() -> None:
+    marks = LateMarks(reached=1e9)
+    times = StepTimes(marks)
+    step_of(times, marks)
+    times.forget()
+    marks.time += 1000
+    step_of(times, marks)
+    times.begins()
+    assert sum(seconds for name, seconds in times.since_line().items() if name != "time/step") == 23.0
+
+
+def test_the_wall_time_comes_from_another_clock() -> None:
+    marks = LateMarks(reached=1e9)
+    times = StepTimes(marks)
+    began = time.monotonic()
+    step_of(times, marks)
+    times.begins()
+    assert times.since_line()["time/step"] <= time.monotonic() - began
+
+
+def test_marks_of_a_cpu_are_times() -> None:
+    marks = marks_of(torch.device("cpu"))
+    assert isinstance(marks, HostMarks)
+    first, second = marks.now(), marks.now()
+    assert first.is_past()
+    assert 0 < first.seconds_to(second) < 60
+    with pytest.raises(TypeError, match="is no moment of the CPU"):
+        HostMark(0.0).seconds_to(CudaMark(MagicMock()))
+
+
+def test_marks_of_a_gpu_are_a_ring_of_events_that_nothing_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is here: torch.cuda, recorded. What it would say is tested where there is one."""
+    cuda = MagicMock()
+    cuda.Event.side_effect = lambda **_: MagicMock(**{"elapsed_time.return_value": 1500.0, "query.return_value": True})
+    monkeypatch.setattr(torch, "cuda", cuda)
+    marks = marks_of(torch.device("cuda", 1))
+    assert isinstance(marks, CudaMarks)
+    times = StepTimes(marks)
+    for _ in range(10):
+        times.begins()
+        with times.part("forward_backward"):
+            pass
+    assert times.since_line()["time/forward_backward"] == 1.5
+    assert cuda.Event.call_count <= 6, "events are used again"
+    cuda.Event.assert_called_with(enable_timing=True)
+    cuda.synchronize.assert_not_called()
+    with pytest.raises(TypeError, match="is no moment of a GPU"):
+        marks.now().seconds_to(HostMark(0.0))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpus_parts_sum_to_its_wall_time() -> None:
+    device = torch.device("cuda")
+    times, large = StepTimes(marks_of(device)), torch.randn(4096, 4096, device=device)
+    for _ in range(20):
+        times.begins()
+        with times.part("forward_backward"):
+            for _ in range(20):
+                large @ large
+        with times.part("optimizer"):
+            float(large[0, 0])
+    torch.cuda.synchronize()
+    found = times.since_line()
+    assert sum(found[f"time/{part}"] for part in PARTS) == pytest.approx(found["time/step"], rel=0.03)
+
+
+def test_parts_of_a_runs_steps_sum_to_their_wall_time(finished_runs: FinishedRuns) -> None:
+    """A real run, on two ranks, with saves and marks in every part; all but the last step has a line of its own."""
+    run_dir: Path = finished_runs.get(2)
+    lines = [line for line in read_metrics(run_dir) if "time/step" in line]
+    steps = TINY[TINY.index("--steps") + 1]
+    assert len(lines) >= int(steps) // 2
+    for line in lines:
+        assert sum(line[f"time/{part}"] for part in PARTS) == pytest.approx(line["time/step"], rel=0.03), line
+        assert min(line[f"time/{part}"] for part in ("data_wait", "to_device", "forward_backward", "optimizer")) > 0
+    assert any(line["time/checkpoint"] > 0 for line in lines)
+    assert sum(line["time/other"] for line in lines) < 0.5 * sum(line["time/step"] for line in lines)
+    assert all(line["memory/resident_bytes"] > 1e8 for line in read_metrics(run_dir))
+    assert all(0 < line["perf/mfu_of_measured_peak"] < 1 for line in read_metrics(run_dir))
+    assert not any("perf/mfu" in line for line in read_metrics(run_dir)), "a CPU has no nominal peak"

@@ -1,0 +1,77 @@
+"""A log gets lines with count, share, rate and time left; a terminal gets a live line that vanishes."""
+
+import logging
+from contextlib import suppress
+
+import pytest
+
+from shards.output.progress import Progress, as_log_line
+from tests.rigs.screens import Screen
+
+
+def test_line_tells_count_rate_and_time_left() -> None:
+    progress = Progress("scan", 200, unit="images")
+    progress.advance(150, note="2 refused")
+    line = as_log_line(progress.facts())
+    assert line.startswith("scan: 150/200 images (75 %), ")
+    assert "images/s" in line
+    assert line.endswith(" left, 2 refused")
+
+
+def test_a_log_gets_the_last_line_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), Progress("pack", 3, unit="shards") as progress:
+        for _ in range(3):
+            progress.advance(note="0 faults")
+    (record,) = caplog.records
+    assert record.message.startswith("pack: 3 shards in ")
+    assert record.message.endswith(" s, 0 faults")
+
+
+def test_nothing_is_said_of_work_that_says_its_result_itself(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), Progress("evaluate", 3, unit="images", says_end=False) as progress:
+        progress.advance(3)
+    assert caplog.records == []
+
+
+def test_a_log_gets_a_line_every_30_seconds(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("shards.output.progress.time.monotonic", lambda: now[0])
+    with caplog.at_level(logging.INFO), Progress("pack", 100, unit="shards") as progress:
+        for second in range(1, 100):
+            now[0] = second
+            progress.advance()
+    counts = [record.message.split(" ")[1] for record in caplog.records]
+    assert counts == ["30/100", "60/100", "90/100", "99"]
+    assert caplog.records[0].message == "pack: 30/100 shards (30 %), 1.0 shards/s, 1:10 left"
+
+
+def test_work_of_unknown_size_tells_count_and_rate() -> None:
+    progress = Progress("list", 0, unit="entries")
+    progress.advance(1500)
+    assert as_log_line(progress.facts()).startswith("list: 1,500 entries, ")
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_a_terminal_gets_one_line_that_vanishes(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(columns)
+    screen.take(monkeypatch)
+    with Progress("verify", 4, unit="shards") as progress:
+        progress.advance(note="no fault")
+        (line,) = screen.read()
+        assert line.startswith("verify: 1/4 shards")
+        assert ("(25 %)" in line, "no fault" in line) == (columns > 40, columns > 40)
+    assert screen.read() == [""]
+    assert (screen.controls, screen.num_wrapped) == ("", 0)
+    screen.close()
+
+
+def test_work_that_fails_leaves_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(80)
+    screen.take(monkeypatch)
+    with suppress(ZeroDivisionError), Progress("verify", 4, unit="shards") as progress:
+        progress.advance()
+        _ = 1 / 0
+    first, *rest = screen.read()
+    assert first.startswith("verify: 1/4 shards (25 %)")
+    assert rest == [""]
+    screen.close()

@@ -1,0 +1,236 @@
+"""Everything written while the live line is shown appears above it, whole and on its own lines."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from io import StringIO
+
+import pytest
+
+from shards.output.terminal import (
+    Fact,
+    LogFormatter,
+    escaped_output,
+    fitted,
+    live_line,
+    message_text,
+    printable,
+    printable_name,
+    wrapped,
+)
+from tests.rigs.screens import Screen
+
+FACTS = [
+    Fact(full="step 120/300", short="120/300", weight=3),
+    Fact(full="learning rate 0.00097", short="lr 0.00097"),
+    Fact(full="1,843 images/s", short="1,843 img/s", weight=2),
+    Fact(full="2 min 31 s left", short="2:31 left", weight=3),
+]
+
+
+@pytest.fixture(params=[80, 120])
+def screen(request: pytest.FixtureRequest) -> Iterator[Screen]:
+    """A terminal of 80 columns, and one of 120."""
+    screen = Screen(request.param)
+    yield screen
+    screen.close()
+
+
+def test_what_is_written_stands_above_the_line(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen.take(monkeypatch)
+    with live_line() as line:
+        assert line is not None
+        line.draw("step 1")
+        assert screen.read() == ["step 1"]
+        logging.getLogger("test").warning("a warning")
+        line.draw("step 2, and longer than before")
+        sys.stdout.write("to standard output\n")
+        sys.stderr.write("to standard error\nin two lines\n")
+        line.draw("step 3")
+        said = ["a warning", "to standard output", "to standard error", "in two lines"]
+        assert screen.read() == [*said, "step 3"]
+        line.draw("")
+    logging.getLogger("test").warning("after it")
+    assert screen.read() == [*said, "after it", ""]
+    assert (screen.controls, screen.num_wrapped) == ("", 0)
+
+
+def test_text_without_an_end_of_line_is_not_drawn_over(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen.take(monkeypatch)
+    with live_line() as line:
+        assert line is not None
+        line.draw("step 1")
+        sys.stderr.write("half a ")
+        assert screen.read() == ["half a"]
+        sys.stderr.write("line\n")
+        assert screen.read() == ["half a line", "step 1"]
+        sys.stderr.write("no end")
+        line.draw("step 2")
+        assert screen.read() == ["half a line", "no end", "step 2"]
+
+
+def test_the_line_is_drawn_on_a_terminal_whose_output_is_escaped(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen.take(monkeypatch)
+    with escaped_output():
+        logging.getLogger().handlers = [logging.StreamHandler(sys.stderr)]
+        with live_line() as line:
+            assert line is not None
+            line.draw("step \x1b[31m1")
+            logging.getLogger("test").warning("a \x1b[31mwarning")
+            sys.stdout.write("to \rstandard output\n")
+            sys.stderr.write("to standard \x9berror\n")
+            line.draw("step 2")
+            said = ["a \\x1b[31mwarning", "to \\rstandard output", "to standard \\x9berror"]
+            assert screen.read() == [*said, "step 2"]
+            line.draw("")
+        logging.getLogger("test").warning("after\x07 it")
+    assert screen.read() == [*said, "after\\x07 it", ""]
+    assert (screen.controls, screen.num_wrapped) == ("", 0)
+
+
+def test_the_echo_of_a_key_is_wiped_away(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen.take(monkeypatch)
+    with live_line() as line:
+        assert line is not None
+        line.draw("x" * 200)
+        with screen.open() as terminal:
+            terminal.write("^C")
+        logging.getLogger("test").warning("saved")
+        assert [text.strip("x") for text in screen.read()] == ["saved", ""]
+        line.keep()
+    assert screen.num_wrapped == 0
+    assert screen.read() == ["saved", "x" * (screen.columns - 3), ""]
+
+
+def test_a_line_inside_a_line_gives_way_at_its_end(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen.take(monkeypatch)
+    with live_line() as outer, live_line() as inner:
+        assert outer is not None
+        assert inner is outer
+    with live_line() as outer:
+        assert outer is not None
+        outer.draw("train")
+        with live_line() as inner:
+            assert inner is not None
+            inner.draw("evaluate")
+            assert screen.read() == ["evaluate"]
+        assert screen.read() == ["train"]
+
+
+def test_the_streams_are_as_before_after_an_error(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen.take(monkeypatch)
+    before = sys.stdout, sys.stderr, [getattr(each, "stream", None) for each in logging.getLogger().handlers]
+    with suppress(ZeroDivisionError), live_line() as line:
+        assert line is not None
+        assert sys.stderr is not before[1]
+        assert sys.stderr.fileno() == before[1].fileno()
+        _ = 1 / 0
+    after = sys.stdout, sys.stderr, [getattr(each, "stream", None) for each in logging.getLogger().handlers]
+    assert after == before
+    assert screen.read() == [""]
+
+
+def test_no_line_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", StringIO())
+    with live_line() as line:
+        assert line is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        pytest.param(80, "step 120/300  learning rate 0.00097  1,843 images/s  2 min 31 s left", id="room for all"),
+        pytest.param(60, "120/300  lr 0.00097  1,843 img/s  2:31 left", id="short"),
+        pytest.param(34, "120/300  1,843 img/s  2:31 left", id="the lightest is gone, the others are short"),
+        pytest.param(20, "120/300  2:31 left", id="and the next"),
+        pytest.param(5, "120/3", id="no room for anything"),
+    ],
+)
+def test_facts_that_fit(columns: int, line: str) -> None:
+    assert fitted(FACTS, columns) == line
+
+
+def test_no_facts_are_no_line() -> None:
+    assert fitted([], 80) == ""
+    assert fitted([Fact(full="", short=""), Fact(full="step 1", short="1")], 80) == "step 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        pytest.param("cat/1.jpg", "cat/1.jpg", id="plain"),
+        pytest.param("Zoë/猫 🐈.jpg", "Zoë/猫 🐈.jpg", id="any language"),
+        pytest.param("a\x1b[2Jb", "a\\x1b[2Jb", id="an escape code"),
+        pytest.param("a\rb\x07\x9b", "a\\rb\\x07\\x9b", id="control characters"),
+        pytest.param("a\u202eb", "a\\u202eb", id="text from right to left"),
+        pytest.param("a\udcffb", "a\\udcffb", id="a byte that is not UTF-8"),
+        pytest.param("a\x7fb\u200f\u061c", "a\\u007fb\\u200f\\u061c", id="DEL as in JSON, marks of direction"),
+        pytest.param("a\nerror: b\t", "a\\nerror: b\\t", id="a line of its own"),
+    ],
+)
+def test_names_cannot_move_the_cursor(name: str, shown: str) -> None:
+    assert printable_name(name) == shown
+    assert printable(name) == shown.replace("\\n", "\n").replace("\\t", "\t")
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        pytest.param("one two", ["one two"], id="short"),
+        pytest.param("one two three four five", ["one two three", "  four five"], id="between words"),
+        pytest.param("  one two three four", ["  one two", "    three four"], id="its own indentation stays"),
+        pytest.param("a-very-long-name-of-a-file b", ["a-very-long-name-of-a-file", "  b"], id="words stay whole"),
+        pytest.param("run: patchline verify URL", ["run: patchline verify URL"], id="commands stay whole"),
+        pytest.param("one\ntwo", ["one", "two"], id="lines stay lines"),
+    ],
+)
+def test_long_lines_are_wrapped(text: str, lines: list[str]) -> None:
+    assert wrapped(text, 14, indent="  ").split("\n") == lines
+
+
+def record(message: str, *arguments: object) -> logging.LogRecord:
+    return logging.LogRecord("test", logging.INFO, __file__, 1, message, arguments, None)
+
+
+def test_log_lines_are_clean_and_lines_below_the_first_are_indented() -> None:
+    text = LogFormatter(StringIO()).format(record("done: %s\nsecond", "a\x1b[31m"))
+    first, second = text.split("\n")
+    assert first[8:] == " done: a\\x1b[31m"
+    assert second == " " * 9 + "second"
+    assert LogFormatter(StringIO(), rank=3).format(record("hello"))[8:] == " rank 3: hello"
+
+
+def test_lines_below_the_first_are_indented() -> None:
+    assert message_text("error: a\n12:34:56 b\n  c\n") == "error: a\n  12:34:56 b\n    c"
+    assert message_text("one two three\nfour", columns=8) == "one two\n  three\n  four"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("x" * 4_000, "x" * 4_000, id="a long line"),
+        pytest.param("a" * 9_000_000 + "end", "a" * 2_000 + " [... 9,000,003 characters in all ...] ", id="name"),
+        pytest.param("error\n" * 10_000, "error\n  " * 2_500, id="very many lines"),
+    ],
+)
+def test_messages_do_not_fill_the_screen(text: str, shown: str) -> None:
+    message = message_text(text)
+    assert message.startswith(shown)
+    assert message.endswith(text.strip()[-3:])
+    assert len(message) < 45_000
+
+
+def test_json_stays_json() -> None:
+    name = "".join(map(chr, range(256))) + "\u2028\u202e\ud800"
+    assert json.loads(printable(json.dumps(name))) == name
+
+
+def test_log_lines_are_as_wide_as_the_terminal(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen.take(monkeypatch)
+    text = LogFormatter(sys.stderr).format(record("word " * 60))
+    assert screen.columns - 5 < max(map(len, text.split("\n"))) <= screen.columns
+    assert len(LogFormatter(StringIO()).format(record("word " * 60)).split("\n")) == 1
