@@ -85,7 +85,7 @@ def write_tars(images: str, out: str, count: str) -> None:
 
 def pack_small_blocks(images: str, out: str, _: str) -> None:
     """`patchline pack folder --samples-per-block 8`; exact duplicates are kept."""
-    from jobs.pack import PackJob, run  # noqa: PLC0415
+    from jobs.data.pack import PackJob, run  # noqa: PLC0415
     from shards.packing.config import Dedup  # noqa: PLC0415
     from shards.sources.kinds import FolderSource  # noqa: PLC0415
 

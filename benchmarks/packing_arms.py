@@ -137,11 +137,11 @@ def litdata_optimize(workers: int) -> Work:
 
 def patchline(workers: int, *, durable: bool = True) -> Work:
     """`patchline pack folder`. Exact duplicates are kept: the benchmark's images are copies of a few."""
-    from jobs.pack import PackJob, run  # noqa: PLC0415
+    from jobs.data.pack import PackJob, run  # noqa: PLC0415
     from shards.packing.config import Dedup  # noqa: PLC0415
     from shards.sources.kinds import FolderSource  # noqa: PLC0415
 
-    multiprocessing.set_forkserver_preload(["jobs.pack"])  # as on the command line
+    multiprocessing.set_forkserver_preload(["jobs.data.pack"])  # as on the command line
 
     def work(images: str, out: str) -> None:
         if not durable:

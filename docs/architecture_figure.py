@@ -95,7 +95,7 @@ ROUTES = (
         colour="#0072b2",
         x=X_JOB,
         calls=(106, Y_LOOP - 10),
-        stops=(("jobs/cli.py", 172), ("jobs/pretrain.py", 206), ("pipeline/training/run.py", 300)),
+        stops=(("jobs/cli.py", 172), ("jobs/train/pretrain.py", 206), ("pipeline/training/run.py", 300)),
     ),
     Route(
         letter="b",

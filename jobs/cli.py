@@ -17,6 +17,7 @@ from typing import Any
 from jobs import exit_codes
 from jobs.completion import ASK, candidates
 from jobs.endings import end_of
+from jobs.environment import prepare_streams, use_utf8
 from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
 from jobs.interrupts import Interrupts
@@ -29,13 +30,12 @@ from jobs.mistakes import (
     refuse_wrong_words,
     unknown_stage,
 )
+from jobs.output import put
 from jobs.processes import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
 from jobs.run_flags import RunOptions, take_run_flags
-from jobs.screen import put
 from jobs.stage import Stage
 from jobs.stages import COMMANDS, RECIPE, STAGES, WEIGHTS, WITH_SMOKE, recipes_of
-from jobs.streams import prepare_streams, use_utf8
 from jobs.threads import wait_quietly
 from jobs.tools import TOOLS
 from jobs.warmup import with_warmup
@@ -46,7 +46,7 @@ from shards.output.terminal import columns_of, message_text
 log = logging.getLogger("patchline")
 # Asked by slurm/stage.sbatch, and by the jobs of chains and of preflight; not for users.
 GATE = "__gate"
-HIDDEN = {"__done": "jobs.done_check", "__probe": "jobs.node_probe"}
+HIDDEN = {"__done": "jobs.chains.done_check", "__probe": "jobs.cluster.node_probe"}
 
 
 def entry() -> None:
@@ -128,7 +128,9 @@ def _of_scripts(name: str, words: list[str]) -> int:
     """What the batch scripts ask."""
     if name in HIDDEN:
         return int(importlib.import_module(HIDDEN[name]).run(words))
-    return int(importlib.import_module("jobs.chain").gate(words, override=_overridden, environ=dict(os.environ)))
+    return int(
+        importlib.import_module("jobs.chains.advance").gate(words, override=_overridden, environ=dict(os.environ))
+    )
 
 
 def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
@@ -228,7 +230,7 @@ def _second_word_first(stage: Stage, words: list[str], *, requested: bool) -> li
     """The words with the command's second word first, even if it was given as a flag; for help, any word will do."""
     if stage.second == RECIPE:
         return words
-    if stage.module == "jobs.doctor" and words and not requested:
+    if stage.module == "jobs.monitor.doctor" and words and not requested:
         return [stage.second, *importlib.import_module(stage.module).arranged(words)]
     if not stage.second or requested:
         return [stage.second, *words]

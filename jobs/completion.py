@@ -8,9 +8,9 @@ from typing import Literal
 from jobs import exit_codes
 from jobs.flags import Flag, flags_of
 from jobs.lookup import SHOWN
+from jobs.output import put
 from jobs.resolve import WITH_RECIPES, default_job
 from jobs.run_flags import run_flags_of
-from jobs.screen import put
 from jobs.stages import COMMANDS, RECIPE, STAGES, recipes_of
 from jobs.tools import TOOLS
 from shards.errors import UserError

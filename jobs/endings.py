@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jobs import exit_codes
 from jobs.interrupts import SHELL_ADDS, exit_code_of
-from jobs.screen import has_no_reader
+from jobs.output import has_no_reader
 from shards.errors import TransientError, UserError, WillNotSucceedError
 from shards.output.terminal import printable_name
 

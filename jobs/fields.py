@@ -10,7 +10,7 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from jobs.field_names import known_instead
-from jobs.yaml_tree import Fields, Items, Scalar, Tree
+from jobs.job_files import Fields, Items, Scalar, Tree
 from shards.errors import UserError
 from shards.schema.config_values import allowed_instead, shown_text, without_range
 

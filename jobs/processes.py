@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from jobs import exit_codes
-from jobs.launch import Ranks, log_of, start_ranks
+from jobs.ranks import Ranks, log_of, start_ranks
 from shards.errors import UserError
 from shards.output.terminal import message_text
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import yaml
 
 from jobs.fields import Report, job_from
+from jobs.job_files import Fields, Scalar, Tree, read_tree
 from jobs.later_fields import LATER_FIELDS, RENAMED_FIELDS
 from jobs.stages import STAGES
 from jobs.warmup import scaled
-from jobs.yaml_tree import Fields, Scalar, Tree, read_tree
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.output.terminal import printable_name

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from jobs.yaml_tree import MOST_BYTES, MOST_DEPTH
+from jobs.job_files import MOST_BYTES, MOST_DEPTH
 from shards.errors import InvalidDataError
 from shards.local_file import read_local_file
 

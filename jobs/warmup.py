@@ -10,7 +10,7 @@ from shards.errors import UserError
 from shards.schema.config_values import whole_number
 
 if TYPE_CHECKING:
-    from jobs.yaml_tree import Tree
+    from jobs.job_files import Tree
 
 Job = TypeVar("Job", bound=TrainingJob)
 _STEPS, _WARMUP, _RUN_DIR = "--{}steps", "--{}schedule.warmup-steps", "--run-dir"
@@ -88,7 +88,7 @@ def _recorded(path: Path) -> _Recorded | None:
     """The lengths in a run's record; None if it cannot be read."""
     if not path.is_file():
         return None
-    from jobs.yaml_tree import read_tree  # noqa: PLC0415 - YAML, only for runs that are continued
+    from jobs.job_files import read_tree  # noqa: PLC0415 - YAML, only for runs that are continued
 
     try:
         tree = read_tree(path)

@@ -17,7 +17,7 @@ import boto3
 import pytest
 from hypothesis import settings
 
-from jobs import pack
+from jobs.data import pack
 from jobs.recipes.pack import digits
 from shards.store import open_store
 from tests.rigs import ceph

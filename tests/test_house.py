@@ -34,29 +34,18 @@ MAY_IMPORT = {
 OPEN = "pipeline/training"  # its own files and folders are places of pipeline/: planning/ stands among them
 ORDER = {
     "jobs": (
-        "doctor",
-        "run_doctor watch",
-        "run_causes watch_view",
-        "logs run_evidence submit watch_chain",
-        "chain_submit status",
-        "cancel chain run_logs",
-        "ask_run chain_checks chain_jobs chain_status chain_sweep output_jobs run_chain",
-        "chain_state report sweep vtab",
-        "chain_units report_page sweep_scores vtab_seeds",
-        "report_worth sweep_plan vtab_rows",
-        "chain_changes compare run_end trials",
-        "chain_file cli export_weights ls report_facts run_changes",
-        "compare_page completion diff model_card nearest_recipe show submitted",
-        "compare_facts finetune lookup node_probe origin preflight verify_resume weights",
-        "array_findings compare_scores evaluate fewshot import_weights index pack partitions plan preflight_nodes "
-        "pretrain resolve submit_checks trial_report verify",
-        "batch_script help own_recipes plan_plot preflight_slurm queue_reasons record trial_verdict",
-        "cluster demo done_check killed_runs plan_nodes processes queue_jobs recipes report_scores stages sweep_runs",
-        "card compare_plots confusion_plot endings fields inspect_model launch mistakes model_jobs predict "
-        "record_leaves report_curves run_flags run_table run_tries slurm tools warmup",
-        "arrays cluster_jobs compare_lines dataset_jobs exit_codes field_names flags interrupts kept_sizes "
-        "later_fields log_signs out_file placing rank_lines report_plots screen secret_names stage streams threads "
-        "yaml_tree",
+        "monitor",
+        "chains models",
+        "cluster reports",
+        "cli train",
+        "completion nearest_recipe submittable",
+        "lookup origin",
+        "data resolve",
+        "help record",
+        "own_recipes planning processes stages",
+        "endings fields mistakes ranks recipes record_leaves run_flags tools warmup",
+        "environment exit_codes field_names flags interrupts job_files kept_sizes later_fields out_file output "
+        "placing settings stage threads",
     ),
     "pipeline": (
         "training/run",
@@ -152,7 +141,7 @@ BANNED_CALLS = {"extractall", "eval", "exec", "system", "popen"} | {
 # What submits jobs and decides what runs next, and the process that writes a checkpoint: they have no time to import
 # torch, and neither has what they import.
 WITHOUT_TORCH = (
-    *("jobs.submit", "jobs.chain", "jobs.status", "pipeline.models.weights.safetensors"),
+    *("jobs.chains.submit", "jobs.chains.advance", "jobs.monitor.status", "pipeline.models.weights.safetensors"),
     *("pipeline.checkpoints.writer.client", "pipeline.checkpoints.writer.process", "pipeline.checkpoints.best"),
 )
 # Names of a module that change while a process runs: only what a fork or the end of the process must reach.

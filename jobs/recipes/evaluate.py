@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from jobs.model_jobs import EvaluateJob
 from jobs.recipes.paper_views import INCEPTION_448
+from jobs.settings.models import EvaluateJob
 from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.config import EvaluationConfig
 

@@ -1,6 +1,6 @@
 """Recipes of `patchline pack`, one for each kind of source. Flags override any field."""
 
-from jobs.dataset_jobs import PackJob
+from jobs.settings.data import PackJob
 from shards.packing.config import Dedup
 from shards.sources.kinds import (
     ClassTarsSource,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from jobs.model_jobs import PlanJob
 from jobs.recipes import (
     augreg_finetune,
     finetune,
@@ -15,6 +14,7 @@ from jobs.recipes import (
     pretrain,
 )
 from jobs.recipes.paper_datasets import PaperDataset
+from jobs.settings.models import PlanJob
 from pipeline.training.settings.job import TrainingJob
 
 _UNKNOWN = PaperDataset(name="", num_images=0, num_classes=0)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Literal
 
-from jobs.model_jobs import VerifyResumeJob
 from jobs.recipes import finetune, pretrain
+from jobs.settings.models import VerifyResumeJob
 from pipeline.training.settings.job import TrainingJob
 
 

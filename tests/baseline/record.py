@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.cli import main
-from jobs.launch import start_ranks
+from jobs.ranks import start_ranks
 from pipeline.data import AugmentConfig, DataConfig, RandAugmentConfig, train_batches
 from pipeline.training.reporting.metrics import read_metrics
 

@@ -11,10 +11,10 @@ from PIL import Image
 
 from benchmarks import cifar10_study as study_module
 from benchmarks.cifar10_study import MODELS, SHARES, Study
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from shards.dataset import open_dataset
 from shards.sources.kinds import DigitsSource
-from tests.jobs.test_ls import CHECKOUT
+from tests.jobs.reports.test_ls import CHECKOUT
 
 
 def _save(path: Path, *, seed: int) -> None:

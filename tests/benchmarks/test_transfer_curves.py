@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.transfer_curves import Curves, vit_small_48_adamw, vit_tiny_masked, vit_tiny_short
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from shards.sources.kinds import DigitsSource
-from tests.jobs.test_ls import CHECKOUT
+from tests.jobs.reports.test_ls import CHECKOUT
 
 
 def test_every_curve_is_in_a_panel_with_its_rivals() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jobs import exit_codes
-from jobs.launch import Ranks
+from jobs.ranks import Ranks
 from tests.rigs.faulty_connection import FaultyProxy
 from tests.rigs.interrupting import behind_a_proxy
 from tests.rigs.kills import Moment, step_at_least, wait_until

@@ -15,7 +15,7 @@ import pytest
 from jobs import exit_codes
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights.folder import save_weights
-from tests.jobs.test_evaluate import TINY
+from tests.jobs.models.test_evaluate import TINY
 from tests.rigs.datasets import file_hashes, packed_folders
 from tests.rigs.held import held_at, hold
 from tests.rigs.images import class_folders, image_bytes
@@ -41,15 +41,15 @@ HELD = [
     *(("scan", RENAME, count) for count in (1, 3)),
     *(("index", RENAME, count) for count in (1, 4)),
     ("verify", "shards.verifying.verify:check_shard", 2),
-    ("card", "jobs.card:render", 1),
+    ("card", "jobs.data.card:render", 1),
     ("card", RENAME, 1),
-    ("evaluate", "jobs.evaluate:evaluate", 1),
-    ("predict", "jobs.predict:_predict", 1),
-    ("export", "jobs.export_weights:save_as", 1),
-    ("import", "jobs.import_weights:save_weights", 1),
-    ("plan", "jobs.plan:cost_of", 1),
-    ("show", "jobs.show:job_of", 1),
-    ("diff", "jobs.diff:job_of", 1),
+    ("evaluate", "jobs.models.evaluate:evaluate", 1),
+    ("predict", "jobs.models.predict:_predict", 1),
+    ("export", "jobs.models.export_weights:save_as", 1),
+    ("import", "jobs.models.import_weights:save_weights", 1),
+    ("plan", "jobs.planning.plan:cost_of", 1),
+    ("show", "jobs.reports.show:job_of", 1),
+    ("diff", "jobs.reports.diff:job_of", 1),
 ]
 
 

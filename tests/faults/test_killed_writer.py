@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from jobs.launch import Ranks
+from jobs.ranks import Ranks
 from pipeline.checkpoints.manifest import manifest_from_json
 from tests.rigs.kills import saving, step_at_least, wait_until
 from tests.rigs.own_processes import is_alive

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from jobs.pack import PackJob
-from jobs.pack import run as pack
+from jobs.data.pack import PackJob
+from jobs.data.pack import run as pack
 from pipeline.checkpoints.attempt_record import ATTEMPTS, Attempt, attempt_to_json
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from jobs.pack import run as pack
+from jobs.data.pack import run as pack
 from jobs.recipes.pack import digits
 from shards.dataset import open_dataset
 from shards.errors import UserError

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from jobs.card import run as card
-from jobs.dataset_jobs import CardJob
+from jobs.data.card import run as card
+from jobs.data.pack import PackJob, Phase, run
 from jobs.endings import end_of
-from jobs.pack import PackJob, Phase, run
+from jobs.settings.data import CardJob
 from shards.dataset import open_dataset
 from shards.errors import StorageError, UserError
 from shards.manifest import MANIFEST_PATH

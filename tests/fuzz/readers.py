@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from jobs.card import use_of
-from jobs.dataset_jobs import IndexJob
-from jobs.index import run as run_index
+from jobs.data.card import use_of
+from jobs.data.index import run as run_index
 from jobs.record_leaves import read_leaves
 from jobs.resolve import file_job, stages_of
+from jobs.settings.data import IndexJob
 from pipeline.checkpoints.best import read_best
 from pipeline.checkpoints.fragment import Fragment
 from pipeline.checkpoints.manifest import Manifest

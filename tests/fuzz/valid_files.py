@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import write_record
 from pipeline.checkpoints.assemble import draft_manifest

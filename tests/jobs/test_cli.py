@@ -378,7 +378,7 @@ def test_a_crash_is_never_taken_for_faults_that_were_found(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("jobs.verify.verify_dataset", fail)
+    monkeypatch.setattr("jobs.data.verify.verify_dataset", fail)
     assert main(["verify", "anywhere"]) == exit_codes.CRASH
     assert message in capsys.readouterr().err + caplog.text
 

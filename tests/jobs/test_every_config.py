@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from jobs import help as pages
-from jobs.chain_file import ChainConfig, StepConfig
-from jobs.cluster import ClusterConfig
+from jobs.chains.file import ChainConfig, StepConfig
+from jobs.cluster.settings import ClusterConfig
 from jobs.fields import job_from
 from jobs.flags import Flag, flags_of, groups_of, sentences
+from jobs.job_files import Fields, read_tree
 from jobs.mistakes import refuse_wrong_words, required_flags
 from jobs.stages import STAGES, job_class
-from jobs.yaml_tree import Fields, read_tree
 from pipeline.evaluation.config import FewshotConfig
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Change

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from jobs import help as pages
-from jobs.doctor import arranged as with_run
 from jobs.flags import flags_of
 from jobs.mistakes import refuse_wrong_words, required_flags
-from jobs.predict import arranged
+from jobs.models.predict import arranged
+from jobs.monitor.doctor import arranged as with_run
 from jobs.resolve import default_job
 from jobs.run_flags import shown_run_flags
 from jobs.stages import RECIPE, STAGES, recipes_of

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from jobs.data.verify import VerifyJob
 from jobs.kept_sizes import kept_sizes
 from jobs.recipes import finetune, plan
-from jobs.verify import VerifyJob
 from pipeline.models.config import ModelConfig
 from tests.rigs.processes import patchline
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import main
-from jobs.launch import Ranks
+from jobs.ranks import Ranks
 from tests.rigs.forks import ONE_THREAD
 from tests.rigs.images import image_bytes
 from tests.rigs.listening import POLL_SECONDS, addresses_of, addresses_while, descendants

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
 from shards.verifying.verify import verify_dataset

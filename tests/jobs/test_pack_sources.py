@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset as wds
 
-from jobs import index
-from jobs.pack import PackJob, run
+from jobs.data import index
+from jobs.data.pack import PackJob, run
 from jobs.recipes.pack import RECIPES
 from shards.dataset import open_dataset
 from shards.sources.kinds import Source

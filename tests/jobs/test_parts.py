@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from shards.sources.kinds import DigitsSource
 from tests.rigs.processes import patchline
 from tests.rigs.training import losses, pretrain_words

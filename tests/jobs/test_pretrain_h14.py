@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from jobs.launch import Ranks, start_ranks
+from jobs.ranks import Ranks, start_ranks
 from jobs.recipes.paper_jft import vit_h14_jft
 from pipeline.models.flops import num_parameters
 from pipeline.models.initial import initial_tensor

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from jobs.launch import Ranks
 from jobs.processes import _last_words, _log_dir, must_start, tell_torchrun
+from jobs.ranks import Ranks
 from shards.errors import UserError
-from tests.jobs.test_launch import ranks_of
+from tests.jobs.test_ranks import ranks_of
 from tests.rigs.interrupting import started
 from tests.rigs.training import losses, pretrain_words
 

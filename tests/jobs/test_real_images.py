@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import pack
+from jobs.data import pack
 from jobs.recipes.pack import cifar10, flat
 from shards.dataset import open_dataset
 from shards.sources.kinds import FlatSource, ParquetSource

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from jobs.launch import Ranks
-from jobs.report_facts import ReportFacts, gather
+from jobs.ranks import Ranks
+from jobs.reports.facts import ReportFacts, gather
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.processes import patchline
 from tests.rigs.small_disk import small_disk

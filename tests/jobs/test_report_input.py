@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from jobs.cli import main
-from jobs.report import summary
-from jobs.report_facts import gather
-from jobs.report_page import render
-from jobs.report_scores import read_scores
-from jobs.report_worth import worth_of
-from tests.jobs.test_ls import make
+from jobs.reports.facts import gather
+from jobs.reports.pages import render
+from jobs.reports.report import summary
+from jobs.reports.scores import read_scores
+from jobs.reports.worth import worth_of
+from tests.jobs.reports.test_ls import make
 from tests.rigs.browser import CHROMIUM, browser
 from tests.rigs.hostile import HOSTILE, assert_harmless
 from tests.rigs.kills import step_at_least, wait_until

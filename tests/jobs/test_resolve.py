@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from jobs.pack import PackJob
-from jobs.plan import PlanJob
+from jobs.data.pack import PackJob
+from jobs.data.verify import VerifyJob
+from jobs.planning.plan import PlanJob
 from jobs.recipes.finetune import digits_48
 from jobs.recipes.pretrain import cifar10_small, digits_smoke
 from jobs.recipes.smoke import smoke
 from jobs.record import write_record
 from jobs.resolve import default_job, stages_of
-from jobs.verify import VerifyJob
 from shards.errors import UserError
 
 OWN = """

@@ -6,7 +6,7 @@ from typing import get_type_hints
 
 import pytest
 
-from jobs import model_jobs
+from jobs.settings import models
 from jobs.stages import COMMANDS, RECIPE, STAGES, job_class, recipes_of
 from tests.rigs.faults import differs, every_fault
 
@@ -38,5 +38,5 @@ def test_recipes_return_the_job_of_the_table() -> Iterator[str]:
 @pytest.mark.parametrize("stage", ["evaluate", "fewshot", "plan", "weights", "import", "export", "demo"])
 def test_a_stage_takes_its_job(stage: str) -> None:
     module, name = STAGES[stage].job
-    assert module == model_jobs.__name__
-    assert getattr(importlib.import_module(STAGES[stage].module), name) is getattr(model_jobs, name)
+    assert module == models.__name__
+    assert getattr(importlib.import_module(STAGES[stage].module), name) is getattr(models, name)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jobs.evaluate import EvaluateJob
+from jobs.models.evaluate import EvaluateJob
 from jobs.recipes.pretrain import digits_smoke
 from jobs.warmup import scaled, shortened, with_warmup
 from pipeline.training.settings.schedule import ScheduleConfig

@@ -43,8 +43,8 @@ def test_ranks_and_the_demos_server_find_ours(folder: Path) -> None:
     program = (
         "import os\n"
         "from pathlib import Path\n"
-        "from jobs.demo import _s3_server\n"
-        "from jobs.launch import start_ranks\n"
+        "from jobs.train.demo import _s3_server\n"
+        "from jobs.ranks import start_ranks\n"
         "with _s3_server(Path('.')) as endpoint:\n"
         "    print(endpoint)\n"
         "print(start_ranks(['verify', 'data'], num_ranks=2, environ=dict(os.environ), log_dir=Path('logs')).wait())\n"

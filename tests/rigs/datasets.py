@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from shards.dataset import Dataset
 from shards.index import IndexRow, read_rows
 from shards.manifest import index_path

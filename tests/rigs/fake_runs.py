@@ -10,7 +10,7 @@ import pytest
 from jobs import exit_codes
 from jobs.cli import _overridden as override
 from jobs.record import write_record
-from jobs.submitted import job_of_words
+from jobs.submittable import job_of_words
 from pipeline.training.settings.job import TrainingJob
 
 __all__ = ["finish", "override", "runs_are_over_at_once"]
@@ -37,5 +37,5 @@ def runs_are_over_at_once(monkeypatch: pytest.MonkeyPatch, accuracy: Callable[[T
         finish(words, accuracy(job_of_words(words, override)))
         return exit_codes.DONE
 
-    monkeypatch.setattr("jobs.trials.run_ranks", run_ranks)
+    monkeypatch.setattr("jobs.train.trials.run_ranks", run_ranks)
     return started

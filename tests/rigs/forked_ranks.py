@@ -1,4 +1,4 @@
-"""Ranks of one stage, as `jobs.launch` starts them, but forked from the server that has loaded everything."""
+"""Ranks of one stage, as `jobs.ranks` starts them, but forked from the server that has loaded everything."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, cast
 
-from jobs.launch import Ranks
+from jobs.ranks import Ranks
 from tests.rigs.forks import forks
 from tests.rigs.s3 import free_port
 

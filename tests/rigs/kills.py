@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.launch import Ranks
+from jobs.ranks import Ranks
 from tests.rigs.training import start
 
 Moment = Callable[[Path], bool]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from jobs.launch import Ranks
+from jobs.ranks import Ranks
 
 POLL_SECONDS = 0.02
 _LISTEN = "0A"  # include/net/tcp_states.h

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from shards.output.progress import Progress
 from shards.sources.kinds import FolderSource
 from shards.store import open_store

@@ -10,7 +10,7 @@ from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from shards.store import open_store
 
 _BEGUN = "work/listing.json"
@@ -58,7 +58,7 @@ def _unbroken_seconds(job: PackJob) -> float:
 
 def _started(job: PackJob) -> ForkServerProcess:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jobs.pack", "boto3", "tests.rigs.pack_kills"])
+    context.set_forkserver_preload(["jobs.data.pack", "boto3", "tests.rigs.pack_kills"])
     process = context.Process(target=_pack, args=(job, _storage_environment()))
     process.start()
     return process

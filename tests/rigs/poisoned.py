@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from pipeline.data.config import DataConfig
 from pipeline.data.training_data import open_training_data
 from shards.dataset import Dataset, open_dataset

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jobs.chain_state import DONE, GATE, chain_steps, ending
-from jobs.screen import put
+from jobs.chains.state import DONE, GATE, chain_steps, ending
+from jobs.output import put
 from shards.files.line_tail import read_tail
 from shards.output.quantities import clock
 from tests.rigs.slurm import SlurmCluster, SlurmConfig, missing_programs

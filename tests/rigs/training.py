@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.launch import Ranks
+from jobs.ranks import Ranks
 from pipeline.training.reporting.metrics import read_metrics
 from tests.rigs.cpu_seconds import METER
 from tests.rigs.forked_ranks import fork_ranks

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from shards.sources.kinds import FolderSource
 from tests.rigs.images import image_bytes
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
-from jobs.launch import Ranks
+from jobs.ranks import Ranks
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.checkpoints.manifest import MANIFEST_NAME, is_checkpoint_file, manifest_from_json
 from pipeline.checkpoints.rank_file_in import RankFiles

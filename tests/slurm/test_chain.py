@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chain_state import ChainJob, chain_steps, read_record_of, state_folder
+from jobs.chains.state import ChainJob, chain_steps, read_record_of, state_folder
 from tests.rigs.slurm import SlurmCluster
 from tests.slurm.test_stage import PATCHLINE, program
 from tests.slurm.test_submit import settings_in, submit

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.chain_state import read_plan_of
+from jobs.chains.state import read_plan_of
 from tests.rigs.ceph import ceph_cluster, missing_programs
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
 from tests.rigs.test_ceph import client_of

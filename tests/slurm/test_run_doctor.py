@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.test_ls import make
+from tests.jobs.reports.test_ls import make
 from tests.rigs.slurm import SlurmCluster
 from tests.slurm.test_stage import PATCHLINE, program, wait_until_ended
 from tests.slurm.test_submit import settings_in, submit

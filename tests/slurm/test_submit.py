@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chain_state import read_record_of
+from jobs.chains.state import read_record_of
 from tests.rigs.slurm import SlurmCluster
 from tests.slurm.test_stage import PATCHLINE, program, wait_until_ended
 

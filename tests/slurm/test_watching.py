@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.test_ls import make
+from tests.jobs.reports.test_ls import make
 from tests.rigs.slurm import SlurmCluster
 from tests.slurm.test_chain import chain_file, jobs_of, submit_chain
 from tests.slurm.test_stage import JOB_SECONDS, PATCHLINE, SCRIPT, program, wait_until_ended

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.chain_state import ending, read_record_of
-from jobs.screen import put
+from jobs.chains.state import ending, read_record_of
+from jobs.output import put
 from tests.rigs.ceph import CephCluster, Gateway, ceph_cluster
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
 from tests.rigs.test_ceph import client_of

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
-from jobs import pack
+from jobs.data import pack
 from jobs.recipes.pack import digits
 from pipeline.planning.goodput import Regime, outcome
 from pipeline.runs.starts import read_starts

@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from jobs import pack
+from jobs.data import pack
 from jobs.recipes.pack import digits
 from tests.rigs.kill_points import COMBINATIONS, VICTIMS, KilledRun, unbroken, words_of
 

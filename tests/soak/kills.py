@@ -19,7 +19,7 @@ from pathlib import Path
 
 import boto3
 
-from jobs import pack
+from jobs.data import pack
 from jobs.recipes.pack import digits
 from pipeline.checkpoints.attempts import list_committed, read_attempts
 from pipeline.checkpoints.manifest import MANIFEST_NAME, manifest_from_json

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from shards.output.progress import Progress
 from shards.sources.kinds import FolderSource
 from tests.rigs.datasets import file_hashes

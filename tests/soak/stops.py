@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from jobs import pack
+from jobs.data import pack
 from jobs.recipes.pack import digits
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.training import losses, pretrain_words, run, start

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import boto3
 
-from jobs import pack
+from jobs.data import pack
 from jobs.recipes.pack import digits
 from tests.rigs.ceph import ceph_gateway
 from tests.rigs.cutting_proxy import cutting_proxy

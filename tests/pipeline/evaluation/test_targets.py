@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches

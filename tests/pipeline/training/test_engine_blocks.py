@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from jobs.launch import start_ranks
+from jobs.ranks import start_ranks
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.build import blocks_of
 from pipeline.training.reporting.metrics import read_metrics

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from jobs import weights
-from jobs.model_jobs import WeightsJob
+from jobs.models import weights
 from jobs.recipes.pretrain import digits_smoke
+from jobs.settings.models import WeightsJob
 from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.evaluation.scores import Scores
 from pipeline.training.controls import Watch

@@ -9,7 +9,7 @@ import torch
 
 from jobs.cli import _overridden
 from jobs.recipes.pretrain import digits_smoke
-from jobs.submitted import job_of_words
+from jobs.submittable import job_of_words
 from pipeline.data.config import DataConfig
 from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.config import EvaluationConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.index import IndexJob, run
+from jobs.data.index import IndexJob, run
 from shards.card import card, card_classes
 from shards.card.card import gather_facts
 from shards.card.card_classes import class_facts

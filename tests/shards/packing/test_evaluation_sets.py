@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from shards.errors import UserError
 from shards.images.config import PERCEPTUAL_HASH
 from shards.images.perceptual import perceptual_hash

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.dataset_jobs import PackJob
-from jobs.pack import run, spec_of
+from jobs.data.pack import run, spec_of
+from jobs.settings.data import PackJob
 from shards.packing.missing import shards_of_part, unpacked_parts, unscanned_parts
 from shards.packing.plan import read_plan
 from shards.sources.kinds import DigitsSource

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import pack
+from jobs.data import pack
 from shards.dataset import open_dataset
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import Entry, ImageBytes

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs.pack import PackJob, run
+from jobs.data.pack import PackJob, run
 from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.index import table_bytes

@@ -1,0 +1,1 @@
+"""Submitting jobs, and stages that run one after another."""

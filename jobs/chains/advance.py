@@ -1,0 +1,257 @@
+"""A chain on its way: what is complete, what is in the queue, and what is submitted next.
+
+`advance` is all there is: submission calls it, and so does the gate behind each unit. It looks at the store, the
+markers and the queue, and submits what is missing, so that calling it again submits nothing twice.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.chains.chain_sweep import resolved
+from jobs.chains.checks import failed_alone, hopeless, idle_rounds, marks_of, missing_tasks, saved_steps
+from jobs.chains.state import (
+    DONE,
+    GATE,
+    GAVE_UP,
+    ChainJob,
+    ChainPlan,
+    Record,
+    add_job,
+    add_line,
+    alone,
+    ending,
+    read_plan_of,
+    read_record_of,
+    state_folder,
+)
+from jobs.chains.unit_jobs import gate_cluster, gate_request, requests_of
+from jobs.chains.units import Unit, sweep_of
+from jobs.cluster.batch_script import Request, batch_script, stage_body
+from jobs.cluster.settings import ClusterConfig, read_cluster
+from jobs.cluster.slurm import QueuedJob, answers, most_array_tasks, queued, submitted
+from jobs.submittable import Override
+from jobs.train.sweep import write
+from shards.errors import TransientError, UnreachableError, UserError, WillNotSucceedError
+from shards.output.quantities import plural
+
+log = logging.getLogger(__name__)
+PATIENCE_SECONDS = 600.0  # of a gate, while Slurm does not answer
+_PAUSE_SECONDS = 10.0
+_REFUSALS = 3  # of an answering Slurm, before a gate believes them
+
+
+class HopelessError(Exception):
+    """The chain cannot go on; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """A chain that was frozen. `environ`: for Slurm's programs; `me`: the number of the gate's own job, or 0."""
+
+    state: Path
+    plan: ChainPlan
+    cluster: ClusterConfig
+    environ: Mapping[str, str]
+    override: Override
+    me: int = 0
+
+    def own(self, queue: Sequence[QueuedJob]) -> list[QueuedJob]:
+        """The chain's jobs of those in the queue."""
+        return [one for one in queue if one.part_of(self.plan.name)]
+
+    def jobs_of(self, unit: Unit, queue: Sequence[QueuedJob]) -> list[QueuedJob]:
+        """The jobs of a unit, and any others that write to one of its runs: of a submission without the chain, or of
+        one before this."""
+        mine = re.compile(rf"{re.escape(unit.name)}\.e[0-9]+\.r")
+        own = [one for one in self.own(queue) if mine.match(one.tag)]
+        return own + [one for one in queue if one not in own and any(map(one.part_of, filter(None, unit.names)))]
+
+
+def open_chain(state: Path, *, environ: Mapping[str, str], override: Override, me: int = 0) -> Chain:
+    """The frozen chain in its folder."""
+    plan = read_plan_of(state)
+    cluster = replace(read_cluster(state / "cluster.yaml"), command=plan.command)
+    return Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override, me=me)
+
+
+def gate(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
+    """`patchline __gate FOLDER UNIT`, in a job behind those of the unit. 0, or 78 if the chain ends before its end."""
+    if len(words) != 2:
+        raise UserError(f"__gate takes the folder of a chain and a unit; {plural(len(words), 'word')} were given")
+    number = environ.get("SLURM_JOB_ID", "")
+    me = int(number) if number.isdecimal() else 0
+    chain = open_chain(state_folder(words[0]), environ=environ, override=override, me=me)
+    deadline, refusals = time.monotonic() + PATIENCE_SECONDS, 0
+    while True:
+        try:
+            return advance(chain)
+        except (UserError, TransientError) as error:
+            is_storage = isinstance(error, UnreachableError | TransientError)
+            refusals += not is_storage and answers(environ)
+            if refusals >= _REFUSALS:
+                return give_up(chain, str(error))
+            log.warning("%s; asking again", error)
+        if time.monotonic() > deadline:
+            log.error("Slurm or the storage has not answered for %.0f s", PATIENCE_SECONDS)
+            return exit_codes.CRASH
+        time.sleep(_PAUSE_SECONDS)
+
+
+def advance(chain: Chain) -> int:
+    """Submits what can be submitted now. 0, or 78 with a message in FOLDER/chain/gave-up."""
+    with alone(chain.state):
+        if how := ending(chain.state):
+            log.info("the chain is %s: nothing is submitted; see %s", how, chain.state)
+            return exit_codes.DONE if how == DONE else exit_codes.WILL_NOT_SUCCEED
+        try:
+            complete = _advance_units(chain)
+        except HopelessError as error:
+            return give_up(chain, str(error))
+        if complete == {unit.name for unit in chain.plan.units}:
+            (chain.state / DONE).touch()
+            log.info("all of the chain is done: %s", chain.state.parent)
+    return exit_codes.DONE
+
+
+def give_up(chain: Chain, message: str) -> int:
+    """Ends the chain: nothing more is submitted."""
+    if not ending(chain.state):
+        (chain.state / GAVE_UP).write_text(message + "\n")
+    log.error("the chain ends here: %s", message)
+    return exit_codes.WILL_NOT_SUCCEED
+
+
+def _advance_units(chain: Chain) -> set[str]:
+    record, queue = read_record_of(chain.state), queued(chain.environ)
+    complete = set(record.complete)
+    for unit in chain.plan.units:
+        if unit.name in complete or not complete.issuperset(unit.after):
+            continue
+        if waiting := chain.jobs_of(unit, queue):
+            _ensure_gate(chain, unit, record, queue, behind=waiting)
+            continue
+        ready = _resolved(unit, chain.override)
+        failed = failed_alone(unit, [job for job in record.jobs if (job.unit, job.kind) == (unit.name, "job")])
+        missing = missing_tasks(ready, state=chain.state, override=chain.override)
+        missing = [task for task in missing if task not in failed]
+        if not missing:
+            _complete(chain, ready)
+            complete.add(unit.name)
+            continue
+        _submit_again(chain, ready, missing, record)
+    return complete
+
+
+def _resolved(unit: Unit, override: Override) -> Unit:
+    try:
+        return resolved(unit, override)
+    except WillNotSucceedError as error:
+        raise HopelessError(str(error)) from error
+
+
+def _complete(chain: Chain, unit: Unit) -> None:
+    if unit.best_of:
+        write(sweep_of(unit.best_of), chain.override)
+    add_line(chain.state, complete=unit.name)
+    log.info("%s is complete", unit.name)
+
+
+def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) -> None:
+    """Submits what is missing. HopelessError if it would end the same way, or if too many rounds brought nothing."""
+    mine = [job for job in record.jobs if job.unit == unit.name and job.kind != GATE]
+    number = max((job.round for job in mine), default=-1) + 1
+    last = [job for job in mine if job.round == number - 1]
+    if reason := hopeless(unit, last, state=chain.state):
+        raise HopelessError(reason)
+    idle = idle_rounds(mine, missing, saved_steps(unit))
+    if idle > chain.plan.rounds:
+        what = "it" if unit.num_tasks == 1 else f"{plural(len(missing), 'task')} of it"
+        raise HopelessError(
+            f"{unit.name} is not complete: {what} was submitted {plural(idle, 'time')} in a row without anything new; "
+            f"see the logs in {chain.state / 'jobs'}, and submit the chain again to go on"
+        )
+    if number:
+        log.info("%s: %s of %s missing, submitted again", unit.name, len(missing), unit.num_tasks)
+    ids = submit_unit(chain, unit, missing, number=number, epoch=record.epoch)
+    _submit_gate(chain, unit, ids, number=number, epoch=record.epoch)
+
+
+def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoch: int) -> list[int]:
+    """Submits tasks of a unit, unless the queue has them already; the numbers of their jobs."""
+    tag = f"{unit.name}.e{epoch}.r{number}"
+    most = most_array_tasks(chain.environ) if unit.num_tasks > 1 else 1
+    wanted = requests_of(unit, tasks, chain.plan, state=chain.state, tag=tag, most=most)
+    ids: list[int] = []
+    for request, piece in wanted:
+        if piece.waits_for is not None and piece.array:
+            request = replace(request, dependency=f"afterany:{ids[piece.waits_for]}")  # noqa: PLW2901
+        job = ChainJob(
+            unit=unit.name,
+            kind="job",
+            round=number,
+            tag=tag,
+            job=0,
+            tasks=piece.tasks,
+            marks=marks_of(unit),
+            steps=saved_steps(unit),
+            offset=piece.offset,
+        )
+        ids.append(_submitted(chain, request, job))
+    return ids
+
+
+def _submit_gate(chain: Chain, unit: Unit, after: list[int], *, number: int, epoch: int, again: str = "") -> None:
+    """A gate; and a second one behind it, which has nothing to do but if the first was lost with its node, where a
+    lost job is not requeued."""
+    tag = f"{GATE}.{unit.name}.e{epoch}.r{number}{again}"
+    for each in (tag,) if chain.cluster.requeue else (tag, f"{tag}.second"):
+        request = gate_request(unit, chain.plan, state=chain.state, tag=each, after=after)
+        after = [_submitted(chain, request, ChainJob(unit=unit.name, kind=GATE, round=number, tag=each, job=0))]
+
+
+def _ensure_gate(
+    chain: Chain, unit: Unit, record: Record, queue: list[QueuedJob], *, behind: Sequence[QueuedJob]
+) -> None:
+    """A gate behind jobs that wait or run: a dependency counts as met if a job is only on its way to be requeued."""
+    mine = [job for job in record.jobs if job.unit == unit.name]
+    is_gate = re.compile(rf"{GATE}\.{re.escape(unit.name)}\.e[0-9]+\.r")
+    if any(one.number != chain.me for one in chain.own(queue) if is_gate.match(one.tag)):
+        return
+    number = max((job.round for job in mine), default=0)
+    ids = list(dict.fromkeys(one.number for one in behind))
+    count = sum(job.kind == GATE for job in mine)
+    _submit_gate(chain, unit, ids, number=number, epoch=record.epoch, again=f".g{count}")
+
+
+def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
+    """The number of the job: of a new one, or of one that was submitted just before a crash. HopelessError if the
+    chain has been cancelled meanwhile."""
+    tag, record = request.comment.rpartition(",")[2], read_record_of(chain.state)
+    own = chain.own(queued(chain.environ, with_ended=True))
+    there = [one for one in own if one.tag == tag and (not record.life or record.life in one.names)]
+    if there:
+        number = there[0].number
+    else:
+        if how := ending(chain.state):
+            raise HopelessError(f"the chain is {how}")
+        path = chain.state / "jobs" / f"{tag}.sbatch"
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.touch(mode=0o600)
+        comment = f"{record.life},{request.comment}" if record.life else request.comment
+        path.write_text(script_of(chain, replace(request, comment=comment)))
+        number = submitted([str(path)], chain.environ)
+        log.info("job %s: %s", number, tag)
+    if all(one.job != number for one in record.jobs):
+        add_job(chain.state, replace(job, job=number))
+    return number
+
+
+def script_of(chain: Chain, request: Request) -> str:
+    """The batch script of one of the chain's jobs."""
+    is_gate = request.words[0] == "__gate"
+    return batch_script(request, gate_cluster(chain.cluster) if is_gate else chain.cluster, body=stage_body())

@@ -1,0 +1,208 @@
+"""The state of a chain, in FOLDER/chain: what was frozen at submission, the record of its jobs, and how it ended.
+
+plan.json       the frozen steps; chain.yaml and cluster.yaml beside it are copies for people
+record.jsonl    a line for each beginning, job and completed unit
+gave-up         why it ended before its end, one message
+cancelled       written by `patchline cancel` before anything is cancelled
+done            when all units were complete
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from jobs.chains.file import STATE
+from jobs.chains.units import Unit
+from shards.errors import InvalidDataError, TransientError, UserError
+from shards.files.typed_json import read_record
+from shards.local_file import read_local_file
+
+GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
+GATE = "gate"
+PATIENCE_SECONDS, _PAUSE_SECONDS = 300.0, 0.1  # with another process
+_MOST_BYTES, _MOST_MESSAGE = 64 << 20, 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainPlan:
+    """What was frozen. `name`: of its jobs in the queue; `chdir`: what relative paths are relative to; `command`: the
+    words that run patchline; `gate_minutes`: the time limit of gates."""
+
+    name: str
+    units: tuple[Unit, ...]
+    rounds: int
+    chdir: str
+    command: tuple[str, ...]
+    gate_minutes: int = 30  # a gate waits at most 10 of them for Slurm
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainJob:
+    """A submitted job. `kind`: job or gate; `round`: 0 at first; `tasks`: numbers of the unit's tasks; `marks`: sizes
+    of the runs' tries.jsonl at submission, in bytes; `steps`: the steps that the runs had saved then; `offset`: of the
+    tasks' numbers to those in its array."""
+
+    unit: str
+    kind: str
+    round: int
+    tag: str
+    job: int
+    tasks: tuple[int, ...] = ()
+    marks: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainStep:
+    """A unit, and how far it is: complete, submitted or waiting; `jobs`: all of it, the gates last."""
+
+    name: str
+    stage: str
+    state: str
+    jobs: tuple[ChainJob, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What happened since the last beginning of the chain, which is the `epoch`-th. `life`: a word of its own, by which
+    its jobs are told from those of a chain that was in this folder before; empty: of an older version."""
+
+    epoch: int
+    jobs: tuple[ChainJob, ...]
+    complete: frozenset[str]
+    life: str = ""
+
+
+def state_folder(word: str) -> Path:
+    """FOLDER/chain of a chain's folder, absolute."""
+    return (Path(word) / STATE).absolute()
+
+
+def is_chain(word: str) -> bool:
+    """Whether a folder is that of a chain which was submitted."""
+    return (state_folder(word) / PLAN).is_file()
+
+
+def refuse_chain(word: str, *, hint: str = "") -> None:
+    """UserError for the folder of a chain where a run is meant, with why the chain gave up if it did. `hint`: what else
+    may be meant."""
+    if not is_chain(word):
+        return
+    why, path = "", state_folder(word) / GAVE_UP
+    with suppress(OSError, InvalidDataError):
+        said = read_local_file(path, most_bytes=_MOST_MESSAGE).decode(errors="replace")
+        why = f"; it gave up: {' '.join(said.split())}"
+    shown = shlex.quote(word)
+    raise UserError(f"{word!r} is a chain: name one of its runs, as `patchline status {shown}` lists them{hint}{why}")
+
+
+def chain_name(folder: str) -> str:
+    """The name of a chain's jobs in the queue: of one folder, however it is reached."""
+    return f"patchline-chain-{hashlib.sha256(str(Path(folder).resolve() / STATE).encode()).hexdigest()[:16]}"
+
+
+def read_plan_of(state: Path) -> ChainPlan:
+    """The frozen chain. UserError if there is none."""
+    try:
+        return read_record(ChainPlan, read_local_file(state / PLAN, most_bytes=_MOST_BYTES))
+    except OSError as error:
+        raise UserError(f"{state} has no chain ({error.strerror}); give the folder of one") from error
+    except ValueError as error:
+        raise InvalidDataError(f"{state / PLAN} is damaged: {error}; submit the chain in a new folder") from error
+
+
+def plan_json(plan: ChainPlan) -> str:
+    """As it is frozen."""
+    return json.dumps(asdict(plan), indent=1) + "\n"
+
+
+def read_record_of(state: Path) -> Record:
+    """The record since the last beginning; lines that were torn by a crash do not count."""
+    epoch, life, jobs, complete = 0, "", list[ChainJob](), set[str]()
+    path = state / RECORD
+    lines = read_local_file(path, most_bytes=_MOST_BYTES).decode().splitlines() if path.exists() else []
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(found, dict):
+            continue
+        if "began" in found:
+            epoch, life = epoch + 1, str(found.get("life", ""))
+            jobs.clear()
+            complete.clear()
+        elif "complete" in found:
+            complete.add(str(found["complete"]))
+        else:
+            found.pop("unix_time", None)
+            with suppress(ValueError):
+                jobs.append(read_record(ChainJob, json.dumps(found)))
+    return Record(epoch=epoch, jobs=tuple(jobs), complete=frozenset(complete), life=life)
+
+
+def begin(state: Path) -> None:
+    """A beginning: what was submitted and complete before does not count any more."""
+    add_line(state, began=True, life=f"life-{secrets.token_hex(4)}")
+
+
+def add_line(state: Path, **values: object) -> None:
+    """A line of the record, with the time; a line that a crash tore stays one of its own."""
+    append_line(state / RECORD, values | {"unix_time": round(time.time(), 3)})
+
+
+def append_line(path: Path, values: Mapping[str, object]) -> None:
+    """A line of JSON, at the beginning of a line."""
+    with path.open("ab+") as file:
+        is_torn = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+        file.write(b"\n" * is_torn + json.dumps(values).encode() + b"\n")
+
+
+def add_job(state: Path, job: ChainJob) -> None:
+    """A submitted job."""
+    add_line(state, **asdict(job))
+
+
+def ending(state: Path) -> str:
+    """Why nothing more is submitted: gave-up, cancelled or done; empty if the chain goes on."""
+    return next((name for name in (CANCELLED, GAVE_UP, DONE) if (state / name).exists()), "")
+
+
+def chain_steps(word: str) -> list[ChainStep]:
+    """The steps of the chain in a folder, with their jobs, for those who show them. Asks nobody but the files."""
+    state = state_folder(word)
+    plan, record = read_plan_of(state), read_record_of(state)
+    steps = []
+    for unit in plan.units:
+        own = sorted((job for job in record.jobs if job.unit == unit.name), key=lambda job: job.kind == GATE)
+        how = "complete" if unit.name in record.complete else "submitted" if own else "waiting"
+        steps.append(ChainStep(name=unit.name, stage=unit.stage, state=how, jobs=tuple(own)))
+    return steps
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process at a time, on this host and wherever the file system passes locks on. TransientError if another one
+    does not end."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    with (folder / "lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TransientError(
+                        f"another patchline has been at work in {folder} for {PATIENCE_SECONDS:.0f} s; try again later"
+                    ) from None
+            time.sleep(_PAUSE_SECONDS)
+        yield

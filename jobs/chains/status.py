@@ -1,0 +1,188 @@
+"""Where a chain stands, for `patchline status FOLDER`: its steps from the files, and their jobs from one question to
+squeue."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.chains.state import (
+    CANCELLED,
+    DONE,
+    GATE,
+    GAVE_UP,
+    ChainStep,
+    chain_steps,
+    ending,
+    read_plan_of,
+    state_folder,
+)
+from jobs.cluster.array_findings import findings_of_tasks, num_tasks
+from jobs.cluster.queue import tasks_of
+from jobs.cluster.queue_reasons import Finding
+from jobs.cluster.slurm import QueuedJob, queued_with
+from jobs.output import advice, wrapped
+from shards.errors import UserError
+from shards.local_file import read_local_file
+from shards.output.quantities import plural
+from shards.output.terminal import printable_name
+
+_MOST_MESSAGE = 1 << 14
+_MOST_LINES = 6  # of what is said about one step
+_RUNS = ("RUNNING", "COMPLETING")
+_UNDER_WAY = ("running", "in the queue", "submitted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepStatus:
+    """A unit of a chain. `state`: complete, running, in the queue, submitted (its jobs have ended, its gate has not
+    looked yet), or waits for its turn. `jobs`: all that were submitted for it, its gates too; `running` and `queued`:
+    how many jobs and tasks of arrays run and wait, without the gates."""
+
+    name: str
+    stage: str
+    state: str
+    jobs: tuple[int, ...]
+    running: int
+    queued: int
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainStatus:
+    """A chain. `ending`: done, gave-up or cancelled, empty while it goes on; `message`: why it gave up. `complaint`:
+    why Slurm says nothing. `is_stalled`: it has not ended, and Slurm has no job that would take it further."""
+
+    folder: Path
+    ending: str
+    message: str
+    steps: tuple[StepStatus, ...]
+    complaint: str = ""
+    is_stalled: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether none of its steps has a job, or would get one; False while Slurm does not say."""
+        if self.ending or self.is_stalled:
+            return True
+        return not (self.complaint or any(step.state in _UNDER_WAY for step in self.steps))
+
+
+def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainStatus:
+    """What the files and, with an environment, Slurm say; the files alone if it does not answer. UserError if the
+    frozen chain cannot be read."""
+    state, queue, complaint = state_folder(str(folder)), list[QueuedJob](), ""
+    try:
+        queue = queued_with(read_plan_of(state).name, environ) if environ is not None else []
+    except UserError as error:
+        environ, complaint = None, str(error)
+    how, message = ending(state), ""  # after the queue: a job that ends the chain leaves the queue after that
+    if how == GAVE_UP:
+        message = read_local_file(state / GAVE_UP, most_bytes=_MOST_MESSAGE).decode(errors="replace").strip()
+    own = _own_runs(state)
+    steps = list[StepStatus]()
+    for step in chain_steps(str(folder)):
+        run_dir = own.get(step.name, "")
+        try:
+            steps.append(_step(step, queue, environ, run_dir=run_dir))
+        except UserError as error:  # from here on it is not asked again
+            environ, complaint = None, str(error)
+            steps.append(_step(step, queue, None, run_dir=run_dir))
+    is_stalled = not how and not queue and environ is not None and state.stat().st_uid == os.getuid()
+    return ChainStatus(
+        folder=folder, ending=how, message=message, steps=tuple(steps), complaint=complaint, is_stalled=is_stalled
+    )
+
+
+def _own_runs(state: Path) -> dict[str, str]:
+    """The run directory of each unit that has one."""
+    plan = read_plan_of(state)
+    dirs = {unit.name: unit.run_dirs() for unit in plan.units}
+    return {name: str(Path(plan.chdir) / found[0]) for name, found in dirs.items() if len(found) == 1 and found[0]}
+
+
+def _step(
+    step: ChainStep, queue: Sequence[QueuedJob], environ: Mapping[str, str] | None, *, run_dir: str
+) -> StepStatus:
+    mine = [one for one in queue if one.tag.startswith(f"{step.name}.e")]
+    running = sum(num_tasks(one.job) for one in mine if one.state in _RUNS)
+    waiting = sum(num_tasks(one.job) for one in mine) - running
+    state, findings = step.state, list[Finding]()
+    if step.state == "waiting":
+        state = "waits for its turn"
+    elif step.state == "submitted":
+        state = "running" if running else "in the queue" if waiting else "submitted"
+        kinds = ("job",) if mine else ("job", GATE)
+        asked = [[job.job for job in step.jobs if job.kind == kind][-1:] for kind in kinds]
+        numbers = [number for one in asked for number in one]
+        findings = _said_of(numbers, run_dir, environ) if environ is not None else []
+    return StepStatus(
+        name=step.name,
+        stage=step.stage,
+        state=state,
+        jobs=tuple(job.job for job in step.jobs),
+        running=running,
+        queued=waiting,
+        findings=tuple(findings),
+    )
+
+
+def _said_of(numbers: Sequence[int], run_dir: str, environ: Mapping[str, str]) -> list[Finding]:
+    found = []
+    for number in numbers:
+        if tasks := tasks_of(str(number), environ):
+            found += findings_of_tasks(tasks, run_dir=run_dir)
+    return found
+
+
+def runs_of(folder: Path) -> dict[Path, str]:
+    """The run directories of its steps that are there, and the unit of each."""
+    plan = read_plan_of(state_folder(str(folder)))
+    found = {Path(plan.chdir) / run_dir: unit.name for unit in plan.units for run_dir in unit.run_dirs() if run_dir}
+    there = ("job.yaml", "submit")
+    return {path: name for path, name in found.items() if any((path / one).exists() for one in there)}
+
+
+def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> list[str]:
+    """As they are shown: how the chain stands, and a line for each step; `is_short`: not for those that are complete.
+    Pure."""
+    done = sum(step.state == "complete" for step in status.steps)
+    count = f"{done} of {plural(len(status.steps), 'step')} complete"
+    name = printable_name(str(status.folder))
+    words = {
+        DONE: f"chain {name}: done",
+        GAVE_UP: f"chain {name}: gave up, {count}: {status.message}",
+        CANCELLED: f"chain {name}: cancelled, {count}",
+        "": f"chain {name}: {count}",
+    }
+    lines = wrapped(words[status.ending], columns, most_lines=_MOST_LINES)
+    if status.ending in (GAVE_UP, CANCELLED):
+        lines += wrapped("    > once it is mended, submit the chain again: what is complete stays", columns)
+    if status.is_stalled:
+        lines += wrapped("    no job of the chain is left, so it does not go on by itself", columns)
+        lines += wrapped("    > submit the chain again: what is complete stays", columns)
+    width = max(len(step.name) for step in status.steps)
+    for step in status.steps:
+        if is_short and step.state == "complete":
+            continue
+        tasks = [f"{step.running} running"] * bool(step.running) + [f"{step.queued} in the queue"] * bool(step.queued)
+        more = f": {', '.join(tasks)}" if step.running + step.queued > 1 else ""
+        jobs = f"  ({plural(len(step.jobs), 'job')}, the last {step.jobs[-1]})" if step.jobs else ""
+        lines += wrapped(f"    {step.name:<{width}}  {step.state}{more}{jobs}", columns)
+        for finding in step.findings:
+            lines += [f"        {part}" for part in wrapped(finding.words, columns - 8)]
+            lines += [f"        {part}" for part in advice(finding.todo, columns - 8)]
+    return lines
+
+
+def chain_json(status: ChainStatus) -> dict[str, Any]:
+    """As one object."""
+    return {
+        "chain": str(status.folder),
+        "ending": status.ending or None,
+        "message": status.message or None,
+        "complaint": status.complaint or None,
+        "stalled": status.is_stalled,
+        "steps": [asdict(step) for step in status.steps],
+    }

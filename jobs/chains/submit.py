@@ -1,0 +1,277 @@
+"""`patchline submit STAGE RECIPE --cluster FILE [--nodes N] [...]`: writes the batch script of a job, and submits it.
+
+The words of the stage are checked as the stage would check them, and the script by `sbatch --test-only`, before it is
+submitted. A run that has a job in the queue gets no second one, and one that is done gets none. Loads torch only to
+read the DONE of a run, and to plan the saves of training on GPUs.
+"""
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jobs import exit_codes
+from jobs.chains.checks import STOPPED_BY_HAND
+from jobs.chains.file import ChainConfig, StepConfig, read_chain
+from jobs.chains.state import alone, append_line
+from jobs.chains.submit_chain import submit_chain
+from jobs.cluster.batch_script import Request, batch_script, names_of, stage_body
+from jobs.cluster.limits import limits_of, partition_for, refuse_over_limits
+from jobs.cluster.run_end import has_ended, refuse_stopped
+from jobs.cluster.secret_names import refuse_secret_words, withheld
+from jobs.cluster.settings import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
+from jobs.cluster.slurm import QueuedJob, need_sbatch, queued_with, settled_with, slurms_answer, submitted
+from jobs.cluster.submit_checks import refuse_local, refuse_unprintable, refuse_unreachable, refuse_wrong_place
+from jobs.output import put
+from jobs.stages import WITH_SMOKE
+from jobs.submittable import Override, job_of_words, submit_folder, submitted_stage, value_in, work_name
+from jobs.train.sweep import USAGE as SWEEP
+from shards.errors import UserError
+from shards.output.terminal import printable_name
+from shards.schema.config_values import shown_value, whole_number
+
+log = logging.getLogger(__name__)
+USAGE = (
+    "patchline submit STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] "
+    "[--dry-run] [--no-check] [--any.field VALUE ...]"
+)
+_NUMBERS = {"--nodes": (1, 100_000), "--links": (1, 1000), "--spares": (0, 1024)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The flags of submit itself."""
+
+    cluster: str = ""
+    nodes: int = 1
+    time_limit: str = ""
+    links: int = 1
+    spares: int | None = None
+    """None: as in the cluster's settings."""
+    is_dry: bool = False
+    has_checks: bool = True
+
+
+def run(words: list[str], *, override: Override, environ: MutableMapping[str, str]) -> int:
+    """Submits, and returns the exit code. UserError for what Slurm or the stage would refuse."""
+    options, words = take_options(words)
+    kept = {"cluster": options.cluster, "is_dry": options.is_dry, "has_checks": options.has_checks}
+    if words[:1] and words[0].endswith((".yaml", ".yml")):
+        _refuse_flags_of_runs(options, words[1:], Options(**kept))  # type: ignore[arg-type]
+        return _submit_chain(read_chain(Path(words[0])), Path(words[0]).read_text(), options, override, environ)
+    if words[:1] == ["sweep"]:
+        refuse_secret_words(words)
+        config = _chain_of_sweep(words[1:], options)
+        return _submit_chain(config, json.dumps(asdict(config), indent=1) + "\n", options, override, environ)
+    if len(words) < 2 or words[1].startswith("-"):
+        raise UserError(f"usage: {USAGE}\n    or: patchline submit CHAIN.yaml --cluster FILE [--dry-run] [--no-check]")
+    stage, row = words[0], submitted_stage(words[0])
+    _refuse_wrong_numbers(options, stage, has_ranks=row.has_ranks)
+    refuse_secret_words(words)
+    cluster = read_settings(options.cluster, environ)
+    if options.spares is not None:
+        cluster = replace(cluster, spares=options.spares)
+    job = job_of_words(words, override)
+    run_dir = getattr(job, "run_dir", "")
+    if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
+        words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
+    refuse_unprintable(run_dir)
+    if _is_done(job, words) and not options.is_dry:
+        return exit_codes.DONE
+    if options.has_checks:
+        _check(words, options, cluster, environ, job=job)
+    request = _request(words, options, job=job, has_ranks=row.has_ranks)
+    text = batch_script(request, cluster, body=stage_body())
+    if options.is_dry:
+        put(text)
+        return _tell_test(request, text, environ)
+    return _submit(request, text, environ, links=options.links)
+
+
+def _is_done(job: Any, words: Sequence[str]) -> bool:
+    """Whether the run of the job is done, and says so. UserError for one that is stopped, or was done with others."""
+    if has_ended(job, extend="--extend" in words):
+        log.info("%s is done; nothing was submitted", printable_name(job.run_dir))
+        return True
+    refuse_stopped(job)
+    return False
+
+
+def _submit_chain(
+    config: ChainConfig, text: str, options: Options, override: Override, environ: MutableMapping[str, str]
+) -> int:
+    cluster = read_settings(options.cluster, environ)
+    reach_store(cluster, environ)
+    return submit_chain(
+        config,
+        cluster,
+        copies={"chain.yaml": text, "cluster.yaml": Path(options.cluster).read_text()},
+        is_dry=options.is_dry,
+        has_checks=options.has_checks,
+        override=override,
+        environ=environ,
+    )
+
+
+def _chain_of_sweep(words: list[str], options: Options) -> ChainConfig:
+    """A sweep as a chain of one step, in the folder of the sweep."""
+    if len(words) < 2 or words[0] not in WITH_SMOKE or options.links > 1:
+        raise UserError(f"usage: patchline submit {SWEEP.removeprefix('patchline ')} --cluster FILE [--nodes N]")
+    if not value_in(words, "--run-dir"):
+        raise UserError("--run-dir is missing: the folder of the sweep, in which each run has its own")
+    step = StepConfig(
+        name="sweep",
+        stage=words[0],
+        recipe=words[1],
+        sweep=tuple(words[2:]),
+        nodes=options.nodes,
+        time=options.time_limit,
+    )
+    return ChainConfig(folder=value_in(words, "--run-dir"), steps=(step,))
+
+
+def _check(words: list[str], options: Options, cluster: ClusterConfig, environ: Mapping[str, str], *, job: Any) -> None:
+    run_dir, has_ranks = getattr(job, "run_dir", ""), submitted_stage(words[0]).has_ranks
+    partition = partition_for(cluster, has_ranks=has_ranks)
+    refuse_unreachable(words, cluster)
+    refuse_wrong_place(cluster, run_dir=run_dir, nodes=options.nodes, limit=options.time_limit, job=job)
+    refuse_local(run_dir, nodes=options.nodes, partition=partition, environ=environ)
+    refuse_over_limits(
+        limits_of(partition, environ),
+        nodes=options.nodes + cluster.spares * has_ranks,
+        time_limit=options.time_limit or cluster.time_limit,
+        margin=cluster.margin_seconds,
+    )
+
+
+def _refuse_flags_of_runs(options: Options, words: Sequence[str], plain: Options) -> None:
+    """UserError for what a chain does not take."""
+    given = [f"--{name}" for name in ("nodes", "links", "spares") if getattr(options, name) != getattr(plain, name)]
+    given += ["--time"] * bool(options.time_limit) + [printable_name(word) for word in words]
+    if given:
+        raise UserError(
+            f"a chain takes no {given[0]}: its steps have `nodes:`, `time:`, `links:` and `flags:` of their own, and "
+            "the cluster's settings `spares:`; write it there"
+        )
+
+
+def _request(words: list[str], options: Options, *, job: Any, has_ranks: bool) -> Request:
+    folder = submit_folder(getattr(job, "run_dir", ""), words[0])
+    comment, name = work_name(words, job), names_of(words)
+    return Request(
+        words=tuple(words),
+        name=f"{name}-{comment[-8:]}" if options.links > 1 else name,  # singleton: jobs of one name wait for each other
+        comment=comment,
+        nodes=options.nodes,
+        time_limit=options.time_limit,
+        folder=folder,
+        chdir=Path.cwd(),
+        has_ranks=has_ranks,
+        dependency="singleton" if options.links > 1 else "",
+    )
+
+
+def take_options(words: list[str]) -> tuple[Options, list[str]]:
+    """The flags of submit out of a command's words, and the other words. UserError if one is wrong."""
+    options, rest, left = Options(), [], iter(words)
+    for word in left:
+        name, has_value, value = word.partition("=")
+        if word == "--dry-run":
+            options = replace(options, is_dry=True)
+        elif word == "--no-check":
+            options = replace(options, has_checks=False)
+        elif name not in ("--cluster", "--nodes", "--time", "--links", "--spares"):
+            rest.append(word)
+        else:
+            given = value if has_value else next(left, "")
+            options = _with(options, name, given)
+    return options, rest
+
+
+def _with(options: Options, name: str, value: str) -> Options:
+    if name == "--cluster":
+        return replace(options, cluster=value)
+    if name == "--time":
+        refuse_wrong_limit(value, what="--time")
+        return replace(options, time_limit=value)
+    number, (least, most) = whole_number(value), _NUMBERS[name]
+    if number is None or not least <= number <= most:
+        raise UserError(f"{name} is {shown_value(value)}; allowed: {least} to {most:,}")
+    if name == "--nodes":
+        return replace(options, nodes=number)
+    return replace(options, links=number) if name == "--links" else replace(options, spares=number)
+
+
+def _refuse_wrong_numbers(options: Options, stage: str, *, has_ranks: bool) -> None:
+    if options.nodes > 1 and not has_ranks:
+        raise UserError(f"--nodes is {options.nodes}, and {stage} runs on one; leave it out")
+    if options.spares and not has_ranks:
+        raise UserError(f"--spares is {options.spares}, and {stage} runs on one node; leave it out")
+    if options.links > 1 and stage not in WITH_SMOKE:
+        raise UserError(f"--links is of {' and '.join(WITH_SMOKE)}, whose runs are continued; leave it out")
+
+
+def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
+    """The cluster's settings, with the command that runs patchline there. UserError for what is wrong."""
+    if not path:
+        raise UserError("--cluster is missing: the YAML file of your cluster's settings, as slurm/cluster.example.yaml")
+    if names := withheld(environ):
+        log.info("kept from jobs, since Slurm stores what they inherit: %s", ", ".join(map(printable_name, names)))
+    return with_command(read_cluster(Path(path)), environ)
+
+
+def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> None:
+    """Makes this process look at the store as the jobs will."""
+    for name, value in (("AWS_ENDPOINT_URL", cluster.s3_endpoint), ("AWS_PROFILE", cluster.s3_profile)):
+        if value:
+            environ[name] = value
+
+
+def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: int) -> int:
+    need_sbatch(environ)
+    # Asked before there is a folder: a refusal leaves none that looks like a run.
+    said = "" if request.folder.exists() else slurms_answer([], environ, text=text)
+    try:
+        request.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make {request.folder}: {error.strerror}; give a folder that you may write to"
+        ) from error
+    with alone(request.folder):
+        if waiting := settled_with(request.comment, environ):
+            log.info("%s has a job already: %s; nothing was submitted", request.name, _shown(waiting))
+            return exit_codes.DONE
+        (request.folder / STOPPED_BY_HAND).unlink(missing_ok=True)
+        path = request.folder / f"{request.name}.sbatch"
+        path.touch(mode=0o600)
+        path.write_text(text)
+        log.info("%s", said or slurms_answer([str(path)], environ))
+        ids = [submitted([str(path)], environ) for _ in range(links)]
+        for job_id in ids:
+            line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
+            append_line(request.folder / "submitted.jsonl", line)
+    shown = printable_name(str(request.folder))
+    for job_id in ids:
+        log_path = f"{shown}/{request.name}-{job_id}.out"
+        log.info("job %s: %s on %s nodes; its log: %s", job_id, request.name, request.nodes, log_path)
+    return exit_codes.DONE
+
+
+def _tell_test(request: Request, text: str, environ: Mapping[str, str]) -> int:
+    """Says what Slurm would do with the script, if there is a Slurm; writes nothing that stays."""
+    if shutil.which("sbatch", path=environ.get("PATH")) is None:
+        log.warning("no sbatch on this machine, so Slurm was not asked about it")
+        return exit_codes.DONE
+    log.info("%s", slurms_answer([], environ, text=text))
+    if waiting := queued_with(request.comment, environ):
+        log.info("%s has a job already: %s", request.name, _shown(waiting))
+    return exit_codes.DONE
+
+
+def _shown(jobs: Sequence[QueuedJob]) -> str:
+    """Such as `12 RUNNING`."""
+    return ", ".join(f"{one.job} {one.state}" for one in jobs)

@@ -1,0 +1,229 @@
+"""`patchline submit CHAIN.yaml`: freezes a chain in its folder and submits what can be; or shows all of it."""
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jobs import exit_codes
+from jobs.chains.advance import Chain, advance, script_of
+from jobs.chains.chain_changes import refuse_changed
+from jobs.chains.checks import STOPPED_BY_HAND
+from jobs.chains.file import ChainConfig
+from jobs.chains.state import (
+    CANCELLED,
+    DONE,
+    GAVE_UP,
+    PLAN,
+    ChainPlan,
+    alone,
+    begin,
+    chain_name,
+    ending,
+    plan_json,
+    state_folder,
+)
+from jobs.chains.unit_jobs import gate_request, requests_of
+from jobs.chains.units import Unit, units_of
+from jobs.cluster.batch_script import Request
+from jobs.cluster.limits import gate_minutes, limits_of, partition_for, refuse_over_limits
+from jobs.cluster.secret_names import refuse_secret_words
+from jobs.cluster.settings import ClusterConfig
+from jobs.cluster.slurm import most_array_tasks, need_sbatch, settled_with, slurms_answer
+from jobs.cluster.submit_checks import refuse_local, refuse_unprintable, refuse_unreachable, refuse_wrong_place
+from jobs.output import put
+from jobs.submittable import SUBMITTED, Override, job_of_words, value_in
+from shards.errors import UserError
+from shards.output.terminal import printable_name
+
+log = logging.getLogger(__name__)
+_MOST_ASKED = 20  # answers of `sbatch --test-only`
+
+
+def submit_chain(
+    config: ChainConfig,
+    cluster: ClusterConfig,
+    *,
+    copies: Mapping[str, str],
+    is_dry: bool,
+    has_checks: bool,
+    override: Override,
+    environ: Mapping[str, str],
+) -> int:
+    """Returns the exit code. `copies`: texts to keep beside the chain, by name. UserError for what a stage or Slurm
+    would refuse, and with `has_checks` for what cannot work."""
+    units = units_of(config)
+    jobs = [(unit, words, _job_of(unit, words, override)) for unit in units for words in unit.words]
+    _refuse_names(config, jobs)
+    if has_checks:
+        _check_all(jobs, cluster, environ)
+    plan = ChainPlan(
+        name=chain_name(config.folder),
+        units=units,
+        rounds=config.rounds,
+        chdir=str(Path.cwd()),
+        command=cluster.command,
+        gate_minutes=gate_minutes(limits_of(partition_for(cluster, has_ranks=False), environ)),
+    )
+    state = state_folder(str(Path(config.folder).resolve()))
+    chain = Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override)
+    if is_dry:
+        return _show(chain)
+    need_sbatch(environ)
+    _refuse_changed(jobs)  # before the frozen chain is replaced
+    for request in _first_requests(chain):
+        text = script_of(chain, replace(request, dependency=""))
+        slurms_answer([], environ, text=text, what=f"the job {printable_name(request.name)}")
+    _make_folder(chain.state)
+    with alone(chain.state):
+        if not _begin(chain, copies):
+            return exit_codes.DONE
+    return _advance(chain)
+
+
+def _refuse_names(config: ChainConfig, jobs: Sequence[tuple[Unit, tuple[str, ...], Any]]) -> None:
+    refuse_unprintable(config.folder, what="folder")
+    for _, words, _ in jobs:
+        refuse_unprintable(value_in(words, "--run-dir"))
+
+
+def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
+    try:
+        refuse_secret_words(words)  # before a message quotes them
+        job = job_of_words(list(words), override)
+        if unit.best_of and not job.evaluation.url:
+            raise UserError("--evaluation.url is missing: the dataset on which the best of the sweep are scored")
+        return job
+    except UserError as error:
+        raise UserError(f"step {unit.step}: {error}") from error
+
+
+def _check_all(
+    jobs: Sequence[tuple[Unit, tuple[str, ...], Any]], cluster: ClusterConfig, environ: Mapping[str, str]
+) -> None:
+    refuse_unreachable([word for _, words, _ in jobs for word in words], cluster)
+    partition = partition_for(cluster, has_ranks=True)
+    for unit, words, job in jobs:
+        run_dir = value_in(words, "--run-dir")
+        try:
+            refuse_wrong_place(cluster, run_dir=run_dir, nodes=unit.nodes, limit=unit.time, job=job)
+            refuse_local(run_dir, nodes=unit.nodes, partition=partition, environ=environ)
+        except UserError as error:
+            raise UserError(f"step {unit.step}: {error}") from error
+    _refuse_over_limits(tuple(dict.fromkeys(unit for unit, _, _ in jobs)), cluster, environ)
+
+
+def _refuse_changed(jobs: Sequence[tuple[Unit, tuple[str, ...], Any]]) -> None:
+    for unit, words, job in jobs:
+        if unit.best_of:  # which values it has is known once its tries are over
+            continue
+        try:
+            refuse_changed(unit.stage, words, job)
+        except UserError as error:
+            raise UserError(f"step {unit.step}: {error}") from error
+
+
+def _refuse_over_limits(units: Sequence[Unit], cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
+    of_ranks, of_one = (limits_of(partition_for(cluster, has_ranks=each), environ) for each in (True, False))
+    for unit in units:
+        has_ranks = SUBMITTED[unit.stage].has_ranks
+        try:
+            refuse_over_limits(
+                of_ranks if has_ranks else of_one,
+                nodes=unit.nodes + cluster.spares * has_ranks,
+                time_limit=unit.time or cluster.time_limit,
+                margin=cluster.margin_seconds,
+            )
+        except UserError as error:
+            raise UserError(f"step {unit.step}: {error}") from error
+
+
+def _make_folder(state: Path) -> None:
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (state / "lock").touch()
+    except OSError as error:
+        raise UserError(f"cannot write to {state}: {error.strerror}; give a folder that you may write to") from error
+
+
+def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
+    """Freezes the chain and begins it, unless its jobs wait or run: then it says so, and returns False. A chain that
+    gave up begins again beside those of its jobs that still run."""
+    state, text, how = chain.state, plan_json(chain.plan), ending(chain.state)
+    frozen = (state / PLAN).read_text() if (state / PLAN).exists() else ""
+    waiting = settled_with(chain.plan.name, chain.environ)
+    shown = ", ".join(f"{one.job} {one.state}" for one in waiting[:10])
+    if waiting and frozen != text:
+        raise UserError(
+            f"another chain of {state.parent} has jobs ({shown}); cancel it with "
+            f"`patchline cancel {state.parent}`, or give another folder"
+        )
+    if waiting and how == CANCELLED:
+        raise UserError(
+            f"the chain was cancelled and still has jobs ({shown}); `patchline cancel {state.parent}` ends them"
+        )
+    if waiting and how != GAVE_UP:
+        log.info("the chain has jobs already: %s; nothing was submitted", shown)
+        return False
+    for name, content in {**copies, PLAN: text}.items():
+        part = state / f"{name}.part"
+        part.write_text(content)
+        part.replace(state / name)
+    for name in (CANCELLED, GAVE_UP, DONE):
+        (state / name).unlink(missing_ok=True)
+    for run_dir in (Path(one) for unit in chain.plan.units for one in unit.run_dirs() if one):
+        (run_dir / "submit" / STOPPED_BY_HAND).unlink(missing_ok=True)
+    begin(state)
+    return True
+
+
+def _advance(chain: Chain) -> int:
+    try:
+        return advance(chain)
+    except UserError as error:  # there may be no gate that asks again
+        (chain.state / GAVE_UP).write_text(f"{error}\n")
+        raise
+
+
+def _first_requests(chain: Chain) -> list[Request]:
+    """A request for every unit, and for the gate behind it: as many as there will be if nothing goes wrong."""
+    requests = []
+    most = most_array_tasks(chain.environ) if shutil.which("scontrol", path=chain.environ.get("PATH")) else 1001
+    for unit in chain.plan.units:
+        tag = f"{unit.name}.e1.r0"
+        pieces = requests_of(unit, range(unit.num_tasks), chain.plan, state=chain.state, tag=tag, most=most)
+        requests += [request for request, _ in pieces]
+        requests.append(gate_request(unit, chain.plan, state=chain.state, tag=f"gate.{tag}", after=[]))
+    return requests
+
+
+def graph_of(units: tuple[Unit, ...]) -> str:
+    """The units as lines of text, each with what it waits for."""
+    lines = []
+    for unit in units:
+        size = (
+            f" x {unit.num_tasks}" + (f", {unit.at_once} at once" if unit.at_once else "") if unit.num_tasks > 1 else ""
+        )
+        size += f", {unit.nodes} nodes" if unit.nodes > 1 else ""
+        size += f", {unit.links} links" if unit.links > 1 else ""
+        size += ", with the best values instead of the first" if unit.best_of else ""
+        begins = f"after {' and '.join(unit.after)}" if unit.after else "first"
+        lines += [f"[{unit.name}]  {unit.stage}{size}; {begins}", "   |", f"   +--> gate {unit.name}", "   |"]
+    return "\n".join([*lines[:-1], "        complete: submits what is after it; missing: only that again"]) + "\n"
+
+
+def _show(chain: Chain) -> int:
+    """Prints every script and the graph, and what Slurm says; writes nothing."""
+    requests = _first_requests(chain)
+    for request in requests:
+        put(f"# ===== {request.name}\n{script_of(chain, request)}\n")
+    put(graph_of(chain.plan.units))
+    if shutil.which("sbatch", path=chain.environ.get("PATH")) is None:
+        log.warning("no sbatch on this machine, so Slurm was not asked about it")
+        return exit_codes.DONE
+    for request in requests[:_MOST_ASKED]:
+        name, text = printable_name(request.name), script_of(chain, replace(request, dependency=""))
+        log.info("%s: %s", name, slurms_answer([], chain.environ, text=text, what=f"the job {name}"))
+    return exit_codes.DONE

@@ -1,0 +1,215 @@
+"""The short jobs of `patchline preflight`: two nodes that read each other's files, and with --deep a product of
+matrices on every node and an exchange between all. Pure judgements of what the nodes print.
+
+A job waits for nodes no longer than it is told to (`srun --immediate`), and Slurm ends it after a few minutes.
+"""
+
+import re
+import secrets
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from jobs.cluster.preflight_slurm import options_of
+from jobs.cluster.settings import ClusterConfig
+from jobs.cluster.slurm import ran
+from shards.errors import UserError
+from shards.files.typed_json import read_record
+from shards.output.terminal import printable_name
+from shards.schema.config_values import Range
+from shards.verifying.verdict import Verdict
+
+SLOW = 1.15  # times the median over all nodes
+_MINUTES = {"share": 3, "deep": 5}
+_CACHE_SECONDS = 75  # NFS may hide a new file for 60 s, by its default acdirmax
+_BUSY = re.compile(r"immediate|timed? ?out|busy|Unable to allocate", re.IGNORECASE)
+_LINE = re.compile(r"^preflight (?P<node>\S+) (?P<what>\w+) ?(?P<more>.*)$", re.MULTILINE)
+
+# Words: the folder, the word in its file `login`, and the command.
+_SHARE = r"""
+cd "$1" 2>/dev/null || { echo "preflight $SLURMD_NODENAME missing"; exit 0; }
+echo "$SLURMD_NODENAME" 2>/dev/null >"node-$SLURM_NODEID" || { echo "preflight $SLURMD_NODENAME unwritable"; exit 0; }
+for ((waited = 0; waited < $2; waited++)); do
+    unseen=""
+    for ((node = 0; node < SLURM_NNODES; node++)); do [[ -s node-$node ]] || unseen+=" $node"; done
+    [[ -n $unseen ]] || break
+    ls >/dev/null
+    sleep 1
+done
+[[ -s login ]] || unseen+=" login"
+echo "preflight $SLURMD_NODENAME ${unseen:+unseen}${unseen:-shared}"
+shift 2
+said=answers
+"$@" --version >/dev/null 2>&1 || said="silent $?"
+echo "preflight $SLURMD_NODENAME $said"
+"""
+_DEEP = r"""
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST") first=${first%%$'\n'*}
+MASTER_ADDR=$(scontrol --oneliner show node "$first" | grep -oP '\bNodeAddr=\K\S+')
+MASTER_PORT=$((20000 + SLURM_JOB_ID * 101 % 12000))
+export MASTER_ADDR MASTER_PORT
+exec "$@" __probe "$SLURMD_NODENAME"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFound:
+    """What one rank found on its node. `fault`: of the exchange, empty if there is none or it is still to come."""
+
+    node: str
+    rank: Annotated[int, Range(0)]
+    product_seconds: Annotated[float, Range(0)]
+    has_exchanged: bool = False
+    fault: str = ""
+
+
+def shared_checks(
+    cluster: ClusterConfig, folder: Path, *, wait_seconds: int, environ: Mapping[str, str]
+) -> list[Verdict]:
+    """Two nodes, and this one, write into a new folder below `folder`, and read each other's files."""
+    below = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
+    place = below / f".patchline-preflight-{secrets.token_hex(8)}"
+    try:
+        place.mkdir(mode=0o700)
+        (place / "login").write_text("login\n")
+    except OSError as error:
+        todo = "give a folder that you may write to"
+        return [_failed("run directory", f"{printable_name(str(below))}: {error.strerror}", todo)]
+    try:
+        words = [*_srun(cluster, "share", nodes=2, wait_seconds=wait_seconds), "--ntasks-per-node=1"]
+        script = "\n".join([*cluster.setup, _SHARE])
+        text, fault = _output(
+            [*words, "bash", "-c", script, "share", str(place), str(_CACHE_SECONDS), *cluster.command], environ
+        )
+    finally:
+        _remove(place)
+    if fault and not _LINE.search(text):
+        return [_unanswered("run directory", fault, wait_seconds)]
+    return judge_shared(text, where=printable_name(str(below)), command=shlex.join(cluster.command))
+
+
+def judge_shared(text: str, *, where: str, command: str) -> list[Verdict]:
+    """What the nodes have printed. Pure."""
+    said: dict[str, dict[str, str]] = {}
+    for match in _LINE.finditer(text):
+        said.setdefault(printable_name(match["node"]), {})[match["what"]] = match["more"]
+    bad = {node: _why(what, list(said)) for node, what in said.items() if "shared" not in what}
+    silent = [node for node, what in said.items() if "silent" in what]
+    names = " and ".join(sorted(said))
+    if bad or len(said) < 2:
+        value = f"{where}: " + ("; ".join(f"{node} {why}" for node, why in bad.items()) or f"only {names} answered")
+        found = [_failed("run directory", value, "give --run-dir a folder on storage that all nodes mount")]
+    else:
+        found = [Verdict(name="run directory", status="ok", value=f"{where}: written and read on {names}, and here")]
+    if silent:
+        todo = "correct `command:` and `setup:` in your cluster's settings: it must be on storage that the nodes share"
+        return [*found, _failed("command", f"{command} --version fails on {', '.join(silent)}", todo)]
+    return [*found, Verdict(name="command", status="ok", value=f"{command} answers on {names}")]
+
+
+def _why(what: Mapping[str, str], nodes: Sequence[str]) -> str:
+    if "missing" in what:
+        return "has no such folder"
+    if "unwritable" in what:
+        return "cannot write there"
+    others = [node for node in nodes if f"{nodes.index(node)}" in what.get("unseen", "").split()]
+    return f"does not see what {' and '.join(others) or 'another node'} wrote within {_CACHE_SECONDS} s"
+
+
+def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, environ: Mapping[str, str]) -> list[Verdict]:
+    """A product of matrices and an exchange on all nodes, one rank per GPU."""
+    tasks = f"--ntasks-per-node={max(1, cluster.gpus_per_node)}"
+    words = [*_srun(cluster, "deep", nodes=nodes, wait_seconds=wait_seconds), tasks, "--kill-on-bad-exit=0"]
+    script = "\n".join([*cluster.setup, _DEEP])
+    text, fault = _output([*words, "bash", "-c", script, "deep", *cluster.command], environ)
+    if fault and '"product_seconds"' not in text:
+        return [_unanswered("nodes, deep", fault, wait_seconds)]
+    return judge_deep(text, nodes=nodes)
+
+
+def judge_deep(text: str, *, nodes: int) -> list[Verdict]:
+    """What the ranks have printed: the later line of a rank replaces the earlier. Pure."""
+    ranks: dict[int, NodeFound] = {}
+    for line in text.splitlines():
+        if '"product_seconds"' in line:
+            try:
+                one = read_record(NodeFound, line)
+            except ValueError:
+                continue
+            ranks[one.rank] = one
+    by_node: dict[str, list[NodeFound]] = {}
+    for one in ranks.values():
+        by_node.setdefault(printable_name(one.node), []).append(one)
+    if not by_node:
+        return [_failed("product", "no node computed", "see `sinfo -R`, and run the command on a node by hand")]
+    return [_judge_speed(by_node, nodes), _judge_exchange(by_node, nodes)]
+
+
+def _judge_speed(by_node: Mapping[str, Sequence[NodeFound]], nodes: int) -> Verdict:
+    """A node is as slow as its slowest rank."""
+    seconds = {node: max(one.product_seconds for one in found) for node, found in by_node.items()}
+    median = statistics.median(seconds.values())
+    slow = {node: taken / median for node, taken in seconds.items() if taken > SLOW * median}
+    value = f"{median * 1e3:.3g} ms on {len(seconds)} nodes in the median"
+    if len(seconds) < nodes:
+        todo = "see `sinfo -R`, and leave out those that did not answer: options: [--exclude=NODES]"
+        return Verdict(name="product", status="failed", value=value, allowed=f"{nodes} nodes answer", todo=todo)
+    if slow:
+        named = ", ".join(f"{node} {(times - 1) * 100:.0f} % slower" for node, times in sorted(slow.items()))
+        todo = f"leave them out, since all wait for the slowest: options: [--exclude={','.join(sorted(slow))}]"
+        return Verdict(
+            name="product", status="warning", value=f"{value}; {named}", allowed="up to 15 % slower", todo=todo
+        )
+    return Verdict(name="product", status="ok", value=value)
+
+
+def _judge_exchange(by_node: Mapping[str, Sequence[NodeFound]], nodes: int) -> Verdict:
+    bad = {
+        node: next((one.fault for one in found if one.fault), "did not end")
+        for node, found in by_node.items()
+        if any(one.fault or not one.has_exchanged for one in found)
+    }
+    if not bad and len(by_node) == nodes:
+        return Verdict(name="exchange", status="ok", value=f"the sum over all ranks is right on {', '.join(by_node)}")
+    why = next(iter(bad.values()), "not all answered")
+    value = f"fails on {', '.join(bad) or 'some nodes'}: {printable_name(why)}"
+    todo = "check that nodes reach each other on ports 20000 to 32000, and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME"
+    return _failed("exchange", value, todo)
+
+
+def _srun(cluster: ClusterConfig, what: str, *, nodes: int, wait_seconds: int) -> list[str]:
+    options = options_of(cluster, nodes=nodes)
+    options.append("--export=ALL")  # also where the settings' own options say NONE
+    return ["srun", *options, f"--time={_MINUTES[what]}", f"--immediate={wait_seconds}", f"--job-name=preflight-{what}"]
+
+
+def _output(words: list[str], environ: Mapping[str, str]) -> tuple[str, str]:
+    """What a job prints, and why it failed, if it did."""
+    limit = next(int(word.partition("=")[2]) for word in words if word.startswith("--immediate="))
+    try:
+        done = ran(words, environ, seconds=limit + 60 * (max(_MINUTES.values()) + 2))
+    except UserError as error:
+        return "", str(error)
+    return done.stdout, "" if done.returncode == 0 else " ".join(done.stderr.split()) or "srun failed"
+
+
+def _unanswered(name: str, fault: str, wait_seconds: int) -> Verdict:
+    if _BUSY.search(fault):
+        value = f"not checked: no nodes were free within {wait_seconds} s"
+        todo = "try again later, or wait longer: --wait-seconds 600"
+        return Verdict(name=name, status="warning", value=value, allowed="nodes are free", todo=todo)
+    return _failed(name, printable_name(fault[:300]), "correct your cluster's settings; `srun` with the same options")
+
+
+def _failed(name: str, value: str, todo: str) -> Verdict:
+    allowed = {"run directory": "all nodes see the same files", "command": "exit code 0"}.get(name, "it works on all")
+    return Verdict(name=name, status="failed", value=value, allowed=allowed, todo=todo)
+
+
+def _remove(place: Path) -> None:
+    for path in place.iterdir():
+        path.unlink(missing_ok=True)
+    place.rmdir()

@@ -1,0 +1,169 @@
+"""Why a job waits or ended, in plain words, with the command that mends it. Pure.
+
+Slurm's words are in squeue's manual page under "JOB REASON CODES" and "JOB STATE CODES", and those of nodes in sinfo's.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jobs.cluster.queue import JobFacts, NodeFacts
+from shards.output.terminal import printable_name
+
+_HEALTHY = ("allocated", "mixed", "idle", "completing", "planned", "reserved")
+_LIMITS = ("QOS", "Assoc", "MaxCpu", "MaxMem", "MaxGRES", "MaxNode", "MaxJobs", "MaxSubmit", "MaxWall")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """`todo`: a command, or what to do; empty: nothing has to be done."""
+
+    words: str
+    todo: str = ""
+
+
+# Reasons of waiting jobs. {job}: the job's number; {start}: when it may start; {on}: the jobs that it waits for.
+_WAITING = {
+    "Priority": Finding(words="waits for its turn: jobs of a higher priority come first"),
+    "Resources": Finding(words="waits for nodes to become free"),
+    "BeginTime": Finding(words="may start again from {start} on; a requeued job waits about two minutes"),
+    "Dependency": Finding(words="waits for {on}"),
+    "DependencyNeverSatisfied": Finding(
+        words="will never start: it waited for the success of {on}, which failed",
+        todo="scancel {job}, then submit again",
+    ),
+    "JobHeldUser": Finding(words="is held by its user", todo="scontrol release {job}"),
+    "JobHeldAdmin": Finding(
+        words="is held by the administrators, or was requeued too often", todo="ask them; or scontrol release {job}"
+    ),
+    "PartitionTimeLimit": Finding(
+        words="asks for more time than its partition allows",
+        todo="scontrol update JobId={job} TimeLimit=LIMIT; `sinfo -o '%P %l'` lists the limits",
+    ),
+    "PartitionNodeLimit": Finding(
+        words="asks for more nodes than its partition allows", todo="scancel {job}, and submit with fewer --nodes"
+    ),
+    "PartitionDown": Finding(words="waits for its partition, which is down", todo="sinfo -s"),
+    "PartitionInactive": Finding(words="waits for its partition, which takes no jobs now", todo="sinfo -s"),
+    "ReqNodeNotAvail": Finding(words="waits for nodes that are down, drained or reserved", todo="sinfo -R"),
+    "NodeDown": Finding(words="waits for a node that is down", todo="sinfo -R"),
+    "BadConstraints": Finding(
+        words="asks for what no node has",
+        todo="scancel {job}, and correct `constraint:` and gpus_per_node; `sinfo -o '%N %f %G'` lists what there is",
+    ),
+    "JobArrayTaskLimit": Finding(words="waits for other tasks of its array: only some may run at the same time"),
+    "Reservation": Finding(words="waits for its reservation to begin", todo="scontrol show reservation"),
+    "Licenses": Finding(words="waits for licences", todo="scontrol show licenses"),
+    "InvalidAccount": Finding(
+        words="has an account that is not allowed here", todo="scancel {job}, and correct `account:`"
+    ),
+    "InvalidQOS": Finding(words="has a QOS that is not allowed here", todo="scancel {job}, and correct `qos:`"),
+}
+_ENDED = {
+    "TIMEOUT": Finding(
+        words="was ended at its time limit before it had stopped by itself",
+        todo="submit again; raise margin_seconds, if a step and a save take longer",
+    ),
+    "NODE_FAIL": Finding(words="lost a node", todo="submit again; `sinfo -R` lists nodes and reasons"),
+    "OUT_OF_MEMORY": Finding(
+        words="took more memory than it was given", todo="lower --micro-batch or the workers, or ask for more memory"
+    ),
+    "CANCELLED": Finding(words="was cancelled", todo="submit again to continue"),
+    "PREEMPTED": Finding(words="was preempted", todo="submit again to continue"),
+    "DEADLINE": Finding(words="was ended at its deadline", todo="submit again to continue"),
+    "BOOT_FAIL": Finding(words="got a node that did not boot", todo="submit again; `sinfo -R` lists nodes and reasons"),
+}
+_NOT_LAUNCHED = ("JobLaunchFailure", "0:53")  # the reason and the exit code; the first may be empty
+_LOG = "patchline logs {run} --lines 20"  # an unknown end; without a run's folder, words take its place
+_CODES = {
+    2: Finding(words="was refused for a mistake in its words or settings", todo=_LOG),
+    75: Finding(words="stopped with its work saved, and could not be requeued", todo="submit again to continue"),
+    74: Finding(
+        words="ended to be continued, by a fault outside or because jobs may not be requeued here (exit code 74)",
+        todo="the next job of its run continues it; if there is none, submit again",
+    ),
+    78: Finding(words="gave up: it would not succeed", todo="patchline doctor {run}"),
+}
+
+
+def finding_of(job: JobFacts, *, run_dir: str = "") -> Finding:
+    """What the state and reason of a job mean. `run_dir`: its run, for commands about it."""
+    if job.state == "PENDING":
+        return _filled(_of_waiting(job.reason), job)
+    if job.state in _ENDED:
+        return _filled(_ENDED[job.state], job)
+    if job.state == "FAILED" and {job.reason, job.exit_code} & {*_NOT_LAUNCHED}:
+        return _of_launch(job, run_dir)
+    if job.state == "FAILED":
+        code = job.exit_code.partition(":")[0]
+        known = _CODES.get(int(code)) if code.isascii() and code.isdecimal() and len(code) < 4 else None
+        how = known or Finding(words=f"failed with exit code {job.exit_code or '?'}", todo=_LOG)
+        return replace(how, todo=how.todo.replace("{run}", shlex.quote(run_dir)) if run_dir else _without_run(how.todo))
+    if job.state == "RUNNING":
+        limit = f" of {job.time_limit}" if job.time_limit else ""
+        return Finding(words=f"runs for {job.run_time or '?'}{limit} on {job.nodes or '?'}")
+    known_states = {"COMPLETED": "completed", "COMPLETING": "is ending", "SUSPENDED": "is suspended"}
+    return Finding(words=known_states.get(job.state, f"is {job.state}"))
+
+
+def _of_launch(job: JobFacts, run_dir: str) -> Finding:
+    """Of a job whose script never began, so that it has no log."""
+    which = f"log {printable_name(job.log)}" if job.log else "log"
+    words = f"could not start: its node could not open its {which}, or enter the folder it was submitted from"
+    checks = f"`patchline preflight --cluster FILE --run-dir {shlex.quote(run_dir) if run_dir else 'RUN'}`"
+    return Finding(words=words, todo=f"{checks} tells whether nodes can write there; then submit again")
+
+
+def _without_run(todo: str) -> str:
+    return "the log's last lines say why" if "{run}" in todo else todo
+
+
+def _of_waiting(reason: str) -> Finding:
+    if reason in _WAITING:
+        return _WAITING[reason]
+    if "launch_failed_requeued_held" in reason or "launch failed requeued held" in reason:
+        words = "is held: a node could not start it, so Slurm requeued it"
+        return Finding(words=words, todo="scontrol release {job}; `sinfo -R` may name a drained node")
+    if "requeued_in_held_state" in reason or "requeued held" in reason:
+        return Finding(words="was requeued, and is held", todo="scontrol release {job}")
+    if reason.startswith("ReqNodeNotAvail") or "DOWN, DRAINED" in reason.replace("_", " "):
+        return _WAITING["ReqNodeNotAvail"]
+    if reason.startswith(_LIMITS):
+        todo = "wait for your other jobs, or ask for more; `scontrol show assoc_mgr flags=qos,assoc` lists limits"
+        return Finding(words=f"waits because of a limit of its QOS or account ({reason})", todo=todo)
+    return Finding(words=f"waits: {reason}" if reason else "waits; Slurm has not said yet why")
+
+
+def _filled(finding: Finding, job: JobFacts) -> Finding:
+    start = job.start_time.replace("T", " ") or "a time that Slurm has not said"
+    values = {"{job}": job.job, "{start}": start, "{on}": _waited_for(job.dependency)}
+    words, todo = finding.words, finding.todo
+    for name, value in values.items():
+        words, todo = words.replace(name, value), todo.replace(name, value)
+    return Finding(words=words, todo=todo)
+
+
+def _waited_for(dependency: str) -> str:
+    """`job 12 and job 13` of `afterany:12(unfulfilled),afterok:13`."""
+    jobs = [f"job {number}" for number in re.findall(r":(\d+(?:_\d+|_\*)?)", dependency)]
+    earlier = ["its earlier jobs of the same name"] if "singleton" in dependency else []
+    return " and ".join([*jobs, *earlier]) or "another job"
+
+
+def findings_of_nodes(nodes: Sequence[NodeFacts]) -> list[Finding]:
+    """One for each node that is not well."""
+    found = []
+    for node in nodes:
+        state = node.state.rstrip("*~#!%$@^+-")
+        if state in _HEALTHY and not node.state.endswith("*"):
+            continue
+        silent = ", does not answer" if node.state.endswith("*") else ""
+        reason = f": {node.reason}" if node.reason and node.reason.lower() != "none" else ""
+        todo = (
+            f"once it is repaired: scontrol update NodeName={node.name} State=resume"
+            if "drain" in state or "down" in state
+            else ""
+        )
+        found.append(Finding(words=f"node {node.name} is {state}{silent}{reason}", todo=todo))
+    return found

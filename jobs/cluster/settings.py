@@ -1,0 +1,157 @@
+"""cluster.yaml: what all jobs on a cluster share, for `patchline submit`. slurm/cluster.example.yaml shows it."""
+
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+from jobs.cluster.secret_names import refuse_secret_lines
+from jobs.fields import job_from
+from jobs.job_files import Fields, read_tree
+from shards.errors import UserError
+from shards.schema.config_values import Range, refuse_wrong_values, shown_value
+
+# What sbatch reads in a line #SBATCH without quotes, and a site's names, constraints and lists are made of.
+_WORD = re.compile(r"[A-Za-z0-9_.,:;&|*+@/=()\[\]{}-]+")
+_OPTION = re.compile(rf"--[a-z][a-z0-9-]*(={_WORD.pattern})?")
+_LIMIT = re.compile(r"[0-9]{1,4}(-[0-9]{1,2}(:[0-9]{2}){0,2}|:[0-9]{2}(:[0-9]{2})?)?")
+_OURS = (
+    *("array", "chdir", "comment", "dependency", "error", "exclusive", "job-name", "nodes", "ntasks"),
+    "no-kill",
+    *("ntasks-per-node", "open-mode", "output", "requeue", "no-requeue", "signal", "wrap"),
+)
+# Options that are settings here.
+_SETTINGS = {
+    "account": "account",
+    "cpus-per-task": "cpus_per_rank",
+    "gpus": "gpus_per_node",
+    "gpus-per-node": "gpus_per_node",
+    "partition": "partition",
+    "time": "time_limit",
+}
+# With these sbatch answers something else than a job's number, or only once the job has ended.
+_OF_THE_ANSWER = ("help", "parsable", "quiet", "test-only", "usage", "verbose", "version", "wait")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """What is empty is left to the cluster."""
+
+    partition: str = ""
+    """Slurm's partition."""
+    account: str = ""
+    """Account that the time is charged to."""
+    qos: str = ""
+    """Quality of service."""
+    cpu_partition: str = ""
+    """Partition for jobs without GPUs: packing, checks, reports and the gates of a chain; empty: that of the others."""
+    constraint: str = ""
+    """Features that nodes must have, such as h100."""
+    gpus_per_node: Annotated[int, Range(0, 1024, zero="none: one rank per node")] = 0
+    """GPUs of each node, one rank per GPU."""
+    cpus_per_rank: Annotated[int, Range(0, 4096, zero="an equal share of the node's")] = 0
+    """CPUs of each rank."""
+    time_limit: str = ""
+    """Time limit of a job, in Slurm's words: 90 (minutes), 24:00:00, 2-00:00:00."""
+    margin_seconds: Annotated[int, Range(10, 86_400)] = 120
+    """How long before the time limit the ranks are asked to save: longer than a step and a save take."""
+    retries: Annotated[int, Range(0, 100)] = 2
+    """How often a crash is tried again in one allocation."""
+    requeue: bool = True
+    """Whether jobs may be requeued; no: a run is continued by a chain of jobs (`--links`)."""
+    launcher: Literal["srun", "torchrun"] = "srun"
+    """What starts the ranks: srun, one task per rank; or one torchrun per node."""
+    spares: Annotated[int, Range(0, 1024, zero="none: a job that loses a node is requeued")] = 0
+    """Nodes that a job has beside those it is asked for, to take the place of sick or lost ones."""
+    options: tuple[str, ...] = ()
+    """More options of sbatch, such as --reservation=vit."""
+    setup: tuple[str, ...] = ()
+    """Lines of shell before the command, such as `module load cuda/12.6`."""
+    command: tuple[str, ...] = ()
+    """The words that run patchline on a node, such as apptainer exec --nv image.sif patchline; empty: the patchline
+    that submits, which must be on storage that the nodes share."""
+    s3_endpoint: str = ""
+    """The S3-compatible store, such as https://s3.example.org; empty: AWS."""
+    s3_profile: str = ""
+    """Profile of ~/.aws/credentials. The secrets themselves are never submitted."""
+    scratch: str = ""
+    """Folder for temporary files on each node (TMPDIR)."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+        for name in ("partition", "cpu_partition", "account", "qos", "constraint"):
+            value = getattr(self, name)
+            if value and not _WORD.fullmatch(value):
+                raise UserError(f"{name} is {shown_value(value)}; allowed: letters, digits and _.,:;&|*+@/=()[]{{}}-")
+        if self.time_limit:
+            refuse_wrong_limit(self.time_limit, what="time_limit")
+        for option in self.options:
+            if not _OPTION.fullmatch(option):
+                raise UserError(f"options has {shown_value(option)}; allowed: --name or --name=value, without spaces")
+            _refuse_ours(option)
+        refuse_secret_lines(self.options, what="options")
+        for name in ("setup", "command"):
+            _refuse_lines(getattr(self, name), what=name)
+        for name in ("s3_endpoint", "s3_profile", "scratch"):
+            if not getattr(self, name).isprintable():
+                raise UserError(f"{name} is {shown_value(getattr(self, name))}; allowed: printable characters")
+        if self.s3_endpoint and not re.fullmatch(r"https?://[^/@\s]+(/[^@\s]*)?", self.s3_endpoint):
+            raise UserError(
+                f"s3_endpoint is {shown_value(self.s3_endpoint)}; allowed: http(s)://HOST[:PORT], without a password"
+            )
+
+
+def _refuse_ours(option: str) -> None:
+    """UserError for an option that patchline depends on, also if it is abbreviated, as sbatch takes it."""
+    name = option.removeprefix("--").partition("=")[0]
+    names = sorted((*_OURS, *_SETTINGS, *_OF_THE_ANSWER))  # an exact name comes first
+    full = next((one for one in names if one.startswith(name)), "")
+    if not full:
+        return
+    shown = shown_value(option) + (f", which sbatch may take for --{full}" if full != name else "")
+    if full in _SETTINGS:
+        raise UserError(f"options has {shown}; set `{_SETTINGS[full]}:` instead")
+    why = "with which sbatch does not answer as it must" if full in _OF_THE_ANSWER else "which patchline sets itself"
+    raise UserError(f"options has {shown}, {why}; leave it out")
+
+
+def _refuse_lines(lines: tuple[str, ...], *, what: str) -> None:
+    refuse_secret_lines(lines, what=what)
+    for line in lines:
+        if not line.strip() or not line.isprintable():
+            raise UserError(f"{what} has {shown_value(line)}; allowed: one line of printable characters")
+
+
+def refuse_wrong_limit(text: str, *, what: str) -> None:
+    """UserError if a time limit is not in Slurm's words."""
+    if not _LIMIT.fullmatch(text):
+        raise UserError(f"{what} is {shown_value(text)}; allowed: MINUTES, HH:MM:SS or D-HH:MM:SS, such as 24:00:00")
+
+
+def read_cluster(path: Path) -> ClusterConfig:
+    """The settings in a YAML file. UserError, with the line, for what is wrong."""
+    tree = read_tree(path, todo="give --cluster your copy of slurm/cluster.example.yaml")
+    if not isinstance(tree, Fields):
+        raise UserError(f"{path} has no fields; copy slurm/cluster.example.yaml and change it")
+    try:
+        found, report = job_from(tree, kind=ClusterConfig, base=ClusterConfig())
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if report.faults:
+        faults = [(f"{path}, line {line}" if line else str(path), message) for line, message in sorted(report.faults)]
+        raise UserError("\n".join(f"{where}: {message}" for where, message in faults[:8]))
+    return cast("ClusterConfig", found)
+
+
+def with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> ClusterConfig:
+    """The settings with the command of this environment, if they name none. UserError if it has none."""
+    if cluster.command:
+        return cluster
+    beside = Path(sys.executable).parent / "patchline"  # of this environment, on the PATH or not
+    found = shutil.which("patchline", path=environ.get("PATH")) if not beside.is_file() else str(beside)
+    if found is None:
+        raise UserError("patchline is not on the PATH; set `command:` in the file of your cluster's settings")
+    return replace(cluster, command=(str(Path(found).absolute()),))

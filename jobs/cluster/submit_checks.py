@@ -1,0 +1,183 @@
+"""What `patchline submit` refuses before a job waits in the queue for it: a store or a run directory that cannot work,
+and a time limit in which nothing is saved. Each message says what to do; `--no-check` submits all the same."""
+
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jobs.cluster.preflight_slurm import asked_seconds
+from jobs.cluster.settings import ClusterConfig
+from jobs.cluster.slurm import ran
+from jobs.settings.models import PlanJob
+from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
+from pipeline.training.reporting.ledger import last_line
+from pipeline.training.settings.job import TrainingJob
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import read_local_file
+from shards.output.quantities import duration
+from shards.output.terminal import printable_name
+from shards.schema.config_values import shown_value
+from shards.verifying.s3_probe import unreachable
+
+_MOUNTS = Path("/proc/mounts")
+_LOCAL_TO_ONE_NODE = ("tmpfs", "ramfs", "devtmpfs")
+_ON_A_DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "overlay")
+_EXPORTS = Path("/var/lib/nfs/etab")  # what this machine shares by NFS
+_ROOMIEST = "b200"  # whatever the GPU is, a checkpoint has the same bytes
+_MOST_BYTES = 16 << 20
+_ANYWAY = "or submit with --no-check"
+
+
+def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig) -> None:
+    """UserError for the first of the buckets in the words that cannot be used."""
+    for url in urls_of(words):
+        fault = unreachable(url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile)
+        if fault:
+            raise UserError(f"{fault.value}; {fault.todo}, {_ANYWAY}")
+
+
+def refuse_wrong_place(cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str, job: object = None) -> None:
+    """UserError for a run directory or a time limit that cannot work. `run_dir`: empty for a stage without one;
+    `limit`: --time, or empty."""
+    if not run_dir:
+        return
+    kind = file_system(Path(run_dir), _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else "")
+    if nodes > 1 and kind in _LOCAL_TO_ONE_NODE:
+        raise UserError(
+            f"--run-dir {printable_name(run_dir)} is on {kind}, in the memory of this machine; allowed: storage that "
+            f"all nodes share; choose another folder, {_ANYWAY}"
+        )
+    stall = _mean_stall(Path(run_dir))
+    refuse_short_limit(stall, limit or cluster.time_limit, margin=cluster.margin_seconds)
+    if isinstance(job, TrainingJob) and cluster.gpus_per_node:
+        refuse_short_margin(planned_save_seconds(job, nodes=nodes, gpus=cluster.gpus_per_node), cluster.margin_seconds)
+
+
+def refuse_local(run_dir: str, *, nodes: int, partition: str, environ: Mapping[str, str]) -> None:
+    """UserError if a run of several nodes has its directory on a disk of this machine, which it does not share by NFS,
+    and the nodes are other machines. `partition`: empty: Slurm's default."""
+    if not run_dir or nodes == 1 or shutil.which("sinfo", path=environ.get("PATH")) is None:
+        return
+    mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else ""
+    kind = file_system(Path(run_dir), mounts)
+    if kind not in _ON_A_DISK or is_exported(Path(run_dir), _text(_EXPORTS)):
+        return
+    named = [f"--partition={partition}"] if partition else []
+    done = ran(["sinfo", "--noheader", "--Node", *named, "--format=%n %o"], environ)
+    others = [line.split() for line in done.stdout.splitlines() if done.returncode == 0 and line.strip()]
+    if others and not any(_is_here(name) for names in others for name in names):
+        raise UserError(
+            f"--run-dir {printable_name(run_dir)} is on a disk of this machine ({kind}), which the nodes, such as "
+            f"{printable_name(others[0][0])}, do not see; allowed: storage that all nodes share; choose another folder "
+            f"(`patchline preflight --run-dir` asks two nodes), {_ANYWAY}"
+        )
+
+
+def is_exported(path: Path, etab: str) -> bool:
+    """Whether a path is in a folder that this machine shares by NFS, from the text of /var/lib/nfs/etab. Pure but for
+    links on the way."""
+    where = path.absolute().resolve()
+    folders = [line.split()[0].replace("\\040", " ") for line in etab.splitlines() if line.strip()]
+    return any(where.is_relative_to(folder) for folder in folders)
+
+
+def _is_here(name: str) -> bool:
+    """Whether a node's name or address is that of this machine."""
+    own = socket.gethostname()
+    return name in (own, own.partition(".")[0], "localhost") or name.startswith("127.") or name == "::1"
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_local_file(path, most_bytes=_MOST_BYTES).decode(errors="replace")
+    except (OSError, InvalidDataError):
+        return ""
+
+
+def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
+    """How long a save takes on so many GPUs of each node, by the memory model and the rate that `patchline plan`
+    assumes of a node; 0 if the job cannot be planned."""
+    from pipeline.planning.cost import cost_of  # noqa: PLC0415 - loads torch
+    from pipeline.planning.forecast import forecast  # noqa: PLC0415
+
+    plan = PlanJob()
+    try:
+        cost = cost_of(job, num_images=0, num_classes=0, days=plan.days)
+        found = forecast(job, cost, gpu=_ROOMIEST, num_gpus=nodes * gpus, mfu=plan.mfu, num_classes=0)
+    except UserError:
+        return 0.0
+    return found.stall_seconds + found.checkpoint_bytes / nodes / (plan.writer_gb_per_second * 1e9)
+
+
+def refuse_short_margin(save_seconds: float, margin: int) -> None:
+    """UserError if a save takes longer than what is left for it before the time limit. Pure."""
+    if save_seconds >= margin:
+        raise UserError(
+            f"a save would take about {save_seconds:,.0f} s at {PlanJob().writer_gb_per_second:g} GB/s per node, and "
+            f"margin_seconds is {margin}; raise margin_seconds in your cluster's settings above it, {_ANYWAY}"
+        )
+
+
+def refuse_unprintable(run_dir: str, *, what: str = "--run-dir") -> None:
+    """UserError for paths that cannot be in a batch script: of a folder that the flag or field `what` gives, and of the
+    current one."""
+    for name, path in (("the current folder", str(Path.cwd())), (what, run_dir)):
+        if not path.isprintable():
+            raise UserError(
+                f"{name} is {shown_value(path)}; allowed: printable characters, since sbatch reads it from a line of a "
+                "script; choose another folder"
+            )
+        if "\\" in path or "\\" in str(Path(path).resolve()):  # a link may lead there
+            raise UserError(
+                f"{name} is {shown_value(path)}; allowed: a path without a backslash, as Slurm opens no log there; "
+                "choose another folder"
+            )
+
+
+def urls_of(words: Sequence[str]) -> list[str]:
+    """One URL for each bucket that the words name. Pure."""
+    values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
+    found: dict[str, str] = {}
+    for value in values:
+        if value.startswith("s3://") and len(value) > len("s3://"):
+            found.setdefault(value.split("/")[2], value)
+    return list(found.values())
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """The kind of the file system that a path is, or will be, on, from the text of /proc/mounts; empty if not known.
+    Pure but for links on the way."""
+    where, best, kind = path.absolute().resolve(), -1, ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = Path(fields[1].replace("\\040", " "))
+        if where.is_relative_to(point) and len(point.parts) >= best:  # of two on one point the later counts
+            best, kind = len(point.parts), fields[2]
+    return kind
+
+
+def refuse_short_limit(stall_seconds: float, limit: str, *, margin: int) -> None:
+    """UserError if a job would be cut off before it has saved. `stall_seconds`: what a save of this run has held it up
+    so far, 0 if not known. Pure."""
+    asked = asked_seconds(limit)
+    if asked is not None and asked <= margin:
+        raise UserError(
+            f"the time limit is {duration(asked)}, and the ranks are asked to save {margin} s before it; raise --time, "
+            "or lower margin_seconds to no less than a step and a save take"
+        )
+    if stall_seconds >= margin:
+        raise UserError(
+            f"a save has held this run up for {stall_seconds:,.0f} s so far, and margin_seconds is {margin}; raise "
+            f"margin_seconds in your cluster's settings above it, {_ANYWAY}"
+        )
+
+
+def _mean_stall(run_dir: Path) -> float:
+    """Mean seconds that a save of the run held it up, by its ledger, which has a line for each; 0 without one."""
+    last, path = last_line(run_dir), run_dir / LEDGER
+    if not last:
+        return 0.0
+    return float(last["seconds"]["checkpoint"]) / max(1, path.read_bytes().count(b"\n"))

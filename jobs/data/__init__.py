@@ -1,0 +1,1 @@
+"""Datasets: pack, index, verify and card."""

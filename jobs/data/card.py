@@ -1,0 +1,52 @@
+"""`patchline card`: writes a dataset's card, an HTML page that shows what is in it."""
+
+import logging
+import shlex
+import sys
+
+from jobs import exit_codes
+from jobs.settings.data import CardJob
+from shards.card.card import CARD_PATH, CardFacts, gather_facts
+from shards.card.card_page import Use, render
+from shards.card.card_words import shown, title_of
+from shards.dataset import open_dataset
+from shards.errors import UserError
+
+__all__ = ["CardJob", "run"]
+
+log = logging.getLogger(__name__)
+
+
+def run(job: CardJob) -> int:
+    """Writes the card and changes nothing else; returns 0."""
+    if not job.url:
+        raise UserError("the dataset's URL is missing; give a folder or s3://bucket/prefix")
+    dataset = open_dataset(job.url)
+    facts = gather_facts(dataset, num_tiles=job.num_mosaic)
+    page = render(facts, use=use_of(facts))
+    dataset.store.write(CARD_PATH, page)
+    log.info("%s/%s: %.1f MB, %d samples", dataset.url, CARD_PATH, len(page) / 1e6, dataset.num_samples)
+    return exit_codes.DONE
+
+
+def use_of(facts: CardFacts) -> Use | None:
+    """The command that trains on a training split or evaluates on another one; None if no sample has a label."""
+    if not facts.class_counts.any():
+        return None
+    # A URL that cannot be shown as it is cannot be copied either.
+    url = facts.url if shown(facts.url, most=sys.maxsize) == facts.url else "URL"
+    run_dir = f"runs/{shown(title_of(facts.url).removesuffix(f'-{facts.split}'))}"
+    source = facts.plan.settings.get("source")
+    is_digits = isinstance(source, dict) and source.get("kind") == "digits"
+    if facts.split == "train":
+        recipe = "digits_smoke" if is_digits else "photos_smoke"
+        words = ["pretrain", recipe, "--data.url", url, "--run-dir", run_dir]
+        about = "A small model, trained in minutes on any machine. Larger ones are listed by: patchline pretrain"
+        return _use("Train on it", about, words + ["--loss", "sigmoid"] * facts.tally.is_multi_label)
+    transform = "resize" if is_digits else "central_crop"
+    about = "This evaluates the weights that a training run wrote."
+    return _use("Evaluate on it", about, ["evaluate", transform, "--weights", f"{run_dir}/weights", "--data.url", url])
+
+
+def _use(title: str, about: str, words: list[str]) -> Use:
+    return Use(title=title, about=about, command=shlex.join(["patchline", *words]))

@@ -1,0 +1,48 @@
+"""`patchline index`: indexes WebDataset tars made by others, in place."""
+
+import logging
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.record import write_record
+from jobs.settings.data import IndexJob
+from shards.adoption.adopt import Adoption, adopt
+from shards.adoption.foreign_samples import SampleRules
+from shards.adoption.foreign_tar import AdoptSpec
+from shards.adoption.tar_lists import find_tars, split_pattern
+from shards.errors import UserError
+from shards.packing.about import describe
+from shards.store import open_store
+
+__all__ = ["IndexJob", "run"]
+
+log = logging.getLogger(__name__)
+
+
+def run(job: IndexJob) -> int:
+    """0 once the manifest is written; the tars stay as they are."""
+    if not job.url:
+        raise UserError("the URL of the tars is missing; give a folder or s3://bucket/prefix")
+    spec = spec_of(job)
+    tars_url, pattern = split_pattern(job.url)
+    tars = find_tars(tars_url, pattern=pattern, tars_file=job.tars_file)
+    if job.run_dir:
+        write_record(Path(job.run_dir), stage="index", job=job)
+    adoption = Adoption(tars_url=tars_url, index_url=job.index_url or tars_url, tars=tuple(tars), spec=spec)
+    manifest = adopt(adoption, workers=job.workers, max_quarantined=job.max_quarantined)
+    describe(open_store(adoption.index_url), manifest, job.about())
+    counts = (manifest.num_samples, len(manifest.shards), manifest.num_classes, manifest.num_quarantined)
+    log.info("%s: %d samples in %d tars, %d classes, %d in quarantine", adoption.index_url, *counts)
+    return exit_codes.DONE
+
+
+def spec_of(job: IndexJob) -> AdoptSpec:
+    """All settings that decide what is adopted."""
+    rules = SampleRules(image_keys=job.image_keys, label_key=job.label_key, label_field=job.label_field)
+    return AdoptSpec(
+        rules=rules,
+        split=job.split,
+        samples_per_block=job.samples_per_block,
+        labels_file=job.labels_file,
+        limits=job.limits,
+    )

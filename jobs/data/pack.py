@@ -1,0 +1,191 @@
+"""`patchline pack`: packs an image collection into shards, in four phases that can each be continued."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.record import write_record
+from jobs.settings.data import PackJob, Phase
+from shards.errors import StorageError, UnreachableError, UserError
+from shards.images.config import PERCEPTUAL_HASH
+from shards.manifest import MANIFEST_PATH, Manifest
+from shards.output.progress import Progress
+from shards.output.quantities import plural
+from shards.packing.about import describe
+from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
+from shards.packing.listing import Listing, listed
+from shards.packing.merge import discard_work, merge, refuse_quarantine
+from shards.packing.missing import shards_of_part
+from shards.packing.plan import Plan, read_plan, refuse_other_versions
+from shards.packing.planning import make_plan
+from shards.packing.scan import ScanTask, scan_slice
+from shards.packing.spec import PackSpec
+from shards.packing.summary import packed_words, refused_words
+from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
+from shards.reading.parallel import run_tasks
+from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source
+from shards.store import MissingObjectError, Store, open_store
+
+__all__ = ["PackJob", "Phase", "complete", "run", "source_of_split", "spec_of"]
+
+log = logging.getLogger(__name__)
+
+
+def run(job: PackJob) -> int:
+    """Runs the requested phases and returns the exit code. If interrupted, it keeps what is finished."""
+    if not job.out:
+        raise UserError("--out is missing; give a folder or s3://bucket/prefix")
+    try:
+        return _phases(job)
+    except KeyboardInterrupt:
+        log.info("stopped; what is packed so far stays in %s; run the same command to continue", job.out)
+        return exit_codes.CONTINUE
+
+
+def _phases(job: PackJob) -> int:
+    store, spec, began = open_store(job.out), spec_of(job), time.monotonic()
+    if job.run_dir:
+        write_record(Path(job.run_dir), stage="pack", job=job)
+    plan = read_plan(store, spec)
+    if plan is not None and (packed := complete(store, plan)):
+        discard_work(store)  # if the command was killed just before
+        log.info("%s is already packed: %d samples; its source was not read again", store.url, plan.num_samples)
+        describe(store, packed, job.about())
+        return exit_codes.DONE
+    if job.phase in ("all", "scan") and plan is None:
+        _scan(job, spec, store)
+    with _was_reachable():
+        if job.phase in ("all", "plan"):
+            plan = plan or _planned(job, spec, store)
+            _refuse_quarantine(plan, job, store)
+        if job.phase in ("all", "shards"):
+            _shards(job, spec, _needed(plan, store))
+        if job.phase in ("all", "merge"):
+            manifest = merge(store, spec, _needed(plan, store), max_quarantined=job.max_quarantined)
+            describe(store, manifest, job.about())
+            log.info("%s", packed_words(store, manifest, seconds=time.monotonic() - began))
+    if job.phase in ("scan", "shards"):
+        log.info("%s: phase %s, part %s is done", store.url, job.phase, job.part)
+    return exit_codes.DONE
+
+
+@contextmanager
+def _was_reachable() -> Iterator[None]:
+    """The scan has read all storage: if a new worker process cannot reach it, it has gone away."""
+    try:
+        yield
+    except UnreachableError as error:
+        raise StorageError(str(error)) from error
+
+
+def spec_of(job: PackJob) -> PackSpec:
+    """All settings that decide the bytes of the shards; workers and parts do not."""
+    return PackSpec(
+        source=source_of_split(job.source, job.split),
+        split=job.split,
+        samples_per_shard=job.samples_per_shard,
+        samples_per_block=job.samples_per_block,
+        seed=job.seed,
+        labels_file=job.labels_file,
+        limits=job.limits,
+        dedup=job.dedup,
+        resize=job.resize,
+        unlabeled=job.unlabeled,
+    )
+
+
+def source_of_split(source: Source, split: str) -> Source:
+    """The source of this split: the digits' own split, or the split's name in place of `{split}` in file names."""
+    if isinstance(source, DigitsSource):
+        if split not in ("train", "test"):
+            raise UserError(f"--split is {split!r}; the digits have train and test")
+        if source.split not in ("train", split):
+            raise UserError(f"--source.split is {source.split!r} but --split is {split!r}; set --split alone")
+        return replace(source, split=split)  # type: ignore[arg-type]
+    if isinstance(source, ParquetSource | ManifestSource):
+        return replace(source, files=tuple(path.replace("{split}", split) for path in source.files))
+    return source
+
+
+def _scan(job: PackJob, spec: PackSpec, store: Store) -> None:
+    part, num_parts = job.share
+    find_sets(spec.dedup.against)  # reports a wrong URL now, not after all images are read
+    listing = listed(store, spec.source, scan_hash=spec.scan_hash(), relist=job.phase == "all")
+    amounts, unit = listing.amounts()
+    mine = range(part, len(listing.slices), num_parts)
+    tasks = (
+        ScanTask(url=job.out, spec=spec, number=number, slice_sha256=listing.slices[number].sha256) for number in mine
+    )
+    with Progress("scan", sum(amounts[number] for number in mine), unit=unit) as progress:
+        for number in run_tasks(scan_slice, tasks, workers=job.workers):
+            progress.advance(amounts[number])
+    if spec.is_hashed:
+        _hash_evaluation_sets(job, spec)
+
+
+def _hash_evaluation_sets(job: PackJob, spec: PackSpec) -> None:
+    part, num_parts = job.share
+    every = list(hash_tasks(job.out, find_sets(spec.dedup.against), hash_name=PERCEPTUAL_HASH))
+    tasks: Iterator[HashTask] = iter(every[part::num_parts])
+    with Progress("evaluation sets", len(every[part::num_parts]), unit="shards") as progress:
+        for count in run_tasks(hash_shard, tasks, workers=job.workers):
+            progress.advance(count)
+
+
+def _planned(job: PackJob, spec: PackSpec, store: Store) -> Plan:
+    listing: Listing = listed(store, spec.source, scan_hash=spec.scan_hash())
+    plan = make_plan(store, spec, listing, workers=job.workers)
+    images = f"{plural(plan.num_samples, 'image')} of {plural(len(plan.label_names), 'class')}"
+    log.info("plan: %s into %s", images, plural(plan.num_shards, "shard"))
+    if plan.num_relabelled:
+        log.info("%s with other labels than the image they copy", plural(plan.num_relabelled, "duplicate"))
+    return plan
+
+
+def _refuse_quarantine(plan: Plan, job: PackJob, store: Store) -> None:
+    """If too much of the source is refused, logs the first reasons before the error."""
+    try:
+        refuse_quarantine(plan, max_quarantined=job.max_quarantined, url=store.url)
+    except UserError:
+        log.info("%s", refused_words(store))
+        raise
+
+
+def _shards(job: PackJob, spec: PackSpec, plan: Plan) -> None:
+    refuse_other_versions(plan, spec)
+    part, num_parts = job.share
+    mine = shards_of_part(part, num_parts, num_shards=plan.num_shards)
+    tasks = (
+        ShardTask(
+            url=job.out,
+            plan_hash=plan.hash,
+            spec=spec,
+            shard=shard,
+            samples_sha256=plan.files.get(samples_of_shard(shard, spec), ""),
+            max_quarantined=job.max_quarantined,
+        )
+        for shard in mine
+    )
+    most = min(plan.num_samples, len(mine) * spec.samples_per_shard)
+    with Progress("shards", most, unit="images") as progress:
+        for count in run_tasks(pack_shard, tasks, workers=job.workers):
+            progress.advance(count)
+
+
+def _needed(plan: Plan | None, store: Store) -> Plan:
+    if plan is None:
+        raise UserError(f"{store.url} has no plan yet; run --phase scan and --phase plan first")
+    return plan
+
+
+def complete(store: Store, plan: Plan) -> Manifest | None:
+    """The manifest, if this plan is packed already."""
+    try:
+        manifest = Manifest.from_bytes(store.read(MANIFEST_PATH))
+    except (MissingObjectError, ValueError):
+        return None
+    return manifest if manifest.plan_hash == plan.hash else None

@@ -1,0 +1,1 @@
+"""What weights are worth: evaluate, fewshot, predict, inspect; weights in and out."""

@@ -1,0 +1,149 @@
+"""`patchline evaluate`: the scores of a weights folder over every sample of a dataset, each exactly once."""
+
+import base64
+import json
+import math
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jobs import exit_codes
+from jobs.interrupts import AnsweredInExchanges
+from jobs.output import put
+from jobs.record import write_record
+from jobs.settings.models import EvaluateJob
+from pipeline.evaluation.examples import Examples, pictures
+from pipeline.evaluation.scores import Scores, evaluate
+from pipeline.evaluation.targets import Targets, by_class_map, by_lists, by_name, read_class_map, read_lists
+from pipeline.models.weights.folder import Weights, filled_model, open_weights, refuse_no_classifier
+from pipeline.ranks.world import World, current_world, joined
+from shards.dataset import Dataset, open_dataset
+from shards.errors import InvalidDataError, UserError
+from shards.output.terminal import printable_name
+from shards.part import opened_parts
+from shards.reading.read import locate_row
+
+__all__ = ["EvaluateJob", "run"]
+
+_SCORES, _CLASSES, _EXAMPLES = "scores.json", "classes.json", "examples.json"
+
+
+def run(job: EvaluateJob) -> int:
+    """Evaluates; rank 0 prints the scores and writes scores.json."""
+    for flag, value in (("--weights", job.weights), ("--data.url", job.data.url)):
+        if not value:
+            raise UserError(f"{flag} is missing: give the {'weights folder' if 'w' in flag else 'dataset'} as {flag}")
+    world = current_world(job.device, threads=job.threads)
+    weights, dataset = open_weights(job.weights), _opened(job)
+    refuse_no_classifier(weights)
+    labels = weights.labels[: weights.config.num_classes]
+    targets, examples = _targets(job, dataset, labels), Examples(job.examples if job.run_dir else 0)
+    if job.run_dir and world.is_first:
+        _remove_scores(Path(job.run_dir))
+        # First, so that a folder that cannot be written to is refused now.
+        write_record(Path(job.run_dir), stage="evaluate", job=job)
+    with AnsweredInExchanges(), joined(world):
+        model = filled_model(weights).to(world.device)
+        scores, counts = evaluate(
+            model,
+            dataset,
+            job.data,
+            labels=labels,
+            loss=job.loss,
+            world=world,
+            label_weights=job.label_weights,
+            targets=targets,
+            examples=examples,
+        )
+        examples.over_ranks(world.device)
+    if not math.isfinite(scores.loss):
+        raise InvalidDataError(
+            f"the logits of {job.weights!r} are not finite (NaN or infinite) for images of {job.data.url!r}: the "
+            "values of its weights are too large, or its training failed; give other weights"
+        )
+    if world.is_first:
+        if job.run_dir:
+            _write(Path(job.run_dir), _CLASSES, counts.of_classes(dataset.label_names, labels))
+            _write(Path(job.run_dir), _EXAMPLES, _shown(examples, dataset, weights, job, world))
+            _write(Path(job.run_dir), _SCORES, asdict(scores))
+        put(score_text(job, scores) + "\n")
+    return exit_codes.DONE
+
+
+def _shown(
+    examples: Examples, dataset: Dataset, weights: Weights, job: EvaluateJob, world: World
+) -> list[dict[str, Any]]:
+    """What examples.json has of each example: names, and the image as the model sees it."""
+    chosen = examples.chosen()
+    files = pictures(
+        dataset,
+        [one.sample_id for one in chosen],
+        image_size=weights.config.image_size,
+        transform=job.data.transform,
+        threads=world.num_threads,
+    )
+    return [
+        {
+            **asdict(one),
+            "source": dataset.source_of(*locate_row(dataset, one.sample_id)),
+            "labels": [dataset.label_names[number] for number in one.labels],
+            "said": weights.labels[one.said],
+            "image": f"data:{kind};base64,{base64.b64encode(data).decode()}",
+        }
+        for one, (kind, data) in zip(chosen, files, strict=True)
+    ]
+
+
+def _opened(job: EvaluateJob) -> Dataset:
+    """The dataset, or the part of it that is scored."""
+    part, held_out = opened_parts(open_dataset(job.data.url), job.subset, job.held_out)
+    return held_out or part
+
+
+def _targets(job: EvaluateJob, dataset: Dataset, labels: tuple[str, ...]) -> Targets:
+    if job.class_map:
+        return by_class_map(dataset, labels, read_class_map(job.class_map))
+    return by_lists(dataset, labels, read_lists(job.real)) if job.real else by_name(dataset, labels)
+
+
+def _remove_scores(run_dir: Path) -> None:
+    """Those of an earlier evaluation, which must not stand beside the record of this one if it fails. UserError if one
+    cannot be removed."""
+    for name in (_SCORES, _CLASSES, _EXAMPLES):
+        try:
+            (run_dir / name).unlink(missing_ok=True)
+        except NotADirectoryError:
+            return  # write_record says so
+        except OSError as error:
+            raise _not_writable(name, run_dir, error) from error
+
+
+def _not_writable(name: str, run_dir: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {name} in {str(run_dir)!r}: {error.strerror}; give another --run-dir")
+
+
+def _write(run_dir: Path, name: str, content: object) -> None:
+    """Whole or absent. UserError if it cannot be written."""
+    waiting = run_dir / f"{name}.part"
+    try:
+        waiting.write_text(json.dumps(content, allow_nan=False) + "\n")
+        waiting.replace(run_dir / name)
+    except OSError as error:
+        with suppress(OSError):
+            waiting.unlink(missing_ok=True)
+        raise _not_writable(name, run_dir, error) from error
+
+
+def score_text(job: EvaluateJob, scores: Scores) -> str:
+    """A few lines for people, or one JSON object: the scores, the weights, the dataset."""
+    if job.json:
+        return json.dumps({**asdict(scores), "weights": job.weights, "data_url": job.data.url}, allow_nan=False)
+    where = printable_name(f"{job.weights} on {job.data.url}")
+    without = f", {scores.num_unlabeled:,} others without a label that counts" if scores.num_unlabeled else ""
+    return (
+        f"{where}\n"
+        f"accuracy {scores.accuracy:.4f}, loss {scores.loss:.4f}, {scores.num_images:,} images{without}\n"
+        f"top-5 {scores.top5:.4f}, mean per class {scores.mean_per_class:.4f}, "
+        f"calibration error {scores.calibration_error:.4f}"
+    )

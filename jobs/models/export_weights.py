@@ -1,0 +1,57 @@
+"""`patchline export`: a run's weights for vision_transformer, big_vision, timm or Hugging Face."""
+
+import logging
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.models.import_weights import refuse_misplaced
+from jobs.models.model_card import FILE_NAME, IN_FOLDERS, Exported, card_text, training_of
+from jobs.placing import write_to
+from jobs.record import write_record
+from jobs.settings.models import ExportJob
+from pipeline.models.conversion.convert import changed, save_as
+from pipeline.models.flops import num_parameters
+from pipeline.models.weights.folder import open_weights
+from shards.errors import UserError
+
+__all__ = ["ExportJob", "run"]
+
+log = logging.getLogger(__name__)
+
+
+def run(job: ExportJob, *, overwrite: bool = False) -> int:
+    """Writes a file or folder, whole or not at all, and MODEL_CARD.md in a folder. `overwrite`: even if --out has other
+    content."""
+    refuse_misplaced(job.path, job.out, wanted="the folder, or the .npz file,")
+    weights = open_weights(job.path)
+    config, tensor = changed(weights, job)
+    labels = () if job.new_head else weights.labels
+
+    exported = Exported(
+        name=Path(job.out).resolve().name,
+        written=job.format,
+        config=config,
+        labels=labels,
+        usage=weights.usage,
+        num_parameters=num_parameters(config),
+        is_changed=job.new_head or config != weights.config,
+    )
+    training = training_of(job.path)
+
+    def write(out: Path) -> None:
+        save_as(job.format, out, config=config, labels=labels, tensor=tensor, usage=weights.usage)
+        if job.format in IN_FOLDERS:
+            _write_card(out / FILE_NAME, card_text(exported, training))
+
+    write_to(Path(job.out), write, overwrite=overwrite)
+    if job.run_dir:
+        write_record(Path(job.run_dir), stage="export", job=job)
+    log.info("%s: %s at %d px, format %s", job.out, config.name, config.image_size, job.format)
+    return exit_codes.DONE
+
+
+def _write_card(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise UserError(f"cannot write {str(path)!r}: {error.strerror}; give another --out") from error

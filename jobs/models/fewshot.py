@@ -1,0 +1,110 @@
+"""`patchline fewshot`: accuracy with a few images per class on the frozen representation of a weights folder."""
+
+import json
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jobs import exit_codes
+from jobs.interrupts import AnsweredInExchanges
+from jobs.output import put
+from jobs.record import write_record
+from jobs.settings.models import FewshotJob
+from pipeline.data.evaluation_transform import EvaluationTransform
+from pipeline.evaluation.fewshot import (
+    FewshotScores,
+    chosen_data,
+    mean_and_deviation,
+    measured,
+    open_splits,
+    represented,
+)
+from pipeline.models.weights.folder import filled_model, open_weights
+from pipeline.models.weights.usage import Usage
+from pipeline.ranks.world import current_world, joined
+from shards.errors import InvalidDataError, UserError
+from shards.output.terminal import printable_name
+
+__all__ = ["FewshotJob", "run"]
+
+
+def run(job: FewshotJob) -> int:
+    """Rank 0 prints a table of the scores and writes fewshot.json."""
+    for flag, value in (("WEIGHTS", job.weights), ("--data.url", job.data.url)):
+        if not value:
+            raise UserError(f"{flag} is missing: patchline fewshot WEIGHTS --data.url URL")
+    world = current_world(job.device, threads=job.threads)
+    weights = open_weights(job.weights)
+    data = chosen_data(*open_splits(job.data, group="data"), job)
+    if job.run_dir and world.is_first:
+        write_record(Path(job.run_dir), stage="fewshot", job=job)  # first: the folder may not be writable
+    with AnsweredInExchanges(), joined(world):
+        model = filled_model(weights).to(world.device)
+        transform = _transform(job, weights.usage)
+        found = represented(model, data, transform=transform, batch_size=job.data.batch_size, world=world)
+    if found is None:
+        return exit_codes.DONE
+    if not (found.shots.isfinite().all() and found.test.isfinite().all()):
+        raise InvalidDataError(
+            f"the representations by {job.weights!r} are not finite (NaN or infinite) for some images: the values of "
+            "its weights are too large, or its training failed; give other weights"
+        )
+    scores = measured(found, job, device=world.device)
+    facts = _facts(job, scores, test_url=data.test.url)
+    if job.run_dir:
+        _write(Path(job.run_dir), facts)
+    put(
+        f"{json.dumps(facts, allow_nan=False) if job.json else table_of(job.weights, scores, test_url=data.test.url)}\n"
+    )
+    return exit_codes.DONE
+
+
+def table_of(weights: str, scores: FewshotScores, *, test_url: str) -> str:
+    """A line for each number of shots: mean and deviation over seeds, which one seed does not have."""
+    is_one = any(len(one.ridge) == 1 for one in scores.results)
+    has_probe = any(one.probe for one in scores.results)
+    lines = [
+        printable_name(f"{weights} on {test_url}"),
+        f"{scores.num_classes:,} classes, {scores.num_test_images:,} test images, representation of {scores.width:,}"
+        + (" (one seed: no deviation)" if is_one else ""),
+        f"{'shots':>5}  {'images':>9}  {'accuracy':>15}" + (f"{'linear probe':>17}" if has_probe else ""),
+    ]
+    for one in scores.results:
+        cells = [f"{one.shots:>5}", f"{one.shots * scores.num_classes:>9,}", _cell(one.ridge)]
+        lines.append("  ".join([*cells, *([_cell(one.probe)] if has_probe else [])]))
+    return "\n".join(lines)
+
+
+def _cell(accuracies: tuple[float, ...]) -> str:
+    mean, deviation = mean_and_deviation(accuracies)
+    return f"{mean:.4f} ± {deviation:.4f}" if len(accuracies) > 1 else f"{mean:>15.4f}"
+
+
+def _transform(job: FewshotJob, usage: Usage) -> EvaluationTransform:
+    return usage.transform if job.data.transform == "weights" else EvaluationTransform(mode=job.data.transform)
+
+
+def _facts(job: FewshotJob, scores: FewshotScores, *, test_url: str) -> dict[str, Any]:
+    """What fewshot.json says: of each number of shots, the accuracy of every seed, their mean and deviation."""
+    facts: dict[str, Any] = asdict(scores)
+    for one, result in zip(scores.results, facts["results"], strict=True):
+        for kind in ("ridge", "probe"):
+            if accuracies := getattr(one, kind):
+                mean, deviation = mean_and_deviation(accuracies)
+                result |= {f"{kind}_mean": mean, f"{kind}_deviation": deviation}
+    return facts | {"l2": job.l2, "weights": job.weights, "data_url": job.data.url, "test_url": test_url}
+
+
+def _write(run_dir: Path, facts: dict[str, Any]) -> None:
+    """Whole or absent. UserError if it cannot be written."""
+    waiting = run_dir / "fewshot.json.part"
+    try:
+        waiting.write_text(json.dumps(facts, allow_nan=False) + "\n")
+        waiting.replace(run_dir / "fewshot.json")
+    except OSError as error:
+        with suppress(OSError):
+            waiting.unlink(missing_ok=True)
+        raise UserError(
+            f"cannot write fewshot.json in {str(run_dir)!r}: {error.strerror}; give another --run-dir"
+        ) from error

@@ -1,0 +1,98 @@
+"""`patchline import`: converts published .npz, timm or Hugging Face weights into a weights folder."""
+
+import logging
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.placing import write_to
+from jobs.record import write_record
+from jobs.settings.models import ImportJob
+from pipeline.models.config import ModelConfig
+from pipeline.models.conversion.convert import changed, open_any
+from pipeline.models.conversion.sizes import Hints
+from pipeline.models.flops import num_parameters
+from pipeline.models.weights.folder import Weights, save_weights
+from pipeline.models.weights.weights_folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import read_local_text
+from shards.schema.config_values import shown_value
+
+__all__ = ["ImportJob", "labels_in_file", "refuse_misplaced", "run"]
+
+log = logging.getLogger(__name__)
+
+
+def run(job: ImportJob, *, overwrite: bool = False) -> int:
+    """Writes the weights folder, whole or not at all. The last line of the log lists what was assumed, if anything.
+    `overwrite`: even if --out has other content."""
+    refuse_misplaced(job.path, job.out, wanted="the folder")
+    weights = open_any(job.path, _hints(job))
+    config, tensor = changed(weights, job)
+    labels = _labels(job, weights, config)
+
+    def write(out: Path) -> None:
+        save_weights(out, config=config, labels=labels, tensor=tensor, usage=weights.usage)
+
+    write_to(Path(job.out), write, overwrite=overwrite)
+    if job.run_dir:
+        write_record(Path(job.run_dir), stage="import", job=job)
+    counts = (config.image_size, num_parameters(config), config.num_classes)
+    log.info("%s: %s at %d px, %d parameters, %d classes", job.out, config.name, *counts)
+    if weights.assumed:
+        flags = "--gelu, --layer-norm-epsilon, --num-heads and --resnet-epsilons override this"
+        log.info("%s: assumed, as the file does not say: %s (%s)", job.out, ", ".join(weights.assumed), flags)
+    return exit_codes.DONE
+
+
+def _hints(job: ImportJob) -> Hints:
+    """The user's values for what the file does not say."""
+    return Hints(
+        model=job.model,
+        num_heads=job.num_heads,
+        gelu=job.gelu,
+        layer_norm_epsilon=job.layer_norm_epsilon,
+        resnet_epsilons=job.resnet_epsilons,
+    )
+
+
+def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
+    """Raises UserError if `out` is missing, is the `path` that the weights are read from, or is that file's folder."""
+    if not out:
+        raise UserError(f"--out is missing: give {wanted} for the weights")
+    try:
+        source, target = Path(path).resolve(), Path(out).resolve()
+        is_of_run = target == source / "weights" and not (source / CONFIG_FILE).is_file()  # `path` is a run directory
+        is_file, link = source.is_file(), Path(path).parent.resolve()
+        target.exists()  # OSError if its name is too long, or a folder on the way may not be searched
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a zero byte
+        reason = getattr(error, "strerror", None) or shown_value(str(error))
+        what = f"the path {shown_value(path)} or --out {shown_value(out)} cannot be followed ({reason})"
+        raise UserError(f"{what}; give others") from error
+    if target == source or is_of_run:
+        raise UserError(f"--out is {out!r}, where the weights are read from; give another")
+    if is_file and target in (source.parent, link):
+        raise UserError(
+            f"--out is {out!r}, the folder that {path!r} is read from, whose files it replaces; give another"
+        )
+
+
+def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str, ...]:
+    """The names in --labels-file; without it the weights' own names, if they keep their head; else numbers."""
+    if not job.labels_file:
+        is_known = len(weights.labels) == config.num_classes and not job.new_head
+        return weights.labels if is_known else tuple(str(number) for number in range(config.num_classes))
+    return labels_in_file(job.labels_file, num_classes=config.num_classes)
+
+
+def labels_in_file(path: str, *, num_classes: int) -> tuple[str, ...]:
+    """The names of a head's classes, one per line of a file. UserError unless there are as many, each once."""
+    try:
+        labels = tuple(read_local_text(path, most_bytes=MOST_DESCRIPTION_BYTES).splitlines())
+    except (OSError, InvalidDataError) as error:
+        raise UserError(f"--labels-file {path!r} cannot be read ({error}); give one name per line") from error
+    if len(labels) != num_classes or len(set(labels)) != len(labels):
+        raise UserError(
+            f"--labels-file {path!r} has {len(labels)} names, {len(set(labels))} different ones; "
+            f"the head has {num_classes} classes: give as many, each once"
+        )
+    return labels

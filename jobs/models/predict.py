@@ -1,0 +1,101 @@
+"""`patchline predict`: the most probable classes of each image."""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from jobs import exit_codes
+from jobs.output import WIDTH, fitted, put
+from pipeline.config_values import Device
+from shards.errors import UserError
+from shards.output.quantities import plural
+from shards.output.terminal import printable_name
+from shards.schema.config_values import Range, refuse_wrong_values
+
+if TYPE_CHECKING:
+    from pipeline.evaluation.predictor import Prediction, Predictor
+
+log = logging.getLogger(__name__)
+_SWITCHES = ("--json", "--no-json", "-h", "--help", "--help-all")  # every other flag has a value
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictJob:
+    """The weights, and the images to predict. Images are prepared as in the run's own evaluation."""
+
+    weights: str = ""
+    """Weights folder (RUN/weights), or the run directory."""
+    images: tuple[str, ...] = ()
+    """Files to predict: JPEG, PNG or WebP. They may follow WEIGHTS without the flag."""
+    top: Annotated[int, Range(1)] = 5
+    """Classes to show per image."""
+    json: bool = False
+    """Write one JSON object per line: the image, and the label and probability of each class."""
+    device: Device = "auto"
+    """Where to compute; auto: the GPU if there is one, else the CPU."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+
+
+def run(job: PredictJob) -> int:
+    """0 if every image was predicted; 1 if some could not be used: each is logged, and the others are predicted."""
+    if not job.weights:
+        raise UserError("WEIGHTS is missing: give a run directory or its weights folder, then the images")
+    if not job.images:
+        raise UserError(f"no image is given: patchline predict {job.weights} IMAGE...")
+    from pipeline.evaluation.predictor import batched, load_model  # torch takes seconds to load, help must not  # noqa: PLC0415
+
+    predictor = load_model(job.weights, device=job.device)
+    num_failed = sum(_predict(predictor, batch, job) for batch in batched(job.images))
+    if num_failed:
+        log.warning("%d of %s could not be used", num_failed, plural(len(job.images), "image"))
+    return exit_codes.FAULTS_FOUND if num_failed else exit_codes.DONE
+
+
+def arranged(words: Sequence[str]) -> list[str]:
+    """The words with all images, which may stand anywhere after WEIGHTS, behind one --images. All words after `--` are
+    images."""
+    flags: list[str] = []
+    images: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            images += left
+            break
+        if not word.startswith("-"):
+            images.append(word)
+        elif word != "--images":
+            takes_value = "=" not in word and word not in _SWITCHES
+            flags += [word, left.pop(0)] if takes_value and left else [word]
+    return [*flags, "--images", *images] if images else flags
+
+
+def _predict(predictor: "Predictor", images: "Sequence[str]", job: PredictJob) -> int:
+    """Writes the predictions of a batch, in order; the number of images that could not be used."""
+    found = predictor.outcomes(images, top=job.top)
+    for image, outcome in zip(images, found, strict=True):
+        if isinstance(outcome, UserError):
+            log.error("%s", printable_name(str(outcome)))
+            if job.json:
+                _write(json.dumps({"image": image, "error": str(outcome)}))
+        else:
+            _write(_as_json(image, outcome) if job.json else _as_text(image, outcome))
+    return sum(isinstance(outcome, UserError) for outcome in found)
+
+
+def _as_json(image: str, prediction: "Prediction") -> str:
+    classes = [{"label": label, "probability": float(f"{likely:.6g}")} for label, likely in prediction]
+    return json.dumps({"image": image, "classes": classes}, allow_nan=False)
+
+
+def _as_text(image: str, prediction: "Prediction") -> str:
+    lines = [f"  {likely:.4f}  {fitted(label, WIDTH - 10)}" for label, likely in prediction]
+    return "\n".join([fitted(image), *lines])
+
+
+def _write(line: str) -> None:
+    put(f"{line}\n")

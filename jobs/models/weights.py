@@ -1,0 +1,66 @@
+"""`patchline weights`: the weights of any committed checkpoint of a run, as a weights folder."""
+
+import logging
+from functools import partial
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.models.import_weights import labels_in_file, refuse_misplaced
+from jobs.placing import write_to
+from jobs.record import open_job, read_record
+from jobs.settings.models import WeightsJob
+from jobs.stages import WITH_SMOKE
+from pipeline.checkpoints.manifest import CheckpointId
+from pipeline.checkpoints.stored import Choice
+from pipeline.training.saving.taken_weights import TakenRun, labels_of_data, take_weights
+from pipeline.training.settings.job import TrainingJob
+from shards.errors import UserError
+from shards.store import open_store
+
+__all__ = ["WeightsJob", "run"]
+
+log = logging.getLogger(__name__)
+
+
+def run(job: WeightsJob, *, overwrite: bool = False) -> int:
+    """Writes the weights folder, whole or not at all; changes nothing in the run. `overwrite`: even if --out has other
+    content."""
+    run_dir = Path(job.run)
+    refuse_misplaced(job.run, job.out, wanted="the folder")
+    training = _training_job(run_dir)
+    source = TakenRun(
+        run_dir=run_dir,
+        job=training,
+        store=open_store(training.checkpoint.url or str(run_dir / "checkpoints")),
+        labels_for=partial(labels_of_data, training),
+    )
+    if job.labels_file:
+        labels = labels_in_file(job.labels_file, num_classes=training.model.num_classes)
+        source = TakenRun(**{**vars(source), "labels_for": lambda _: labels})
+    taken: list[CheckpointId] = []
+
+    def write(out: Path) -> None:
+        choice = Choice(step=job.step, is_best=job.best)
+        taken.append(take_weights(out, source, choice=choice, is_raw=job.raw))
+
+    write_to(Path(job.out), write, overwrite=overwrite)
+    kind = "averaged" if training.ema_decay and not job.raw else "raw"
+    log.info("%s: %s, %s weights of step %d of %s", job.out, training.model.name, kind, taken[-1].step, job.run)
+    return exit_codes.DONE
+
+
+def _training_job(run_dir: Path) -> TrainingJob:
+    """The job of the run at `run_dir`. UserError if there is none, or none that is trained."""
+    path = run_dir / "job.yaml"
+    try:
+        is_there = path.is_file()
+    except OSError as error:  # a name that is too long, a folder that may not be searched
+        raise UserError(f"no run at {str(run_dir)!r}: {error.strerror}; give a run directory") from error
+    if not is_there:
+        raise UserError(
+            f"no run at {str(run_dir)!r}: a run directory has a job.yaml; give the --run-dir of a pretrain or finetune"
+        )
+    stage = open_job(path).stage
+    if stage not in WITH_SMOKE:
+        raise UserError(f"{path} is of the stage {stage!r}; only pretrain and finetune have checkpoints")
+    return read_record(path, stage=stage, kind=TrainingJob)

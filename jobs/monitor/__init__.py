@@ -1,0 +1,1 @@
+"""Looking after runs: status, watch, logs, requests to a run, cancel, doctor."""

@@ -1,0 +1,71 @@
+"""`patchline stop` and `save`: ask a run, by files in its folder, to do something."""
+
+import logging
+import os
+import shlex
+import time
+from pathlib import Path
+
+from jobs import exit_codes
+from jobs.chains.state import refuse_chain
+from jobs.reports.ls import run_at
+from pipeline.runs.facts import RunFacts
+from shards.errors import UserError
+from shards.output.terminal import printable_name
+
+log = logging.getLogger(__name__)
+
+
+def run(words: list[str], *, command: str) -> int:
+    """Does what the command says with the run. UserError for what is no run, or cannot be asked."""
+    if len(words) != 1 or words[0].startswith("-"):
+        raise UserError(f"usage: patchline {command} RUN")
+    run_dir = Path(words[0])
+    facts = facts_at(run_dir)
+    if command == "save":
+        _save(run_dir, facts)
+    else:
+        _stop(run_dir, facts)
+    return exit_codes.DONE
+
+
+def facts_at(run_dir: Path) -> RunFacts:
+    """What the folder says. UserError if it is no run."""
+    found = run_at(run_dir, run_dir, time.time()) if (run_dir / "job.yaml").exists() else None
+    if found is None:
+        shown = shlex.quote(str(run_dir))
+        refuse_chain(str(run_dir), hint=f", or cancel all of its jobs: `patchline cancel {shown}`")
+        raise UserError(
+            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
+        )
+    return found.facts
+
+
+def _stop(run_dir: Path, facts: RunFacts) -> None:
+    if facts.state == "done":
+        log.info("%s is done; there is nothing to stop", _shown(run_dir))
+        return
+    _write(run_dir / "STOP")
+    when = "at its next step it saves and stops" if facts.state == "running" else "it stays stopped, in any job"
+    log.info("%s: %s; to continue, delete %s and start it again", _shown(run_dir), when, _shown(run_dir / "STOP"))
+
+
+def _save(run_dir: Path, facts: RunFacts) -> None:
+    if facts.state != "running":
+        raise UserError(f"{str(run_dir)!r} is {facts.state}, and only a running one can save; see `patchline status`")
+    _write(run_dir / "SAVE")
+    log.info("%s: it saves at its next step, and goes on", _shown(run_dir))
+
+
+def _write(path: Path) -> None:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
+        os.utime(path)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {str(path)!r}: {error.strerror}; do it as the user who started the run"
+        ) from error
+
+
+def _shown(path: Path) -> str:
+    return printable_name(str(path))

@@ -1,0 +1,228 @@
+"""What a run left that tells how its last try ended: its log, its ranks' exit codes and heartbeats, and its jobs.
+
+Reads only. Any file may be missing, half-written or damaged, and then tells nothing.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.chains.state import refuse_chain
+from jobs.cluster.queue import FINISHED, JobFacts, NodeFacts, nodes_in
+from jobs.monitor.run_logs import newest_log
+from jobs.monitor.status import jobs_of
+from jobs.nearest_recipe import Nearest
+from jobs.record_leaves import Leaves, read_leaves
+from jobs.reports.facts import Bad, ReportFacts, gather
+from jobs.reports.ls import is_unstarted
+from jobs.reports.run_tries import last_try, line_breaks
+from pipeline.runs.curves import NO_CURVES
+from pipeline.runs.facts import read_facts
+from pipeline.runs.time import time_of
+from pipeline.training.watchdog.heartbeat_files import FOLDER as HEARTBEATS
+from pipeline.training.watchdog.heartbeat_files import Beat
+from pipeline.training.watchdog.stacks import FOLDER as STACKS
+from shards.errors import InvalidDataError, UserError
+from shards.files.json_lines import Line
+from shards.files.line_tail import read_tail
+from shards.files.typed_json import read_record
+from shards.local_file import read_local_file
+from shards.schema.config_values import whole_number
+
+_LOG_BYTES, _MOST_BEAT_BYTES = 4 << 20, 4096
+_MOST_RANKS, _MOST_LINE, _MOST_CODE_BYTES = 4096, 4096, 16
+_BEGIN = re.compile(rb"^stage\.sbatch: job \d+, start \d+, try \d+: ")
+_EXITS = re.compile(r"exits-\d+-\d+-\d+")
+_PLACES = ("job.data.url", "job.evaluation.url", "job.initial.weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """A line of the log, and its number, from 1."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a rank ended, by the file that it left; `path` is relative to the run's folder."""
+
+    rank: int
+    code: int
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All of a run's last try. `log`: its lines, at most 4 MiB; `log_name` is relative
+    to the run's folder if it is there. `exits`: the first to end
+    first. `beats`: of all ranks, with the age of each behind the newest in seconds. `last_try`: of tries.jsonl, and
+    `try_number` its line. `stacks`: names of files. `missing`: fields and the local paths that are not there.
+    `complaint`: why Slurm says nothing; `has_slurm`: whether it was asked."""
+
+    run_dir: Path
+    facts: ReportFacts
+    log_name: str = ""
+    log: tuple[LogLine, ...] = ()
+    exits: tuple[Ended, ...] = ()
+    beats: tuple[tuple[Beat, float], ...] = ()
+    last_try: Line | None = None
+    try_number: int = 0
+    stacks: tuple[str, ...] = ()
+    missing: tuple[tuple[str, str], ...] = ()
+    has_stop: bool = False
+    has_given_up: bool = False
+    free_bytes: int | None = None
+    jobs: tuple[JobFacts, ...] = ()
+    nodes: tuple[NodeFacts, ...] = ()
+    complaint: str = ""
+    has_slurm: bool = False
+
+    @property
+    def next_job(self) -> JobFacts | None:
+        """A job that waits or runs, and continues the run."""
+        return next((job for job in self.jobs if not job.is_finished), None)
+
+
+def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
+    """Everything that the folder and Slurm, if it is here, say. UserError if there is no run."""
+    if not (run_dir / "job.yaml").exists():
+        refuse_chain(str(run_dir))
+    facts = _unstarted(run_dir) if is_unstarted(run_dir) else gather(run_dir)
+    line, number = last_try(run_dir)
+    has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
+    jobs, nodes, complaint = _of_slurm(run_dir, line, environ) if has_slurm else ((), (), "")
+    path = newest_log(run_dir, jobs)
+    free = None
+    with suppress(OSError):
+        free = shutil.disk_usage(run_dir).free
+    beats = _beats(run_dir)
+    return Evidence(
+        run_dir=run_dir,
+        facts=facts,
+        log_name=_name_in(run_dir, path) if path else "",
+        log=_log(path) if path else (),
+        exits=_exits(run_dir),
+        beats=beats,
+        last_try=line,
+        try_number=number,
+        stacks=_stacks(run_dir, beats),
+        missing=_missing(run_dir),
+        has_stop=(run_dir / "STOP").exists(),
+        has_given_up=(run_dir / "submit" / "gave-up").exists(),
+        free_bytes=free,
+        jobs=jobs,
+        nodes=nodes,
+        complaint=complaint,
+        has_slurm=has_slurm,
+    )
+
+
+def _unstarted(run_dir: Path) -> ReportFacts:
+    """Of a run whose first job waits, or ended before it had written the run's record."""
+    return ReportFacts(
+        name=run_dir.resolve().name or str(run_dir),
+        stage="",
+        recipe=Nearest(recipe="", num_changed=0),
+        changes=(),
+        places=(),
+        num_steps=None,
+        run=read_facts(run_dir, num_steps=None, is_scored=False),
+        curves=NO_CURVES,
+        time=time_of([], [], unix_end=None),
+        findings=(),
+        quarantine=Bad(num_lines=0, num_samples=0, reasons=(), samples=()),
+        data=(),
+        environment=(),
+        notes=(),
+    )
+
+
+def _name_in(run_dir: Path, path: Path) -> str:
+    return str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)
+
+
+def _of_slurm(
+    run_dir: Path, line: Line | None, environ: Mapping[str, str]
+) -> tuple[tuple[JobFacts, ...], tuple[NodeFacts, ...], str]:
+    """The jobs, newest first, the nodes of the last try and of the jobs that run, and why there is no answer."""
+    try:
+        jobs = jobs_of(run_dir, environ)
+        lists = {str((line or {}).get("nodes", "")), *(job.nodes for job in jobs if job.state not in FINISHED)}
+        nodes = {node.name: node for one in sorted(lists) for node in nodes_in(one, environ)}
+    except UserError as error:
+        return (), (), str(error)
+    return tuple(jobs), tuple(nodes.values()), ""
+
+
+def _log(path: Path) -> tuple[LogLine, ...]:
+    """The lines since the last try began, without srun's numbers being removed."""
+    try:
+        tail = read_tail(path, most_bytes=_LOG_BYTES)
+        if tail is None:
+            return ()
+        before = line_breaks(path, tail.num_bytes - len(tail.data))
+    except (OSError, InvalidDataError):
+        return ()
+    lines = tail.data.split(b"\n")
+    begin = max((at for at, line in enumerate(lines) if _BEGIN.match(line[:200])), default=0)
+    found = enumerate(lines[begin:], before + begin + 1)
+    return tuple(
+        LogLine(number=number, text=line[:_MOST_LINE].decode(errors="replace")) for number, line in found if line
+    )
+
+
+def _exits(run_dir: Path) -> tuple[Ended, ...]:
+    """Of the last try."""
+    with suppress(OSError):
+        folders = [path for path in (run_dir / "submit").iterdir() if _EXITS.fullmatch(path.name)]
+        newest = max(folders, key=lambda path: (path / "started").stat().st_mtime, default=None)
+        return tuple(one for _, one in sorted(_codes(newest), key=lambda pair: pair[0])) if newest else ()
+    return ()
+
+
+def _codes(folder: Path) -> Iterator[tuple[tuple[int, int], Ended]]:
+    for entry in list(os.scandir(folder))[:_MOST_RANKS]:
+        rank = whole_number(entry.name.removeprefix("rank-"))
+        with suppress(OSError, InvalidDataError, UnicodeDecodeError):
+            text = read_local_file(Path(entry.path), most_bytes=_MOST_CODE_BYTES).decode("ascii").strip()
+            code = whole_number(text)
+            if rank is not None and code is not None:
+                path = f"submit/{folder.name}/{entry.name}"
+                yield (entry.stat().st_mtime_ns, rank), Ended(rank=rank, code=code, path=path)
+
+
+def _beats(run_dir: Path) -> tuple[tuple[Beat, float], ...]:
+    """Of the newest attempt."""
+    found = []
+    for path in sorted((run_dir / HEARTBEATS).glob("rank-*.json"))[:_MOST_RANKS]:
+        with suppress(OSError, ValueError, InvalidDataError):
+            beat = read_record(Beat, read_local_file(path, most_bytes=_MOST_BEAT_BYTES))
+            found.append((beat, path.stat().st_mtime))
+    if not found:
+        return ()
+    attempt, newest = max(found, key=lambda pair: pair[1])[0].attempt, max(time for _, time in found)
+    return tuple((beat, newest - time) for beat, time in found if beat.attempt == attempt)
+
+
+def _stacks(run_dir: Path, beats: tuple[tuple[Beat, float], ...]) -> tuple[str, ...]:
+    """Of the attempt of the heartbeats."""
+    if not beats or not beats[0][0].attempt:
+        return ()
+    names = sorted(path.name for path in (run_dir / STACKS).glob("rank-*.txt"))
+    return tuple(f"{STACKS}/{name}" for name in names if name.endswith(f"-attempt-{beats[0][0].attempt}.txt"))
+
+
+def _missing(run_dir: Path) -> tuple[tuple[str, str], ...]:
+    """Local paths of the record that are not there, seen from the current folder, as the command sees them."""
+    leaves: Leaves = {}
+    with suppress(OSError, InvalidDataError):
+        leaves = read_leaves(run_dir / "job.yaml")
+    named = [(field.removeprefix("job."), leaves.get(field, "")) for field in _PLACES]
+    named = [(field, path) for field, path in named if path not in ("", "null") and "://" not in path]
+    return tuple((field, path) for field, path in named if not os.path.lexists(path))

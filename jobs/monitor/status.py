@@ -1,0 +1,204 @@
+"""`patchline status [RUN|CHAIN...]`: where runs and chains stand, what their jobs wait for, and the command that mends
+it."""
+
+import json
+import logging
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jobs import exit_codes
+from jobs.chains.of_run import chain_tasks
+from jobs.chains.state import is_chain, refuse_chain
+from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
+from jobs.cluster.queue import JobFacts, facts_of, nodes_in, numbers_of
+from jobs.cluster.queue_reasons import Finding, finding_of, findings_of_nodes
+from jobs.monitor.output_jobs import output_lines, outputs_in, outputs_json
+from jobs.monitor.run_logs import newest_log
+from jobs.output import put
+from jobs.reports.ls import Run, as_json, row_of, run_at
+from jobs.reports.run_table import table_of
+from jobs.reports.run_tries import said_of_last_try
+from shards.errors import InvalidDataError, UserError
+from shards.files.line_tail import read_tail
+from shards.output.terminal import columns_of
+
+log = logging.getLogger(__name__)
+USAGE = "patchline status [RUN|CHAIN ...] [--json]"
+_MOST_JOBS = 4  # of a run, the newest; those that wait or run are all shown
+_MOST_ASKED, _LOG_BYTES = 64, 1 << 16
+_FULL = (
+    (b"No space left on device", "a disk is full", "delete what is not needed, and submit again if the run has ended"),
+    (
+        b"Disk quota exceeded",
+        "your quota is used up",
+        "delete what is not needed (`quota -s`, `lfs quota`), and submit again",
+    ),
+)
+_PIPE_COLUMNS = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """A run's jobs, newest first, and what is to be said about them, most important first. `complaint`: why Slurm says
+    nothing of them."""
+
+    jobs: tuple[JobFacts, ...]
+    findings: tuple[Finding, ...]
+    complaint: str = ""
+
+    @property
+    def next_job(self) -> JobFacts | None:
+        """A job that waits or runs."""
+        return next((job for job in self.jobs if not job.is_finished), None)
+
+
+def run(words: list[str], *, environ: Mapping[str, str]) -> int:
+    """Prints a table, or one line of JSON per run; 0 if every run could be read. UserError for what is no run."""
+    unknown = [word for word in words if word.startswith("-") and word != "--json"]
+    if unknown:
+        raise UserError(f"there is no flag {unknown[0]}; usage: {USAGE}")
+    named = [word for word in words if word != "--json"] or ["."]
+    has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
+    outputs = outputs_in(named, environ) if has_slurm else {}
+    folders = [Path(word) for word in named if word not in outputs]
+    now = time.time()
+    asked = environ if has_slurm else None
+    chains = [status_of_chain(folder, asked) for folder in folders if is_chain(str(folder))]
+    silence = next((chain.complaint for chain in chains if chain.complaint), "")
+    shown = _statuses(_runs(folders, now), asked, silence)
+    if silence := silence or next((status.complaint for _, status in shown if status.complaint), ""):
+        log.warning("%s", silence)
+    if "--json" in words:
+        lines = [chain_json(chain) for chain in chains] + [_as_json(found, status) for found, status in shown]
+        lines += outputs_json(outputs)
+        put("".join(json.dumps(line) + "\n" for line in lines))
+        return exit_codes.DONE
+    columns = columns_of(sys.stdout) or _PIPE_COLUMNS
+    put("".join(f"{line}\n" for chain in chains for line in lines_of(chain, columns=columns)))
+    put("".join(f"{line}\n" for line in output_lines(outputs)))
+    if shown:
+        rows = [row_of(found, more=_lines(status), state=state_of(found, status)) for found, status in shown]
+        put(table_of(rows, now=now, columns=columns))
+    if not has_slurm:
+        log.info("no Slurm on this machine, so nothing is known of jobs")
+    return exit_codes.DONE
+
+
+def _statuses(
+    runs: Sequence[tuple[Run, Path]], environ: Mapping[str, str] | None, silence: str
+) -> list[tuple[Run, Status]]:
+    """Of all runs. After its first silence Slurm is not asked again, since each question takes seconds; `silence`: what
+    was said of one before."""
+    found = []
+    for one, path in runs:
+        try:
+            status = status_of(path, None if silence else environ)
+        except UserError as error:
+            silence, status = str(error), status_of(path, None)
+        found.append((one, replace(status, complaint=silence)))
+    return found
+
+
+def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
+    """Those that were named, and those of chains. UserError for a folder that is neither."""
+    named = [(path, path) for path in folders if not is_chain(str(path))]
+    of_chains = [(folder, path) for folder in folders if is_chain(str(folder)) for path in runs_of(folder)]
+    found = []
+    for root, path in named + of_chains:
+        is_below = path.is_relative_to(root.absolute()) and path != root
+        run_there = run_at(root.absolute() if is_below else path, path, now) if path.is_dir() else None
+        if run_there is not None and any((path / name).exists() for name in ("job.yaml", "submit")):
+            found.append((run_there, path))
+        elif root == path:
+            raise UserError(
+                f"{str(path)!r} is neither a run nor a chain: it has no job.yaml and no chain/plan.json; "
+                "`patchline ls DIR` lists the runs in a folder"
+            )
+    return found
+
+
+def refuse_no_run(run_dir: Path) -> None:
+    """UserError for a folder that is neither a run nor one whose first job has not started yet."""
+    if not _is_begun(run_dir):
+        refuse_chain(str(run_dir))
+    if not run_dir.is_dir() or not _is_begun(run_dir):
+        raise UserError(
+            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
+        )
+
+
+def _is_begun(run_dir: Path) -> bool:
+    return any((run_dir / name).exists() for name in ("job.yaml", "submit"))
+
+
+def _as_json(found: Run, status: Status) -> dict[str, Any]:
+    findings = [asdict(finding) for finding in status.findings]
+    of_jobs = {"continued_by": status.next_job.job if status.next_job else None, "jobs": list(map(asdict, status.jobs))}
+    return as_json(found) | of_jobs | {"findings": findings, "complaint": status.complaint or None}
+
+
+def state_of(found: Run, status: Status) -> str:
+    """The run's state, in other words if a job of it waits or runs: `interrupted` of a run that a fault has ended and
+    that the job continues, `not started` before its first start, also if Slurm does not say whether a job waits."""
+    others = {"failed": "interrupted", "never started": "not started"} if status.next_job else {}
+    if status.complaint:
+        others = {"never started": "not started"}
+    return others.get(found.facts.state, found.facts.state)
+
+
+def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
+    """What Slurm and the folder say of the run's jobs. `environ`: None without Slurm. UserError if Slurm does not
+    answer."""
+    jobs = jobs_of(run_dir, environ) if environ is not None else []
+    findings = []
+    for job in jobs:
+        found = finding_of(job, run_dir=str(run_dir))
+        starts = f", start {job.starts + 1}" if job.starts else ""
+        findings.append(Finding(words=f"job {job.job}{starts}: {found.words}", todo=found.todo))
+        if not job.is_finished and environ is not None:
+            findings += findings_of_nodes(nodes_in(job.nodes, environ))
+    return Status(jobs=tuple(jobs), findings=(*_of_folder(run_dir, jobs), *findings))
+
+
+def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
+    """Those that wait or run, and the newest of the others. UserError if Slurm does not answer."""
+    names = [str(number) for number in numbers_of(run_dir)[:_MOST_ASKED]]
+    logs = [path] if (path := newest_log(run_dir)) else []
+    names += [task.job for task in chain_tasks(run_dir, logs)[:_MOST_ASKED]]
+    known = {job.job: job for name in dict.fromkeys(names) if (job := facts_of(name, environ))}
+    found = sorted(known.values(), key=lambda job: int(job.job.partition("_")[0]), reverse=True)
+    return [job for place, job in enumerate(found) if place < _MOST_JOBS or not job.is_finished]
+
+
+def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
+    """What its files say, of those that no table of runs shows."""
+    found = []
+    if (run_dir / "STOP").exists():
+        words = "is asked to stop, and stays stopped, by its file STOP; to continue, delete it and submit again"
+        found.append(Finding(words=words, todo=f"rm {shlex.quote(str(run_dir / 'STOP'))}"))
+    if (run_dir / "submit" / "gave-up").exists():
+        words = "has given up: tries in a row saved nothing new; once it is mended, submit again"
+        found.append(Finding(words=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
+    if ended := said_of_last_try(run_dir):
+        found.append(Finding(words=ended))
+    path = newest_log(run_dir, jobs)
+    with suppress(OSError, InvalidDataError):
+        tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None
+        for said, words, todo in _FULL:
+            if tail and said in tail.data:
+                found.append(Finding(words=f"its log says: {said.decode()}; {words}", todo=todo))
+    return found
+
+
+def _lines(status: Status) -> Sequence[str]:
+    lines = []
+    for finding in status.findings:
+        lines += [finding.words] + ([f"> {finding.todo}"] if finding.todo else [])
+    return lines

@@ -1,0 +1,199 @@
+"""The part of `patchline plan` about nodes: tables over their number, and what they assume."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from jobs.output import WIDTH
+from jobs.settings.models import PlanJob
+from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes, regime_of
+from pipeline.planning.cost import Cost
+from pipeline.planning.failure_simulator import Simulated, simulate
+from pipeline.planning.forecast import forecast
+from shards.errors import UserError
+from shards.output.quantities import duration, plural, short_count, size
+
+_NUM_RUNS = 100
+_MOST_EVENTS = 20_000_000  # saves and failures of all simulated runs, about a minute
+_DAY_SECONDS = 86_400.0
+_LEAST = 0.1  # shown with two decimals
+_MOST = 999_999.5  # shown in full
+Row = tuple[NodesPlan, Simulated | None]
+
+
+def node_rows(job: PlanJob, cost: Cost) -> list[Row]:
+    """The plan for each number of nodes, in ascending order, and what simulated runs reach if they are asked for.
+    UserError for a number on which the job does not run."""
+    cluster = _cluster(job)
+    rows: list[Row] = []
+    for num_nodes in sorted(job.nodes):
+        try:
+            found = forecast(
+                job.training,
+                cost,
+                gpu=job.gpu,
+                num_gpus=num_nodes * job.gpus_per_node,
+                mfu=job.mfu,
+                num_classes=job.num_classes,
+            )
+        except UserError as error:
+            message = str(error)
+            raise UserError(message if message.startswith("--gpu") else f"--nodes {num_nodes}: {message}") from None
+        plan = plan_nodes(found, cluster, num_nodes=num_nodes)
+        regime = regime_of(found, cluster, num_nodes=num_nodes, failures_per_node_day=cluster.failures_per_node_day)
+        work_seconds = found.days * _DAY_SECONDS
+        simulated = None
+        if job.simulate:
+            num_events = _NUM_RUNS * (work_seconds / regime.interval + num_nodes) / plan.outcome.goodput
+            if num_events > _MOST_EVENTS:
+                raise UserError(
+                    f"--nodes {num_nodes} with --simulate: {_NUM_RUNS} runs have about {num_events:,.0f} saves and "
+                    f"failures; at most {_MOST_EVENTS:,} are simulated: leave out --simulate or shorten the run"
+                )
+            simulated = simulate(regime, num_nodes=num_nodes, work_seconds=work_seconds, num_runs=_NUM_RUNS)
+        rows.append((plan, simulated))
+    return rows
+
+
+def _cluster(job: PlanJob) -> Cluster:
+    return Cluster(
+        gpus_per_node=job.gpus_per_node,
+        limit_seconds=job.max_time * 3600.0,
+        price=job.price,
+        failures_per_node_day=job.failures_per_node_day,
+        startup_seconds=job.startup_seconds,
+        queue_seconds=job.queue_seconds,
+        restart_seconds=job.restart_seconds,
+        writer_bytes_per_second=job.writer_gb_per_second * 1e9,
+        image_bytes=job.image_bytes,
+        samples_per_block=job.samples_per_block,
+        lanes=job.training.data.lanes,
+    )
+
+
+def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """For scripts: one object per number of nodes."""
+    return [{**asdict(plan), "simulated": asdict(found) if found else None} for plan, found in rows]
+
+
+def node_tables(job: PlanJob, rows: Sequence[Row]) -> list[Table]:
+    """The tables over the numbers of nodes, each at most as wide as a terminal."""
+    return [_time_table(job, rows), _store_table(job, rows), _goodput_table(job, rows)]
+
+
+def _time_table(job: PlanJob, rows: Sequence[Row]) -> Table:
+    limit = f"jobs of at most {job.max_time:g} hours" if job.max_time else "no limit of the queue (--max-time)"
+    first = rows[0][0]
+    caption = (
+        f"{job.failures_per_node_day:g} failures per node and day, {duration(first.restart_seconds)} to restart, "
+        f"{duration(job.startup_seconds)} of start-up; {limit}. days: with failures and the queue; pieces: jobs that "
+        "the limit alone makes. Without evaluation and waits for data; the same MFU on any number of nodes."
+    )
+    names = ("nodes", "GPUs", "images/s", "goodput", "failures", "pieces", "days", "GPU-hours")
+    table = _table(f"on nodes of {job.gpus_per_node} x {job.gpu}", caption, (*names, *(["cost"] if job.price else [])))
+    for plan, _ in rows:
+        cells = (
+            f"{plan.num_nodes:,}",
+            f"{plan.num_gpus:,}",
+            _few(plan.images_per_second),
+            f"{_percent(plan.outcome.goodput)} %",
+            _few(plan.outcome.num_failures),
+            f"{plan.outcome.num_pieces:,}",
+            _few(plan.days),
+            _few(plan.gpu_hours),
+        )
+        table.add_row(*cells, *([_few(plan.cost)] if job.price else []))
+    return table
+
+
+def _store_table(job: PlanJob, rows: Sequence[Row]) -> Table:
+    first = rows[0][0].traffic
+    shared = [f"{plan.num_nodes:,}" for plan, _ in rows if plan.traffic.times_read > 1]
+    caption = (
+        f"images of {job.image_bytes:,} bytes (--image-bytes) in blocks of {job.samples_per_block}: "
+        f"{size(round(first.read_bytes))} per request. upload: checkpoints on average; peak: while one is written "
+        f"({job.writer_gb_per_second:g} GB/s per node)."
+    )
+    if shared:
+        lanes = job.training.data.lanes
+        caption += (
+            f" With {', '.join(shared)} nodes ranks share lanes and read them several times: take a multiple of the "
+            f"ranks that divides the batch as --training.data.lanes (now {lanes})."
+        )
+    names = ("nodes", "S3 GB/s", "requests/s", "save every", "stall s", "commit s", "upload GB/s", "peak")
+    table = _table("store and checkpoints", caption, names)
+    for plan, _ in rows:
+        traffic = plan.traffic
+        table.add_row(
+            f"{plan.num_nodes:,}",
+            _few(traffic.read_bytes_per_second / 1e9),
+            _few(traffic.reads_per_second),
+            duration(plan.interval_seconds),
+            _few(plan.stall_seconds),
+            _few(plan.commit_seconds),
+            _few(traffic.upload_bytes_per_second / 1e9),
+            _few(traffic.peak_upload_bytes_per_second / 1e9),
+        )
+    return table
+
+
+def _goodput_table(job: PlanJob, rows: Sequence[Row]) -> Table:
+    names = list(rows[0][0].goodputs)
+    caption = (
+        "Percent of the wall time that trains, at published failures per node and day: 0.00234 and 0.0065 on Meta's "
+        "two clusters and 0.0237 of jobs of 1,024 GPUs there (arXiv 2410.21680), 0.00379 for Llama 3 "
+        "(arXiv 2407.21783), 0.016 for OPT-175B (its logbook)."
+    )
+    simulated = []
+    if job.simulate:
+        simulated = ["simulated"]
+        caption += f" simulated: {_NUM_RUNS} runs at the rate above, their mean and standard deviation."
+    table = _table("goodput at published failure rates, %", caption, ("nodes", "above", *simulated, *names))
+    for plan, found in rows:
+        more = [f"{_percent(found.goodput)} ± {_percent(found.spread)}"] if found else []
+        shares = [_percent(plan.goodputs[name]) for name in names]
+        table.add_row(f"{plan.num_nodes:,}", _percent(plan.outcome.goodput), *more, *shares)
+    return table
+
+
+def _table(title: str, caption: str, names: Sequence[str]) -> Table:
+    table = Table(
+        title=title,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        width=WIDTH,
+    )
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _few(number: float) -> str:
+    """Three digits of what is small or huge, all of what is large."""
+    if 0 < number < _LEAST:
+        return f"{number:.2g}"
+    if number >= _MOST:
+        return short_count(number)
+    digits = 0 if number >= 100 else 1 if number >= 10 else 2
+    return f"{number:,.{digits}f}"
+
+
+def summary(job: PlanJob, rows: Sequence[Row]) -> str:
+    """One sentence, for readers of the picture: what the least and the most nodes need."""
+    (first, _), (last, _) = rows[0], rows[-1]
+    parts = [
+        f"{plural(plan.num_nodes, 'node')}: {duration(plan.days * _DAY_SECONDS)}, goodput "
+        f"{_percent(plan.outcome.goodput)} %"
+        for plan in ((first, last) if len(rows) > 1 else (first,))
+    ]
+    return f"{job.recipe or 'A run'} on {job.gpus_per_node} x {job.gpu} per node. {'; '.join(parts)}."

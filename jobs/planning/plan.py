@@ -1,0 +1,195 @@
+"""`patchline plan`: what a training recipe costs, before anything is packed, booked or started."""
+
+import json
+import re
+from dataclasses import asdict
+
+from rich.table import Table
+
+from jobs import exit_codes
+from jobs.output import put, show_table
+from jobs.planning.nodes import Row, node_rows, node_tables, rows_as_json
+from jobs.planning.plot import write_plot
+from jobs.recipes import pretrain
+from jobs.recipes.plan import RECIPES as PLANNED
+from jobs.settings.models import PlanJob
+from pipeline.planning.cost import Cost, cost_of
+from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Forecast, forecast
+from pipeline.training.settings.schedule import steps_of
+from shards.errors import UserError
+from shards.output.quantities import duration, plural, size
+from shards.output.terminal import printable_name
+
+__all__ = ["PlanJob", "forecast_rows", "operations", "rows_of", "run"]
+
+_LEAST_SHOWN = 0.001
+_LEAST_GIGABYTES, _LEAST_DAYS = 10**7, 0.1
+_SECONDS_A_DAY = 86_400
+_OF_TRAINING = re.compile(r"--(?=global-batch|micro-batch|data\.|engine\.)")
+Rows = list[tuple[str, str]]
+
+
+def run(job: PlanJob) -> int:
+    """Prints the table, or one JSON object."""
+    cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
+    found = None
+    if job.gpu and not job.nodes:
+        try:
+            found = forecast(
+                job.training, cost, gpu=job.gpu, num_gpus=job.num_gpus, mfu=job.mfu, num_classes=job.num_classes
+            )
+        except UserError as error:
+            raise UserError(_in_plan(str(error))) from None
+    nodes = _nodes(job, cost)
+    if job.json:
+        told = {"cost": asdict(cost), "forecast": asdict(found) if found else None, "nodes": rows_as_json(nodes)}
+        put(json.dumps(told, allow_nan=False) + "\n")
+        return exit_codes.DONE
+    title = printable_name(f"patchline plan {job.recipe}".rstrip())
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in [*rows_of(job, cost), *(forecast_rows(found) if found else [])]:
+        table.add_row(name, printable_name(value))
+    for one in (table, *(node_tables(job, nodes) if nodes else ())):
+        show_table(one)
+    return exit_codes.DONE
+
+
+def _nodes(job: PlanJob, cost: Cost) -> list[Row]:
+    """The plans for `--nodes`, drawn if the job says where."""
+    if not job.nodes:
+        return []
+    try:
+        found = node_rows(job, cost)
+    except UserError as error:
+        raise UserError(_in_plan(str(error))) from None
+    if job.out:
+        write_plot(job, found)
+    return found
+
+
+def rows_of(job: PlanJob, cost: Cost) -> Rows:
+    """The table's rows: name and value, numbers with units."""
+    training, model = job.training, job.training.model
+    images = f"{job.num_images:,} images" if job.num_images else "images not known (--num-images)"
+    classes = model.num_classes or job.num_classes
+    labels = f"{classes:,} classes" if classes else "classes not known (--num-classes)"
+    head = f"{cost.num_head_parameters:,} of them in the head" if classes else "without the head"
+    passes = (
+        "one forward pass, and the head's gradients" if training.optimizer.freeze_backbone else "three forward passes"
+    )
+    return [
+        ("model", f"{model.name} at {model.image_size} px"),
+        ("dataset", f"{job.dataset or 'yours'}: {images}, {labels}"),
+        ("parameters", f"{cost.num_parameters:,} ({head})"),
+        ("forward, per image", _flops_of_forward(cost.forward_flops)),
+        ("training, per image", f"{_flops_of_training(cost.train_flops)} ({passes})"),
+        ("steps", f"{cost.num_steps:,} of {training.global_batch:,} images"),
+        ("epochs", _epochs(job, cost)),
+        ("images seen", f"{cost.num_images_seen:,}"),
+        ("the whole run", operations(cost.total_exaflops)),
+        (f"for {job.days:g} days", _required_rate(cost)),
+    ]
+
+
+def _epochs(job: PlanJob, cost: Cost) -> str:
+    """The epochs, and the steps for those that the recipe means, if it is planned for a set of another size."""
+    if cost.num_epochs is None:
+        return "not known (--num-images)"
+    meant = _epochs_meant(job.recipe, job.training.steps)
+    if not meant:
+        return f"{cost.num_epochs:,.2f}"
+    steps = steps_of(meant, num_images=job.num_images, global_batch=job.training.global_batch)
+    return f"{cost.num_epochs:,.2f}" + ("" if steps == cost.num_steps else f" (the recipe's {meant}: --steps {steps})")
+
+
+def _epochs_meant(recipe: str, steps: int) -> int:
+    """The whole epochs of a pre-training recipe on its own dataset; 0 if it does not go by epochs, or if these are not
+    its steps."""
+    if recipe not in pretrain.RECIPES:
+        return 0
+    own = PLANNED[recipe]()
+    if not own.num_images or own.training.steps != steps:
+        return 0
+    epochs = steps * own.training.global_batch / own.num_images
+    is_whole = abs(epochs - round(epochs)) * own.num_images <= own.training.global_batch
+    return round(epochs) if is_whole else 0
+
+
+def forecast_rows(found: Forecast) -> Rows:
+    """More rows, for a plan on GPUs."""
+    plan, memory, budget = found.fit.plan, found.fit.memory, found.budget
+    parts = {
+        "weights": memory.weights,
+        "gradients and buffers": memory.gradients,
+        "fp32 masters": memory.masters,
+        "optimiser's moments": memory.moments,
+        "EMA": memory.average,
+        "images": memory.images,
+        "activations": memory.activations,
+        "reserve": budget.reserve_bytes,
+        "free": budget.bytes - memory.peak,
+    }
+    doubt = f"; {_in_plan(found.fit.reason)}" if found.fit.is_warning else ""
+    rate = f"{found.images_per_second:,.0f} images/s at {found.mfu:.0%} of nominal operations (--mfu)"
+    stall = f"{found.stall_seconds:,.3f} s" if found.stall_seconds >= _LEAST_SHOWN else "less than 1 ms"
+    return [
+        (f"on {plan.num_ranks:,} x {found.gpu}", f"{budget.total_bytes / 1e9:,.1f} GB of memory on each"),
+        *((f"  {name}", _gigabytes(num_bytes)) for name, num_bytes in parts.items() if num_bytes),
+        (
+            "micro-batch",
+            f"{plan.micro_batch:,} x {plural(plan.accumulation, 'pass')} x {plural(plan.num_ranks, 'rank')}{doubt}",
+        ),
+        ("predicted rate", rate),
+        ("predicted time", f"{_days(found.days)}, without evaluation, checkpoints and restarts"),
+        ("checkpoint", f"{size(found.checkpoint_bytes)}, {_gigabytes(memory.state)} per rank"),
+        (
+            "  stall",
+            f"{stall} for the copy of a rank's state at {COPY_BYTES_PER_SECOND / 1e9:.0f} GB/s",
+        ),
+    ]
+
+
+def _gigabytes(num_bytes: int) -> str:
+    """In GB, or in a smaller unit if two decimals of a GB would say little."""
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= _LEAST_GIGABYTES else size(num_bytes)
+
+
+def _days(days: float) -> str:
+    if days >= _LEAST_DAYS:
+        return f"{days:,.2f} days"
+    return duration(days * _SECONDS_A_DAY) if days * _SECONDS_A_DAY >= 1 else "less than 1 s"
+
+
+def _in_plan(text: str) -> str:
+    """With the names that the flags of the training job have here."""
+    return _OF_TRAINING.sub("--training.", text)
+
+
+def operations(exaflops: float) -> str:
+    """In exaFLOPs, as in the paper's table, or in a smaller unit if that would round to nothing."""
+    for unit, in_one in (("exaFLOPs", 1.0), ("petaFLOPs", 1e3), ("teraFLOPs", 1e6)):
+        if exaflops * in_one >= _LEAST_SHOWN:
+            return f"{exaflops * in_one:,.{_digits(exaflops * in_one)}f} {unit}"
+    return f"{exaflops * 1e9:,.4f} gigaFLOPs"
+
+
+def _flops_of_forward(flops: float) -> str:
+    return f"{flops / 1e9:,.1f} GFLOP" if flops >= 1e9 else f"{flops / 1e6:,.1f} MFLOP"
+
+
+def _flops_of_training(flops: float) -> str:
+    return f"{flops / 1e12:,.4f} TFLOP" if flops >= 1e10 else f"{flops / 1e9:,.4f} GFLOP"
+
+
+def _required_rate(cost: Cost) -> str:
+    images, teraflops = cost.images_per_second, cost.teraflops_per_second
+    images_shown = f"{images:,.0f}" if images >= 10 else f"{images:.3g}"
+    flops_shown = f"{teraflops:,.1f} TFLOP/s" if teraflops >= 1 else f"{teraflops * 1e3:.3g} GFLOP/s"
+    return f"{images_shown} images/s, {flops_shown}"
+
+
+def _digits(number: float) -> int:
+    """Decimals to show: none from 100 on, as in the paper's table; below, at least three digits."""
+    return 0 if number >= 100 else 1 if number >= 10 else 4

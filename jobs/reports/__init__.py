@@ -1,0 +1,1 @@
+"""Runs on a page: ls, report, compare and show."""

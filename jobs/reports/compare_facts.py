@@ -1,0 +1,278 @@
+"""What `patchline compare` knows of each run: accuracy, and what it cost in compute and data, from the runs' own files.
+
+A fine-tuned run has the compute of the run that its weights are from as well, and that run's data, if its folder is
+still where the job says. The repetitions of a sweep are one point. What is not known is None, with the reason.
+
+Of a run that averages its weights, the accuracy is that of the averaged ones, which RUN/weights has, if it is known.
+"""
+
+import json
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jobs.record import read_record
+from jobs.record_leaves import read_leaves
+from jobs.reports.compare_lines import ScoredOn, dataset_names, fewshot_on, model_name, scored_on, sizes_of
+from jobs.reports.compare_scores import AlsoScored, accuracies, also_of, deviation_of, fewshot_in, means_of
+from jobs.stages import WITH_SMOKE, job_class
+from jobs.train.sweep_results import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
+from pipeline.models.config import MOST_CLASSES
+from pipeline.models.flops import num_parameters, training_flops
+from pipeline.training.settings.job import TrainingJob
+from shards.errors import InvalidDataError, UserError
+from shards.files.json_lines import Line, is_finite, is_step, read_lines
+from shards.files.typed_json import parse_json
+from shards.local_file import read_local_file
+
+_RECORD, _METRICS = "job.yaml", "metrics.jsonl"
+_MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A run, or the repetitions of a sweep. `num_images`: of the data that the model was pre-trained on; `exaflops`: of
+    all training, in steps that were done; `accuracy`: the last one, `is_averaged` if of averaged weights; `fewshot`: by
+    the number of shots. Scores of repetitions are means, each with the deviation of a sample. `dataset` and
+    `fewshot_dataset`: names of what they are on; `also`: further scores, each with its own; `label`: that of the model,
+    with what tells it from others. `reasons`: why something is not known."""
+
+    name: str
+    stage: str
+    model: str
+    sizes: dict[str, str]
+    num_parameters: int
+    image_size: int
+    step: int
+    num_images: int | None
+    exaflops: float | None
+    accuracy: float | None
+    best_accuracy: float | None
+    fewshot: dict[int, float]
+    command: str
+    is_averaged: bool = False
+    scored_on: ScoredOn | None = None
+    fewshot_on: ScoredOn | None = None
+    also: tuple[AlsoScored, ...] = ()
+    dataset: str = ""
+    fewshot_dataset: str = ""
+    label: str = ""
+    deviation: float | None = None
+    best_deviation: float | None = None
+    fewshot_deviation: dict[int, float] = field(default_factory=dict)
+    num_runs: int = 1
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """Whose points are joined in a plot: those of one model after one stage."""
+        return f"{self.label}, fine-tuned" if self.stage == "finetune" else self.label
+
+    @property
+    def drawn(self) -> tuple[float | None, float | None]:
+        """The accuracy that a plot shows, with its deviation: of pre-training the best ("An Image is Worth 16x16
+        Words", section 4.3), of fine-tuning the last."""
+        is_tuned = self.stage == "finetune"
+        return (self.accuracy, self.deviation) if is_tuned else (self.best_accuracy, self.best_deviation)
+
+
+@dataclass(kw_only=True)
+class _Sweep:
+    """What is found of a sweep: the points of its repetitions, and the names of its other runs."""
+
+    name: str
+    facts: dict[str, Any] | None
+    seeds: list[Point] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+
+def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[str]]:
+    """A point for each run, and a note for each folder that cannot be used. `root`: what names are relative to."""
+    points, notes = list[Point](), list[str]()
+    sweeps: dict[Path, _Sweep] = {}
+    for folder in folders:
+        try:
+            if read_leaves(folder / _RECORD).get("stage") not in WITH_SMOKE and folder != root:
+                continue  # an evaluation's folder, say
+            point = point_of(folder, name=_name(folder, root))
+        except (OSError, UserError, InvalidDataError) as error:
+            notes.append(f"{_name(folder, root)}: {error}")
+            continue
+        if (path := sweep_of(folder)) is None:
+            points.append(point)
+            continue
+        if path not in sweeps:
+            given = folder.parent.parent
+            name = _name(given if given.absolute() == path else path, root)
+            sweeps[path] = _Sweep(name=name, facts=read_sweep(path))
+        if is_repetition(folder, sweeps[path].facts):
+            sweeps[path].seeds.append(point)
+        else:  # a try, say, which chose the values, on held-out data
+            sweeps[path].others.append(name_in_sweep(folder))
+    points += [repeated(one.seeds, name=one.name) for one in sweeps.values() if one.seeds]
+    notes += [f"{one.name}: {left_out(one.others, one.facts)}" for one in sweeps.values() if one.others]
+    return points, notes
+
+
+def told_apart(points: Sequence[Point]) -> list[Point]:
+    """All points of a comparison in order, each with a label that no other model has, and its datasets with names that
+    no others have."""
+    known = [(one.scored_on, one.fewshot_on, *(more.on for more in one.also)) for one in points]
+    names = dataset_names([on for each in known for on in each if on])
+    kinds = {(one.model, one.stage, tuple(one.sizes.items())) for one in points}
+    found = []
+    for one in points:
+        # Fine-tuning at a higher resolution is a line of its own anyway.
+        pixels = {"image_size": one.sizes["image_size"]}
+        alike = [(stage, dict(sizes)) for model, stage, sizes in kinds if model == one.model]
+        others = [sizes if stage == one.stage else sizes | pixels for stage, sizes in alike]
+        label = model_name(one.model, one.sizes, others=others)
+        dataset = names[one.scored_on] if one.scored_on else ""
+        few = names[one.fewshot_on] if one.fewshot_on else ""
+        also = tuple(replace(more, dataset=names[more.on]) for more in one.also)
+        found.append(replace(one, label=label, dataset=dataset, fewshot_dataset=few, also=also))
+    return sorted(found, key=_order)
+
+
+def _order(one: Point) -> tuple[str, bool, int, str, float, str]:
+    return one.model, one.stage == "finetune", one.num_parameters, one.line, one.exaflops or 0.0, one.name
+
+
+def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
+    """The point of one run. Raises OSError, UserError or InvalidDataError if its record is no training job."""
+    stage = read_leaves(folder / _RECORD).get("stage", "")
+    if stage not in WITH_SMOKE:
+        raise UserError(f"its job.yaml is of {stage or 'no stage'}; allowed: {', '.join(WITH_SMOKE)}")
+    job = read_record(folder / _RECORD, stage=stage, kind=job_class(stage))
+    lines = read_lines(folder / _METRICS, is_usable=lambda line: is_step(line.get("step"))).objects
+    step = int(lines[-1]["step"]) if lines else 0
+    model = replace(job.model, num_classes=job.model.num_classes or _num_classes(folder))
+    has_head = model.num_classes > 0
+    flops = training_flops(model, head=has_head, is_frozen=job.optimizer.freeze_backbone)
+    num_images, exaflops, reasons = _cost(job, lines, flops=flops * step * job.global_batch, ancestors=ancestors)
+    scores, is_averaged = accuracies(lines)
+    if job.ema_decay and scores and not is_averaged:
+        reasons.append("its accuracy is of the raw weights, not of the averaged ones in its weights folder")
+    on, few_on = scored_on(job), fewshot_on(job.fewshot)
+    also, why = also_of(folder, lines, job, is_best=stage != "finetune")
+    return Point(
+        name=name,
+        stage=stage,
+        model=model.name,
+        sizes=sizes_of(model),
+        num_parameters=num_parameters(model, head=has_head),
+        image_size=model.image_size,
+        step=step,
+        num_images=num_images,
+        exaflops=exaflops,
+        accuracy=scores[-1] if scores else None,
+        best_accuracy=max(scores, default=None),
+        is_averaged=is_averaged,
+        fewshot=fewshot_in(lines),
+        scored_on=on,
+        fewshot_on=few_on,
+        also=also,
+        dataset=on.name() if on else "",
+        fewshot_dataset=few_on.name() if few_on else "",
+        label=model_name(model.name, sizes_of(model)),
+        command=shlex.join(["patchline", stage, str(folder / _RECORD), "--run-dir", "NEW"]),
+        reasons=(*reasons, *why),
+    )
+
+
+def repeated(runs: Sequence[Point], *, name: str) -> Point:
+    """The repetitions of one recipe as one point: the mean of each score, and the deviation of a sample."""
+    lasts = [one.accuracy for one in runs if one.accuracy is not None]
+    bests = [one.best_accuracy for one in runs if one.best_accuracy is not None]
+    shots = sorted({number for one in runs for number in one.fewshot})
+    few = {number: [one.fewshot[number] for one in runs if number in one.fewshot] for number in shots}
+    numbers = {"score": len(lasts)} | {f"{number}-shot accuracy": len(found) for number, found in few.items()}
+    lacking = [
+        f"{len(runs) - number} of {len(runs)} repetitions have no {what}"
+        for what, number in numbers.items()
+        if number < len(runs) and (number or not few)
+    ]
+    also, without = means_of([one.also for one in runs])
+    return replace(
+        runs[0],
+        name=name,
+        also=also,
+        accuracy=statistics.fmean(lasts) if lasts else None,
+        deviation=deviation_of(lasts),
+        best_accuracy=statistics.fmean(bests) if bests else None,
+        best_deviation=deviation_of(bests),
+        fewshot={number: statistics.fmean(found) for number, found in few.items()},
+        fewshot_deviation={number: one for number, found in few.items() if (one := deviation_of(found)) is not None},
+        num_runs=len(runs),
+        reasons=(*dict.fromkeys(reason for one in runs for reason in one.reasons), *lacking, *without),
+    )
+
+
+def facts_of(point: Point) -> dict[str, Any]:
+    """As in --json."""
+    by_shots = {"fewshot": point.fewshot, "fewshot_deviation": point.fewshot_deviation}
+    return asdict(point) | {name: {str(shots): x for shots, x in found.items()} for name, found in by_shots.items()}
+
+
+def final_run_of(weights: str) -> Path | None:
+    """The run whose final weights these are (RUN or RUN/weights); None if there is none. Any other folder in RUN may
+    have the weights of any of its checkpoints."""
+    path = Path(weights).absolute()  # so that a dot has a name
+    folder = path.parent if path.name == "weights" and not (path / _RECORD).is_file() else path
+    return folder if (folder / _RECORD).is_file() else None
+
+
+def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
+    """The run that the weights are from, and what of it is not known, and why."""
+    final = final_run_of(weights)
+    folder = final or Path(weights).parent
+    if ancestors >= _MOST_ANCESTORS or not (folder / _RECORD).is_file():
+        return None, f"the run of its weights {weights!r} is not there, so its compute and data are not known"
+    try:
+        point = point_of(folder, name=str(folder), ancestors=ancestors + 1)
+    except (OSError, UserError, InvalidDataError) as error:
+        return None, f"the run of its weights {weights!r} cannot be read: {error}"
+    if final:
+        return point, ""
+    why = f"its weights {weights!r} may be of any checkpoint of their run, so its compute is not known"
+    return replace(point, exaflops=None), why
+
+
+def _cost(
+    job: TrainingJob, lines: Sequence[Line], *, flops: float, ancestors: int
+) -> tuple[int | None, float | None, list[str]]:
+    """Images of pre-training, exaFLOPs of all training, and why they are not known. `flops`: of this run alone."""
+    if not job.initial.weights:
+        num_images = _num_images(lines, global_batch=job.global_batch)
+        why = "the number of images is not in its metrics" if lines else "no metrics yet"
+        return num_images, flops / 1e18, [] if num_images is not None else [why]
+    source, why = _source(job.initial.weights, ancestors=ancestors)
+    before = source.exaflops if source else None
+    reasons = [*([] if lines else ["no metrics yet"]), *([why] if why else [])]
+    return source.num_images if source else None, None if before is None else flops / 1e18 + before, reasons
+
+
+def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:
+    """Samples of an epoch, from how many epochs the run has done: exact once there are as many digits as it takes."""
+    for line in reversed(lines):
+        epoch = line.get("epoch")
+        if epoch is not None and is_finite(epoch) and epoch > 0:
+            return round(int(line["step"]) * global_batch / float(epoch))
+    return None
+
+
+def _num_classes(folder: Path) -> int:
+    """Of the model that the run left; 0 if there is none yet."""
+    try:
+        found = parse_json(read_local_file(folder / "weights" / "config.json", most_bytes=_MOST_CONFIG_BYTES))
+        number = found["model"]["num_classes"] if isinstance(found, dict) else 0
+    except (OSError, ValueError, KeyError, TypeError, InvalidDataError, json.JSONDecodeError):
+        return 0
+    return number if type(number) is int and 0 <= number <= MOST_CLASSES else 0
+
+
+def _name(folder: Path, root: Path) -> str:
+    return str(folder.relative_to(root)) if folder != root and folder.is_relative_to(root) else str(folder)

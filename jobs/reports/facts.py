@@ -1,0 +1,296 @@
+"""What `patchline report` says of a run, read from its folder while it may be training. Reads only.
+
+Any file but the record may be missing, half-written or damaged: each fault is a note beside the other facts.
+"""
+
+import glob
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.nearest_recipe import Nearest, is_place, nearest
+from jobs.record_leaves import Leaves, is_scored, leaves_of, read_leaves
+from jobs.reports.run_tries import said_of_last_try
+from jobs.resolve import recipe_job
+from jobs.stages import WITH_SMOKE
+from pipeline.checkpoints.manifest import MANIFEST_NAME, Manifest, id_from_path, manifest_from_json
+from pipeline.runs.curves import NO_CURVES, Curves, read_curves
+from pipeline.runs.facts import LEDGER, METRICS, RunFacts, read_facts
+from pipeline.runs.starts import FILE_NAME as STARTS
+from pipeline.runs.starts import MOST_SECONDS, read_starts
+from pipeline.runs.time import ACCOUNTS, RunTime, time_of, topology_of
+from shards.errors import InvalidDataError, UserError
+from shards.files.json_lines import Line, is_finite, is_step, object_in, read_lines
+from shards.local_file import open_local_file, read_local_file
+from shards.output.quantities import plural
+from shards.output.terminal import printable_name
+from shards.schema.config_values import whole_number
+
+_RECORD = "job.yaml"
+_MOST_MANIFEST_BYTES, _MOST_LISTED, _MOST_LINE_BYTES = 256 << 20, 20, 1 << 20
+_MOST_KINDS, _MOST_SAMPLES = 1000, 1_000_000
+_BRACKETS, _NUMBERS = re.compile(r"\s*\([^()]*\)"), re.compile(r"\b(?:[0-9a-f]{8,}|[0-9][0-9,.]*)\b")
+
+
+Change = tuple[str, str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bad:
+    """Samples in quarantine: how many lines of how many samples (every start lists those that it meets), the most
+    frequent reasons without their numbers, and some of the samples."""
+
+    num_lines: int
+    num_samples: int
+    reasons: tuple[tuple[str, int], ...]
+    samples: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFacts:
+    """Everything that the report shows. `changes` of settings and `places`, which are no settings: field, the recipe's
+    value, the run's. `environment`: name, value. `notes`: what could not be read or is missing."""
+
+    name: str
+    stage: str
+    recipe: Nearest
+    changes: tuple[Change, ...]
+    places: tuple[Change, ...]
+    num_steps: int | None
+    run: RunFacts
+    curves: Curves
+    time: RunTime
+    findings: tuple[Line, ...]
+    quarantine: Bad
+    data: tuple[tuple[str, str], ...]
+    environment: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+
+class _Notes:
+    """Faults of single files."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+
+    @contextmanager
+    def judging(self, name: str) -> Iterator[None]:
+        """A fault inside is a note."""
+        try:
+            yield
+        except OSError as error:
+            self.all.append(f"{name} cannot be read: {error.strerror or error}")
+        except (ValueError, InvalidDataError) as error:
+            self.all.append(f"{name} is damaged: {error}")
+
+
+def gather(run_dir: Path) -> ReportFacts:
+    """The facts of the run in a folder. UserError if there is no run."""
+    leaves = _record(run_dir)
+    stage, notes = leaves["stage"], _Notes()
+    num_steps = whole_number(leaves.get("job.steps", ""))
+    run = read_facts(run_dir, num_steps=num_steps, is_scored=is_scored(leaves))
+    notes.all += run.reasons
+    is_running = run.state == "running"
+    if run.state not in ("running", "done") and (said := said_of_last_try(run_dir)):
+        notes.all.append(said)
+    curves = _curves(run_dir, notes, is_running=is_running)
+    ledger, starts, findings = _ledger(run_dir, notes, is_running=is_running), [], []
+    with notes.judging(STARTS):
+        starts = read_starts(run_dir)
+    with notes.judging("guard.jsonl"):
+        findings = read_lines(run_dir / "guard.jsonl", is_usable=_is_finding).objects
+    end = time.time() if is_running else run.last_seen
+    manifest = _newest(run_dir, notes)
+    recipe = nearest(stage, leaves, run.origin)
+    changes = _changes(stage, recipe.recipe, leaves)
+    return ReportFacts(
+        name=run_dir.resolve().name or str(run_dir),
+        stage=stage,
+        recipe=recipe,
+        changes=tuple(one for one in changes if not is_place(one[0])),
+        places=tuple(one for one in changes if is_place(one[0])),
+        num_steps=num_steps,
+        run=run,
+        curves=curves,
+        time=time_of(ledger, starts, unix_end=end),
+        findings=tuple(findings),
+        quarantine=_quarantine(run_dir, notes),
+        data=_data(leaves, manifest),
+        environment=_environment(manifest, topology_of(starts[-1]) if starts else ""),
+        notes=tuple(notes.all),
+    )
+
+
+def _record(run_dir: Path) -> Leaves:
+    advice = "give a run directory, as `patchline ls` lists them"
+    try:
+        leaves = read_leaves(run_dir / _RECORD)
+    except NotADirectoryError:
+        raise UserError(f"{str(run_dir)!r} is a file; {advice}") from None
+    except FileNotFoundError:
+        is_there = run_dir.is_dir()
+        what = f"no run in {str(run_dir)!r}: it has no {_RECORD}" if is_there else f"no folder {str(run_dir)!r}"
+        raise UserError(f"there is {what}; {advice}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {str(run_dir / _RECORD)!r}: {error.strerror}; {advice}") from error
+    except InvalidDataError as error:
+        what = printable_name(str(error))  # which may name the folder, whatever is in its name
+        raise UserError(f"{str(run_dir / _RECORD)!r} is not the record of a run: {what}; {advice}") from error
+    if leaves["stage"] not in WITH_SMOKE:
+        allowed = " or ".join(WITH_SMOKE)
+        raise UserError(f"{str(run_dir)!r} is of the stage {leaves['stage']!r}; reports are made of {allowed}")
+    return leaves
+
+
+def _curves(run_dir: Path, notes: _Notes, *, is_running: bool) -> Curves:
+    """The last line of a run that is running may be half-written."""
+    found = NO_CURVES
+    with notes.judging(METRICS):
+        found = read_curves(run_dir / METRICS)
+        num_unusable = found.num_unusable + (found.has_half_line and not is_running)
+        if num_unusable:
+            notes.all.append(f"{METRICS}: {plural(num_unusable, 'line')} cannot be used and left out")
+        if not found.curves:
+            notes.all.append(f"{METRICS} has no line yet: no curves are drawn")
+    if not (run_dir / "tensorboard").is_dir():
+        notes.all.append("there is no folder tensorboard; the curves here are from metrics.jsonl and do not need it")
+    return found
+
+
+def _ledger(run_dir: Path, notes: _Notes, *, is_running: bool) -> list[Line]:
+    """As for metrics."""
+    with notes.judging(LEDGER):
+        found = read_lines(run_dir / LEDGER, is_usable=_is_of_ledger)
+        num_unusable = found.num_unusable - (is_running and found.has_half_line)
+        if num_unusable:
+            notes.all.append(f"{LEDGER}: {plural(num_unusable, 'line')} cannot be used; the time is from the others")
+        elif not found.objects:
+            notes.all.append(f"{LEDGER} has no line: nothing has been saved yet")
+        return found.objects
+    return []
+
+
+def _is_of_ledger(line: Line) -> bool:
+    seconds = line.get("seconds")
+    return (
+        is_step(line.get("step"))
+        and _is_time(line.get("unix_time"))
+        and isinstance(line.get("attempt"), str)
+        and isinstance(seconds, dict)
+        and all(_is_time(seconds.get(name)) for name in ACCOUNTS)
+    )
+
+
+def _is_time(value: object) -> bool:
+    """Whether it is a number of seconds that a run can take, or since 1970."""
+    return is_finite(value) and 0 <= value < MOST_SECONDS  # type: ignore[operator]
+
+
+def _is_finding(line: Line) -> bool:
+    return is_step(line.get("step")) and isinstance(line.get("kind"), str) and isinstance(line.get("action"), str)
+
+
+def _quarantine(run_dir: Path, notes: _Notes) -> Bad:
+    """Read line by line: a run may have listed millions."""
+    reasons: Counter[str] = Counter()
+    samples: dict[str, str] = {}
+    seen: set[object] = set()
+    num_lines = 0
+    with notes.judging("quarantine.jsonl"):
+        try:
+            file = open_local_file(run_dir / "quarantine.jsonl")
+        except FileNotFoundError:
+            return Bad(num_lines=0, num_samples=0, reasons=(), samples=())
+        with file:
+            while text := file.readline(_MOST_LINE_BYTES):
+                line = object_in(text)
+                if line is None or not isinstance(line.get("reason"), str):
+                    continue
+                num_lines += 1
+                reason = line["reason"][:200]
+                kind = _NUMBERS.sub("…", _BRACKETS.sub("", reason))
+                if kind in reasons or len(reasons) < _MOST_KINDS:
+                    reasons[kind] += 1
+                if is_step(line.get("sample_id")) and len(seen) < _MOST_SAMPLES:
+                    seen.add((str(line.get("dataset", ""))[:200], line["sample_id"]))
+                if len(samples) < _MOST_LISTED:
+                    samples.setdefault(str(line.get("source", line.get("sample_id")))[:1000], reason)
+    return Bad(
+        num_lines=num_lines,
+        num_samples=len(seen),
+        reasons=tuple(reasons.most_common(_MOST_LISTED)),
+        samples=tuple(samples.items()),
+    )
+
+
+def _newest(run_dir: Path, notes: _Notes) -> Manifest | None:
+    """The manifest of the newest checkpoint in the run's folder; None if there is none, or it is in a bucket."""
+    folder = run_dir / "checkpoints"
+    # Unlike Path.glob of Python 3.11, this one goes on after a folder that is removed meanwhile.
+    names = glob.glob(f"step-*/attempt-*/{MANIFEST_NAME}", root_dir=folder)  # noqa: PTH207
+    found = [(one, folder / name) for name in names if (one := id_from_path(name))]
+    if not found:
+        notes.all.append("no checkpoint is in its folder: the data's fingerprint and the environment are not known")
+        return None
+    newest = max(found, key=lambda pair: (pair[0].attempt, pair[0].step))[1]
+    with notes.judging(str(newest.relative_to(run_dir))):
+        return manifest_from_json(read_local_file(newest, most_bytes=_MOST_MANIFEST_BYTES))
+    return None
+
+
+def _changes(stage: str, name: str, leaves: Leaves) -> tuple[Change, ...]:
+    """Every field in which the run differs from a recipe; none if that has no name. A field that only one version of
+    Patchline knows is shown, not refused."""
+    own = {name.removeprefix("job."): value for name, value in leaves.items() if name.startswith("job.")}
+    if not name:
+        return ()
+    recipe = leaves_of(recipe_job(stage, name))
+    names = dict.fromkeys([*recipe, *own])
+    return tuple(
+        (name, recipe.get(name, "(no such field)"), own.get(name, "(no such field)"))
+        for name in names
+        if not _is_same(recipe.get(name), own.get(name))
+    )
+
+
+def _is_same(one: str | None, other: str | None) -> bool:
+    if one == other:
+        return True
+    try:
+        return one is not None and other is not None and float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _data(leaves: Leaves, manifest: Manifest | None) -> tuple[tuple[str, str], ...]:
+    url = leaves.get("job.data.url") or "a mixture"
+    if manifest is None:
+        return (("dataset", url),)
+    position = manifest.position.to_json()
+    skipped = [f"{one['first']:,} to {one['end'] - 1:,}" for one in position.get("skipped", [])]
+    named = (
+        ("dataset", url),
+        ("fingerprint", position.get("dataset") or position.get("mix")),
+        ("samples consumed", f"{manifest.num_samples:,}"),
+        ("updates made", f"{manifest.num_updates:,}"),
+        ("global batch", position["global_batch"]),
+        ("seed", position["seed"]),
+        ("skipped data steps", ", ".join(skipped) or "none"),
+    )
+    return tuple((name, str(value)) for name, value in named)
+
+
+def _environment(manifest: Manifest | None, topology: str) -> tuple[tuple[str, str], ...]:
+    found = [("last start", topology)] if topology else []
+    record: Any = manifest.record if manifest else {}
+    for group in ("topology", "engine", "bits", "versions"):
+        values = record.get(group)
+        if isinstance(values, dict):
+            found += [(f"{group}.{name}", str(value)) for name, value in values.items() if value != ""]
+    return tuple(found[:80])

@@ -1,0 +1,223 @@
+"""`patchline ls`: a table of the runs in a folder. It only reads, and never the whole of a large file."""
+
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs import exit_codes
+from jobs.nearest_recipe import Nearest, nearest
+from jobs.output import put
+from jobs.record_leaves import Leaves, is_scored, read_leaves
+from jobs.reports.run_table import Row, table_of
+from jobs.settings.models import LsJob, SortColumn
+from jobs.stages import WITH_SMOKE
+from pipeline.runs.facts import SIGNS_OF_A_RUN, RunFacts, read_facts
+from pipeline.runs.state import STATES
+from shards.errors import InvalidDataError, UserError
+from shards.output.terminal import columns_of
+from shards.pool import Pool
+from shards.schema.config_values import whole_number
+
+__all__ = ["LsJob", "run"]
+
+log = logging.getLogger(__name__)
+_RECORD = "job.yaml"
+_MOST_DEPTH, _MOST_FOLDERS = 3, 20_000
+_PIPE_COLUMNS = 160
+_THREADS = 8  # a file server takes its time to answer
+_DESCENDING = ("step", "accuracy", "images", "goodput", "seen")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run's folder. `stage` and `model` are empty, `num_steps` and `recipe` None, if its record does not say."""
+
+    path: str
+    stage: str
+    recipe: Nearest | None
+    model: str
+    num_steps: int | None
+    facts: RunFacts
+    reasons: tuple[str, ...]
+
+
+def run(job: LsJob) -> int:
+    """Prints the table, or a line of JSON for each run; 0 even if there are none, or damaged ones."""
+    now = time.time()
+    root = Path(job.dir)
+    folders = folders_below(root)
+    pool = Pool(_THREADS, name="ls")
+    try:
+        futures = [pool.submit(lambda path=path: run_at(root, path, now)) for path in folders]  # type: ignore[misc]
+        runs = [one for one in (future.result() for future in futures) if one]
+    finally:
+        pool.close()
+    runs = in_order(runs, by=job.sort, reverse=job.reverse)
+    if job.json:
+        put("".join(json.dumps(as_json(one), allow_nan=False) + "\n" for one in runs))
+        return exit_codes.DONE
+    if not runs:
+        log.info("no run in %s, down to %d levels: a run's folder has a %s", job.dir, _MOST_DEPTH, _RECORD)
+        return exit_codes.DONE
+    put(table_of([row_of(one) for one in runs], now=now, columns=columns_of(sys.stdout) or _PIPE_COLUMNS))
+    return exit_codes.DONE
+
+
+def in_order(runs: Sequence[Run], *, by: SortColumn, reverse: bool) -> list[Run]:
+    """Sorted by a column: numbers and times from the largest, losses and words from the smallest; rows without a value
+    last, in any case."""
+    by_name = sorted(runs, key=lambda one: one.path)
+    known = [one for one in by_name if _is_known(_key(one, by))]
+    known.sort(key=lambda one: _key(one, by), reverse=(by in _DESCENDING) != reverse)
+    return [*known, *(one for one in by_name if not _is_known(_key(one, by)))]
+
+
+def _is_known(key: Any) -> bool:
+    return key is not None and not (isinstance(key, float) and math.isnan(key))
+
+
+def _key(one: Run, by: SortColumn) -> Any:
+    """What a run is sorted by; None: not known."""
+    facts = one.facts
+    return {
+        "run": one.path,
+        "recipe": one.recipe.words() if one.recipe else None,
+        "state": STATES.index(facts.state),
+        "step": facts.step,
+        "loss": facts.loss,
+        "accuracy": facts.accuracy,
+        "images": facts.images_per_second,
+        "goodput": facts.goodput,
+        "seen": facts.last_seen,
+    }[by]
+
+
+def folders_below(root: Path) -> list[Path]:
+    """The folders at and below the root that may be runs. UserError if the root is no folder that can be listed."""
+    try:
+        if _may_be_run({entry.name for entry in os.scandir(root)}):
+            return [root]
+    except OSError as error:
+        raise UserError(f"cannot list {str(root)!r}: {error.strerror}; give a folder of runs, or a run") from error
+    found: list[Path] = []
+    level, num_folders = [root], 0
+    for _ in range(_MOST_DEPTH):
+        below: list[Path] = []
+        for folder, is_link, names in _inside(level):
+            num_folders += 1
+            if num_folders > _MOST_FOLDERS:
+                log.warning("%s has more than %d folders; the others are left out", root, _MOST_FOLDERS)
+                return found
+            if names is None or _may_be_run(names):
+                found.append(folder)
+            elif not is_link:
+                below.append(folder)
+        level = below
+    return found
+
+
+def _inside(level: Sequence[Path]) -> Iterator[tuple[Path, bool, set[str] | None]]:
+    """The folders in these folders, whether each is a link, and the names in it; None if it cannot be listed."""
+    for folder in level:
+        with os.scandir(folder) as entries:
+            inner = sorted((entry.name, entry.is_symlink()) for entry in entries if _is_folder(entry))
+        for name, is_link in inner:
+            path = folder / name
+            try:
+                yield path, is_link, {entry.name for entry in os.scandir(path)}
+            except OSError:
+                yield path, is_link, None
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle
+        return False
+
+
+def _may_be_run(names: set[str]) -> bool:
+    """A record is enough; without one, other tools may have a file of one of our names."""
+    return _RECORD in names or sum(name in names for name in SIGNS_OF_A_RUN) > 1
+
+
+def run_at(root: Path, path: Path, now: float) -> Run | None:
+    """The run in a folder; None if its record is of another stage."""
+    reasons: list[str] = []
+    leaves: Leaves = {}
+    try:
+        leaves = read_leaves(path / _RECORD)
+    except FileNotFoundError:
+        if not is_unstarted(path):
+            reasons.append(f"{_RECORD} is missing")
+    except OSError as error:
+        reasons.append(f"{_RECORD} cannot be read: {error.strerror or error}")
+    except InvalidDataError as error:
+        reasons.append(f"{_RECORD} is damaged: {error}")
+    stage = leaves.get("stage", "")
+    if stage and stage not in WITH_SMOKE:
+        return None
+    num_steps = whole_number(leaves.get("job.steps", ""))
+    if leaves and not num_steps:
+        reasons.append(f"{_RECORD} is damaged: it has no number of steps")
+    facts = read_facts(path, num_steps=num_steps, is_scored=is_scored(leaves), now=now)
+    return Run(
+        path=str(path.relative_to(root)) if path != root else path.name or str(path),
+        stage=stage,
+        recipe=nearest(stage, leaves, facts.origin) if stage else None,
+        model=leaves.get("job.model.name", ""),
+        num_steps=num_steps,
+        facts=facts,
+        reasons=(*facts.reasons, *reasons),
+    )
+
+
+def is_unstarted(path: Path) -> bool:
+    """Whether it is the folder of a run that was submitted, and has not begun: its first start writes the record."""
+    others = (_RECORD, *SIGNS_OF_A_RUN, "checkpoints")
+    return (path / "submit").is_dir() and not any((path / name).exists() for name in others)
+
+
+def row_of(one: Run, *, more: Sequence[str] = (), state: str = "") -> Row:
+    """Its line in the table, with more lines below it, and with another word for its state if one is given."""
+    return Row(
+        run=one.path,
+        recipe=one.recipe.words() if one.recipe else "",
+        num_steps=one.num_steps,
+        facts=one.facts,
+        reasons=(*one.reasons, *more),
+        state=state,
+    )
+
+
+def as_json(one: Run) -> dict[str, Any]:
+    """Numbers that are not finite, as a loss may be, are null."""
+    facts = one.facts
+    numbers = {
+        "loss": facts.loss,
+        "accuracy": facts.accuracy,
+        "images_per_second": facts.images_per_second,
+        "goodput": facts.goodput,
+        "last_seen": facts.last_seen,
+    }
+    finite = {name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()}
+    return {
+        "run": one.path,
+        "stage": one.stage or None,
+        "recipe": one.recipe.recipe if one.recipe and one.recipe.recipe else None,
+        "fields_changed": one.recipe.num_changed if one.recipe else None,
+        "from_file": one.recipe.file if one.recipe and one.recipe.file else None,
+        "model": one.model or None,
+        "state": facts.state,
+        "step": facts.step,
+        "steps": one.num_steps,
+        **finite,
+        "reasons": list(one.reasons),
+    }

@@ -1,0 +1,236 @@
+"""What `patchline evaluate --run-dir RUN/scores` left, for the report of RUN: scores, confusions, and images that the
+model gets right or wrong. Files of others are checked before they are believed; what cannot be used is a reason."""
+
+import base64
+import binascii
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from markupsafe import Markup
+
+from jobs.record_leaves import Leaves, leaves_of, read_leaves
+from jobs.reports.confusion_plot import MOST_CLASSES, confusion_plot
+from jobs.settings.models import EvaluateJob
+from shards.card.card_words import shown
+from shards.errors import InvalidDataError, UserError
+from shards.files.typed_json import parse_json, read_record, record_from
+from shards.local_file import read_local_file
+from shards.schema.config_values import Range
+
+FOLDER = "scores"
+_MOST_BYTES, _MOST_IMAGE_BYTES = 256 << 20, 1 << 20
+_MOST_LISTED, _MOST_EXAMPLES, _NAME_CHARACTERS = 10, 64, 18
+_KINDS = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
+_WORDS = {
+    "num_images": "images",
+    "num_unlabeled": "images without a label that counts",
+    "accuracy": "accuracy (top-1)",
+    "top5": "top-5",
+    "mean_per_class": "mean per class",
+    "calibration_error": "calibration error",
+    "loss": "loss",
+}
+# Settings that decide which images are scored, and what is right.
+_PART, _RIGHT = ("subset.", "held_out."), ("class_map", "real", "label_weights")
+Share = Annotated[float, Range(0, 1)]
+Count = Annotated[int, Range(0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreLine:
+    """scores.json: the fields of pipeline.evaluation.scores.Scores."""
+
+    num_images: Count
+    num_unlabeled: Count
+    accuracy: Share
+    top5: Share
+    mean_per_class: Share
+    calibration_error: Share
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classes:
+    """classes.json: for each label of the dataset its images and the right ones among them; `confusion`: [label, class,
+    images] for what is not 0, none if it would be too large; `confusion_right`: of these the right answers, which a
+    class map, lists of labels or an image with several labels allow under other names, too. Older versions did not
+    write it: then an answer with the label's own name is right."""
+
+    labels: tuple[str, ...]
+    images: tuple[Count, ...]
+    right: tuple[Count, ...]
+    classes: tuple[str, ...] = ()
+    confusion: tuple[tuple[Count, ...], ...] = ()
+    confusion_right: tuple[tuple[Count, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.labels) == len(self.images) == len(self.right):
+            raise ValueError("labels, images and right are not equally long")
+        for cell in (*self.confusion, *(self.confusion_right or ())):
+            if len(cell) != 3 or cell[0] >= len(self.labels) or cell[1] >= len(self.classes):
+                raise ValueError(f"confusion has {list(cell[:4])}; allowed: [label, class, images], numbers in range")
+
+    def _right(self) -> dict[tuple[int, int], int]:
+        """Right answers by label and class."""
+        found = self.confusion_right
+        if found is None:
+            found = tuple(cell for cell in self.confusion if self._is_own(cell[0], cell[1]))
+        return {(row, column): count for row, column, count in found}
+
+    def _is_own(self, row: int, column: int) -> bool:
+        return self.labels[row] == self.classes[column]
+
+    def confusions(self) -> list[tuple[str, str, int, float]]:
+        """The most frequent ones: label, answer, images, and their share of the label's. No label is confused with
+        itself, even where ImageNet-ReaL's lists do not have it."""
+        right = self._right()
+        wrong = [(row, column, count - right.get((row, column), 0)) for row, column, count in self.confusion]
+        wrong = [cell for cell in wrong if cell[2] > 0 and not self._is_own(cell[0], cell[1])]
+        wrong.sort(key=lambda cell: (-cell[2], cell[0], cell[1]))
+        return [
+            (self.labels[row], self.classes[column], count, count / max(1, self.images[row]))
+            for row, column, count in wrong[:_MOST_LISTED]
+        ]
+
+    def hardest(self) -> list[tuple[str, int, float]]:
+        """The labels with the lowest accuracy: name, images, accuracy."""
+        found = [
+            (name, count, right / count)
+            for name, count, right in zip(self.labels, self.images, self.right, strict=True)
+            if count
+        ]
+        return sorted(found, key=lambda one: one[2])[:_MOST_LISTED]
+
+    def picture(self) -> Markup | None:
+        """The matrix, of not too many classes; a cell counts as right if most of its images are."""
+        rows = [row for row, count in enumerate(self.images) if count]
+        if not self.confusion or max(len(rows), len(self.classes)) > MOST_CLASSES:
+            return None
+        shares, right = [[0.0] * len(self.classes) for _ in self.labels], self._right()
+        is_right = [[False] * len(self.classes) for _ in self.labels]
+        for row, column, count in self.confusion:
+            shares[row][column] = min(1.0, count / max(1, self.images[row]))
+            is_right[row][column] = 2 * right.get((row, column), 0) > count
+        names = [shown(self.labels[row], _NAME_CHARACTERS) for row in rows]
+        return confusion_plot(
+            [shares[row] for row in rows],
+            names,
+            [shown(one, _NAME_CHARACTERS) for one in self.classes],
+            is_right=[is_right[row] for row in rows],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """An image of examples.json; `image`: a data URI."""
+
+    sample_id: Count
+    source: str
+    labels: tuple[str, ...]
+    said: str
+    confidence: Share
+    is_right: bool
+    image: str
+
+    def __post_init__(self) -> None:
+        kind, _, data = self.image.removeprefix("data:").partition(";base64,")
+        try:
+            start = base64.b64decode(data[:16], validate=True)
+            is_whole = len(data) <= _MOST_IMAGE_BYTES and bool(base64.b64decode(data, validate=True))
+        except binascii.Error:
+            is_whole, start = False, b""
+        if not is_whole or kind not in _KINDS or not start.startswith(_KINDS[kind]):
+            raise ValueError(f"image of sample {self.sample_id} is no small PNG or JPEG as a data URI")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreSheet:
+    """`dataset`: its address; `weights`: those of another folder than the run's own, else empty; `settings`: flags that
+    decide which images are scored and what is right; `is_part`: of the dataset; `is_real`: by ImageNet-ReaL's lists.
+    `facts`: name and text of each score."""
+
+    dataset: str = ""
+    weights: str = ""
+    settings: tuple[str, ...] = ()
+    is_part: bool = False
+    is_real: bool = False
+    scores: ScoreLine | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+    classes: Classes | None = None
+    right: tuple[Shown, ...] = ()
+    wrong: tuple[Shown, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def read_scores(run_dir: Path) -> ScoreSheet:
+    """Of RUN/scores; empty if it is not there."""
+    folder = run_dir / FOLDER
+    if not (folder / "scores.json").is_file():
+        return ScoreSheet()
+    reasons: list[str] = []
+    leaves = _of_file(folder / "job.yaml", reasons, read_leaves) or {}
+    scores = _of_file(folder / "scores.json", reasons, lambda path: read_record(ScoreLine, _data(path)))
+    classes = _of_file(folder / "classes.json", reasons, lambda path: read_record(Classes, _data(path)))
+    examples = _of_file(folder / "examples.json", reasons, _examples) if (folder / "examples.json").exists() else ()
+    return ScoreSheet(
+        dataset=leaves.get("job.data.url", ""),
+        weights=_others_weights(leaves.get("job.weights", ""), run_dir),
+        settings=_settings(leaves, (*_PART, *_RIGHT)),
+        is_part=bool(_settings(leaves, _PART)),
+        is_real=bool(leaves.get("job.real")),
+        scores=scores,
+        facts=_facts(scores) if scores else (),
+        classes=classes,
+        right=tuple(one for one in examples or () if one.is_right),
+        wrong=tuple(one for one in examples or () if not one.is_right),
+        reasons=tuple(reasons),
+    )
+
+
+def _others_weights(weights: str, run_dir: Path) -> str:
+    """Empty for the run's own, also if its folder was moved since under its name."""
+    own, said = run_dir.resolve(), Path(weights).resolve()
+    was = said.parent if said.name == "weights" else said
+    is_own = was == own or (was.name == own.name and not was.exists())
+    return "" if not weights or is_own else weights
+
+
+def _settings(leaves: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the record that are not the default, as flags."""
+    usual = leaves_of(EvaluateJob())
+    given = {name: leaves.get(f"job.{name}", value) for name, value in usual.items() if name.startswith(names)}
+    flags = {f"--{name}".replace("_", "-"): value for name, value in given.items() if value != usual[name]}
+    return tuple(flag if value == "true" else f"{flag} {value}" for flag, value in flags.items())
+
+
+def _of_file(path: Path, reasons: list[str], read: Any) -> Any:
+    try:
+        return read(path)
+    except OSError as error:
+        reasons.append(f"{FOLDER}/{path.name} cannot be read: {error.strerror or error}")
+    except (ValueError, UserError, InvalidDataError) as error:
+        reasons.append(f"{FOLDER}/{path.name} is damaged: {error}")
+    return None
+
+
+def _data(path: Path) -> bytes:
+    return read_local_file(path, most_bytes=_MOST_BYTES)
+
+
+def _examples(path: Path) -> tuple[Shown, ...]:
+    found = parse_json(_data(path))
+    if not isinstance(found, list):
+        raise ValueError("allowed: a list of images")
+    return tuple(record_from(Shown, one, where=f"{at}.") for at, one in enumerate(found[:_MOST_EXAMPLES]))
+
+
+def _facts(scores: ScoreLine) -> tuple[tuple[str, str], ...]:
+    found: list[tuple[str, str]] = []
+    for name, words in _WORDS.items():
+        value = getattr(scores, name)
+        if isinstance(value, int):
+            found += [(words, f"{value:,}")] if value or name == "num_images" else []
+        else:
+            found.append((words, f"{value:.4f}"))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""The jobs' dataclasses, which load nothing heavy."""

@@ -1,0 +1,294 @@
+"""The jobs of the stages around models: the settings of `evaluate`, `fewshot`, `plan`, `verify-resume`, `ls`,
+`weights`, `import`, `export`, `doctor` and `demo`.
+
+Configurations only: help and mistakes are answered without loading torch. Training has its own,
+pipeline/training/settings/job.py.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from jobs.settings.cluster import OnNodes, refuse_wrong_nodes
+from pipeline.config_values import Device, LossName
+from pipeline.evaluation.config import EvaluationConfig, FewshotConfig, FewshotImages
+from pipeline.models.config import Gelu, ResNetEpsilons
+from pipeline.models.conversion.config import Change, Format
+from pipeline.training.settings.job import MOST_THREADS, TrainingJob
+from shards.errors import UserError
+from shards.schema.config_values import Range, refuse_wrong_values, shown_value
+from shards.subset_config import HeldOutConfig, SubsetConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateJob:
+    """Which weights to evaluate, and on which dataset."""
+
+    weights: str = ""
+    """Weights folder to evaluate (RUN/weights)."""
+    data: EvaluationConfig = EvaluationConfig()
+    """Dataset to evaluate on, and how its images are prepared."""
+    subset: SubsetConfig = SubsetConfig()
+    """Part of the dataset to evaluate on."""
+    held_out: HeldOutConfig = HeldOutConfig()
+    """Part to evaluate on: what a training run with these values of --data.held-out holds out of the dataset."""
+    loss: LossName = "softmax"
+    """Loss that the weights were trained with: softmax (one label per image) or sigmoid (any number of labels)."""
+    label_weights: bool = False
+    """Use the weights that the dataset's labels were packed with as targets, as --data.label-weights does in training;
+    a label of weight 0 is then no label."""
+    class_map: str = ""
+    """JSON file with the classes of the model that stand for each label of the dataset, as for ObjectNet: {"label":
+    ["class", ...]}; images of other labels do not count. Empty: labels are matched by name."""
+    real: str = ""
+    """ImageNet-ReaL's real.json: the right classes of each image of ImageNet's validation set. Empty: its labels."""
+    run_dir: str = ""
+    """Folder that scores.json, classes.json, examples.json and job.yaml are written to; empty: nowhere. RUN/scores is
+    shown in the report of RUN."""
+    examples: Annotated[int, Range(0, 32)] = 8
+    """Images to keep in examples.json, with what the model says: so many that it gets right, and so many of its most
+    confident mistakes."""
+    device: Device = "auto"
+    """Where to compute; auto: the GPU if there is one, else the CPU."""
+    threads: Annotated[int, Range(0, MOST_THREADS, zero="each rank's share of the cores")] = 0
+    """Threads of each rank; 0: OMP_NUM_THREADS if it is set, else the rank's share of the cores."""
+    json: bool = False
+    """Write the scores to standard output as one JSON object, for scripts."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+        given = [name for name in ("class_map", "real", "label_weights") if getattr(self, name)]
+        if len(given) > 1:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise UserError(f"{flags} do not go together; give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewshotJob(FewshotConfig):
+    """Which weights to measure, and on which images."""
+
+    weights: str = ""
+    """Weights folder to measure (RUN/weights), or the run directory."""
+    data: FewshotImages = FewshotImages()
+    """Images to learn the classes from and to measure on."""
+    run_dir: str = ""
+    """Folder that fewshot.json and job.yaml are written to; empty: nowhere."""
+    device: Device = "auto"
+    """Where to compute; auto: the GPU if there is one, else the CPU."""
+    threads: Annotated[int, Range(0, MOST_THREADS, zero="each rank's share of the cores")] = 0
+    """Threads of each rank; 0: OMP_NUM_THREADS if it is set, else the rank's share of the cores."""
+    json: bool = False
+    """Write the scores to standard output as one JSON object, for scripts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanJob(OnNodes):
+    """The job to plan, and the dataset that it is meant for."""
+
+    recipe: str = ""
+    """Name to show in the table's title."""
+    training: TrainingJob = TrainingJob()
+    """Training job to plan."""
+    dataset: str = ""
+    """Name of the dataset to show in the table."""
+    num_images: Annotated[int, Range(0, zero="not known")] = 0
+    """Images of the training split; 0: not known."""
+    num_classes: Annotated[int, Range(0, zero="not known")] = 0
+    """Classes of the training split; 0: not known."""
+    days: Annotated[float, Range(above=0)] = 7.0
+    """Days that the run may take."""
+    gpu: str = ""
+    """GPU to plan the memory and the time of the run for: a100, a100-40, h100, h200, b200, l40s or rtx4090; empty:
+    none."""
+    num_gpus: Annotated[int, Range(1)] = 8
+    """Number of these GPUs, one for each rank."""
+    mfu: Annotated[float, Range(above=0, most=1)] = 0.28
+    """Share of a GPU's nominal operations that training reaches (MFU); 0.28 is what NVIDIA published for ViT-g/14 on
+    H100 nodes (NeMo; 0.43 on A100)."""
+    json: bool = False
+    """Write the plan to standard output as one JSON object, for scripts."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+        for name in ("num_gpus", "mfu"):
+            value = getattr(self, name)
+            if not self.gpu and value != getattr(PlanJob, name):
+                raise UserError(
+                    f"--{name.replace('_', '-')} {value} says nothing without --gpu; add --gpu h100, or yours"
+                )
+        refuse_wrong_nodes(self, gpu=self.gpu, is_num_gpus_given=self.num_gpus != PlanJob.num_gpus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyResumeJob(TrainingJob):
+    """The training job whose continuation is tried, and how: every flag of training, and those of the trial."""
+
+    kills: Annotated[int, Range(1, 1000)] = 3
+    """Times that each run is killed with SIGKILL, in saves and between them."""
+    ranks: tuple[Annotated[int, Range(1, 1024)], ...] = (1,)
+    """Numbers of ranks on this machine to try."""
+    stages: tuple[Annotated[int, Range(1, 3)], ...] = ()
+    """ZeRO stages to try; empty: that of --engine.zero-stage."""
+    kill_seed: Annotated[int, Range(0)] = 0
+    """Seed of the moments of the kills."""
+    compare: Literal["all", "last"] = "all"
+    """Checkpoints to keep and compare: all, which names the first step that differs, or last, for little disk space."""
+    tolerance: Annotated[float, Range(0, 1, zero="1e-5 in fp32, 1e-2 in bf16")] = 0.0
+    """Largest relative difference of losses that counts as rounding if the topology changes; on the same one, none
+    does. 0: 1e-5 in fp32, 1e-2 in bf16, or four times what unbroken runs differ by."""
+    run_dir: str = ""
+    """Folder in which the runs get a temporary folder of their own; empty: the system's."""
+    keep: bool = False
+    """Keep the runs; they are always kept if they differ."""
+    json: bool = False
+    """Write the result to standard output as one JSON object, for scripts."""
+    recipe: str = ""
+    """Name to show in the table's title."""
+    command: Literal["pretrain", "finetune"] = "pretrain"
+    """Stage that trains the recipe."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("ranks", "stages"):
+            given = getattr(self, name)
+            if len(set(given)) != len(given) or (name == "ranks" and not given):
+                raise UserError(
+                    f"--{name} is {shown_value(given)}; allowed: one or more different numbers, such as --{name} 1 2"
+                )
+        if self.kills >= self.steps:
+            raise UserError(f"--kills is {self.kills} with --steps {self.steps}; allowed: fewer kills than steps")
+
+
+SortColumn = Literal["run", "recipe", "state", "step", "loss", "accuracy", "images", "goodput", "seen"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LsJob:
+    """Where the runs are, and how they are listed."""
+
+    dir: str = ""
+    """Folder to look for runs in, three levels down; or a run directory."""
+    sort: SortColumn = "seen"
+    """Column to sort by, best or latest first; rows without a value come last."""
+    reverse: bool = False
+    """Sort the other way round."""
+    json: bool = False
+    """Write one JSON object per line and run to standard output, for scripts."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportJob:
+    """Which run is reported, and where the page goes."""
+
+    run: str = ""
+    """Run directory; the run may still be training."""
+    out: str = ""
+    """HTML file to write; empty: RUN/report.html."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorJob:
+    """What to look at beside the machine itself."""
+
+    run: str = ""
+    """Run directory: what went wrong with this run, instead of the machine."""
+    folder: str = "."
+    """Folder whose disk is checked: where runs or datasets will be."""
+    s3_url: str = ""
+    """Objects to list, s3://bucket/prefix; empty: S3 is left out."""
+    seconds: Annotated[float, Range(1, 600)] = 60.0
+    """Longest time that a check may take; one that takes longer is a fault."""
+    json: bool = False
+    """Write the checks to standard output as one JSON object, for scripts."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsJob:
+    """Which checkpoint of a run, and where its weights go."""
+
+    run: str = ""
+    """Run directory; the run may still be training."""
+    out: str = ""
+    """Weights folder to write."""
+    step: Annotated[int, Range(0, zero="the newest checkpoint")] = 0
+    """Step of the checkpoint; 0: the newest."""
+    best: bool = False
+    """Take the checkpoint with the best score on the held-out dataset (RUN/best.json)."""
+    raw: bool = False
+    """Take the raw weights, even if the run averages them (EMA)."""
+    labels_file: str = ""
+    """File with one class name per line, in the order of their ids; empty: the names in the run's dataset."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+        if self.best and self.step:
+            raise UserError(
+                f"--best with --step {self.step}: the best checkpoint has a step of its own; leave out --best or --step"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportJob(Change):
+    """Weights from elsewhere, and what their file does not say."""
+
+    path: str = ""
+    """Weights to import: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a timm or
+    Hugging Face folder, or a bare .safetensors, .bin, .pth or .pt file."""
+    out: str = ""
+    """Weights folder to write."""
+    model: str = ""
+    """Name of the model that the file must hold, such as vit_b16; empty: any."""
+    num_heads: Annotated[int, Range(1)] | None = None
+    """Attention heads per layer, if the file does not say; none: the usual value of its format."""
+    gelu: Gelu | None = None
+    """Form of the GELU, if the file does not say; none: the usual value of its format."""
+    layer_norm_epsilon: Annotated[float, Range(above=0)] | None = None
+    """Epsilon of every LayerNorm, if the file does not say; none: the usual value of its format."""
+    resnet_epsilons: ResNetEpsilons | None = None
+    """Epsilons of the ResNet's norms, if the file does not say; none: the usual value of its format."""
+    labels_file: str = ""
+    """File with one class name per line, in the order of their ids; empty: the names in the weights, else numbers."""
+    run_dir: str = ""
+    """Folder that job.yaml is written to; empty: nowhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportJob(Change):
+    """Weights of a run, and the format to write."""
+
+    path: str = ""
+    """Weights folder to export (RUN/weights)."""
+    out: str = ""
+    """File (.npz formats) or folder to write."""
+    format: Format = "hugging_face"
+    """vision_transformer and big_vision: an .npz file; timm, hugging_face and patchline: a folder that timm,
+    transformers or patchline loads."""
+    run_dir: str = ""
+    """Folder that job.yaml is written to; empty: nowhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoJob:
+    """How long the demo's runs are, and on how many processes."""
+
+    run_dir: str = "demo-run"
+    """Folder for everything that the demo writes; emptied first if an earlier demo made it."""
+    steps: Annotated[int, Range(1)] = 300
+    """Training steps of the pre-training run."""
+    finetune_steps: Annotated[int, Range(1)] = 100
+    """Training steps of the fine-tuning run."""
+    num_ranks: Annotated[int, Range(1)] = 2
+    """Processes that train together."""
+    least_accuracy: Annotated[float, Range(0, 1)] = 0.95
+    """Accuracy after fine-tuning, 0 to 1, below which the demo has failed."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")

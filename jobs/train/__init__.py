@@ -1,0 +1,1 @@
+"""Training: pretrain, finetune, sweep, vtab, verify-resume and the demo."""

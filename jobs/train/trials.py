@@ -1,0 +1,167 @@
+"""Runs of a command that starts several, one after the other, each in a folder of its own, and what they scored."""
+
+import logging
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from jobs import exit_codes
+from jobs.processes import run_ranks
+from jobs.record import read_record
+from jobs.record_leaves import read_leaves
+from jobs.run_flags import take_run_flags
+from jobs.submittable import Override, job_of_words
+from jobs.train.run_changes import run_changes
+from pipeline.runs.facts import RunFacts, read_facts
+from pipeline.runs.state import State
+from pipeline.training.settings.job import TrainingJob
+from shards.errors import InvalidDataError, UserError
+from shards.output.terminal import printable_name
+from shards.schema.config_values import whole_number
+from shards.schema.differences import Difference, as_lines
+
+log = logging.getLogger(__name__)
+Metric = Literal["accuracy", "mean_per_class"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+_EARLIER = "earlier"
+_OFF = ("0", "0.0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A run of a sweep. `values`: what it has of the grid, by flag; `words`: its whole command after `patchline`;
+    `metric`: what it is compared by, of the scores of a dataset."""
+
+    folder: Path
+    values: tuple[tuple[str, str], ...]
+    words: tuple[str, ...]
+    metric: Metric = "accuracy"
+    seed: int | None = None
+    """Of a repetition of the best."""
+
+    @property
+    def name(self) -> str:
+        """Such as `tries/learning-rate=0.03`."""
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What is known of a run. `accuracy`: the last one by the trial's metric, None until the run is done, and for one
+    without; of the averaged weights if the run has them, as RUN/weights is."""
+
+    trial: Trial
+    state: State
+    accuracy: float | None
+    why: str = ""
+
+
+def score_of(trial: Trial, override: Override) -> Score:
+    """What the run's folder says; a run that is not there, or is done with other values, has never started."""
+    facts = _facts(trial)
+    if facts is None:
+        return Score(trial=trial, state="never started", accuracy=None)
+    if facts.state == "done" and _changes(trial, override, is_done=True):
+        return Score(trial=trial, state="never started", accuracy=None, why="its folder has a run with other values")
+    accuracy = facts.accuracy if facts.state == "done" else None
+    why = facts.reasons[0] if facts.reasons else ""
+    if facts.state == "done" and accuracy is None:
+        why = why or "it has no score of the weights that it ended with; evaluate them, or run it in another folder"
+    return Score(trial=trial, state=facts.state, accuracy=accuracy, why=why)
+
+
+def refuse_others(trials: Sequence[Trial], override: Override) -> None:
+    """UserError if one of the folders has a run that is done with other values."""
+    for trial in trials:
+        facts = _facts(trial)
+        if facts and facts.state == "done":
+            _refuse(trial, _changes(trial, override, is_done=True))
+
+
+def make_room(trials: Sequence[Trial], override: Override, *, free: Collection[str]) -> None:
+    """Puts runs that differ from these trials in no more than the fields `free` aside, into SWEEP/earlier. UserError
+    for other differences, and for a run that is running."""
+    for trial in trials:
+        facts = _facts(trial)
+        if facts is None:
+            continue
+        changed = _changes(trial, override, is_done=facts.state == "done")
+        if any(change.field not in free for change in changed):
+            _refuse(trial, changed)
+        if changed and facts.state == "running":
+            raise UserError(f"{trial.folder} is running with other values:\n{as_lines(changed)}\nStop it first")
+        if changed:
+            place = _earlier(trial)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            trial.folder.rename(place)
+            what = "; ".join(map(str, changed))
+            log.info("%s: put aside as %s (%s)", printable_name(trial.name), place, printable_name(what))
+
+
+def _facts(trial: Trial) -> RunFacts | None:
+    """None if there is no run."""
+    try:
+        leaves = read_leaves(trial.folder / "job.yaml")
+    except (OSError, InvalidDataError):
+        return None
+    num_steps, is_averaged = whole_number(leaves.get("job.steps", "")), leaves.get("job.ema_decay", "0") not in _OFF
+    score = f"test_{'ema_' if is_averaged else ''}{trial.metric}"
+    return read_facts(trial.folder, num_steps=num_steps, is_scored=True, score=score)
+
+
+def _changes(trial: Trial, override: Override, *, is_done: bool, exactly: bool = False) -> list[Difference]:
+    """What the trial's words change in the job that its folder has on record. UserError if that cannot be read. Unless
+    `exactly`, a dataset may move, whose content the run itself compares, and --extend may extend the run."""
+    record = read_record(trial.folder / "job.yaml", stage=trial.words[0], kind=TrainingJob)
+    before, now = asdict(record), asdict(job_of_words(list(trial.words), override))
+    found = run_changes(before, now, is_done=is_done, extends="--extend" in trial.words and not exactly)
+    return [change for change in found if exactly or not _is_address(change)]
+
+
+def _is_address(change: Difference) -> bool:
+    if change.field == "data.mix":
+        return [weight for _, weight in change.before] == [weight for _, weight in change.now]
+    return change.field == "data.url"
+
+
+def _refuse(trial: Trial, changed: Sequence[Difference]) -> None:
+    if changed:
+        raise UserError(
+            f"{trial.folder} holds a run with other values:\n{as_lines(changed)}\n"
+            "Use the same values, or another --run-dir"
+        )
+
+
+def _earlier(trial: Trial) -> Path:
+    """A free name, such as SWEEP/earlier/seeds-0."""
+    folder, name, number = trial.folder.parent.parent / _EARLIER, trial.name.replace("/", "-"), 1
+    while (place := folder / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return place
+
+
+def run_all(trials: Sequence[Trial], environ: Mapping[str, str], override: Override) -> int:
+    """Runs those that are not done; 0, or the code of the first that ended otherwise and may still succeed."""
+    for number, trial in enumerate(trials, start=1):
+        if _is_done(trial, override):
+            log.info("run %s of %s, %s: done before", number, len(trials), printable_name(trial.name))
+            continue
+        log.info("run %s of %s: patchline %s", number, len(trials), printable_name(shlex.join(trial.words)))
+        fields, options = take_run_flags(trial.words[0], list(trial.words[2:]))
+        words = [*trial.words[:2], *fields, *options.words()]
+        code = run_ranks(words, num_ranks=options.processes, environ=environ, run_dir=str(trial.folder))
+        if code == exit_codes.WILL_NOT_SUCCEED:
+            log.warning("%s cannot succeed, and is no candidate", printable_name(trial.name))
+        elif code:
+            advice = "" if code == exit_codes.USER_MISTAKE else "; the same command goes on"
+            log.info("%s ended with %s%s", printable_name(trial.name), code, advice)
+            return code
+    return exit_codes.DONE
+
+
+def _is_done(trial: Trial, override: Override) -> bool:
+    """Of a dataset that has moved, and of more steps, the command itself decides."""
+    facts = _facts(trial)
+    return facts is not None and facts.state == "done" and not _changes(trial, override, is_done=True, exactly=True)

@@ -1,0 +1,106 @@
+"""What is written for sbatch: every word arrives as it was given, whatever is in it."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.cluster.batch_script import Request, batch_script, names_of
+from jobs.cluster.settings import ClusterConfig
+
+BODY = (Path(__file__).resolve().parents[2] / "slurm" / "stage.sbatch").read_text()
+REQUEST = Request(
+    words=("pretrain", "digits_smoke"),
+    name="pretrain-digits_smoke",
+    comment="patchline-0",
+    nodes=2,
+    time_limit="",
+    folder=Path("/shared/my runs/50%/submit"),
+    chdir=Path("/shared"),
+)
+CLUSTER = ClusterConfig(command=("patchline",))
+SHOWS = '# Run one stage of Patchline\nprintf "%s\\0" "${patchline[@]}" "$@"\n'
+WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+
+
+def lines_of(request: Request, cluster: ClusterConfig) -> list[str]:
+    return [line for line in batch_script(request, cluster, body=BODY).splitlines() if line.startswith("#SBATCH")]
+
+
+@settings(max_examples=60)
+@given(st.lists(WORDS, min_size=1, max_size=6))
+def test_bash_reads_the_words_that_were_given(words: list[str]) -> None:
+    request = replace(REQUEST, words=tuple(words))
+    script = batch_script(request, replace(CLUSTER, command=("run", "the $(id) one")), body=SHOWS)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True, timeout=60)
+    assert done.stdout.decode().split("\0")[:-1] == ["run", "the $(id) one", *words]
+    head = script[: script.index("# Run one stage")]
+    assert sum(line.startswith("#SBATCH") for line in head.splitlines()) == len(lines_of(REQUEST, CLUSTER))
+
+
+def test_it_ends_with_the_body_without_a_change() -> None:
+    script = batch_script(REQUEST, CLUSTER, body=BODY)
+    tail = BODY[BODY.index("# Run one stage") :]
+    assert script.endswith(tail)
+    assert tail.count("\n") > 200
+
+
+def test_the_sites_settings_become_options_and_variables() -> None:
+    site = ClusterConfig(
+        partition="gpu",
+        gpus_per_node=8,
+        cpus_per_rank=12,
+        time_limit="24:00:00",
+        margin_seconds=300,
+        options=("--reservation=vit",),
+        setup=("module load cuda",),
+        command=("apptainer", "exec", "it's.sif", "patchline"),
+        s3_profile="training",
+    )
+    assert lines_of(REQUEST, site) == [
+        "#SBATCH --job-name=pretrain-digits_smoke",
+        "#SBATCH --comment=patchline-0",
+        '#SBATCH --chdir="/shared"',
+        '#SBATCH --output="/shared/my runs/50%%/submit/%x-%j.out"',
+        "#SBATCH --open-mode=append",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --nodes=2",
+        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --ntasks-per-node=8",
+        "#SBATCH --cpus-per-task=12",
+        "#SBATCH --time=24:00:00",
+        "#SBATCH --signal=B:USR1@300",
+        "#SBATCH --exclusive",
+        "#SBATCH --requeue",
+        "#SBATCH --reservation=vit",
+    ]
+    script = batch_script(replace(REQUEST, time_limit="60"), site, body=BODY)
+    assert "#SBATCH --time=60\n" in script
+    assert (
+        "export AWS_PROFILE=training\nmodule load cuda\npatchline=(apptainer exec 'it'\"'\"'s.sif' patchline)\n"
+        in script
+    )
+    assert "export PATCHLINE_MARGIN=300\n" in script
+
+
+def test_names_are_plain() -> None:
+    assert names_of(["pretrain", "my/own recipes.py:f"]) == "pretrain-own_recipes.py_f"
+
+
+def test_spares_are_nodes_of_the_job_that_it_may_lose() -> None:
+    with_one = replace(CLUSTER, spares=1)
+    assert {"#SBATCH --nodes=3", "#SBATCH --no-kill"} <= set(lines_of(REQUEST, with_one))
+    assert "\nexport PATCHLINE_SPARES=1\n" in batch_script(REQUEST, with_one, body=BODY)
+    assert "--no-kill" not in "".join(lines_of(REQUEST, CLUSTER))
+
+
+def test_a_job_of_one_process_takes_neither_spares_nor_torchrun() -> None:
+    """Packing in a chain, on a cluster whose settings are for training."""
+    cluster = replace(CLUSTER, spares=1, launcher="torchrun")
+    assert "\nexport PATCHLINE_LAUNCHER=torchrun\n" in batch_script(REQUEST, cluster, body=BODY)
+    script = batch_script(replace(REQUEST, has_ranks=False, nodes=1), cluster, body=BODY)
+    assert "export PATCHLINE_SPARES" not in script
+    assert "export PATCHLINE_LAUNCHER" not in script
+    assert "#SBATCH --nodes=1\n" in script

@@ -1,0 +1,75 @@
+"""What nodes print, and the verdict on it; tests/slurm has it on a real Slurm."""
+
+import json
+
+import pytest
+
+from jobs.cluster.preflight_nodes import judge_deep, judge_shared
+from tests.rigs.processes import patchline
+
+BOTH = "preflight n1 shared\npreflight n1 answers\npreflight n2 shared\npreflight n2 answers\n"
+
+
+def line(node: str, rank: int, seconds: float, **more: object) -> str:
+    return json.dumps({"node": node, "rank": rank, "product_seconds": seconds} | more) + "\n"
+
+
+def done(node: str, rank: int, seconds: float = 0.1, fault: str = "") -> str:
+    return line(node, rank, seconds) + line(node, rank, seconds, has_exchanged=True, fault=fault)
+
+
+@pytest.mark.parametrize(
+    ("text", "statuses", "words"),
+    [
+        (BOTH, ["ok", "ok"], "written and read on n1 and n2"),
+        (BOTH.replace("n2 shared", "n2 unseen 0 login"), ["failed", "ok"], "n2 does not see what n1 wrote"),
+        (BOTH.replace("n2 shared", "n2 missing"), ["failed", "ok"], "n2 has no such folder"),
+        (BOTH.replace("n1 shared", "n1 unwritable"), ["failed", "ok"], "n1 cannot write there"),
+        (BOTH.replace("n2 answers", "n2 silent 127"), ["ok", "failed"], "written and read"),
+        ("preflight n1 shared\npreflight n1 answers\n", ["failed", "ok"], "only n1 answered"),
+    ],
+)
+def test_a_run_directory(text: str, statuses: list[str], words: str) -> None:
+    found = judge_shared(text, where="/shared", command="patchline")
+    assert [one.status for one in found] == statuses
+    assert words in found[0].value
+
+
+def test_nodes_that_are_well() -> None:
+    found = judge_deep(done("n1", 0) + "a warning of a library\n" + done("n2", 1), nodes=2)
+    assert [(one.name, one.status) for one in found] == [("product", "ok"), ("exchange", "ok")]
+
+
+def test_a_slow_node_is_named_by_its_slowest_rank() -> None:
+    text = done("n1", 0) + done("n1", 1) + done("n2", 2) + done("n2", 3, 0.12) + done("n3", 4)
+    speed, _ = judge_deep(text, nodes=3)
+    assert (speed.status, "n2 20 % slower" in speed.value, "--exclude=n2" in speed.todo) == ("warning", True, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (done("n1", 0, fault="timed out") + done("n2", 1, fault="timed out"), "fails on n1, n2: timed out"),
+        (done("n1", 0) + line("n2", 1, 0.1), "fails on n2: did not end"),
+        (done("n1", 0), "fails on some nodes: not all answered"),
+    ],
+)
+def test_an_exchange_that_fails_is_named_by_node(text: str, words: str) -> None:
+    _, exchange = judge_deep(text, nodes=2)
+    assert (exchange.status, words in exchange.value) == ("failed", True), exchange
+
+
+def test_nothing_printed() -> None:
+    assert [one.status for one in judge_deep("{not json}\n", nodes=2)] == ["failed"]
+
+
+def test_a_rank_prints_before_and_after_the_exchange() -> None:
+    ended = patchline("__probe", "n1")
+    assert ended.code == 0, ended.errors
+    before, after = map(json.loads, ended.output.splitlines())
+    assert (before["has_exchanged"], after["has_exchanged"], after["fault"]) == (False, True, "")
+    assert (after["node"], after["product_seconds"] > 0) == ("n1", True)
+
+
+def test_it_needs_the_nodes_name() -> None:
+    assert patchline("__probe").code == 2

@@ -1,0 +1,117 @@
+"""Reasons in plain words. The texts of Slurm were recorded on a real one."""
+
+from dataclasses import replace
+
+import pytest
+
+from jobs.cluster.queue import JobFacts, NodeFacts
+from jobs.cluster.queue_reasons import Finding, finding_of, findings_of_nodes
+
+JOB = JobFacts(
+    job="12",
+    number="12",
+    name="pretrain-x",
+    state="PENDING",
+    reason="",
+    nodes="",
+    starts=0,
+    run_time="00:00:00",
+    time_limit="01:00:00",
+    start_time="",
+    dependency="",
+    exit_code="0:0",
+    log="",
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "todo"),
+    [
+        ("Resources", "waits for nodes to become free", ""),
+        ("JobHeldUser", "is held by its user", "scontrol release 12"),
+        ("launch_failed_requeued_held", "a node could not start it", "scontrol release 12"),
+        ("job_requeued_in_held_state", "was requeued, and is held", "scontrol release 12"),
+        ("ReqNodeNotAvail,_UnavailableNodes:n2", "down, drained or reserved", "sinfo -R"),
+        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "down, drained or reserved", "sinfo -R"),
+        ("PartitionTimeLimit", "more time than its partition allows", "scontrol update JobId=12 TimeLimit=LIMIT"),
+        ("QOSMaxJobsPerUserLimit", "limit of its QOS or account (QOSMaxJobsPerUserLimit)", "scontrol show assoc_mgr"),
+        ("AssocGrpGRESMinutes", "limit of its QOS or account", "ask for more"),
+        ("SomethingNew", "waits: SomethingNew", ""),
+        ("", "Slurm has not said yet why", ""),
+    ],
+)
+def test_waiting(reason: str, words: str, todo: str) -> None:
+    found = finding_of(replace(JOB, reason=reason))
+    assert words in found.words
+    assert todo in found.todo
+    assert bool(found.todo) is bool(todo)
+
+
+def test_what_it_waits_for() -> None:
+    never = finding_of(replace(JOB, reason="DependencyNeverSatisfied", dependency="afterok:1(failed)"))
+    expected = "will never start: it waited for the success of job 1, which failed"
+    assert never == Finding(words=expected, todo="scancel 12, then submit again")
+    after = replace(JOB, reason="Dependency", dependency="afterany:2(unfulfilled),afterany:3_*(unfulfilled)")
+    assert finding_of(after).words == "waits for job 2 and job 3_*"
+    chain = finding_of(replace(JOB, reason="Dependency", dependency="singleton(unfulfilled)"))
+    assert chain.words == "waits for its earlier jobs of the same name"
+    begins = finding_of(replace(JOB, reason="BeginTime", start_time="2026-11-23T11:45:43"))
+    assert begins.words.startswith("may start again from 2026-11-23 11:45:43 on")
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "words"),
+    [
+        ("RUNNING", "0:0", "runs for 00:00:00 of 01:00:00 on n1"),
+        ("TIMEOUT", "0:0", "was ended at its time limit"),
+        ("NODE_FAIL", "0:0", "lost a node"),
+        ("FAILED", "2:0", "was refused for a mistake"),
+        ("FAILED", "74:0", "ended to be continued, by a fault outside"),
+        ("FAILED", "78:0", "gave up"),
+        ("FAILED", "9:0", "failed with exit code 9:0"),
+        ("FAILED", "", "failed with exit code ?"),
+        ("COMPLETED", "0:0", "completed"),
+        ("RESIZING", "0:0", "is RESIZING"),
+    ],
+)
+def test_other_states(state: str, exit_code: str, words: str) -> None:
+    assert finding_of(replace(JOB, state=state, exit_code=exit_code, nodes="n1")).words.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "run_dir", "todo"),
+    [
+        ("78:0", "/runs/my run", "patchline doctor '/runs/my run'"),
+        ("2:0", "/runs/$(x)", "patchline logs '/runs/$(x)' --lines 20"),
+        ("9:0", "/runs/one", "patchline logs /runs/one --lines 20"),
+        ("78:0", "", "the log's last lines say why"),
+    ],
+)
+def test_a_command_about_the_run_can_be_pasted(exit_code: str, run_dir: str, todo: str) -> None:
+    assert finding_of(replace(JOB, state="FAILED", exit_code=exit_code), run_dir=run_dir).todo == todo
+
+
+@pytest.mark.parametrize(
+    ("reason", "exit_code"), [("JobLaunchFailure", "0:53"), ("RaisedSignal:53", "0:53"), ("JobLaunchFailure", "1:0")]
+)
+def test_a_job_whose_log_the_node_could_not_open(reason: str, exit_code: str) -> None:
+    """There is no log to look at."""
+    job = replace(JOB, state="FAILED", reason=reason, exit_code=exit_code, log="/runs/my run/submit/x-12.out")
+    found = finding_of(job, run_dir="/runs/my run")
+    assert found.words.startswith("could not start: its node could not open its log /runs/my run/submit/x-12.out, or")
+    assert "patchline preflight --cluster FILE --run-dir '/runs/my run'" in found.todo
+    assert "--run-dir RUN" in finding_of(job).todo
+    assert "log" not in found.todo
+
+
+def test_nodes_that_are_not_well() -> None:
+    states = ("allocated", "mixed", "idle", "down*", "draining", "allocated*", "planned")
+    nodes = [NodeFacts(name=f"n{at}", state=state, reason="none") for at, state in enumerate(states)]
+    found = findings_of_nodes([*nodes, NodeFacts(name="n9", state="drained", reason="Duplicate jobid")])
+    assert [finding.words for finding in found] == [
+        "node n3 is down, does not answer",
+        "node n4 is draining",
+        "node n5 is allocated, does not answer",
+        "node n9 is drained: Duplicate jobid",
+    ]
+    assert found[3].todo == "once it is repaired: scontrol update NodeName=n9 State=resume"

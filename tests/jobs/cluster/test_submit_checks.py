@@ -1,0 +1,197 @@
+"""What submit refuses by itself: stores, run directories and time limits that cannot work, each with the remedy."""
+
+import json
+import socket
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.cluster import submit_checks
+from jobs.cluster.settings import ClusterConfig
+from jobs.cluster.submit_checks import (
+    file_system,
+    planned_save_seconds,
+    refuse_local,
+    refuse_short_limit,
+    refuse_short_margin,
+    refuse_unprintable,
+    refuse_unreachable,
+    refuse_wrong_place,
+    urls_of,
+)
+from jobs.recipes.pretrain import RECIPES
+from shards.errors import UserError
+from tests.jobs.cluster.test_slurm import programs
+from tests.rigs.processes import patchline
+from tests.rigs.s3 import free_port
+
+MOUNTS = (
+    "overlay / overlay rw 0 0\ntmpfs /run tmpfs rw 0 0\nserver:/x /shared nfs4 rw 0 0\ntmpfs /my\\040runs tmpfs rw\n"
+)
+
+
+def test_one_url_for_each_bucket() -> None:
+    words = [
+        "pretrain",
+        "x",
+        "--data.url=s3://a/one",
+        "--checkpoint.url",
+        "s3://b/two",
+        "--run-dir=/s3",
+        "s3://a/other",
+    ]
+    assert urls_of(words) == ["s3://a/one", "s3://b/two"]
+
+
+def test_a_bucket_that_is_there_passes(s3_bucket: str) -> None:
+    refuse_unreachable([f"--data.url=s3://{s3_bucket}/data"], ClusterConfig())
+
+
+@pytest.mark.usefixtures("s3_endpoint")
+def test_buckets_that_cannot_be_used_are_refused() -> None:
+    with pytest.raises(UserError, match=r"there is no bucket 'none'.*create the bucket or correct the URL, or submit"):
+        refuse_unreachable(["--data.url=s3://none/x"], ClusterConfig())
+    away = ClusterConfig(s3_endpoint=f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(UserError, match="S3 is unreachable"):
+        refuse_unreachable(["s3://none/x"], away)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/run/x", "tmpfs"), ("/shared/runs/new", "nfs4"), ("/home/x", "overlay"), ("/my runs/x", "tmpfs")],
+)
+def test_file_systems(path: str, kind: str) -> None:
+    assert file_system(Path(path), MOUNTS) == kind
+
+
+def test_a_run_directory_in_memory_is_refused_on_several_nodes() -> None:
+    shared = "/dev/shm/run"  # noqa: S108 - nothing is written there
+    refuse_wrong_place(ClusterConfig(), run_dir=shared, nodes=1, limit="")
+    with pytest.raises(
+        UserError, match="on tmpfs, in the memory of this machine; allowed: storage that all nodes share"
+    ):
+        refuse_wrong_place(ClusterConfig(), run_dir=shared, nodes=2, limit="")
+
+
+def test_time_limits() -> None:
+    refuse_short_limit(0.0, "", margin=120)
+    refuse_short_limit(10.0, "3", margin=120)
+    with pytest.raises(UserError, match="the ranks are asked to save 120 s before it; raise --time"):
+        refuse_short_limit(0.0, "2", margin=120)
+
+
+def test_a_margin_shorter_than_the_saves_of_the_run(tmp_path: Path) -> None:
+    names = ("restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation")
+    lines = [
+        {"step": step, "unix_time": 1.0, "seconds": dict.fromkeys(names, 0.0) | {"checkpoint": 150.0 * step}}
+        for step in (1, 2)
+    ]
+    (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UserError, match="held this run up for 150 s so far, and margin_seconds is 120"):
+        refuse_wrong_place(ClusterConfig(), run_dir=str(tmp_path), nodes=1, limit="")
+
+
+def test_a_margin_shorter_than_a_planned_save(tmp_path: Path) -> None:
+    """ViT-H/14 without its head has 631 M parameters, of 12 bytes each in fp32 masters and two moments, and writes them
+    at 1 GB/s per node."""
+    job = RECIPES["vit_h14_jft"]()
+    one, two = (planned_save_seconds(job, nodes=nodes, gpus=8) for nodes in (1, 2))
+    assert one == pytest.approx(0.631 * 12, rel=0.02)
+    assert two == pytest.approx(one / 2, rel=0.02)
+    refuse_short_margin(one, 10)
+    with pytest.raises(UserError, match="a save would take about 12 s at 1 GB/s per node, and margin_seconds is 10"):
+        refuse_short_margin(12.0, 10)
+    slow = replace(job, model=replace(job.model, depth=128))
+    cluster = ClusterConfig(gpus_per_node=8, margin_seconds=20)
+    with pytest.raises(UserError, match="a save would take about"):
+        refuse_wrong_place(cluster, run_dir=str(tmp_path), nodes=1, limit="", job=slow)
+
+
+def test_what_cannot_be_planned_is_left_to_the_stage() -> None:
+    job = replace(RECIPES["vit_h14_jft"](), global_batch=4097)
+    assert planned_save_seconds(job, nodes=1, gpus=8) == 0.0
+
+
+ON_A_DISK = "/dev/sda1 / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\n"
+
+
+@pytest.fixture
+def on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose root is a disk, and that shares nothing; its /proc/mounts and its list of exports."""
+    (tmp_path / "mounts").write_text(ON_A_DISK)
+    monkeypatch.setattr(submit_checks, "_MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(submit_checks, "_EXPORTS", tmp_path / "etab")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "nodes", "known", "refused"),
+    [
+        ("/home/me/run", 2, "gpu1 gpu1.cluster", True),
+        ("/home/me/run", 1, "gpu1 gpu1.cluster", False),
+        ("/shared/run", 2, "gpu1 gpu1.cluster", False),
+        ("/home/me/run", 2, "rig-n1 127.0.0.1", False),
+        ("/home/me/run", 2, f"{socket.gethostname()} 10.0.0.1", False),
+        ("/home/me/run", 2, "", False),
+    ],
+)
+def test_a_disk_that_other_machines_do_not_see_is_refused(
+    on_a_disk: Path, run_dir: str, nodes: int, known: str, refused: bool
+) -> None:
+    environ = programs(on_a_disk, sinfo=f"echo {known}")
+    expected = pytest.raises(UserError, match=r"is on a disk of this machine \(ext4\), which the nodes, such as gpu1,")
+    with expected if refused else nullcontext():
+        refuse_local(run_dir, nodes=nodes, partition="gpu", environ=environ)
+    refuse_local(run_dir, nodes=nodes, partition="gpu", environ={"PATH": str(on_a_disk / "none")})
+
+
+def test_a_head_node_that_shares_its_disk_passes(on_a_disk: Path) -> None:
+    (on_a_disk / "etab").write_text("/home\t*(rw,sync)\n/opt/my\\040tools\t10.0.0.0/8(ro)\n")
+    environ = programs(on_a_disk, sinfo="echo gpu1 gpu1")
+    refuse_local("/home/me/run", nodes=2, partition="", environ=environ)
+    with pytest.raises(UserError, match="is on a disk of this machine"):
+        refuse_local("/homes/me/run", nodes=2, partition="", environ=environ)
+
+
+@pytest.mark.parametrize("run_dir", ["/run\n#SBATCH --uid=0", "/run\udcff"])
+def test_paths_that_cannot_be_in_a_script_are_refused(run_dir: str) -> None:
+    with pytest.raises(UserError, match=r"--run-dir is .*; allowed: printable characters"):
+        refuse_unprintable(run_dir)
+
+
+def test_paths_with_a_backslash_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm cannot open a log there, and the job would end at once, with 0:53 and no log."""
+    (tmp_path / "back\\b").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "back\\b")
+    for run_dir in ("back\\b", str(tmp_path / "link" / "run")):
+        with pytest.raises(UserError, match=r"--run-dir is .*; allowed: a path without a backslash"):
+            refuse_unprintable(run_dir)
+    with pytest.raises(UserError, match=r"^folder is .*; allowed: a path without a backslash"):
+        refuse_unprintable("c\\hain", what="folder")
+    refuse_unprintable(str(tmp_path / "my 'own' \"50%\" $é"))
+    monkeypatch.chdir(tmp_path / "link")
+    with pytest.raises(UserError, match=r"the current folder is .*without a backslash.*choose another folder"):
+        refuse_unprintable("")
+
+
+def test_a_current_folder_that_cannot_be_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a\nb").mkdir()
+    monkeypatch.chdir(tmp_path / "a\nb")
+    with pytest.raises(UserError, match=r"the current folder is .*choose another folder"):
+        refuse_unprintable("")
+
+
+def test_a_submission_that_slurm_refuses_leaves_nothing(tmp_path: Path) -> None:
+    """Else the folder would look like a run whose job is gone."""
+    (tmp_path / "cluster.yaml").write_text("command: [patchline]\n")
+    words = ("pretrain", "digits_smoke", f"--cluster={tmp_path}/cluster.yaml", "--no-check", "--data.url=d")
+    refuses = "echo 'sbatch: error: Requested time limit is invalid' >&2; exit 1"
+    environ = programs(tmp_path, sbatch=refuses, squeue="exit 0")
+    ended = patchline("submit", *words, f"--run-dir={tmp_path}/runs/one", environ=environ)
+    assert (ended.code, "Slurm would refuse this job: Requested time limit" in " ".join(ended.errors.split())) == (
+        2,
+        True,
+    )
+    assert not (tmp_path / "runs").exists()

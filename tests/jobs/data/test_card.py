@@ -1,0 +1,101 @@
+"""The card is written beside the manifest, in a folder and on S3; the dataset still verifies."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.data.card import CardJob, run, use_of
+from jobs.data.verify import VerifyJob
+from jobs.data.verify import run as verify
+from jobs.recipes import evaluate, pretrain
+from shards.card.card import CardFacts, gather_facts
+from shards.dataset import open_dataset
+from shards.errors import UserError
+from shards.manifest import MANIFEST_PATH
+from shards.store import open_store
+from tests.rigs.card_datasets import Sample, write_dataset
+from tests.rigs.datasets import file_hashes, packed_folders
+from tests.rigs.images import image_bytes
+from tests.rigs.processes import patchline
+
+
+def test_only_the_card_is_written(tmp_path: Path) -> None:
+    out = packed_folders(tmp_path)
+    before = file_hashes(out)
+    assert run(CardJob(url=str(out))) == 0
+    after = file_hashes(out)
+    assert after.pop("card.html")
+    assert after == before
+    assert verify(VerifyJob(url=str(out), deep=True)) == 0
+
+
+def test_on_s3(s3_bucket: str) -> None:
+    url = f"s3://{s3_bucket}/sets/birds"
+    write_dataset(open_store(url), [[Sample(image=image_bytes(shard))] for shard in range(3)], ["a"])
+    assert run(CardJob(url=url, num_mosaic=2)) == 0
+    page = open_store(url).read("card.html").decode()
+    assert "<title>birds" in page
+    assert page.count("<img ") == 2
+    command = f"patchline pretrain photos_smoke --data.url {url} --run-dir runs/birds"
+    assert command in page
+    assert s3_bucket not in page.replace(command, "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"url": ""}, "URL is missing"), ({"url": "/nowhere"}, "no manifest"), ({"num_mosaic": 5000}, "0 to 96")],
+)
+def test_mistakes(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(CardJob(**fields))  # type: ignore[arg-type]
+
+
+def facts_of(url: Path | str, *samples: Sample, split: str = "train", kind: str = "folder") -> CardFacts:
+    store = open_store(str(url))
+    manifest = write_dataset(store, [samples or [Sample()]], ["a", "b"], settings={"source": {"kind": kind}})
+    store.write(MANIFEST_PATH, replace(manifest, split=split).to_bytes())
+    return gather_facts(open_dataset(str(url)), num_tiles=0)
+
+
+def command_of(facts: CardFacts) -> str:
+    use = use_of(facts)
+    assert use is not None
+    return use.command
+
+
+@pytest.mark.parametrize(
+    ("url", "facts", "command"),
+    [
+        ("birds", {}, "pretrain photos_smoke --data.url birds --run-dir runs/birds"),
+        ("my birds;rm", {}, "pretrain photos_smoke --data.url 'my birds;rm' --run-dir 'runs/my birds;rm'"),
+        ("d", {"kind": "digits"}, "pretrain digits_smoke --data.url d --run-dir runs/d"),
+        ("b-test", {"split": "test"}, "evaluate central_crop --weights runs/b/weights --data.url b-test"),
+        ("d-test", {"split": "test", "kind": "digits"}, "evaluate resize --weights runs/d/weights --data.url d-test"),
+        ("a\nb", {}, "pretrain photos_smoke --data.url URL --run-dir 'runs/a\\nb'"),
+    ],
+    ids=["as it is", "quoted", "digits", "a test split", "the digits' test split", "not to be copied"],
+)
+def test_the_command_that_uses_it(
+    url: str, facts: dict[str, str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command_of(facts_of(url, **facts)) == f"patchline {command}"
+    stage, recipe = shlex.split(command)[:2]
+    assert recipe in {"pretrain": pretrain, "evaluate": evaluate}[stage].RECIPES
+
+
+def test_several_labels_need_the_sigmoid_loss(tmp_path: Path) -> None:
+    assert command_of(facts_of(tmp_path, Sample(labels=(0, 1)))).endswith(" --loss sigmoid")
+    assert use_of(facts_of(tmp_path / "none", Sample(labels=()))) is None
+
+
+def test_the_command_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    packed_folders(tmp_path).rename("my photos")
+    words = shlex.split(command_of(gather_facts(open_dataset("my photos"), num_tiles=0)))
+    tiny = ["--steps", "1", "--schedule.warmup-steps", "0", "--global-batch", "8", "--model.depth", "1"]
+    ended = patchline(*words[1:], *tiny)
+    assert ended.code == 0, ended.errors
+    assert (tmp_path / "runs" / "my photos" / "DONE").exists()

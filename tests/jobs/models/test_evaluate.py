@@ -1,0 +1,252 @@
+"""`patchline evaluate` on packed digits: the scores of a model that is known to say one class."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from jobs import exit_codes
+from jobs.data import pack
+from jobs.models.evaluate import EvaluateJob, run
+from jobs.recipes.evaluate import resize
+from jobs.record import read_record
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.weights.folder import save_weights
+from shards.dataset import open_dataset
+from shards.errors import InvalidDataError, UserError
+from shards.sources.digits import DigitsSource
+from shards.sources.folders import FolderSource
+from tests.rigs.datasets import index_rows, packed_folders, packed_with_weights
+from tests.rigs.images import class_folders, image_bytes
+from tests.rigs.processes import patchline
+from tests.rigs.training import losses, pretrain_words
+from tests.rigs.training import run as train
+
+TINY: dict[str, Any] = {"name": "vit", "image_size": 32, "patch": 16, "depth": 1, "width": 8, "mlp_width": 8}
+TINY |= {"num_heads": 2, "num_classes": 10}
+SAID = 7
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The test split: 359 images."""
+    out = str(tmp_path_factory.mktemp("digits") / "test")
+    assert pack.run(pack.PackJob(out=out, source=DigitsSource(split="test"), split="test", samples_per_shard=128)) == 0
+    return out
+
+
+def weights_that_say(folder: Path, label: int, **fields: Any) -> str:
+    """Saved weights of a model whose head says `label` of every image."""
+    config = ModelConfig(**(TINY | fields))
+    state = build_model(config).state_dict()
+    state["head.bias"][label] = 1.0
+    save_weights(folder, config=config, labels=tuple("0123456789"), tensor=lambda name: state[name])
+    return str(folder)
+
+
+def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: str) -> None:
+    weights, run_dir = weights_that_say(tmp_path / "weights", SAID), tmp_path / "scores"
+    words = ("--weights", weights, "--data.url", digits, "--run-dir", str(run_dir), "--device", "cpu")
+    ended = patchline("evaluate", "resize", *words)
+    assert (ended.code, "Traceback" in ended.errors) == (0, False), ended.errors
+    labels = [label for shard in range(3) for row in index_rows(open_dataset(digits), shard) for label in row.labels]
+    scores = json.loads((run_dir / "scores.json").read_text())
+    assert scores["num_images"] == len(labels) == 359
+    share = labels.count(SAID) / 359
+    assert scores["accuracy"] == pytest.approx(share, rel=1e-12)
+    partition = math.log(9 + math.e)
+    assert scores["loss"] == pytest.approx(partition - share, rel=1e-6)
+    second = f"accuracy {share:.4f}, loss {scores['loss']:.4f}, 359 images"
+    assert scores["mean_per_class"] == pytest.approx(0.1)
+    third = f"top-5 {scores['top5']:.4f}, mean per class 0.1000, calibration error {scores['calibration_error']:.4f}"
+    assert ended.output == f"{weights} on {digits}\n{second}\n{third}\n"
+    assert share < scores["top5"] < 1
+    classes = json.loads((run_dir / "classes.json").read_text())
+    assert (classes["labels"], classes["classes"]) == ([*"0123456789"], [*"0123456789"])
+    assert classes["images"] == [labels.count(label) for label in range(10)]
+    assert classes["right"] == [labels.count(SAID) * (label == SAID) for label in range(10)]
+    assert classes["confusion"] == [[label, SAID, labels.count(label)] for label in range(10)]
+    record = read_record(run_dir / "job.yaml", stage="evaluate", kind=EvaluateJob)
+    assert (record.weights, record.data.url) == (weights, digits)
+    again = patchline("evaluate", str(run_dir / "job.yaml"), "--run-dir", str(tmp_path / "again"), "--json")
+    assert again.code == 0
+    assert json.loads(again.output) == scores | {"weights": weights, "data_url": digits}
+    assert json.loads((tmp_path / "again" / "scores.json").read_text()) == scores
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        pytest.param(EvaluateJob(), "--weights is missing: give the weights folder as --weights", id="no weights"),
+        pytest.param(EvaluateJob(weights="w"), "--data.url is missing: give the dataset as --data.url", id="no data"),
+        pytest.param(
+            EvaluateJob(weights="/nowhere", data=EvaluationConfig(url="/nowhere")),
+            "no weights at '/nowhere'",
+            id="gone",
+        ),
+    ],
+)
+def test_flags_that_are_missing(job: EvaluateJob, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(job)
+
+
+def test_answers_that_a_class_map_allows(tmp_path: Path, digits: str) -> None:
+    """Of the labels 7 and 8 every answer 7 is right; the others do not count."""
+    path = tmp_path / "map.json"
+    path.write_text('{"7": "7", "8": ["7", "1"]}')
+    weights = weights_that_say(tmp_path / "weights", SAID)
+    words = ("--weights", weights, "--data.url", digits, "--class-map", str(path), "--device", "cpu")
+    ended = patchline("evaluate", "resize", *words)
+    assert "accuracy 1.0000" in ended.output, ended.errors
+    assert "others without a label that counts" in ended.output
+    both = patchline("evaluate", "resize", *words, "--real", "real.json")
+    assert (both.code, "--class-map and --real do not go together" in both.errors) == (2, True)
+
+
+def test_images_without_a_label_are_packed_and_do_not_count_also_in_training(tmp_path: Path) -> None:
+    """As in ImageNet-ReaL; the dataset is a sound one, on which one can train."""
+    root = class_folders(tmp_path / "images", num_classes=2, images_a_class=4)
+    for number in range(3):
+        (root / f"of nothing {number}.jpg").write_bytes(image_bytes(number))
+    out = str(tmp_path / "packed")
+    kept = pack.PackJob(out=out, source=FolderSource(root=str(root)), unlabeled="keep", samples_per_shard=4)
+    assert pack.run(kept) == 0
+    assert pack.run(replace(kept, out=f"{out} refused", unlabeled="refuse", max_quarantined=0.5)) == 0
+    assert [open_dataset(url).num_samples for url in (out, f"{out} refused")] == [11, 8]
+    assert patchline("verify", out, "--deep").code == 0
+    run_dir = tmp_path / "run"
+    other = str(packed_folders(tmp_path / "others", num_classes=2))
+    words = pretrain_words(out, run_dir, "--steps", "4", "--evaluation.url", out, "--model.num-classes", "2")
+    words += ["--evaluation.also", other, "--loss", "softmax"]
+    assert train(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    ended = patchline("evaluate", "resize", "--weights", str(run_dir / "weights"), "--data.url", out, "--json")
+    scores = json.loads(ended.output)
+    assert (scores["num_images"], scores["num_unlabeled"]) == (8, 3)
+    assert scores["accuracy"] in [number / 8 for number in range(9)]
+    line = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    names = ("accuracy", "top5", "mean_per_class")
+    assert [line[f"test_{name}"] for name in names] == [scores[name] for name in names]
+    ended = patchline("evaluate", "resize", "--weights", str(run_dir / "weights"), "--data.url", other, "--json")
+    also = json.loads(ended.output)
+    assert also["num_images"] == 10
+    assert [line[f"eval/packed/{name}"] for name in names] == [also[name] for name in names]
+
+
+def test_threads_below_none_are_refused() -> None:
+    with pytest.raises(UserError, match="threads is -1; allowed: 0"):
+        EvaluateJob(threads=-1)
+
+
+def test_weights_that_know_fewer_classes_are_refused(tmp_path: Path, digits: str) -> None:
+    weights = weights_that_say(tmp_path / "weights", 0, num_classes=3)
+    with pytest.raises(UserError, match=r"has 7 classes that the model was not trained on, for example '3'"):
+        run(EvaluateJob(weights=weights, data=EvaluationConfig(url=digits)))
+
+
+def test_weights_that_say_nothing_are_right_by_chance(tmp_path: Path, digits: str) -> None:
+    config = ModelConfig(**TINY)
+    state = build_model(config).state_dict()
+    with torch.no_grad():
+        state["head.weight"].normal_(generator=torch.Generator().manual_seed(1))
+    save_weights(tmp_path / "w", config=config, labels=tuple("0123456789"), tensor=lambda name: state[name])
+    words = ("--weights", str(tmp_path / "w"), "--data.url", digits, "--run-dir", str(tmp_path / "run"))
+    assert patchline("evaluate", "central_crop", *words, "--device", "cpu").code == 0
+    assert 0 <= json.loads((tmp_path / "run" / "scores.json").read_text())["accuracy"] < 0.5
+    assert resize().data.transform.mode == "resize"
+
+
+def spoil(folder: str, name: str, value: float) -> None:
+    """Overwrites one value of a tensor, as damage or another program would."""
+    path = Path(folder) / "model.safetensors"
+    tensors = load_file(path)
+    tensors[name].view(-1)[0] = value
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        pytest.param("head.bias", math.nan, r"head.bias in the weights at .* has 1 values of 10 that", id="NaN"),
+        pytest.param("norm.bias", math.inf, r"norm.bias in the weights at .* has 1 values of 8 that are not", id="inf"),
+    ],
+)
+def test_weights_that_are_not_finite_have_no_score(
+    tmp_path: Path, digits: str, name: str, value: float, message: str
+) -> None:
+    weights = weights_that_say(tmp_path / "weights", SAID)
+    spoil(weights, name, value)
+    job = EvaluateJob(weights=weights, data=EvaluationConfig(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
+    with pytest.raises(InvalidDataError, match=message):
+        run(job)
+    assert not (tmp_path / "run" / "scores.json").exists()
+
+
+def test_logits_that_are_not_finite_are_no_score(tmp_path: Path, digits: str) -> None:
+    """Finite weights can give them: a sum of large products overflows."""
+    weights = weights_that_say(tmp_path / "weights", SAID)
+    for name in ("norm.weight", "head.weight"):
+        tensors = load_file(Path(weights) / "model.safetensors")
+        tensors[name].fill_(3e38)
+        save_file(tensors, Path(weights) / "model.safetensors")
+    job = EvaluateJob(weights=weights, data=EvaluationConfig(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
+    with pytest.raises(InvalidDataError, match=r"the logits of .* are not finite .NaN or infinite. for images of"):
+        run(job)
+    assert not (tmp_path / "run" / "scores.json").exists()
+
+
+def test_an_evaluation_that_fails_leaves_no_scores_of_another(tmp_path: Path, digits: str) -> None:
+    """Else the report would show the earlier scores as those of the later job."""
+    weights, names = weights_that_say(tmp_path / "weights", SAID), {"scores.json", "classes.json", "examples.json"}
+    job = EvaluateJob(weights=weights, data=EvaluationConfig(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
+    assert run(job) == exit_codes.DONE
+    assert {path.name for path in (tmp_path / "run").iterdir()} == names | {"job.yaml"}
+    for name in ("norm.weight", "head.weight"):
+        tensors = load_file(Path(weights) / "model.safetensors")
+        tensors[name].fill_(3e38)
+        save_file(tensors, Path(weights) / "model.safetensors")
+    with pytest.raises(InvalidDataError, match="are not finite"):
+        run(replace(job, loss="sigmoid"))
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"job.yaml"}
+
+
+def test_scores_that_cannot_be_written(tmp_path: Path, digits: str) -> None:
+    weights = weights_that_say(tmp_path / "weights", SAID)
+    (tmp_path / "run" / "scores.json").mkdir(parents=True)
+    job = EvaluateJob(weights=weights, data=EvaluationConfig(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
+    with pytest.raises(UserError, match=r"cannot write scores.json in .*run': Is a directory; give another --run-dir"):
+        run(job)
+    assert not list((tmp_path / "run").glob("*.part"))
+
+
+def test_weights_of_labels_reach_every_loss(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of training, of its evaluation and of `evaluate`, and a run keeps the setting."""
+    url = str(packed_with_weights(tmp_path / "lists", [f"a|b,{number % 3 / 4}|0.25" for number in range(40)]))
+    weighted, plain = tmp_path / "weighted", tmp_path / "plain"
+    more = ("--loss", "sigmoid", "--evaluation.url", url, "--steps", "4", "--model.num-classes", "2")
+    words = {
+        run_dir: pretrain_words(url, run_dir, *more, "--engine.precision", "fp32") for run_dir in (weighted, plain)
+    }
+    words[weighted].append("--data.label-weights")
+    for run_dir, arguments in words.items():
+        assert train(arguments, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+        said = " ".join(capfd.readouterr().err.split())
+        assert ("have weights, which are not used: --data.label-weights uses them" in said) == (run_dir == plain)
+    assert losses(weighted)[4] != losses(plain)[4]
+
+    of_run = json.loads((weighted / "metrics.jsonl").read_text().splitlines()[-1])["test_loss"]
+    config = EvaluationConfig(url=url, batch_size=100)
+    for used in (True, False):
+        job = replace(resize(), weights=str(weighted / "weights"), data=config, loss="sigmoid", label_weights=used)
+        assert run(replace(job, run_dir=str(tmp_path / f"scores-{used}"), device="cpu")) == 0
+        found = json.loads((tmp_path / f"scores-{used}" / "scores.json").read_text())["loss"]
+        assert (found == pytest.approx(of_run, rel=1e-5)) == used
+
+    assert train(words[weighted][:-1], num_ranks=1, log_dir=tmp_path) == exit_codes.USER_MISTAKE
+    assert "data.label_weights: before true, now none" in capfd.readouterr().err

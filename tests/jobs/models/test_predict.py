@@ -1,0 +1,125 @@
+"""`patchline predict` on real digits and on files that are not images: output, messages and exit code."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from jobs.models.predict import PredictJob, arranged, run
+from pipeline.evaluation.predictor import load_model
+from shards.dataset import open_dataset
+from shards.errors import UserError
+from shards.reading.read import read_sample
+from tests.rigs.images import png_promising
+from tests.rigs.processes import patchline
+from tests.rigs.training import FinishedRuns
+
+NUM_DIGITS = 18  # more than one batch
+
+
+@pytest.fixture(scope="module")
+def digit_files(digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder, dataset = tmp_path_factory.mktemp("digits"), open_dataset(digits_url)
+    for number in range(NUM_DIGITS):
+        (folder / f"{number:02d}.png").write_bytes(bytes(read_sample(dataset, number).data or b""))
+    return [str(path) for path in sorted(folder.iterdir())]
+
+
+def test_every_image_has_its_classes(finished_runs: FinishedRuns, digit_files: list[str]) -> None:
+    run_dir = finished_runs.get(1)
+    ended = patchline("predict", str(run_dir), *digit_files, "--top", "3", "--device", "cpu")
+    assert (ended.code, ended.errors) == (0, "")
+    expected = load_model(run_dir / "weights", device="cpu").predict(digit_files, top=3)
+    lines = ended.output.splitlines()
+    assert len(lines) == 4 * NUM_DIGITS
+    for number, prediction in enumerate(expected):
+        name, *classes = lines[4 * number : 4 * number + 4]
+        assert len(name) <= 80
+        assert name.endswith(f"{number:02d}.png")
+        assert classes == [f"  {probability:.4f}  {label}" for label, probability in prediction]
+
+
+def test_one_object_a_line(finished_runs: FinishedRuns, digit_files: list[str]) -> None:
+    weights = finished_runs.get(1) / "weights"
+    ended = patchline("predict", str(weights), "--json", *digit_files[:2], "--device=cpu", digit_files[2])
+    assert (ended.code, ended.errors) == (0, "")
+    objects = [json.loads(line) for line in ended.output.splitlines()]
+    assert [entry["image"] for entry in objects] == digit_files[:3]
+    expected = load_model(weights, device="cpu").predict(digit_files[:3])
+    for entry, prediction in zip(objects, expected, strict=True):
+        assert [one["label"] for one in entry["classes"]] == [label for label, _ in prediction]
+        probabilities = [one["probability"] for one in entry["classes"]]
+        assert probabilities == pytest.approx([probability for _, probability in prediction], rel=1e-4)
+
+
+def test_what_is_no_image_has_a_message_and_others_go_on(
+    finished_runs: FinishedRuns, digit_files: list[str], tmp_path: Path
+) -> None:
+    cut, bomb, evil = tmp_path / "cut.png", tmp_path / "bomb.png", tmp_path / "\x1b[31mred\n.jpg"
+    cut.write_bytes(Path(digit_files[0]).read_bytes()[:60])
+    bomb.write_bytes(png_promising(60_000, 60_000))
+    evil.write_bytes(b"no image")
+    images = [str(cut), digit_files[0], str(bomb), str(evil), str(tmp_path / "gone.jpg"), digit_files[1]]
+    words = ("predict", str(finished_runs.get(1)), *images, "--top", "1", "--device", "cpu")
+    ended = patchline(*words)
+    assert ended.code == 1
+    assert len(ended.output.splitlines()) == 4
+    *messages, last = ended.errors.splitlines()
+    assert len(messages) == 4
+    said = ("cut.png: truncated", "bomb.png: too large: 60000x60000", r"\x1b[31mred\n.jpg: not a", "gone.jpg: it can")
+    for message, expected in zip(messages, said, strict=True):
+        assert expected in message
+    assert "4 of 6 images could not be used" in last
+    in_json = [json.loads(line) for line in patchline(*words, "--json").output.splitlines()]
+    assert [entry["image"] for entry in in_json] == images
+    assert ["error" in entry for entry in in_json] == [True, False, True, True, True, False]
+
+
+def test_an_image_that_is_stored_turned_is_seen_upright(
+    finished_runs: FinishedRuns, digit_files: list[str], tmp_path: Path
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    with Image.open(digit_files[0]) as image:
+        image.transpose(Image.Transpose.ROTATE_180).save(tmp_path / "turned.png", exif=exif)
+    words = ("predict", str(finished_runs.get(1)), digit_files[0], str(tmp_path / "turned.png"), "--device", "cpu")
+    _, *upright = patchline(*words).output.splitlines()
+    assert upright[:5] == upright[6:]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param((), "usage: patchline predict WEIGHTS IMAGE...", id="nothing"),
+        pytest.param(("run",), "no image is given: patchline predict run IMAGE...", id="no image"),
+        pytest.param(("/nowhere", "a.png"), "no weights at '/nowhere'", id="no weights"),
+        pytest.param(("run", "a.png", "--top", "0"), "--top is 0; allowed: 1 or more", id="top"),
+    ],
+)
+def test_mistakes_in_the_words(words: tuple[str, ...], message: str) -> None:
+    ended = patchline("predict", *words)
+    assert ended.code == 2
+    assert "Traceback" not in ended.errors
+    assert message in ended.errors
+
+
+def test_weights_are_asked_for() -> None:
+    with pytest.raises(UserError, match="WEIGHTS is missing: give a run directory or its weights folder"):
+        run(PredictJob(images=("a.png",)))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        pytest.param(["a", "b"], ["--images", "a", "b"], id="images alone"),
+        pytest.param(["a", "--top", "3", "b"], ["--top", "3", "--images", "a", "b"], id="a flag between them"),
+        pytest.param(["--json", "a", "--top=3"], ["--json", "--top=3", "--images", "a"], id="flags without a word"),
+        pytest.param(["--images", "a", "b"], ["--images", "a", "b"], id="named"),
+        pytest.param(["--json", "--", "-a", "--b"], ["--json", "--images", "-a", "--b"], id="names that begin with -"),
+        pytest.param(["--top"], ["--top"], id="no value, which is said later"),
+        pytest.param(["--help"], ["--help"], id="help"),
+    ],
+)
+def test_images_may_stand_anywhere(words: list[str], expected: list[str]) -> None:
+    assert arranged(words) == expected

@@ -1,0 +1,207 @@
+"""`patchline plan RECIPE` prints a table for every training recipe."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.models.evaluate import EvaluateJob
+from jobs.planning.plan import operations, rows_of
+from jobs.recipes import finetune, pretrain
+from jobs.recipes.plan import RECIPES
+from jobs.record import write_record
+from pipeline.planning.cost import cost_of
+from tests.rigs.faults import differs, every_fault
+from tests.rigs.processes import patchline
+
+JOB = RECIPES["digits_smoke"]()
+
+
+def test_the_table_of_the_papers_largest_model() -> None:
+    ended = patchline("plan", "vit_h14_jft", "--days", "30")
+    assert ended.code == 0, ended.errors
+    for text in (
+        "vit_h14 at 224 px",
+        "JFT-300M: 303,000,000 images, 18,291 classes",
+        "655,835,251 (25,070,451 of them in the head)",
+        "334.6 GFLOP",
+        "1.0039 TFLOP",
+        "1,035,645 of 4,096 images",
+        "14.00",
+        "4,259 exaFLOPs",
+        "1,637 images/s",
+    ):
+        assert text in ended.output, ended.output
+
+
+def test_any_field_of_the_recipe_can_be_changed() -> None:
+    words = ("--training.model.image-size", "384", "--training.steps", "20000", "--num-classes", "7")
+    ended = patchline("plan", "imagenet_384", *words)
+    assert ended.code == 0
+    assert "1,281,167 images, 7 classes" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(("vit_h15_jft",), "unknown recipe 'vit_h15_jft' of patchline plan", id="no such recipe"),
+        pytest.param(("vit_h14_jft", "--days", "0"), "--days is 0; allowed: above 0", id="no time"),
+        pytest.param((), "usage: patchline plan RECIPE", id="no recipe"),
+    ],
+)
+def test_mistakes(words: tuple[str, ...], message: str) -> None:
+    ended = patchline("plan", *words)
+    assert ended.code == 2
+    assert message in " ".join(ended.errors.split())
+
+
+@every_fault
+def test_every_training_recipe_has_a_plan() -> Iterator[str]:
+    training = {**pretrain.RECIPES, **finetune.RECIPES}
+    for name, recipe in RECIPES.items():
+        job = recipe()
+        cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
+        rows = dict(rows_of(job, cost))
+        yield from (f"the plan of {name} says nothing about: {row}" for row, text in rows.items() if not text)
+        yield from differs(f"the recipe of the plan of {name}", job.recipe, name)
+        yield from differs(f"the plan of {name}: training", job.training, training[name]())
+        if ("images not known" in rows["dataset"]) != (name == "photos_smoke"):
+            yield f"the dataset of {name} is {rows['dataset']}; photos_smoke alone has none of its own"
+
+
+def test_what_is_not_known_is_asked_for() -> None:
+    job = RECIPES["photos_smoke"]()
+    rows = dict(rows_of(job, cost_of(job.training, num_images=0, num_classes=0, days=1)))
+    assert rows["dataset"] == "yours: images not known (--num-images), classes not known (--num-classes)"
+    assert rows["epochs"] == "not known (--num-images)"
+    assert "without the head" in rows["parameters"]
+
+
+def test_the_epochs_of_every_paper_recipe_are_whole() -> None:
+    for name in pretrain.RECIPES:
+        job = RECIPES[name]()
+        if name.endswith(("_jft", "_i21k", "_i1k", "ep", "augreg")):
+            cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=1)
+            assert cost.num_epochs == pytest.approx(round(cost.num_epochs or 0), abs=2e-3), name  # half a step of 312.8
+            assert round(cost.num_epochs or 0) in (7, 14, 30, 90, 300)
+
+
+@pytest.mark.parametrize(
+    ("words", "epochs"),
+    [
+        pytest.param(("vit_b16_i21k",), "90.00", id="the recipe's own set"),
+        pytest.param(
+            ("vit_b16_i21k", "--num-images", "13151276"),
+            "97.18 (the recipe's 90: --steps 288968)",
+            id="the winter release: 90 x 13,151,276 / 4096 = 288,968.47",
+        ),
+        pytest.param(
+            ("vit_b16_i21k_augreg", "--num-images", "14197122"),
+            "298.98 (the recipe's 300: --steps 1039828)",
+            id="all of the autumn release for AugReg: 300 x 14,197,122 / 4096 = 1,039,828.3",
+        ),
+        pytest.param(
+            ("vit_b16_i21k", "--num-images", "13151276", "--training.steps", "1000"), "0.31", id="the user's own steps"
+        ),
+        pytest.param(("vtab_svhn", "--num-images", "2000"), "640.00", id="not in epochs, though they are whole"),
+        pytest.param(("digits_smoke", "--num-images", "2000"), "19.20", id="not in epochs"),
+    ],
+)
+def test_a_plan_for_a_set_of_another_size_names_the_steps(words: tuple[str, ...], epochs: str) -> None:
+    ended = patchline("plan", *words)
+    assert ended.code == 0, ended.errors
+    row = next(line for line in ended.output.splitlines() if " epochs " in line)
+    assert row.strip("│ ").removeprefix("epochs").strip("│ ") == epochs
+
+
+def test_a_run_has_a_plan(tmp_path: Path) -> None:
+    """From its job.yaml, in which the number of classes is known."""
+    write_record(tmp_path, stage="finetune", job=finetune.RECIPES["imagenet_518_h14"]())
+    ended = patchline("plan", str(tmp_path / "job.yaml"), "--num-classes", "1000", "--num-images", "1280000")
+    assert ended.code == 0, ended.errors
+    assert "633,470,440" in ended.output
+    assert "8.00" in ended.output
+    write_record(tmp_path, stage="evaluate", job=EvaluateJob())
+    ended = patchline("plan", str(tmp_path / "job.yaml"))
+    assert (ended.code, "a record of the stage 'evaluate'; a plan is of pretrain or finetune" in ended.errors) == (
+        2,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("exaflops", "shown"),
+    [
+        (4259.4, "4,259 exaFLOPs"),
+        (12.34, "12.3 exaFLOPs"),
+        (0.0123, "0.0123 exaFLOPs"),
+        (0.00034, "0.3400 petaFLOPs"),
+        (2.4e-7, "0.2400 teraFLOPs"),
+        (3.1e-11, "0.0310 gigaFLOPs"),
+    ],
+)
+def test_small_runs_have_a_smaller_unit(exaflops: float, shown: str) -> None:
+    assert operations(exaflops) == shown
+
+
+def test_a_smoke_recipe_costs_something() -> None:
+    rows = dict(rows_of(JOB, cost_of(JOB.training, num_images=1438, num_classes=10, days=1)))
+    assert "petaFLOPs" in rows["the whole run"]
+    assert not rows["the whole run"].startswith("0.0000")
+    assert rows["forward, per image"] == "28.1 MFLOP"
+    assert rows["training, per image"] == "0.0844 GFLOP (three forward passes)"
+    assert rows["for 7 days"] == "0.444 images/s, 0.0375 GFLOP/s"
+
+
+def test_the_plan_on_gpus() -> None:
+    ended = patchline("plan", "vit_h14_jft", "--gpu", "h100", "--num-gpus", "8")
+    assert ended.code == 0, ended.errors
+    shown = " ".join(ended.output.replace("│", " ").split())
+    for text in (
+        "on 8 x h100 84.9 GB of memory on each",
+        "weights 1.31 GB",
+        "fp32 masters 0.33 GB",
+        "activations 43.94 GB",
+        "micro-batch 128 x 4 passes x 8 ranks",
+        "2,207 images/s at 28% of nominal operations (--mfu)",
+        "22.25 days",
+        "checkpoint 7.9 GB, 0.98 GB per rank",
+        "stall 0.049 s",
+    ):
+        assert text in shown, ended.output
+    found = json.loads(patchline("plan", "vit_h14_jft", "--gpu", "h200", "--num-gpus", "16", "--json").output)
+    assert found["forecast"]["fit"]["plan"]["micro_batch"] == 256
+    assert found["cost"]["num_parameters"] == 655_835_251
+
+
+def test_a_small_model_on_gpus_is_not_shown_as_nothing() -> None:
+    ended = patchline("plan", "digits_smoke", "--gpu", "h100")
+    assert ended.code == 0, ended.errors
+    shown = " ".join(ended.output.replace("│", " ").split())
+    assert not re.search(r"\b0\.0+ (GB|s|days)", shown), ended.output
+    for text in ("weights 1.6 MB", "time less than 1 s", "checkpoint 9.9 MB, 1.2 MB per rank", "stall less than 1 ms"):
+        assert text in shown, ended.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(
+            ("--gpu", "h100", "--training.micro-batch", "100"),
+            "--training.micro-batch is 100, which does not divide a rank's share of 512 images",
+            id="the flag has its name here",
+        ),
+        pytest.param(("--gpu", "v100"), "--gpu is 'v100'; known: a100-40, a100, h100, h200, b200, l40s", id="unknown"),
+        pytest.param(("--gpu", "h100", "--num-gpus", "24"), "4096, not divisible by 24 ranks; start 8 or 16", id="24"),
+        pytest.param(("--gpu", "h100", "--num-gpus", "0"), "--num-gpus is 0; allowed: 1 or more", id="none"),
+        pytest.param(("--gpu", "h100", "--mfu", "2"), "--mfu is 2", id="faster than its nominal speed"),
+        pytest.param(("--num-gpus", "16"), "--num-gpus 16 says nothing without --gpu; add --gpu h100", id="no GPU"),
+    ],
+)
+def test_mistakes_about_gpus(words: tuple[str, ...], message: str) -> None:
+    ended = patchline("plan", "vit_h14_jft", *words)
+    assert ended.code == 2
+    assert message in " ".join(ended.errors.split())
+    assert "Traceback" not in ended.errors

@@ -1,0 +1,79 @@
+"""Names of models and datasets in a comparison: no two different ones share a name."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jobs.recipes.pretrain import digits_smoke
+from jobs.reports.compare_lines import ScoredOn, dataset_names, fewshot_on, model_name, scored_on, sizes_of
+from pipeline.data.config import DataConfig
+from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
+from pipeline.models.config import NAMES, ModelConfig
+from shards.subset_config import HeldOutConfig, SubsetConfig
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_published_model_has_its_name_alone(name: str) -> None:
+    assert model_name(name, sizes_of(ModelConfig(name=name))) == name
+
+
+@pytest.mark.parametrize(
+    ("model", "label"),
+    [
+        ({"name": "vit_b16", "depth": 4, "patch": 8}, "vit_b16, patch 8, depth 4"),
+        ({"name": "bit_r50x1", "resnet_units": (1, 1)}, "bit_r50x1, units 1 1"),
+        ({"name": "vit_b16", "image_size": 384}, "vit_b16"),
+        ({"name": "vit_b16", "num_classes": 7}, "vit_b16"),
+    ],
+)
+def test_sizes_that_are_not_the_published_ones_are_said(model: dict[str, Any], label: str) -> None:
+    assert model_name(model["name"], sizes_of(ModelConfig(**model))) == label
+
+
+@pytest.mark.parametrize(
+    ("fields", "label"),
+    [
+        ({"position": "relative"}, "vit_b16, positions relative"),
+        ({"position_at": "layers"}, "vit_b16, positions at layers"),
+        ({"pooling": "average"}, "vit_b16, average pooling"),
+        ({"image_size": 384}, "vit_b16, 384 px"),
+    ],
+)
+def test_variants_are_told_apart_from_others(fields: dict[str, Any], label: str) -> None:
+    """Tables 8 and Figure 9 of the paper."""
+    plain, variant = sizes_of(ModelConfig()), sizes_of(ModelConfig(**fields))
+    assert model_name("vit_b16", variant, others=[plain, variant]) == label
+    assert model_name("vit_b16", plain, others=[plain, variant]) != label
+
+
+def on(*urls: str, part: str = "") -> ScoredOn:
+    return ScoredOn(urls=urls, part=part)
+
+
+@pytest.mark.parametrize(
+    ("found", "names"),
+    [
+        ([on("s3://b/pets-test"), on("data/pets-test/")], ["b/pets-test", "data/pets-test"]),
+        ([on("d/pets/test"), on("d/digits/test"), on("d/other")], ["pets/test", "digits/test", "other"]),
+        ([on("d/a", part="10 % held out"), on("d/a")], ["a, 10 % held out", "a"]),
+        ([on("x/a", "x/b", part="5 images held out")], ["a and b, 5 images held out"]),
+        ([on("a"), on("a")], ["a", "a"]),
+        ([on("")], ["unnamed"]),
+    ],
+)
+def test_datasets_have_names_of_their_own(found: list[ScoredOn], names: list[str]) -> None:
+    assert [dataset_names(found)[one] for one in found] == names
+
+
+def test_what_is_scored() -> None:
+    """As in training: a held-out part goes before a dataset, and the test split lies beside the shots."""
+    job = digits_smoke()
+    assert (scored_on(job), fewshot_on(job.fewshot)) == (None, None)
+    tested = replace(job, evaluation=EvaluationConfig(url="d/test"), fewshot=FewshotInTraining(url="d/few/"))
+    assert (scored_on(tested), fewshot_on(tested.fewshot)) == (on("d/test"), on("d/few-test"))
+    part = DataConfig(url="d/a", held_out=HeldOutConfig(share=0.1, seed=3), subset=SubsetConfig(first=5, share=0.5))
+    held_out = scored_on(replace(tested, data=part))
+    assert held_out == on("d/a", part="10 % of samples 5 to the end held out by seed 3")
+    few = FewshotInTraining(url="d/few", held_out=HeldOutConfig(count=2000))
+    assert fewshot_on(few) == on("d/few", part="2,000 images held out")

@@ -1,0 +1,212 @@
+"""`patchline ls`: real runs in every state, damaged ones beside them, and a thousand at once."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.cli import main
+from jobs.recipes.pretrain import digits_smoke
+from jobs.record import write_record
+from jobs.reports.ls import Run, in_order
+from jobs.settings.models import SortColumn
+from pipeline.runs.facts import RunFacts
+from tests.rigs.kills import step_at_least, wait_until
+from tests.rigs.processes import patchline
+from tests.rigs.training import STEPS, FinishedRuns, pretrain_words, start
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+
+
+def listed(folder: Path, *words: str) -> dict[str, dict[str, Any]]:
+    ended = patchline("ls", str(folder), "--json", *words)
+    assert (ended.code, ended.errors) == (0, "")
+    lines = [json.loads(line) for line in ended.output.splitlines()]
+    return {line["run"]: line for line in lines}
+
+
+def make(run_dir: Path, *, step: int = 0, loss: float = 1.0) -> Path:
+    write_record(run_dir, stage="pretrain", job=digits_smoke())
+    if step:
+        (run_dir / "metrics.jsonl").write_text(json.dumps({"step": step, "loss": loss}) + "\n")
+        seconds = {"compute": 1.0, "total": 2.0}
+        (run_dir / "ledger.jsonl").write_text(json.dumps({"step": step, "seconds": seconds}) + "\n")
+        for name in ("metrics.jsonl", "ledger.jsonl"):
+            os.utime(run_dir / name, (1e9 + step, 1e9 + step))
+    return run_dir
+
+
+def heartbeat_of(run_dir: Path) -> Path:
+    return run_dir / "heartbeats" / "rank-00000.json"
+
+
+def heartbeat_is_there(run_dir: Path) -> bool:
+    return heartbeat_of(run_dir).exists()
+
+
+@pytest.mark.slow
+def test_a_run_is_running_then_killed_or_stopped_then_done(
+    digits_url: str, tmp_path: Path, finished_runs: FinishedRuns
+) -> None:
+    run_dir = tmp_path / "runs" / "one"
+    words = pretrain_words(digits_url, run_dir, "--steps", "4000", "--checkpoint.every-steps", "3")
+    ranks = start(words, num_ranks=1, log_dir=tmp_path)
+    try:
+        assert wait_until(ranks, step_at_least(1), run_dir)
+        assert listed(run_dir.parent)["one"]["state"] == "running"
+    finally:
+        ranks.kill()
+    shutil.rmtree(run_dir / "heartbeats", ignore_errors=True)  # a slow start may be long enough for one
+    found = listed(run_dir.parent)["one"]
+    assert (found["state"], found["recipe"]) == ("failed", "digits_smoke")
+    assert "its process is gone, before its first heartbeat; " in found["reasons"][0]
+    words += ["--hang.step-seconds", "20"]  # a heartbeat a second
+    ranks = start(words, num_ranks=1, log_dir=tmp_path)
+    try:
+        assert wait_until(ranks, step_at_least(3), run_dir)
+        assert wait_until(ranks, heartbeat_is_there, run_dir)
+        found = listed(run_dir.parent)["one"]
+        assert (found["state"], found["steps"], found["reasons"]) == ("running", 4000, [])
+        assert (found["stage"], found["model"]) == ("pretrain", "vit")
+    finally:
+        ranks.kill()
+    found = listed(run_dir.parent)["one"]
+    assert (found["state"], "its process is gone" in found["reasons"][0]) == ("failed", True)
+    ranks = start(words, num_ranks=1, log_dir=tmp_path)
+    try:
+        assert wait_until(ranks, step_at_least(found["step"] + 3), run_dir)
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        assert ranks.wait() == 75
+    finally:
+        ranks.kill()
+    found = listed(run_dir)["one"]
+    assert (found["state"], found["reasons"]) == ("stopped", [])
+    assert 0 < found["goodput"] < 1
+    assert found["images_per_second"] > 0
+    shutil.copytree(finished_runs.get(2, "--engine.zero-stage", "1"), run_dir.parent / "two")
+    found = listed(run_dir.parent)["two"]
+    assert (found["state"], found["step"], found["reasons"]) == ("done", STEPS, [])
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_by_an_error_has_failed(finished_runs: FinishedRuns) -> None:
+    found = listed(finished_runs.diverged())["run"]
+    assert found["state"] == "failed"
+    assert "ended in step" in found["reasons"][0]
+
+
+def test_damaged_runs_are_rows_with_reasons(tmp_path: Path) -> None:
+    make(tmp_path / "good", step=300)
+    make(tmp_path / "never")
+    (make(tmp_path / "cut", step=5) / "job.yaml").write_text("stage: pretrain\njob: {a: [")
+    (make(tmp_path / "gone", step=6) / "job.yaml").unlink()
+    (make(tmp_path / "half", step=7) / "metrics.jsonl").write_text('{"step": 7, "lo')
+    os.mkfifo(make(tmp_path / "pipe") / "metrics.jsonl")
+    make(tmp_path / "a" / "b" / "deep\x1b[2J\n", step=8)
+    write_record(tmp_path / "packed", stage="pack", job=digits_smoke())
+    (tmp_path / "circle").symlink_to(tmp_path)
+    (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("x")
+    found = listed(tmp_path)
+    assert set(found) == {"good", "never", "cut", "gone", "half", "pipe", "a/b/deep\x1b[2J\n"}
+    assert found["good"]["reasons"] == []
+    assert (found["never"]["state"], found["never"]["step"]) == ("never started", None)
+    for name, reason in (
+        ("cut", "job.yaml is damaged: it is not YAML: line"),
+        ("gone", "job.yaml is missing"),
+        ("half", "metrics.jsonl has no usable line"),
+        ("pipe", "metrics.jsonl is damaged"),
+    ):
+        assert any(reason in one for one in found[name]["reasons"]), found[name]
+    ended = patchline("ls", str(tmp_path))
+    assert (ended.code, ended.errors, "\x1b" in ended.output) == (0, "", False)
+    assert r"a/b/deep\x1b[2J\n" in ended.output
+    assert len(listed(tmp_path / "good")) == 1, "a run itself"
+
+
+def test_a_folder_that_may_not_be_read_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = make(tmp_path / "run", step=3)
+    real = os.scandir
+
+    def refused(path: Any) -> Any:
+        if str(path) == str(run_dir):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert main(["ls", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"] == "run"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        pytest.param(
+            ("nowhere",), 2, "cannot list 'nowhere': No such file or directory; give a folder", id="no folder"
+        ),
+        pytest.param(("file",), 2, "cannot list 'file': Not a directory", id="a file"),
+        pytest.param((".",), 0, "no run in ., down to 3 levels: a run's folder has a job.yaml", id="no run"),
+        pytest.param((".", "--sort", "speed"), 2, "--sort is 'speed'; allowed: run or recipe or state", id="no column"),
+        pytest.param((), 2, "DIR is missing", id="nothing"),
+    ],
+)
+def test_mistakes(
+    words: tuple[str, ...], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    ended = patchline("ls", *words)
+    assert ended.code == code
+    assert message in " ".join(ended.errors.split())
+    assert ended.output == ""
+
+
+def one(path: str, *, loss: float | None, step: int | None) -> Run:
+    nothing: dict[str, Any] = dict.fromkeys(("accuracy", "images_per_second", "goodput", "last_seen"))
+    facts = RunFacts(state="running", step=step, loss=loss, reasons=(), **nothing)
+    return Run(path=path, stage="", recipe=None, model="", num_steps=None, facts=facts, reasons=())
+
+
+@pytest.mark.parametrize(
+    ("by", "reverse", "order"),
+    [
+        ("loss", False, "bcad"),
+        ("loss", True, "cbad"),
+        ("step", False, "cabd"),
+        ("run", False, "abcd"),
+        ("run", True, "dcba"),
+        ("goodput", False, "abcd"),
+    ],
+)
+def test_the_best_first_and_unknown_values_last(by: SortColumn, reverse: bool, order: str) -> None:
+    runs = [one("c", loss=0.3, step=9), one("a", loss=float("nan"), step=5)]
+    runs += [one("d", loss=None, step=None), one("b", loss=0.2, step=1)]
+    assert "".join(run.path for run in in_order(runs, by=by, reverse=reverse)) == order
+
+
+@pytest.mark.long
+def test_a_thousand_runs_take_about_a_second(tmp_path: Path) -> None:
+    """Of CPU time, with room for a busy machine: nothing is read whole, and no record is parsed as a job."""
+    first = make(tmp_path / "runs" / "0000", step=300)
+    with (first / "metrics.jsonl").open("a") as file:
+        file.writelines(f'{{"step": {number}, "loss": 1.0}}\n' for number in range(10_000))
+    for number in range(1, 1000):
+        folder = tmp_path / "runs" / f"{number:04d}"
+        folder.mkdir()
+        for name in ("job.yaml", "metrics.jsonl", "ledger.jsonl"):
+            os.link(first / name, folder / name)
+    before = os.times()
+    command = [sys.executable, "-m", "jobs.cli", "ls", str(tmp_path / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT, timeout=60)
+    after = os.times()
+    assert len(done.stdout.splitlines()) >= 1001
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    assert 0 < spent < 5, f"{spent:.1f} s"

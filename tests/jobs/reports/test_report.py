@@ -1,0 +1,158 @@
+"""`patchline report` of a real run that was killed three times, on another number of ranks once, with a spike that was
+rewound and samples in quarantine; and of folders that are no run, or a damaged one."""
+
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from jobs.reports.facts import gather
+from jobs.reports.report import summary
+from tests.jobs.reports.test_ls import make
+from tests.pipeline.training.test_rewind import POISON, REWIND, STEPS, words_of
+from tests.rigs.browser import CHROMIUM, browser
+from tests.rigs.kills import Moment, run_and_kill, step_at_least
+from tests.rigs.poisoned import packed_with_poison
+from tests.rigs.processes import patchline
+from tests.rigs.training import AT_ONCE, losses, run
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    run_dir: Path
+    wall_seconds: float
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("report")
+    url = packed_with_poison(folder / "data", [POISON])
+    for shard in sorted((Path(url) / "shards").glob("*.tar")):
+        data = bytearray(shard.read_bytes())
+        data[data.index(b"IDAT") + 6] ^= 0xFF  # of the first image
+        shard.write_bytes(data)
+    run_dir = folder / "run <b>"
+    words = words_of(url, run_dir, *REWIND, *AT_ONCE, "--micro-batch", "4", "--data.max-quarantined", "0.5")
+    began: list[float] = []
+
+    def moment_of(step: int) -> Moment:
+        def reached(run_dir: Path) -> bool:
+            if not began and (run_dir / "starts.jsonl").exists():
+                began.append(time.monotonic())
+            return step_at_least(step)(run_dir)
+
+        return reached
+
+    for step, num_ranks in ((6, 1), (11, 2), (15, 1)):
+        assert run_and_kill(words, run_dir, moment=moment_of(step), num_ranks=num_ranks, log_dir=folder)
+    assert run(words, num_ranks=1, log_dir=folder) == 0
+    return Made(run_dir=run_dir, wall_seconds=time.monotonic() - began[0])
+
+
+def test_every_restart_has_its_cause_and_cost_and_the_bar_is_the_wall_time(made: Made) -> None:
+    facts = gather(made.run_dir)
+    found = facts.time
+    starts = [one for one in found.restarts if one.cause != "rewound by the guard"]
+    assert [one.cause.partition(" after")[0] for one in starts] == ["killed or crashed"] * 3
+    assert all(one.seconds > 0 and one.step is not None and one.startup_seconds for one in starts)
+    assert [one.topology for one in starts] == [
+        "1 rank, ZeRO-1, cpu -> 2 ranks, ZeRO-1, cpu",
+        "2 ranks, ZeRO-1, cpu -> 1 rank, ZeRO-1, cpu",
+        "",
+    ]
+    (rewind,) = [one for one in found.restarts if one not in starts]
+    assert (rewind.step, rewind.lost_steps) == (16, POISON + 1 - 16)
+    assert sum(found.parts.values()) == pytest.approx(found.wall_seconds, abs=1e-6)
+    # measured from the first record, which comes a moment after the start, to the end of the last process
+    assert found.wall_seconds == pytest.approx(made.wall_seconds, abs=2.0)
+    assert found.parts["other"] < 0.2 * found.wall_seconds
+    lost = sum(one.seconds for one in found.restarts)
+    assert lost == pytest.approx(found.parts["restarts"], rel=0.1, abs=1.0)
+
+
+def test_a_copy_of_the_run_has_the_same_times(made: Made, tmp_path: Path) -> None:
+    copy = shutil.copytree(made.run_dir, tmp_path / "copy")
+    later = time.time() + 86_400
+    for path in copy.rglob("*"):
+        os.utime(path, (later, later))
+    found, expected = gather(copy).time, gather(made.run_dir).time
+    assert found.wall_seconds == pytest.approx(expected.wall_seconds, abs=2.0)
+    assert sum(found.parts.values()) == pytest.approx(found.wall_seconds, abs=1e-6)
+
+
+def test_curves_have_no_gap_and_no_jump_back(made: Made) -> None:
+    facts = gather(made.run_dir)
+    loss = next(one for one in facts.curves.curves if one.name == "loss")
+    assert list(loss.steps) == list(range(1, STEPS + 1))
+    assert dict(zip(loss.steps, loss.values, strict=True)) == losses(made.run_dir)
+    assert (facts.curves.num_repeated, facts.curves.num_unusable) == (0, 0)
+
+
+def test_the_terminal_shows_it_in_80_columns(made: Made) -> None:
+    ended = patchline("report", str(made.run_dir))
+    assert ended.code == 0
+    assert all(len(line) <= 80 for line in ended.output.splitlines())
+    for words in ("restart 0002 from step", "rewound by the guard", "guard: step 21: spike, rewound", "quarantine: "):
+        assert words in ended.output, ended.output
+
+
+def test_the_page_has_everything_and_is_only_text(made: Made, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    assert patchline("report", str(made.run_dir), "--out", str(out)).code == 0
+    page = out.read_text()
+    assert "<script" not in page
+    assert "run &lt;b&gt;" in page
+    fingerprint = next(value for name, value in gather(made.run_dir).data if name == "fingerprint")
+    for words in (
+        fingerprint,
+        "the data steps from 19 to before 22 are left out",
+        "digits_smoke, as the run put on record",
+        "killed or crashed",
+        "versions.torch",
+        "2 ranks, ZeRO-1",
+    ):
+        assert words in page
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
+def test_in_a_browser_nothing_is_asked_for_and_nothing_is_too_wide(made: Made, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    assert patchline("report", str(made.run_dir), "--out", str(out)).code == 0
+    big = tmp_path / "big.html"
+    long_run = make(tmp_path / "long")
+    with (long_run / "metrics.jsonl").open("w") as file:
+        for step in range(1, 300_001):
+            values = {"loss": 9.0 if step == 123_456 else 3.0, "learning_rate": 1 / step, "grad_norm": step % 7}
+            file.write(json.dumps({"step": step, **values}) + "\n")
+    began = time.monotonic()
+    assert patchline("report", str(long_run), "--out", str(big)).code == 0
+    assert time.monotonic() - began < 60
+    assert "most 9 at step 123,456" in big.read_text()
+    assert big.stat().st_size < 500_000
+    with browser(tmp_path / "profile") as opened:
+        for width in (1280, 420):
+            light, dark = (opened.open(out, width=width, is_dark=is_dark) for is_dark in (False, True))
+            for seen in (light, dark):
+                assert (seen.requests, seen.console) == ([], [])
+                assert (seen.width, seen.scroll_width) == (width, width)
+            assert (light.background, dark.background) == ("rgb(247, 247, 245)", "rgb(15, 18, 20)")
+        assert opened.open(big, width=1280, is_dark=False).seconds < 1
+
+
+def test_half_a_ledger_no_metrics_and_no_tensorboard_are_notes(made: Made, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(made.run_dir, copy, ignore=shutil.ignore_patterns("tensorboard", "metrics.jsonl"))
+    ledger = copy / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes()[:-40])
+    (copy / "starts.jsonl").unlink()
+    said = summary(gather(copy))
+    assert "ledger.jsonl: 1 line cannot be used" in said
+    assert "metrics.jsonl has no line yet" in said
+    assert "no folder tensorboard" in said
+    assert "not recorded by this run's version" in said

@@ -1,0 +1,56 @@
+"""The words for every end of a try that stage.sbatch puts on record."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.reports.run_tries import is_newest, last_try, said_of_last_try, try_words
+from tests.jobs.reports.test_ls import make
+from tests.rigs.processes import patchline
+
+
+@pytest.mark.parametrize(
+    ("end", "codes", "words"),
+    [
+        ("crashed", [74, 75], "ended by a fault outside: storage, a disk, a lost worker or rank (exit code 74), and"),
+        ("crashed", [1, 137], "ended by SIGKILL (exit code 1 and 137), and is to be continued"),
+        ("crashed", [70], "ended by a bug in patchline (exit code 70), and is to be continued"),
+        ("crashed", [9], "crashed (exit code 9), and is to be continued"),
+        ("crashed", [], "crashed (no rank left an exit code), and is to be continued"),
+        ("crashed", "nonsense", "crashed (no rank left an exit code), and is to be continued"),
+        ("crashed", [75], "crashed (exit code 75), and is to be continued"),
+        ("stopped", [75], "saved and stopped, and is to be continued"),
+        ("something new", [], "ended as: something new"),
+    ],
+)
+def test_words(end: str, codes: object, words: str) -> None:
+    assert try_words({"end": end, "exit_codes": codes}).startswith(words)
+
+
+def test_the_last_line_and_whether_a_try_has_begun_since(tmp_path: Path) -> None:
+    assert last_try(tmp_path) == (None, 0)
+    folder = tmp_path / "submit"
+    folder.mkdir()
+    lines = [{"job": 9, "start": 0, "try": 1, "end": "crashed"}, {"job": 10, "start": 0, "try": 0, "end": "stopped"}]
+    (folder / "tries.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "{half")
+    line, number = last_try(tmp_path)
+    assert (line, number) == (lines[1], 2)
+    assert line
+    assert is_newest(tmp_path, line)
+    for name in ("exits-9-0-1", "exits-10-0-0"):
+        (folder / name).mkdir()
+    assert is_newest(tmp_path, line)
+    (folder / "exits-10-1-0").mkdir()
+    assert not is_newest(tmp_path, line)
+
+
+def test_the_report_says_how_the_last_try_ended(tmp_path: Path) -> None:
+    run_dir = make(tmp_path / "run", step=100)
+    (run_dir / "submit").mkdir()
+    line = {"job": 9, "start": 0, "try": 1, "exit_codes": [74], "end": "crashed"}
+    (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(line) + "\n")
+    said = " ".join(patchline("report", str(run_dir)).output.split())
+    assert "note: its last try ended by a fault outside: storage, a disk, a lost worker or rank (exit code 74)" in said
+    (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(line | {"end": "gave up"}) + "\n")
+    assert said_of_last_try(run_dir) == ""

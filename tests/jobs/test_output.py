@@ -1,0 +1,73 @@
+"""Names on a terminal: control characters in them have no effect, and each name fits its line."""
+
+import io
+import os
+import time
+
+import pytest
+from rich.cells import cell_len
+
+from jobs.output import fitted, has_no_reader, wrapped
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("tabby cat, Füchsin, 猫", "tabby cat, Füchsin, 猫", id="letters of any script stay"),
+        pytest.param("a\x1b[31mred", r"a\x1b[31mred", id="colours"),
+        pytest.param("a\nb\r\tc", r"a\nb\r\tc", id="lines and tabs"),
+        pytest.param("a\u202eb", r"a\u202eb", id="the other direction"),
+        pytest.param("a\udcffb", r"a\udcffb", id="a byte that is no UTF-8"),
+    ],
+)
+def test_nothing_acts(text: str, shown: str) -> None:
+    assert fitted(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("0123456789", "0123456789", id="as long as the line"),
+        pytest.param("0123456789a", "0123…6789a", id="one more"),
+        pytest.param("猫" * 6, "猫猫…猫猫", id="two columns each"),
+        pytest.param("\x1b" * 3, r"\x1b…b\x1b", id="escapes count"),
+    ],
+)
+def test_the_middle_of_a_long_name_is_left_out(text: str, shown: str) -> None:
+    assert fitted(text, 10) == shown
+    assert cell_len(shown) <= 10
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        pytest.param("0123456789", ["0123456789"], id="as long as the line"),
+        pytest.param("one two three", ["one", "    two", "    three"], id="by words"),
+        pytest.param("x" * 13, ["xxxxxx", "    xxxxxx", "    x"], id="no words"),
+        pytest.param(
+            "one two three four five", ["one", "    two", "    three…"], id="the end of a long one is left out"
+        ),
+        pytest.param("a\nb\x1b", [r"a\nb\x1b"], id="lines and escapes"),
+        pytest.param("猫猫猫猫猫猫", ["猫…猫"], id="two columns each: one word"),
+        pytest.param("", [""], id="nothing"),
+    ],
+)
+def test_a_long_text_is_wrapped(text: str, lines: list[str]) -> None:
+    assert wrapped(text, 10, most_lines=3) == lines
+
+
+def test_a_text_of_megabytes_is_fitted_at_once() -> None:
+    began = time.process_time()
+    shown = fitted(f"first{'x' * 3_000_000}last", 40)
+    assert (shown[:5], shown[-4:], cell_len(shown)) == ("first", "last", 40)
+    assert time.process_time() - began < 0.5
+
+
+def test_a_pipe_without_a_reader() -> None:
+    ear, mouth = os.pipe()
+    with os.fdopen(mouth, "w") as stream:
+        assert not has_no_reader(stream)
+        os.close(ear)
+        assert has_no_reader(stream)
+    assert not has_no_reader(None)
+    assert not has_no_reader(io.StringIO())

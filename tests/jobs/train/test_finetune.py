@@ -1,0 +1,52 @@
+"""`patchline finetune` needs initial weights; everything else is the same as in pre-training."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from jobs.recipes.finetune import RECIPES
+from jobs.train.finetune import run
+from pipeline.training.settings.job import InitialConfig, TrainingJob
+from shards.errors import UserError
+from tests.rigs.faults import differs, every_fault
+
+
+@every_fault
+def test_weights_are_needed() -> Iterator[str]:
+    for name, recipe in RECIPES.items():
+        message = ""
+        try:
+            run(recipe())
+        except UserError as error:
+            message = str(error)
+        if not re.search(r"--initial\.weights is missing: .*RUN/weights", message):
+            yield f"{name} without weights does not ask for them: {message or 'it runs'}"
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        pytest.param(TrainingJob(), "--run-dir is missing", id="no run directory"),
+        pytest.param(TrainingJob(run_dir="x"), r"--data\.url is missing", id="no dataset"),
+    ],
+)
+def test_what_pretraining_needs_is_needed_too(job: TrainingJob, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(replace(job, initial=InitialConfig(weights="somewhere"), device="cpu"))
+
+
+@every_fault
+def test_recipes_fine_tune_as_the_paper_does() -> Iterator[str]:
+    """Table 4 and appendix B.1.1: SGD with momentum 0.9, cosine decay, no weight decay, clipping at 1, a new head."""
+    for name, recipe in RECIPES.items():
+        job = recipe()
+        yield from differs(f"{name}: optimizer.name", job.optimizer.name, "sgd")
+        yield from differs(f"{name}: optimizer.momentum", job.optimizer.momentum, 0.9)
+        yield from differs(f"{name}: optimizer.weight_decay", job.optimizer.weight_decay, 0.0)
+        yield from differs(f"{name}: schedule.decay", job.schedule.decay, "cosine")
+        yield from differs(f"{name}: clip_norm", job.clip_norm, 1.0)
+        yield from differs(f"{name}: initial.new_head", job.initial.new_head, True)
+        if job.model.image_size <= 32:
+            yield f"{name}: model.image_size is {job.model.image_size}, expected more than 32"

@@ -1,0 +1,144 @@
+"""`patchline vtab` on packed digits in the place of two tasks."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from jobs.data import pack
+from jobs.recipes.paper_vtab import GROUPS, TASKS
+from jobs.train import vtab
+from jobs.train.trials import Score, Trial
+from jobs.train.vtab_rows import Row, facts_of, table_of
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.weights.folder import save_weights
+from shards.errors import UserError
+from shards.sources.digits import DigitsSource
+from tests.rigs.fake_runs import override, runs_are_over_at_once
+from tests.rigs.processes import patchline
+
+TINY = ("--steps=2", "--global-batch=64", "--schedule.warmup-steps=0", "--device=cpu")
+MODEL = ModelConfig(name="vit", image_size=16, patch=4, depth=1, width=32, mlp_width=32, num_heads=2, num_classes=10)
+SIZES = ("--model.image-size=16", "--model.patch=4", "--model.depth=1", "--model.width=32", "--model.mlp-width=32")
+IMAGES = ("--model.num-heads=2", "--data.augment.crop=none", "--data.augment.resize-pixels=0")
+
+
+def scored(task: str, accuracy: float | None) -> Row:
+    trial = Trial(folder=Path("r") / task, values=(), words=("finetune", f"vtab_{task}", "--x=a b"))
+    state = "done" if accuracy is not None else "stopped"
+    (found,) = (one for one in TASKS if one.name == task)
+    return Row(task=found, score=Score(trial=trial, state=state, accuracy=accuracy))  # type: ignore[arg-type]
+
+
+def test_groups() -> None:
+    assert [len(tasks) for tasks in GROUPS.values()] == [7, 4, 8]
+    assert GROUPS["specialized"][0].name == "patch_camelyon"
+    assert GROUPS["structured"][0].name == "clevr_count"
+
+
+def test_means() -> None:
+    rows = [scored(task.name, number / 100) for number, task in enumerate(TASKS)]
+    lines = table_of(rows).splitlines()
+    assert lines[0].split() == ["natural", "caltech101", "0.0000"]
+    assert lines[7].split() == ["mean", "of", "7", "0.0300"]
+    assert lines[12].split() == ["mean", "of", "4", "0.0850"]
+    assert lines[-1].split() == ["all", "mean", "of", "19", "0.0900"], "each task counts the same, not each group"
+    assert facts_of(rows)["mean"] == pytest.approx(0.09)
+    assert facts_of(rows)["structured"] == pytest.approx(0.145)
+
+
+def test_no_mean_of_a_part() -> None:
+    rows = [scored("dtd", 0.5), scored("eurosat", None), Row(task=TASKS[-1], lacks="x/smallnorb has no manifest\x1b")]
+    assert [line.split(None, 1)[-1] if line[0] != " " else line.strip() for line in table_of(rows).splitlines()] == [
+        "dtd                   0.5000",
+        "1 of 7 tasks have a score: no mean",
+        "eurosat               stopped",
+        "0 of 4 tasks have a score: no mean",
+        "smallnorb_elevation   missing: x/smallnorb has no manifest\\x1b",
+        "0 of 8 tasks have a score: no mean",
+        "1 of 19 tasks have a score: no mean",
+    ]
+    facts = facts_of(rows)
+    assert (facts["mean"], facts["natural"]) == (None, None)
+    assert facts["tasks"]["dtd"]["command"] == "patchline finetune vtab_dtd '--x=a b'"
+    assert facts["tasks"]["smallnorb_elevation"]["state"] == "missing"
+
+
+@pytest.mark.slow
+def test_tasks_that_are_there_are_run_and_the_others_named(tmp_path: Path) -> None:
+    for name in ("dtd", "dtd-test", "eurosat"):
+        job = pack.PackJob(out=str(tmp_path / "data" / name), source=DigitsSource(split="test"), split="test")
+        assert pack.run(job) == 0
+    state = build_model(MODEL).state_dict()
+    save_weights(tmp_path / "w", config=MODEL, labels=tuple("0123456789"), tensor=lambda name: state[name])
+    words = ["vtab", str(tmp_path / "w"), "--data-root", f"{tmp_path}/data/", "--run-dir", str(tmp_path / "runs")]
+    ended = patchline(*words, "--tasks", "dtd", "eurosat", *TINY, *SIZES, *IMAGES)
+    assert ended.code == 0, ended.errors
+    assert "dtd has 359 images; VTAB-1k has 1,000" in ended.errors
+    assert re.search(r"natural +dtd +0\.\d{4}\n", ended.output)
+    assert re.search(r"specialized +eurosat +missing: .*/eurosat-test has no manifest\.json\n", ended.output)
+    assert json.loads((tmp_path / "runs" / "vtab.json").read_text())["tasks"]["dtd"]["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--data-root=x",), "usage: patchline vtab WEIGHTS"),
+        (("w", "--run-dir", "r"), "--data-root is missing"),
+        (("w", "--data-root", "r"), "--run-dir is missing"),
+        (
+            ("w", "--data-root", "x", "--run-dir", "r", "--tasks", "mnist"),
+            "'mnist' is no task of VTAB; allowed: caltech",
+        ),
+        (
+            ("w", "--data-root", "/nowhere", "--run-dir", "r"),
+            "/nowhere has no task of VTAB: /nowhere/caltech101 has no",
+        ),
+    ],
+)
+def test_one_message(words: tuple[str, ...], message: str) -> None:
+    ended = patchline("vtab", *words)
+    assert (ended.code, "Traceback" in ended.errors) == (2, False)
+    assert message in " ".join(ended.errors.split())
+
+
+def test_each_task_runs_with_each_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("dtd", "dtd-test", "eurosat", "eurosat-test"):
+        job = pack.PackJob(out=str(tmp_path / "data" / name), source=DigitsSource(split="test"), split="test")
+        assert pack.run(job) == 0
+    started = runs_are_over_at_once(monkeypatch, lambda job: 0.5 + job.seed / 4)
+    words = ["w", "--data-root", f"{tmp_path}/data", "--run-dir", f"{tmp_path}/runs", "--tasks", "dtd", "eurosat"]
+    for _ in range(2):
+        assert vtab.run([*words, "--seeds", "2"], override=override, environ={}) == 0
+    assert [one.removeprefix(f"{tmp_path}/runs/") for one in started] == [
+        *("seed-0/dtd", "seed-0/eurosat", "seed-1/dtd", "seed-1/eurosat")
+    ]
+    facts = json.loads((tmp_path / "runs" / "vtab.json").read_text())
+    assert [one["tasks"]["dtd"]["accuracy"] for one in facts["seeds"]] == [0.5, 0.75]
+    assert facts["seeds"][1]["tasks"]["dtd"]["command"].endswith(" --seed=1")
+    assert "dtd                   0.6250 ± 0.1768" in capsys.readouterr().out
+    for more, message in (
+        (["--seeds=0"], "--seeds is '0'; allowed: 1 to 1000"),
+        (["--seeds"], "--seeds is ''; allowed: 1 to 1000"),
+        (["--seeds=2", "--seed", "5"], "--seed and --seeds do not go together"),
+    ):
+        with pytest.raises(UserError, match=message):
+            vtab.run([*words, *more], override=override, environ={})
+
+
+def test_the_scores_of_other_weights_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("dtd", "dtd-test"):
+        job = pack.PackJob(out=str(tmp_path / "data" / name), source=DigitsSource(split="test"), split="test")
+        assert pack.run(job) == 0
+    started = runs_are_over_at_once(monkeypatch, lambda _: 0.5)
+    more = ["--data-root", f"{tmp_path}/data", "--run-dir", f"{tmp_path}/runs"]
+    for _ in range(2):
+        assert vtab.run(["w", *more], override=override, environ={}) == 0
+        assert started == [f"{tmp_path}/runs/dtd"]
+    before = (tmp_path / "runs" / "vtab.json").read_bytes()
+    with pytest.raises(UserError, match=r"dtd holds a run with other values:\n  initial\.weights: before w, now v"):
+        vtab.run(["v", *more], override=override, environ={})
+    assert (tmp_path / "runs" / "vtab.json").read_bytes() == before
