@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jobs.cluster.settings import ClusterConfig
 
-_BODIES = (Path(__file__).parent / "stage.sbatch", Path(__file__).parents[1] / "slurm" / "stage.sbatch")
+_BODIES = (Path(__file__).parents[1] / "stage.sbatch", Path(__file__).parents[2] / "slurm" / "stage.sbatch")
 _BODY_BEGINS = "# Run one stage of Patchline"
 
 

@@ -119,4 +119,4 @@ def _also_on(dataset: str, shots: int, one: Point) -> tuple[float | None, float 
 
 
 def _text(name: str) -> str:
-    return resources.files("jobs").joinpath(name).read_text("utf-8")
+    return resources.files("jobs.reports").joinpath(name).read_text("utf-8")

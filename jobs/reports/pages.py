@@ -25,7 +25,7 @@ def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"shown": shown, "duration": duration, "number": number, "value": value_words}
-    template = environment.from_string(resources.files("jobs").joinpath(TEMPLATE).read_text("utf-8"))
+    template = environment.from_string(resources.files("jobs.reports").joinpath(TEMPLATE).read_text("utf-8"))
     marks = sorted({one.step for one in facts.time.restarts if one.step})
     page = template.render(
         facts=facts,

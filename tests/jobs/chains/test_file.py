@@ -7,7 +7,7 @@ import pytest
 from jobs.chains.file import read_chain
 from shards.errors import UserError
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "slurm" / "chain.example.yaml"
+EXAMPLE = Path(__file__).resolve().parents[3] / "slurm" / "chain.example.yaml"
 
 
 def test_the_example_is_valid() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jobs.cluster.batch_script import Request, batch_script, names_of
 from jobs.cluster.settings import ClusterConfig
 
-BODY = (Path(__file__).resolve().parents[2] / "slurm" / "stage.sbatch").read_text()
+BODY = (Path(__file__).resolve().parents[3] / "slurm" / "stage.sbatch").read_text()
 REQUEST = Request(
     words=("pretrain", "digits_smoke"),
     name="pretrain-digits_smoke",

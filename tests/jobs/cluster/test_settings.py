@@ -7,7 +7,7 @@ import pytest
 from jobs.cluster.settings import ClusterConfig, read_cluster
 from shards.errors import UserError
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "slurm" / "cluster.example.yaml"
+EXAMPLE = Path(__file__).resolve().parents[3] / "slurm" / "cluster.example.yaml"
 
 
 def test_the_example_is_read() -> None:

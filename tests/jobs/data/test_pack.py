@@ -30,7 +30,7 @@ from tests.rigs.datasets import file_hashes, index_rows, object_hashes
 from tests.rigs.images import class_folders, image_bytes
 from tests.rigs.tables import read_table
 
-CHECKOUT = Path(__file__).resolve().parent.parent.parent
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pipeline.planning.cost import cost_of
 from tests.rigs.browser import CHROMIUM, browser
 
 JOB = replace(RECIPES["vit_h14_jft"](), gpu="h200", nodes=(1, 8, 16), price=2.5)
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def drawn(out: Path, **changes: object) -> str:

@@ -21,7 +21,7 @@ from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.processes import patchline
 from tests.rigs.training import STEPS, FinishedRuns, pretrain_words, start
 
-CHECKOUT = Path(__file__).resolve().parent.parent.parent
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def listed(folder: Path, *words: str) -> dict[str, dict[str, Any]]:

@@ -65,6 +65,6 @@ def test_what_unbroken_runs_differ_by_is_rounding(losses: list[tuple[float, floa
 
 
 def test_the_tolerance_in_fp32_is_that_of_the_test_of_elastic_continuation() -> None:
-    text = (Path(__file__).parent.parent / "pipeline" / "training" / "test_elastic.py").read_text()
+    text = (Path(__file__).parents[2] / "pipeline" / "training" / "test_elastic.py").read_text()
     assert ROUNDING["fp32"] == 1e-5
     assert "rel=1e-5" in text

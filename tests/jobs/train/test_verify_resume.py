@@ -38,7 +38,7 @@ from tests.rigs.forked_ranks import fork_ranks
 from tests.rigs.forks import ONE_THREAD
 from tests.rigs.processes import patchline
 
-CHECKOUT = Path(__file__).resolve().parent.parent.parent
+CHECKOUT = Path(__file__).resolve().parents[3]
 STEPS = 12
 
 

@@ -21,7 +21,7 @@ from shards.output.command_output import command_output
 from shards.output.terminal import Escaped
 from tests.rigs.hostile import HOSTILE, assert_harmless
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 WORKERS = """
 from shards.reading.parallel import run_tasks

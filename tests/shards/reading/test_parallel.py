@@ -80,7 +80,7 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
         "from tests.shards.reading.test_parallel import say_and_wait\n"
         "if __name__ == '__main__':\n    list(run_tasks(say_and_wait, map(Path, sys.argv[1:]), workers=2))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     process = subprocess.Popen([sys.executable, str(script), *map(str, said)], env=environment)
     wait_until(lambda: all(path.exists() for path in said))
     process.kill()

@@ -11,7 +11,7 @@ from pipeline.training.zero.deepspeed_import import without
 from tests.rigs.forks import ONE_THREAD
 from tests.rigs.training import pretrain_words
 
-CHECKOUT = Path(__file__).resolve().parents[3]
+CHECKOUT = Path(__file__).resolve().parents[4]
 UNUSED = ("mlflow", "torch._dynamo", "sympy", "boto3", "sklearn")
 
 
