@@ -16,22 +16,18 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from benchmarks.rounds import say
-from pipeline.checkpoints.assemble import draft_manifest
 from pipeline.checkpoints.checkpoint import Checkpoints
+from pipeline.checkpoints.commit import draft_manifest
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.checkpoints.fragments import lay_out
+from pipeline.checkpoints.fragments import Fragment, lay_out
 from pipeline.checkpoints.manifest import CheckpointId, Manifest
-from pipeline.checkpoints.save_phase import NAMES
-from pipeline.checkpoints.saves import Saves
+from pipeline.checkpoints.saves import NAMES, Saves
 from pipeline.checkpoints.writer.client import Writer
-from pipeline.checkpoints.writer.copies import BackgroundWriter
-from pipeline.checkpoints.writer.host_buffer import HostBuffer
-from pipeline.checkpoints.writer.inline_writer import InlineWriter
+from pipeline.checkpoints.writer.copies import BackgroundWriter, HostBuffer, InlineWriter
 from pipeline.models import ModelConfig, build_model
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.world import World, current_world, enter, leave
-from pipeline.training.saving.saved_job import saved_job
+from pipeline.training.saving.save import saved_job
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.step_sums import StepSums, SumSource
 from pipeline.training.zero.batch_plan import plan_batch

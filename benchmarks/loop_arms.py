@@ -30,8 +30,7 @@ from pipeline.training.controls import Watch
 from pipeline.training.guard import NonFiniteGuard
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.reporting.metrics import Metrics
-from pipeline.training.reporting.norms import Norms
-from pipeline.training.reporting.position_view import PositionView
+from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.reporting.reporter import Reporter
 from pipeline.training.reporting.step_costs import StepCosts
 from pipeline.training.settings.job import EngineConfig, TrainingJob

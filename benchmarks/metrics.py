@@ -33,8 +33,7 @@ from pipeline.models.loss import classification_loss
 from pipeline.models.position_similarity import picture
 from pipeline.ranks.world import World, current_world, enter, leave
 from pipeline.training.reporting.metrics import Metrics
-from pipeline.training.reporting.norms import Norms
-from pipeline.training.reporting.position_view import PositionView
+from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.reporting.step_costs import StepCosts
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.engine import Engine

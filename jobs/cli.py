@@ -17,13 +17,13 @@ from typing import Any
 from jobs import exit_codes
 from jobs.completion import ASK, candidates
 from jobs.endings import end_of
-from jobs.environment import prepare_streams, use_utf8
-from jobs.flags import flags_of
+from jobs.environment import prepare_streams, use_utf8, wait_quietly
+from jobs.flags import RunOptions, flags_of, take_run_flags
 from jobs.help import columns, of_job, overview, second_words
 from jobs.interrupts import Interrupts
-from jobs.kept_sizes import kept_sizes
 from jobs.mistakes import (
     HELP_WORDS,
+    kept_sizes,
     refuse_bytes,
     refuse_lost_folder,
     refuse_missing,
@@ -31,13 +31,9 @@ from jobs.mistakes import (
     unknown_stage,
 )
 from jobs.output import put
-from jobs.processes import must_start, run_ranks, tell_torchrun
+from jobs.ranks import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
-from jobs.run_flags import RunOptions, take_run_flags
-from jobs.stage import Stage
-from jobs.stages import COMMANDS, RECIPE, STAGES, WEIGHTS, WITH_SMOKE, recipes_of
-from jobs.threads import wait_quietly
-from jobs.tools import TOOLS
+from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, WITH_SMOKE, Stage, recipes_of
 from jobs.warmup import with_warmup
 from shards.errors import StorageError, UnreachableError, UserError
 from shards.output.command_output import command_output

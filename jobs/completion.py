@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobs import exit_codes
-from jobs.flags import Flag, flags_of
+from jobs.flags import Flag, flags_of, run_flags_of
 from jobs.lookup import SHOWN
 from jobs.output import put
 from jobs.resolve import WITH_RECIPES, default_job
-from jobs.run_flags import run_flags_of
-from jobs.stages import COMMANDS, RECIPE, STAGES, recipes_of
-from jobs.tools import TOOLS
+from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, recipes_of
 from shards.errors import UserError
 from shards.schema.config_values import refuse_wrong_values
 

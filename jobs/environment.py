@@ -2,6 +2,12 @@
 
 The log is a help, not the work: if standard error takes nothing more, the command continues. Standard output is the
 result of `show`, `predict` and others, so they end if it takes nothing (jobs/endings.py).
+
+Makes the threads of PyTorch's kernels sleep while they wait for each other, unless the user chose otherwise.
+
+By default the threads of libgomp, which comes with PyTorch's wheels, spin until there is work again. If other programs
+need the cores too, spinning threads block the very threads that they wait for, and a run with as many threads as cores
+drops to two thirds of its speed or less. Sleeping costs a tenth on an idle machine. The results are bit-identical.
 """
 
 import io
@@ -9,6 +15,19 @@ import os
 import sys
 from collections.abc import MutableMapping
 from typing import Any
+
+_POLICY = "OMP_WAIT_POLICY"
+_WAITING = (_POLICY, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # two of libgomp, one of Intel's OpenMP
+
+
+def wait_quietly(environ: MutableMapping[str, str]) -> None:
+    """Sets the environment variable for this process and its children, unless the user has set one of them.
+
+    libgomp reads it when torch is imported: call this before.
+    """
+    if not any(environ.get(name) for name in _WAITING):
+        environ[_POLICY] = "PASSIVE"
+
 
 _UTF8 = "PYTHONUTF8"
 _NAMES = ("stdin", "stdout", "stderr")

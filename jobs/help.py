@@ -6,10 +6,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jobs.flags import Flag, default_text, flags_of, groups_of
+from jobs.flags import Flag, default_text, flags_of, groups_of, run_flags_of, shown_run_flags
 from jobs.mistakes import required_flags
 from jobs.recipes.smoke import SUFFIX
-from jobs.run_flags import run_flags_of, shown_run_flags
 from jobs.stages import COMMANDS, RECIPE, STAGES, WITH_SMOKE
 
 _PIPE_COLUMNS = 100

@@ -12,9 +12,8 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from pipeline.training.watchdog.signals import install
+from pipeline.training.watchdog.signals import SignalWatcher, install
 from pipeline.training.watchdog.stopping import DEADLINE_SECONDS, end_now, say
-from pipeline.training.watchdog.wakeup import SignalWatcher
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 SHELL_ADDS = 128  # to a signal's number, as the exit code of a process that it ended

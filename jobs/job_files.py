@@ -1,18 +1,27 @@
 """A YAML file as a tree that keeps line numbers, and the spelling of every value.
 
-The type of a field decides how its value is read (jobs/fields.py): PyYAML itself reads YAML 1.1, in which `1e-3` is a
+The type of a field decides how its value is read: PyYAML itself reads YAML 1.1, in which `1e-3` is a
 text, `on` is true and `010` is eight. Files are bounded in size and depth. Aliases, tags and duplicate keys are
 refused, so that no value grows or is dropped.
+
+A job from the tree of a YAML file: every value by the type of its field, strictly; every fault with its line.
+
+Numbers may be written as in YAML or in Python (`1e-3`, `16_000_000_000`). Nothing is converted from another type.
 """
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
+from jobs.mistakes import known_instead
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
+from shards.schema.config_values import allowed_instead, shown_text, without_range
 
 MOST_BYTES = 256 * 1024  # a job has 4 kB
 MOST_DEPTH = 16
@@ -113,3 +122,181 @@ def _fields(node: yaml.Node, line: int) -> Fields:
             raise _refused(f"{key.value} is given on line {lines[key.value]} already; remove one", key)
         entries[key.value], lines[key.value] = _tree(value), key.start_mark.line + 1
     return Fields(entries=entries, lines=lines, line=line)
+
+
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+_DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_MOST_DIGITS = 400  # of a whole number: any with more is far out of range, and Python reads no more than 4,300
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_WRONG = object()  # in place of a faulty value, until the whole file is read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What reading a tree found: faults by line, missing fields, and later fields that have their defaults."""
+
+    root: type
+    later: Mapping[str, tuple[str, ...]]
+    renamed: Mapping[str, Mapping[str, str]]
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+
+    def fault(self, tree: Tree, message: str) -> Any:
+        """Record a fault; the placeholder of the value."""
+        self.faults.append((tree.line, message))
+        return _WRONG
+
+
+def job_from(
+    tree: Fields,
+    *,
+    kind: type,
+    base: Any,
+    later: Mapping[str, tuple[str, ...]] = _NOTHING,
+    renamed: Mapping[str, Mapping[str, str]] = _NOTHING,
+) -> tuple[Any, Report]:
+    """The job in `tree`, and the report; the job is valid only if the report has no faults and no missing fields.
+
+    `base` (a job, or None) has the fields that the tree lacks. Without it, only the fields in `later` (by class) may be
+    missing: they are newer than the file, and get their defaults. `renamed` maps former names of fields to today's, by
+    class.
+    """
+    report = Report(root=kind, later=later, renamed=renamed)
+    return _group(kind, tree, base=base, name="", report=report), report
+
+
+def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> Any:
+    if not isinstance(tree, Fields):
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: a group of fields")
+    prefix = f"{name}." if name else ""
+    tree = _with_todays_names(tree, report.renamed.get(kind.__name__, {}))
+    known = {each.name for each in fields(kind)}
+    for given, line in tree.lines.items():
+        if given not in known:
+            report.faults.append((line, f"unknown field {prefix}{given}{known_instead(given, prefix, report.root)}"))
+    values = {}
+    for each in fields(kind):
+        own = f"{prefix}{each.name}"
+        if each.name in tree.entries:
+            inner = getattr(base, each.name, None)
+            values[each.name] = _value(each.type, tree.entries[each.name], base=inner, name=own, report=report)
+        elif base is not None:
+            values[each.name] = getattr(base, each.name)
+        elif each.name not in report.later.get(kind.__name__, ()):
+            report.missing.append(own)
+        elif each.default is not MISSING or each.default_factory is not MISSING:
+            report.assumed.append(own)
+    if report.faults or report.missing:
+        return _WRONG
+    try:
+        return kind(**values)
+    except UserError as error:
+        report.faults.append((tree.line if name else 0, str(error)))  # a whole job has no line of its own
+        return _WRONG
+
+
+def _with_todays_names(tree: Fields, renamed: Mapping[str, str]) -> Fields:
+    entries = {renamed.get(name, name): value for name, value in tree.entries.items()}
+    return Fields(
+        entries=entries, lines={renamed.get(name, name): line for name, line in tree.lines.items()}, line=tree.line
+    )
+
+
+def _value(kind: Any, tree: Tree, *, base: Any, name: str, report: Report) -> Any:
+    if is_dataclass(kind):
+        return _group(kind, tree, base=base, name=name, report=report)  # type: ignore[arg-type]
+    if get_origin(kind) in (Union, UnionType):
+        return _one_of(get_args(kind), tree, base=base, name=name, report=report)
+    if get_origin(kind) is tuple:
+        return _items(get_args(kind), tree, name=name, report=report)
+    if get_origin(kind) is Literal:
+        return _choice(get_args(kind), tree, name=name, report=report)
+    return _single(kind, tree, name=name, report=report)
+
+
+def _one_of(kinds: tuple[Any, ...], tree: Tree, *, base: Any, name: str, report: Report) -> Any:
+    """A value or null; or a group whose `kind` says which of several it is (by default, that of the base)."""
+    if NoneType in kinds:
+        if isinstance(tree, Scalar) and tree.is_nothing:
+            return None
+        (only,) = (kind for kind in kinds if kind is not NoneType)
+        return _value(only, tree, base=base, name=name, report=report)
+    if not isinstance(tree, Fields):
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: a group of fields")
+    by_name = {kind.kind: kind for kind in kinds}
+    given = tree.entries.get("kind")
+    if given is None and base is None:
+        report.missing.append(f"{name}.kind")
+        return _WRONG
+    wanted = given.text if isinstance(given, Scalar) else _spelt(given) if given else base.kind
+    if wanted not in by_name:
+        return report.fault(given or tree, f"{name}.kind is {wanted}; allowed: {', '.join(by_name)}")
+    base = base if isinstance(base, by_name[wanted]) or base is None else by_name[wanted]()
+    return _group(by_name[wanted], tree, base=base, name=name, report=report)
+
+
+def _items(kinds: tuple[Any, ...], tree: Tree, *, name: str, report: Report) -> Any:
+    if not isinstance(tree, Items):
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: a list, as [a, b]")
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(tree.items)
+    elif len(kinds) != len(tree.items):
+        return report.fault(tree, f"{name} has {len(tree.items)} entries; allowed: {len(kinds)}")
+    pairs = zip(kinds, tree.items, strict=True)
+    return tuple(
+        _value(kind, item, base=None, name=f"{name}.{number}", report=report)
+        for number, (kind, item) in enumerate(pairs)
+    )
+
+
+def _choice(options: tuple[Any, ...], tree: Tree, *, name: str, report: Report) -> Any:
+    for option in options:
+        if isinstance(tree, Scalar) and tree.text == str(option) and (tree.is_plain or isinstance(option, str)):
+            return option
+    return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: {', '.join(map(str, options))}")
+
+
+def _single(kind: Any, tree: Tree, *, name: str, report: Report) -> Any:
+    plain = without_range(kind)
+    value = _read(plain, tree)
+    if value is _WRONG:
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: {_allowed(plain, tree)}")
+    instead = allowed_instead(value, kind)
+    return report.fault(tree, f"{name} is {_spelt(tree)}; {instead}") if instead else value
+
+
+def _read(kind: type, tree: Tree) -> Any:
+    if isinstance(tree, Scalar):
+        text, is_plain = tree.text, tree.is_plain
+        if kind is str and not (is_plain and (tree.is_nothing or _is_of_another_type(text))):
+            return text
+        if kind is bool and is_plain and text.lower() in _TRUTHS:
+            return _TRUTHS[text.lower()]
+        if kind is int and is_plain and _WHOLE.fullmatch(text):
+            return int(text) if len(text) <= _MOST_DIGITS else _WRONG
+        if kind is float and is_plain and _DECIMAL.fullmatch(text):
+            return float(text)
+    return _WRONG
+
+
+def _is_of_another_type(text: str) -> bool:
+    return bool(_WHOLE.fullmatch(text) or _DECIMAL.fullmatch(text)) or text.lower() in ("true", "false")
+
+
+def _allowed(kind: type, tree: Tree) -> str:
+    if kind is str:
+        is_word = isinstance(tree, Scalar) and not tree.is_nothing
+        return (
+            f"a text, in quotes: '{shown_text(tree.text)}'"
+            if is_word and isinstance(tree, Scalar)
+            else "a text ('' for none)"
+        )
+    return {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+
+
+def _spelt(tree: Tree) -> str:
+    if isinstance(tree, Scalar):
+        return "empty" if tree.is_nothing else shown_text(tree.text if tree.is_plain else f"the text {tree.text!r}")
+    return "a list" if isinstance(tree, Items) else "a group of fields"

@@ -11,7 +11,7 @@ from functools import cache
 
 from jobs.origin import shown_origin
 from jobs.recipes.smoke import SUFFIX
-from jobs.record_leaves import Leaves, leaves_of
+from jobs.record import Leaves, leaves_of
 from jobs.resolve import recipe_job
 from jobs.stages import WITH_SMOKE, recipes_of
 from pipeline.runs.starts import NO_ORIGIN, Origin

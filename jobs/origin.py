@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from jobs.own_recipes import is_own
-from jobs.resolve import has_recipe, is_file
+from jobs.resolve import has_recipe, is_file, is_own
 from pipeline.runs.starts import Origin, last_origin
 
 

@@ -3,11 +3,21 @@ users write, a `recipe:` and the fields that differ from it.
 
 A record has the two entries `stage` and `job`, with every field. A user's file has its fields at the top level, beside
 `recipe:` and, optionally, `stage:`; without a recipe it must have every field.
+
+Fields of jobs that were added or renamed after the first records were written, so that an old RUN/job.yaml replays.
+
+The default of an added field is what jobs did before it existed. Add every new field here, or older records are refused
+(tests/jobs/test_later_fields.py replays some). If a new field should change what jobs do, its default still keeps the
+old behaviour; recipes and flags turn the new one on.
+
+The values in a record (RUN/job.yaml), as text by the path of their field, a hundred times faster than as a job.
+
+For lists of many runs: nothing is checked but the YAML. `jobs/record.py` reads a record as a job.
 """
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,15 +25,153 @@ from typing import Any, TypeVar
 
 import yaml
 
-from jobs.fields import Report, job_from
-from jobs.job_files import Fields, Scalar, Tree, read_tree
-from jobs.later_fields import LATER_FIELDS, RENAMED_FIELDS
+from jobs.job_files import MOST_BYTES, MOST_DEPTH, Fields, Report, Scalar, Tree, job_from, read_tree
 from jobs.stages import STAGES
 from jobs.warmup import scaled
 from pipeline.training.settings.job import TrainingJob
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import read_local_file
 from shards.output.terminal import printable_name
 from shards.schema.config_values import whole_number
+
+_MOST_LEAVES = 4096  # a job has about 120
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, unless PyYAML was built without it
+Leaves = dict[str, str]
+
+
+def read_leaves(path: Path) -> Leaves:
+    """`stage` and the fields of the job, such as `job.model.name`, items of lists by number. A null is "null".
+
+    Raises OSError, and InvalidDataError if it is not a record.
+    """
+    data = read_local_file(path, most_bytes=MOST_BYTES)
+    try:
+        leaves = dict(_leaves(data))
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise InvalidDataError(f"it is not YAML: {line}{error.problem}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise InvalidDataError(f"it is not YAML: {str(error).partition(chr(10))[0]}") from error
+    if "stage" not in leaves or not any(name.startswith("job.") for name in leaves):
+        raise InvalidDataError("it has no stage and job, as a run's record has")
+    return leaves
+
+
+def is_scored(leaves: Leaves) -> bool:
+    """Whether the model of a training job is scored while it is trained."""
+    parts = ("job.data.held_out.share", "job.data.held_out.count")
+    return bool(leaves.get("job.evaluation.url")) or any(leaves.get(name, "0") not in ("0", "0.0") for name in parts)
+
+
+def leaves_of(job: Any) -> Leaves:
+    """The same of a job in memory, without the first word `job.`."""
+    return dict(_of_values("", asdict(job)))
+
+
+@dataclass
+class _Open:
+    """A mapping or a list that is being read. `name`: of its current item, a number in a list."""
+
+    is_list: bool
+    name: str
+    wants_name: bool
+
+    def next_item(self) -> None:
+        """The current item is complete."""
+        self.name = str(int(self.name) + 1) if self.is_list else ""
+        self.wants_name = not self.is_list
+
+
+def _leaves(data: bytes) -> Iterator[tuple[str, str]]:
+    """The scalars, with their paths. ValueError if they are too many or too deep; nothing here recurs."""
+    opened: list[_Open] = []
+    num_leaves = 0
+    for event in yaml.parse(data, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it has an alias")
+        if isinstance(event, yaml.CollectionEndEvent):
+            opened.pop()
+        elif opened and opened[-1].wants_name and isinstance(event, yaml.ScalarEvent):
+            opened[-1].name, opened[-1].wants_name = event.value, False
+            continue
+        elif isinstance(event, yaml.ScalarEvent):
+            num_leaves += 1
+            if num_leaves > _MOST_LEAVES:
+                raise ValueError(f"it has more than {_MOST_LEAVES:,} values")
+            yield ".".join(one.name for one in opened), event.value
+        elif isinstance(event, yaml.CollectionStartEvent):
+            is_list = isinstance(event, yaml.SequenceStartEvent)
+            if len(opened) == MOST_DEPTH or (opened and opened[-1].wants_name):
+                raise ValueError("it is nested too deeply, or has a group as a name")
+            opened.append(_Open(is_list=is_list, name="0" if is_list else "", wants_name=not is_list))
+            continue
+        if opened:
+            opened[-1].next_item()
+
+
+def _of_values(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, inner in items:
+            yield from _of_values(f"{path}.{name}" if path else str(name), inner)
+    elif isinstance(value, bool) or value is None:
+        yield path, "null" if value is None else str(value).lower()
+    else:
+        yield path, str(value)
+
+
+_PICTURES = ("norms_every_steps", "similarity_every_steps")  # they change what is shown, not what is trained
+LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
+    "TrainingJob": ("label_smoothing", "ema_decay", "threads", "hang", "guard", "loggers", "fewshot", *_PICTURES),
+    "DataConfig": (
+        "mix",
+        "randaugment",
+        "mixup",
+        "reading",
+        "allow_other_decoder",
+        "label_weights",
+        "subset",
+        "held_out",
+    ),
+    "AugmentConfig": ("antialias", "scaled_decode", "resize_pixels", "filter", "exif"),
+    "EvaluationTransform": ("antialias", "filter", "exif"),
+    "EvaluationConfig": ("also",),
+    "InitialConfig": ("resample",),
+    "ModelConfig": (
+        "resnet_units",
+        "resnet_factor",
+        "pooling",
+        "position",
+        "position_at",
+        "position_std",
+        "layer_norm_epsilon",
+        "gelu",
+        "resnet_epsilons",
+        "stochastic_depth",
+        "masked_patches",
+    ),
+    "OptimizerConfig": ("decay_scale", "head_decay", "layer_decay", "freeze_backbone"),
+    "ScheduleConfig": ("cooldown_steps", "timescale", "stair_steps", "stair_factor"),
+    "CheckpointConfig": (
+        *("asynchronous", "when_busy", "max_failed"),
+        *("every_seconds", "auto_interval", "failures_per_node_day", "keep_best"),
+    ),
+    "EngineConfig": (
+        *("compile", "activation_checkpointing", "reduce_precision", "check_gradients", "allow_deepspeed"),
+        "deterministic",
+    ),
+    "PackJob": ("labels_file", "limits", "dedup", "resize", "unlabeled", "description", "licence", "run_dir"),
+    "IndexJob": ("description", "licence"),
+    "EvaluateJob": ("threads", "json", "label_weights", "class_map", "real", "subset", "held_out", "examples"),
+    "FewshotInTraining": ("subset", "held_out"),
+    "FlatSource": ("labels_csv", "file_column", "label_column", "separator"),
+    "VerifyJob": ("workers", "run_dir"),
+}
+
+RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = {  # by the name of their class: former name, name of today
+    "TrainingJob": {"average_factor": "ema_decay"},
+}
+
 
 log = logging.getLogger(__name__)
 Job = TypeVar("Job")

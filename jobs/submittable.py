@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.flags import flags_of
+from jobs.flags import flags_of, take_run_flags
 from jobs.lookup import file_of
 from jobs.mistakes import refuse_missing, similar
 from jobs.resolve import default_job
-from jobs.run_flags import take_run_flags
 from jobs.stages import RECIPE, STAGES
 from shards.errors import UserError
 from shards.schema.config_values import shown_value

@@ -25,7 +25,7 @@ from shards.sample_rows import BlockTable, SampleRows
 from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
 from shards.store import MissingObjectError, Store, open_store
-from shards.table_rules import refuse_blocks, refuse_count, refuse_labels, refuse_rows
+from shards.tables import refuse_blocks, refuse_count, refuse_labels, refuse_rows
 
 HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
 _OTHER_TARS = 8  # looked for where one is missing

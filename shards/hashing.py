@@ -2,7 +2,18 @@
 
 The mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 OOPSLA 2014). Everything that must be random and repeatable (sample order, augmentation, initial weights) uses it.
+
+The registry of what keys are derived for, so that no two kinds of draws share a key.
+
+A key is derived from some words (seed, epoch, ...) and, last, the number of its purpose. Two purposes never share both
+their number and their count of words, so none can have another's key. Only 5 is used twice, harmlessly: rotations have
+one word before it, dropout four. The numbers decide the results of every run and dataset: never change one.
+
+Four keys have no purpose: initial weights (seed, CRC-32 of the tensor's name), the pictures of a card (its own
+constant, shard), the split of the digits (three constants), and the tries of a mixup weight (key of the weight, try).
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +33,7 @@ def mix(value: int) -> int:
 def derive_key(*values: int) -> int:
     """A 64-bit key from integers such as (seed, epoch, purpose); different tuples give unrelated keys.
 
-    shards/key_purposes.py lists the purposes; derive keys through it.
+    shards/hashing.py lists the purposes; derive keys through it.
     """
     key = 0
     for value in values:
@@ -48,3 +59,55 @@ def uniforms(values: NDArray[np.int64] | NDArray[np.uint64], num_draws: int, *, 
     counters = np.arange(1, num_draws + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     bits = hash_array(base[..., None] + counters, key=mix(key + 1))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """`number` follows the values of `words` in the tuple that a key is derived from."""
+
+    number: int
+    words: tuple[str, ...]
+    draws: str
+
+    def key(self, *values: int) -> int:
+        """The 64-bit key for these values of `words`."""
+        if len(values) != len(self.words):
+            raise TypeError(f"a key that draws {self.draws} takes {', '.join(self.words)}, not {len(values)} values")
+        return derive_key(*values, self.number)
+
+
+BLOCKS = Purpose(1, ("seed", "epoch"), "the order of an epoch's blocks")
+WINDOWS = Purpose(2, ("seed", "epoch"), "the order of a window's samples")
+CROPS = Purpose(3, ("seed", "epoch"), "the crop and flip of a sample")
+SUBSTITUTES = Purpose(4, ("seed", "sample", "number"), "the sample that replaces a damaged one")
+ROTATIONS = Purpose(5, ("seed",), "where each lane group starts in the period of a mixture")
+DROPOUT = Purpose(5, ("seed", "step", "micro_step", "rank"), "the dropout masks of a micro-batch")
+MIXUP = Purpose(6, ("seed", "step"), "the mixup weights of a batch")
+DATASETS = Purpose(7, ("seed", "dataset"), "the seed of each further dataset of a mixture")
+OPERATIONS = Purpose(8, ("seed", "epoch"), "the RandAugment operations of a sample")
+STOCHASTIC_DEPTH = Purpose(9, ("seed", "step"), "the branches that each image of a batch leaves out")
+MASKED_PATCHES = Purpose(10, ("seed", "step"), "the patches of each image of a batch that are corrupted")
+SHOTS = Purpose(0x73686F74, ("seed",), "the few images of each class that a representation is measured with")  # "shot"
+SUBSETS = Purpose(0x73756273, ("seed",), "the samples of a part of a dataset")  # "subs"
+HELD_OUT = Purpose(0x68656C64, ("seed",), "the samples that are held out of training")  # "held"
+EXAMPLES = Purpose(0x6578616D, ("seed",), "the right answers that are shown beside scores")  # "exam"
+PACKING = Purpose(0x7061636B, ("seed",), "the order in which a dataset's samples are packed")  # "pack"
+
+PURPOSES = (
+    BLOCKS,
+    WINDOWS,
+    CROPS,
+    SUBSTITUTES,
+    ROTATIONS,
+    DROPOUT,
+    MIXUP,
+    DATASETS,
+    OPERATIONS,
+    STOCHASTIC_DEPTH,
+    MASKED_PATCHES,
+    SHOTS,
+    SUBSETS,
+    HELD_OUT,
+    EXAMPLES,
+    PACKING,
+)

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import UserError
-from shards.hashing import hash_array
-from shards.key_purposes import ROTATIONS
+from shards.hashing import ROTATIONS, hash_array
 
 MIXING_VERSION = 1
 MOST_DRAWS = 65_536  # a period of this length for ten datasets is a table of 5 MB

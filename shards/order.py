@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.hashing import hash_array
-from shards.key_purposes import BLOCKS, WINDOWS
+from shards.hashing import BLOCKS, WINDOWS, hash_array
 
 ORDER_VERSION = 1
 MOST_SAMPLES = 1 << 62

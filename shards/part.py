@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shards.dataset import Dataset
 from shards.errors import UserError
-from shards.key_purposes import HELD_OUT, SUBSETS
+from shards.hashing import HELD_OUT, SUBSETS
 from shards.sample_rows import BlockTable, SampleRows
 from shards.single_labels import labels_of, refuse_too_few
 from shards.subset import Ids, Runs, between, chosen, cut, per_class, single, without

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.chains.chain_sweep import resolved
 from jobs.chains.checks import failed_alone, hopeless, idle_rounds, marks_of, missing_tasks, saved_steps
 from jobs.chains.state import (
     DONE,
@@ -30,7 +29,7 @@ from jobs.chains.state import (
     state_folder,
 )
 from jobs.chains.unit_jobs import gate_cluster, gate_request, requests_of
-from jobs.chains.units import Unit, sweep_of
+from jobs.chains.units import Unit, resolved, sweep_of
 from jobs.cluster.batch_script import Request, batch_script, stage_body
 from jobs.cluster.settings import ClusterConfig, read_cluster
 from jobs.cluster.slurm import QueuedJob, answers, most_array_tasks, queued, submitted

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.record_leaves import read_leaves
+from jobs.record import read_leaves
 from pipeline.training.saving.finish import read_done
 from shards.errors import InvalidDataError, UserError
 from shards.schema.config_values import whole_number

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Annotated, cast
 
 from jobs.cluster.settings import refuse_wrong_limit
-from jobs.fields import job_from
-from jobs.job_files import Fields, read_tree
+from jobs.job_files import Fields, job_from, read_tree
 from jobs.mistakes import similar
 from jobs.submittable import SUBMITTED, submitted_stage
 from shards.errors import UserError

@@ -18,9 +18,8 @@ from jobs.chains.state import (
     read_plan_of,
     state_folder,
 )
-from jobs.cluster.array_findings import findings_of_tasks, num_tasks
 from jobs.cluster.queue import tasks_of
-from jobs.cluster.queue_reasons import Finding
+from jobs.cluster.queue_reasons import Finding, findings_of_tasks, num_tasks
 from jobs.cluster.slurm import QueuedJob, queued_with
 from jobs.output import advice, wrapped
 from shards.errors import UserError

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from jobs.chains.state import GATE, ChainPlan
 from jobs.chains.units import Unit
-from jobs.cluster.arrays import Piece, pieces_of
-from jobs.cluster.batch_script import Request
+from jobs.cluster.batch_script import Piece, Request, pieces_of
 from jobs.cluster.settings import ClusterConfig
 from jobs.submittable import SUBMITTED
 

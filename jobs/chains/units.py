@@ -1,5 +1,11 @@
 """The steps of a chain as units: what is submitted together, and what a gate looks at afterwards. Pure, but for links
-in the paths of runs."""
+in the paths of runs.
+
+A step of a chain that is a sweep: its tries as an array of jobs, then the best of them with each seed as another.
+
+Which values are best is known once the tries are over: the gate behind them puts them into the words of the
+repetitions. The folders are those of `patchline sweep`, so the same sweep can go on without Slurm.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,9 +13,12 @@ from pathlib import Path
 
 from jobs.chains.file import INPUTS, STATE, ChainConfig, StepConfig
 from jobs.resolve import default_job
-from jobs.submittable import SECOND, SUBMITTED, run_name, value_in
+from jobs.submittable import SECOND, SUBMITTED, Override, run_name, value_in
+from jobs.train.sweep import swept_fields
 from jobs.train.sweep_plan import SweepPlan, plan_of
-from shards.errors import UserError
+from jobs.train.sweep_results import best_of
+from jobs.train.trials import make_room, refuse_others, score_of
+from shards.errors import UserError, WillNotSucceedError
 
 PHASES = ("scan", "plan", "shards", "merge")
 
@@ -192,3 +201,26 @@ def _refuse_shared(units: Sequence[Unit]) -> None:
             if seen[place] != writer:
                 both = f"{other} and {unit.step} both" if other != unit.step else f"two variants of {unit.step}"
                 raise UserError(f"{both} write to {out}; give each its own folder")
+
+
+def resolved(unit: Unit, override: Override) -> Unit:
+    """The unit with the best values in its words, if it repeats the best of a sweep; else the unit. Repetitions of what
+    was the best before are put aside. WillNotSucceedError if no try has a score, or if a run has other values."""
+    if not unit.best_of:
+        return unit
+    plan = sweep_of(unit.best_of)
+    try:
+        refuse_others(plan.tries(), override)
+    except UserError as error:
+        raise WillNotSucceedError(str(error)) from error
+    best = best_of([score_of(trial, override) for trial in plan.tries()])
+    if plan.grid and best is None:
+        raise WillNotSucceedError(
+            f"no try of the sweep {plan.folder} has a score; see the logs of its runs, or sweep other values"
+        )
+    trials = plan.repetitions(best.trial.values if best else ())
+    try:
+        make_room(trials, override, free=swept_fields(plan, override))
+    except UserError as error:
+        raise WillNotSucceedError(str(error)) from error
+    return replace(unit, words=tuple(trial.words for trial in trials))

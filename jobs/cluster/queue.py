@@ -11,8 +11,7 @@ from pathlib import Path
 
 from jobs.cluster.slurm import ran
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import object_in
-from shards.files.line_tail import read_tail
+from shards.files.json_lines import object_in, read_tail
 from shards.output.terminal import printable_name
 
 FINISHED = (

@@ -5,7 +5,7 @@ import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from jobs.train.run_changes import run_changes
+from jobs.train.trials import run_changes
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.output.terminal import printable_name

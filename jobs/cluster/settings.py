@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal, cast
 
 from jobs.cluster.secret_names import refuse_secret_lines
-from jobs.fields import job_from
-from jobs.job_files import Fields, read_tree
+from jobs.job_files import Fields, job_from, read_tree
 from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from jobs.cluster.arrays import tasks_in
+from jobs.cluster.batch_script import tasks_in
 from jobs.cluster.secret_names import is_secret
 from shards.errors import UserError
 from shards.output.terminal import printable_name

@@ -4,15 +4,14 @@ import logging
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.placing import write_to
+from jobs.output import write_to
 from jobs.record import write_record
 from jobs.settings.models import ImportJob
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.convert import changed, open_any
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.flops import num_parameters
-from pipeline.models.weights.folder import Weights, save_weights
-from pipeline.models.weights.weights_folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES
+from pipeline.models.weights.folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES, Weights, save_weights
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_text
 from shards.schema.config_values import shown_value

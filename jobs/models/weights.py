@@ -6,13 +6,13 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.models.import_weights import labels_in_file, refuse_misplaced
-from jobs.placing import write_to
+from jobs.output import write_to
 from jobs.record import open_job, read_record
 from jobs.settings.models import WeightsJob
 from jobs.stages import WITH_SMOKE
 from pipeline.checkpoints.manifest import CheckpointId
 from pipeline.checkpoints.stored import Choice
-from pipeline.training.saving.taken_weights import TakenRun, labels_of_data, take_weights
+from pipeline.training.saving.finish import TakenRun, labels_of_data, take_weights
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.store import open_store

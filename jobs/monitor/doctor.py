@@ -1,5 +1,5 @@
 """`patchline doctor`: what of this machine a run needs, and what to do about what is missing; or of a run, what went
-wrong with it (jobs/monitor/run_doctor.py)."""
+wrong with it (jobs/monitor/doctor.py)."""
 
 import json
 import sys
@@ -8,14 +8,73 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.monitor.run_doctor import look_at
-from jobs.output import put
+from jobs.monitor.causes import Cause, causes_of
+from jobs.monitor.evidence import Evidence, evidence_of
+from jobs.output import advice, put
 from jobs.settings.models import DoctorJob
 from pipeline.machine.checks import STATUSES, Check, local_checks
 from pipeline.machine.probing import Probe, run_probes
 from shards.errors import UserError
 from shards.output.quantities import plural
 from shards.output.terminal import columns_of, printable_name, wrapped
+
+_MOST_ADVICE = 8
+
+
+def look_at(run_dir: Path, environ: Mapping[str, str], *, as_json: bool) -> int:
+    """Prints the causes; 1 if something is wrong, else 0. UserError if there is no run."""
+    found = evidence_of(run_dir, environ)
+    causes = causes_of(found)
+    faults = [cause for cause in causes if cause.is_fault]
+    if as_json:
+        line = {
+            "run": str(run_dir),
+            "state": found.facts.run.state,
+            "continued_by": found.next_job.job if found.next_job else None,
+            "step": found.facts.run.step,
+            "causes": [asdict(cause) for cause in causes],
+        }
+        put(json.dumps(line) + "\n")
+    else:
+        put(text_of(found, causes, columns=columns_of(sys.stdout) or _PIPE_COLUMNS))
+    return exit_codes.FAULTS_FOUND if faults else exit_codes.DONE
+
+
+def text_of(found: Evidence, causes: Sequence[Cause], *, columns: int) -> str:
+    """The causes with numbers, then what is worth knowing."""
+    facts = found.facts
+    step = f"{facts.run.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
+    what = f"{facts.stage} of {facts.recipe.words()}, " if facts.stage else ""
+    where = f", step {step}" if facts.stage else ", no record yet"
+    lines = [f"{printable_name(facts.name)}: {what}{state_words(found)}{where}"]
+    faults = [cause for cause in causes if cause.is_fault]
+    lines += [] if faults else ["nothing is wrong"]
+    for number, cause in enumerate(faults, 1):
+        lines += _lines(cause, head=f"{number}. ", columns=columns)
+    others = [cause for cause in causes if not cause.is_fault]
+    for cause in others:
+        lines += _lines(cause, head="-  ", columns=columns)
+    if not found.has_slurm:
+        lines.append("no Slurm on this machine, so nothing is known of jobs")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def state_words(found: Evidence) -> str:
+    """The run's state, and which job continues a run that is not running. A run that has not started may have a job of
+    which a silent Slurm says nothing."""
+    state, job = found.facts.run.state, found.next_job
+    if state == "never started" and (job or found.complaint):
+        return "not started yet"
+    if job is None or state in ("running", "done"):
+        return state
+    return f"{'ended by a fault' if state == 'failed' else state}, continued by job {job.job}"
+
+
+def _lines(cause: Cause, *, head: str, columns: int) -> list[str]:
+    parts = [head + cause.words, f"   seen: {cause.evidence}"]
+    lines = [wrapped(printable_name(part), columns, indent="     ") for part in parts]
+    return [*lines, *(f"   {line}" for line in advice(cause.todo, columns - 3, most_lines=_MOST_ADVICE))]
+
 
 __all__ = ["DoctorJob", "run"]
 

@@ -16,19 +16,17 @@ from jobs.cluster.queue import FINISHED, JobFacts, NodeFacts, nodes_in
 from jobs.monitor.run_logs import newest_log
 from jobs.monitor.status import jobs_of
 from jobs.nearest_recipe import Nearest
-from jobs.record_leaves import Leaves, read_leaves
-from jobs.reports.facts import Bad, ReportFacts, gather
+from jobs.record import Leaves, read_leaves
+from jobs.reports.facts import Bad, ReportFacts, gather, last_try, line_breaks
 from jobs.reports.ls import is_unstarted
-from jobs.reports.run_tries import last_try, line_breaks
 from pipeline.runs.curves import NO_CURVES
 from pipeline.runs.facts import read_facts
 from pipeline.runs.time import time_of
+from pipeline.training.watchdog.hang import FOLDER as STACKS
 from pipeline.training.watchdog.heartbeat_files import FOLDER as HEARTBEATS
 from pipeline.training.watchdog.heartbeat_files import Beat
-from pipeline.training.watchdog.stacks import FOLDER as STACKS
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import Line
-from shards.files.line_tail import read_tail
+from shards.files.json_lines import Line, read_tail
 from shards.files.typed_json import read_record
 from shards.local_file import read_local_file
 from shards.schema.config_values import whole_number

@@ -19,14 +19,13 @@ from jobs.chains.state import is_chain, refuse_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.cluster.queue import JobFacts, facts_of, nodes_in, numbers_of
 from jobs.cluster.queue_reasons import Finding, finding_of, findings_of_nodes
-from jobs.monitor.output_jobs import output_lines, outputs_in, outputs_json
+from jobs.monitor.ask import output_lines, outputs_in, outputs_json
 from jobs.monitor.run_logs import newest_log
 from jobs.output import put
-from jobs.reports.ls import Run, as_json, row_of, run_at
-from jobs.reports.run_table import table_of
-from jobs.reports.run_tries import said_of_last_try
+from jobs.reports.facts import said_of_last_try
+from jobs.reports.ls import Run, as_json, row_of, run_at, table_of
 from shards.errors import InvalidDataError, UserError
-from shards.files.line_tail import read_tail
+from shards.files.json_lines import read_tail
 from shards.output.terminal import columns_of
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from markupsafe import Markup
 
-from jobs.record_leaves import Leaves, leaves_of, read_leaves
-from jobs.reports.confusion_plot import MOST_CLASSES, confusion_plot
+from jobs.record import Leaves, leaves_of, read_leaves
+from jobs.reports.plots import MOST_CLASSES, confusion_plot
 from jobs.settings.models import EvaluateJob
 from shards.card.card_words import shown
 from shards.errors import InvalidDataError, UserError

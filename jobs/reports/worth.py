@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.record_leaves import read_leaves
+from jobs.record import read_leaves
 from jobs.reports.compare_facts import Point, point_of
 from jobs.train.sweep_results import is_repetition, read_sweep, sweep_of
 from jobs.train.trials import METRICS

@@ -12,11 +12,10 @@ from dataclasses import asdict
 from jobs import exit_codes
 from jobs.output import put
 from jobs.resolve import default_job
-from jobs.stages import WITH_SMOKE
+from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import Override, job_of_words, place_of
-from jobs.tools import TOOLS
 from jobs.train.sweep_plan import SweepPlan, plan_of
-from jobs.train.sweep_scores import best_of, facts_of, scores_of, sweep_json, table_of
+from jobs.train.sweep_results import best_of, facts_of, scores_of, sweep_json, table_of
 from jobs.train.trials import Score, Trial, make_room, refuse_others, run_all, score_of
 from shards.errors import UserError, WillNotSucceedError
 from shards.files.json_lines import write_whole

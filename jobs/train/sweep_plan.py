@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jobs.flags import Flag, flags_of
+from jobs.flags import Flag, flags_of, shown_run_flags
 from jobs.mistakes import unknown_flag
-from jobs.run_flags import shown_run_flags
 from jobs.submittable import value_in
 from jobs.train.trials import METRICS, Metric, Trial
 from shards.errors import UserError

@@ -1,18 +1,118 @@
 """Which runs in the folder of a sweep count: the repetitions in its sweep.json, as long as they have its values.
 
 A sweep again with other values or fewer seeds leaves runs behind, in `seeds` and in `earlier`.
+
+The scores of a sweep's runs, and what is shown and written of them: a table, and sweep.json.
 """
 
+import json
 import os
+import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.record_leaves import read_leaves
+from jobs.record import read_leaves
+from jobs.submittable import Override
+from jobs.train.sweep_plan import SweepPlan
+from jobs.train.trials import Score, score_of
 from shards.errors import InvalidDataError
 from shards.files.typed_json import parse_json
 from shards.local_file import read_local_file
 from shards.output.quantities import plural
+from shards.output.terminal import printable_name
+
+_LEAST_FOR_AN_EDGE = 3
+
+
+def best_of(scores: Sequence[Score]) -> Score | None:
+    """The highest score, the first of several; None if none has one."""
+    scored = [one for one in scores if one.accuracy is not None]
+    return max(scored, key=lambda one: one.accuracy or 0.0) if scored else None
+
+
+def scores_of(plan: SweepPlan, override: Override) -> tuple[list[Score], list[Score]]:
+    """Of the tries, and of the repetitions of the best of them; none of these before there is a best one."""
+    tries = [score_of(one, override) for one in plan.tries()]
+    best = best_of(tries)
+    if plan.grid and best is None:
+        return tries, []
+    return tries, [score_of(one, override) for one in plan.repetitions(best.trial.values if best else ())]
+
+
+def facts_of(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) -> dict[str, Any]:
+    """As in sweep.json."""
+    best, accuracies = best_of(tries), [one.accuracy for one in seeds if one.accuracy is not None]
+    is_whole = bool(seeds) and len(accuracies) == len(seeds)
+    return {
+        "stage": plan.stage,
+        "recipe": plan.recipe,
+        "score": plan.metric,
+        "select_on": plan.select_on,
+        "held_out": list(plan.held_out),
+        "tries": [_facts(one) for one in tries],
+        "best": dict(best.trial.values) if best else {},
+        "seeds": [{"seed": one.trial.seed, **_facts(one)} for one in seeds],
+        "mean": statistics.fmean(accuracies) if is_whole else None,
+        "deviation": _deviation(accuracies) if is_whole else None,
+    }
+
+
+def table_of(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) -> str:
+    """A line for each run, the best marked, and the mean of the repetitions."""
+    best = best_of(tries)
+    width = max([len(printable_name(one.trial.name)) for one in (*tries, *seeds)], default=0)
+    lines = [_line(one, width=width, mark="  best" if one is best else "") for one in tries]
+    if best:
+        lines += [edge for flag, values in plan.grid if (edge := _edge(flag, values, dict(best.trial.values)[flag]))]
+    lines += [_line(one, width=width) for one in seeds]
+    accuracies = [one.accuracy for one in seeds if one.accuracy is not None]
+    if seeds and len(accuracies) == len(seeds):
+        what = f"mean of {len(seeds)}" if plan.metric == "accuracy" else f"mean of {len(seeds)} by {plan.metric}"
+        few = "" if len(seeds) > 1 else " (one seed: no deviation)"
+        lines.append(f"{what}: {statistics.fmean(accuracies):.4f} ± {_deviation(accuracies):.4f}{few}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _facts(score: Score) -> dict[str, Any]:
+    return {
+        "folder": score.trial.name,
+        "values": dict(score.trial.values),
+        "state": score.state,
+        score.trial.metric: score.accuracy,
+        "command": shlex.join(["patchline", *score.trial.words]),
+    }
+
+
+def _line(score: Score, *, width: int, mark: str = "") -> str:
+    value = f"{score.accuracy:.4f}" if score.accuracy is not None else score.state
+    is_over = score.state in ("failed", "done") and score.accuracy is None
+    why = f"  {printable_name(score.why)}" if is_over and score.why else ""
+    return f"{printable_name(score.trial.name):<{width}}  {value}{mark}{why}"
+
+
+def _edge(flag: str, values: Sequence[str], best: str) -> str:
+    """A hint if the best value is the lowest or the highest of several numbers."""
+    try:
+        numbers = sorted(float(value) for value in values)
+    except ValueError:
+        return ""
+    if len(numbers) < _LEAST_FOR_AN_EDGE or float(best) not in (numbers[0], numbers[-1]):
+        return ""
+    which, other = ("lowest", "lower") if float(best) == numbers[0] else ("highest", "higher")
+    return f"the best {flag} is the {which} that was tried; try {other} ones, too"
+
+
+def _deviation(accuracies: Sequence[float]) -> float:
+    """Of a sample; 0 for one."""
+    return statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+
+
+def sweep_json(facts: dict[str, Any]) -> bytes:
+    """One JSON object, indented."""
+    return (json.dumps(facts, indent=2, allow_nan=False) + "\n").encode()
+
 
 _SWEEP, _MOST_BYTES = "sweep.json", 16 << 20
 _MOST_NAMED = 3

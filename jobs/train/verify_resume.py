@@ -20,8 +20,7 @@ from jobs.ranks import start_ranks
 from jobs.record import record_text
 from jobs.settings.models import VerifyResumeJob
 from jobs.train.killed_runs import Command, Start, Topology, planned_moments, resumed_from, run_killed, run_whole
-from jobs.train.resume_verdict import Outcome, outcome_of
-from jobs.train.trial_report import as_json, explanations, table_of
+from jobs.train.resume_verdict import Outcome, as_json, explanations, outcome_of, table_of
 from pipeline.runs.comparison import StoredRun
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.loggers import LoggersConfig

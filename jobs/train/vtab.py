@@ -3,27 +3,99 @@
 A task is a dataset URL/TASK of 1,000 images with its test set URL/TASK-test. Each is a run of `patchline finetune
 vtab_TASK` in DIR/TASK, one after the other; with --seeds N, in DIR/seed-0/TASK and so on. The same command again runs
 what is missing, and continues what was interrupted.
+
+The tasks of VTAB-1k with their scores: what is shown and written of them, and the means over groups. Pure.
 """
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
 from jobs.output import put
-from jobs.recipes.paper_vtab import TASKS, VtabTask
+from jobs.recipes.paper_vtab import GROUPS, TASKS, VtabTask
 from jobs.submittable import Override, job_of_words, value_in
 from jobs.train.sweep_plan import seeds_of
-from jobs.train.trials import Trial, refuse_others, run_all, score_of
-from jobs.train.vtab_rows import Row, facts_of, table_of
-from jobs.train.vtab_seeds import facts_of_seeds, table_of_seeds
+from jobs.train.trials import Score, Trial, refuse_others, run_all, score_of
 from shards.dataset import open_dataset
 from shards.errors import UnreachableError, UserError
 from shards.files.json_lines import write_whole
+from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A task, and its run; `lacks`: what is missing of its data."""
+
+    task: VtabTask
+    score: Score | None = None
+    lacks: str = ""
+
+    @property
+    def accuracy(self) -> float | None:
+        """None: not known yet, or never."""
+        return self.score.accuracy if self.score else None
+
+
+def facts_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """As in vtab.json."""
+    return {
+        "tasks": {
+            row.task.name: {
+                "accuracy": row.accuracy,
+                "state": row.score.state if row.score else "missing",
+                "command": shlex.join(["patchline", *row.score.trial.words]) if row.score else "",
+            }
+            for row in rows
+        },
+        **{name: mean_of(rows, tasks) for name, tasks in GROUPS.items()},
+        "mean": mean_of(rows, TASKS),
+    }
+
+
+def table_of(rows: Sequence[Row]) -> str:
+    """A line for each task, the mean of each whole group, and the mean of all 19, or how many are missing."""
+    return lines_of(rows, words=words_of, summary=partial(_summary, rows))
+
+
+def lines_of(rows: Sequence[Row], *, words: Callable[[Row], str], summary: Callable[[Sequence[VtabTask]], str]) -> str:
+    """The table, with these words for each task, and for each group of them and all 19."""
+    lines = []
+    for name, tasks in GROUPS.items():
+        own = [row for row in rows if row.task in tasks]
+        lines += [f"{name if row is own[0] else '':<12}  {row.task.name:<20}  {words(row)}" for row in own]
+        if own:
+            lines.append(f"{'':<12}  {summary(tasks)}")
+    lines.append(f"{'all':<12}  {summary(TASKS)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def words_of(row: Row) -> str:
+    """Its accuracy, or why it has none."""
+    if row.accuracy is not None:
+        return f"{row.accuracy:.4f}"
+    return f"missing: {printable_name(row.lacks)}" if row.lacks else row.score.state if row.score else ""
+
+
+def _summary(rows: Sequence[Row], tasks: Sequence[VtabTask]) -> str:
+    mean, scored = mean_of(rows, tasks), sum(row.accuracy is not None for row in rows if row.task in tasks)
+    if mean is None:
+        return f"{scored} of {len(tasks)} tasks have a score: no mean"
+    return f"{f'mean of {len(tasks)}':<20}  {mean:.4f}"
+
+
+def mean_of(rows: Sequence[Row], tasks: Sequence[VtabTask]) -> float | None:
+    """Over the tasks; None if one of them has no score."""
+    found = [row.accuracy for row in rows if row.task in tasks and row.accuracy is not None]
+    return statistics.fmean(found) if len(found) == len(tasks) else None
+
 
 log = logging.getLogger(__name__)
 USAGE = "patchline vtab WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N] [--any.field VALUE ...]"
@@ -128,3 +200,60 @@ def _trial(task: VtabTask, weights: str, taken: _Words, seed: int | None) -> Tri
     if seed is not None:
         folder, seeded = taken.folder / f"seed-{seed}" / task.name, (f"--seed={seed}",)
     return Trial(folder=folder, values=(), words=(*words, f"--run-dir={folder}", *seeded), seed=seed)
+
+
+Rows = Mapping[int, Sequence[Row]]
+
+
+def facts_of_seeds(by_seed: Rows) -> dict[str, Any]:
+    """As in vtab.json: of each group and of all tasks the mean over the seeds, which `deviations` has of a sample, and
+    in `seeds` what vtab.json has of one."""
+    spans: dict[str, Sequence[VtabTask]] = {**GROUPS, "mean": TASKS}
+    found = {name: _spread(_means(by_seed, tasks)) for name, tasks in spans.items()}
+    return {
+        "seeds": [{"seed": seed, **facts_of(rows)} for seed, rows in by_seed.items()],
+        **{name: mean for name, (mean, _) in found.items()},
+        "deviations": {name: deviation for name, (_, deviation) in found.items()},
+    }
+
+
+def table_of_seeds(by_seed: Rows) -> str:
+    """A line for each task, with the mean over the seeds, and one for each group and for all 19 tasks."""
+    first = next(iter(by_seed.values()))
+    return lines_of(first, words=partial(_task, by_seed), summary=partial(_summary_of_seeds, by_seed))
+
+
+def _task(by_seed: Rows, first: Row) -> str:
+    rows = [row for rows in by_seed.values() for row in rows if row.task is first.task]
+    if first.lacks:
+        return words_of(first)
+    known = [row.accuracy for row in rows if row.accuracy is not None]
+    if len(known) == len(rows):
+        return _words(_spread(known))
+    seed, row = next((seed, row) for seed, row in zip(by_seed, rows, strict=True) if row.accuracy is None)
+    return f"{len(known)} of {len(rows)} seeds have a score: seed {seed} {words_of(row)}"
+
+
+def _summary_of_seeds(by_seed: Rows, tasks: Sequence[VtabTask]) -> str:
+    found, num_means = _means(by_seed, tasks), sum(mean is not None for mean in _means(by_seed, tasks))
+    if num_means < len(found):
+        return f"{num_means} of {len(found)} seeds have a score of all {len(tasks)} tasks: no mean"
+    few = " (one seed: no deviation)" if len(found) == 1 else ""
+    return f"{f'mean of {len(tasks)}':<20}  {_words(_spread(found))}{few}"
+
+
+def _means(by_seed: Rows, tasks: Sequence[VtabTask]) -> list[float | None]:
+    return [mean_of(rows, tasks) for rows in by_seed.values()]
+
+
+def _spread(found: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean, and deviation of a sample; None if one is missing, and of one alone."""
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return None, None
+    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
+
+
+def _words(spread: tuple[float | None, float | None]) -> str:
+    mean, deviation = spread
+    return f"{mean:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")

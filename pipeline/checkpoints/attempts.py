@@ -1,13 +1,94 @@
 """Which attempts and checkpoints the store of a run has.
 
 A listing may be late: the last checkpoint in the run's ledger counts, and so does its attempt, listed or not.
+
+What an attempt (a start of a run) says about itself, below the checkpoints' root. Pure.
+
+`attempts/0003-5f1c2a9e.json` holds which checkpoint this attempt resumed from, and the data steps that it leaves out.
+
+Which checkpoints of a run count, from the records of its attempts. Pure.
+
+The fence against zombies is on the reading side and needs nothing from the store: attempts are numbered, each says what
+it resumed from, and a manifest is ignored if a later attempt exists that did not resume from it or from its descendant.
+
+What a run says whose folder was deleted under way.
+
+Whether an attempt may still commit: not once a later one has taken over the run, or the run was deleted.
+
+This needs the names of the attempts' records only: one listing and one request, however often the run was started.
 """
 
-from pipeline.checkpoints.attempt_record import ATTEMPTS, Attempt, attempt_from_json, record_path, token_from_path
-from pipeline.checkpoints.manifest import CheckpointId, id_from_path
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter
+
+from pipeline.checkpoints.manifest import CheckpointId, Manifest, Token, id_from_path
 from pipeline.checkpoints.many_requests import each_at_once
+from pipeline.data.skipped import Skipped, StepRange, joined, refuse_disorder
 from shards.errors import InvalidDataError
+from shards.files.seal import sealed, unsealed
 from shards.store import MissingObjectError, Store
+
+
+def gone_message(what: object) -> str:
+    """What a run says that cannot be continued because its folder was deleted under way."""
+    return (
+        f"{what} was deleted or moved while the run was using it, so nothing saved from now on could be continued; "
+        "put it back, or run the same command to start from the beginning"
+    )
+
+
+ATTEMPTS = "attempts"
+MOST_TOKEN_DIGITS = 18  # of an attempt's number
+_RECORD = re.compile(rf"{ATTEMPTS}/([0-9]{{4,{MOST_TOKEN_DIGITS}}}-[0-9a-f]{{8}})\.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of the run: its token sorts by number; `resumed_from` is None for a start from scratch. `skipped`: the
+    data steps that it leaves out.
+
+    `is_unreadable`: its record is damaged, so nobody knows what it resumed from.
+    """
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+    token: Token
+    resumed_from: CheckpointId | None
+    skipped: Skipped = ()
+    is_unreadable: bool = False
+
+    def __post_init__(self) -> None:
+        refuse_disorder(self.skipped)
+
+
+_ATTEMPT = TypeAdapter(Attempt)
+
+
+def attempt_to_json(attempt: Attempt) -> bytes:
+    """UTF-8 JSON of an attempt's record."""
+    unused = {"is_unreadable"} if attempt.skipped else {"is_unreadable", "skipped"}
+    text = _ATTEMPT.dump_json(attempt, exclude=unused) + b"\n"
+    return sealed(text) if attempt.skipped else text  # older versions read those that skip nothing
+
+
+def attempt_from_json(data: bytes) -> Attempt:
+    """The attempt. ValueError if the JSON is broken, or does not have the digest that it carries."""
+    return _ATTEMPT.validate_json(unsealed(data) if b'"digest"' in data else data)
+
+
+def record_path(token: str) -> str:
+    """Where the record of the attempt with this token is."""
+    return f"{ATTEMPTS}/{token}.json"
+
+
+def token_from_path(path: str) -> str:
+    """The token of the attempt whose record is at `path`; empty for any other file."""
+    found = _RECORD.fullmatch(path)
+    return found[1] if found else ""
+
 
 # What damaged objects raise when they are read; faults of the store are others.
 FAULTS = (ValueError, EOFError, MissingObjectError, InvalidDataError, IsADirectoryError, NotADirectoryError)
@@ -39,3 +120,74 @@ def read_attempt(store: Store, path: str) -> Attempt:
     except FAULTS:
         return Attempt(token=token, resumed_from=None, is_unreadable=True)
     return attempt if attempt.token == token else Attempt(token=token, resumed_from=None, is_unreadable=True)
+
+
+def token_order(token: str) -> tuple[int, str]:
+    """Sort key of an attempt's token: its number, then the nonce."""
+    number, _, nonce = token.partition("-")
+    return int(number), nonce
+
+
+def next_token(attempts: list[Attempt], *, nonce: str) -> str:
+    """Token of a new attempt: a number above all others, and a nonce in case two start at once. InvalidDataError if
+    there is none left: somebody put a record there."""
+    last = max((attempt.token for attempt in attempts), key=token_order, default="0-")
+    number = token_order(last)[0] + 1
+    if number >= 10**MOST_TOKEN_DIGITS:
+        raise InvalidDataError(f"{record_path(last)} in the checkpoints' folder has the highest number; move it away")
+    return f"{number:04d}-{nonce}"
+
+
+def next_attempt(attempts: list[Attempt], *, token: str, origin: Manifest | None, skip: StepRange | None) -> Attempt:
+    """A new attempt that resumes from `origin`. It leaves out what the checkpoint did, what the latest attempt was to
+    leave out after it (it may have ended before it saved anything), and `skip`."""
+    if origin is None:
+        return Attempt(token=token, resumed_from=None)
+    found, recorded = origin.position, [each for each in attempts if not each.is_unreadable]
+    later = [*max(recorded, key=lambda each: token_order(each.token)).skipped] if recorded else []
+    skipped = joined(found.skipped, [*later, *([skip] if skip else [])], since=found.data_step or 0)
+    return Attempt(token=token, resumed_from=origin.id, skipped=skipped)
+
+
+def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt]) -> list[CheckpointId]:
+    """Committed checkpoints that the fence lets through, newest first.
+
+    Walk back from the latest attempt along what each resumed from. Of an attempt on this line, the checkpoints up to
+    the one that its successor resumed from stand. Everything else was written by an attempt that was overtaken.
+    """
+    by_token = {attempt.token: attempt for attempt in attempts}
+    standing: list[CheckpointId] = []
+    token = max(by_token, key=token_order, default=None)
+    limit = None  # the latest attempt's own checkpoints stand without limit
+    while token is not None:
+        own = [c for c in committed if c.attempt == token and (limit is None or c.step <= limit)]
+        standing += own
+        attempt = by_token.get(token)
+        if attempt and attempt.is_unreadable:
+            token, limit = _before(token, by_token), min((c.step for c in own), default=limit)
+            continue
+        origin = attempt.resumed_from if attempt else None
+        token, limit = (origin.attempt, origin.step) if origin else (None, None)
+    return sorted(standing, key=lambda c: (c.step, c.attempt), reverse=True)
+
+
+def _before(token: str, by_token: dict[str, Attempt]) -> str | None:
+    """The attempt before one that does not say what it resumed from: the line continues with it, up to the first
+    checkpoint of the later one, so that no checkpoint of an overtaken attempt comes before those of the later one."""
+    return max((t for t in by_token if token_order(t) < token_order(token)), key=token_order, default=None)
+
+
+def why_over(store: Store, own: str, *, run_dir: Path) -> str:
+    """Why the attempt with the token `own` must end; empty if it may go on."""
+    tokens = [token for path in store.list(f"{ATTEMPTS}/") if (token := token_from_path(path))]
+    later = max([t for t in tokens if token_order(t) > token_order(own)], key=token_order, default="")
+    if later:
+        return (
+            f"attempt {own} of {run_dir} ends here: a later one, {later}, took over the run; "
+            "leave the run to it, or end it and start again"
+        )
+    if not run_dir.is_dir():
+        return gone_message(run_dir)
+    if not store.exists(record_path(own)):  # not from the listing, which may be late
+        return gone_message(f"{store.url}/{record_path(own)}")
+    return ""

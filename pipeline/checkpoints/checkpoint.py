@@ -11,10 +11,20 @@ import secrets
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pipeline.checkpoints.attempt_record import Attempt, attempt_from_json, attempt_to_json, record_path
-from pipeline.checkpoints.attempts import FAULTS, list_committed, read_attempts
-from pipeline.checkpoints.fence import next_attempt, next_token, standing_checkpoints
-from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.attempts import (
+    FAULTS,
+    Attempt,
+    attempt_from_json,
+    attempt_to_json,
+    list_committed,
+    next_attempt,
+    next_token,
+    read_attempts,
+    record_path,
+    standing_checkpoints,
+    why_over,
+)
+from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import (
     MANIFEST_NAME,
     CheckpointId,
@@ -23,7 +33,6 @@ from pipeline.checkpoints.manifest import (
     manifest_from_json,
     overlapping,
 )
-from pipeline.checkpoints.overtaken import why_over
 from pipeline.checkpoints.rank_file_in import RankFiles, Wanted
 from pipeline.data.skipped import StepRange
 from pipeline.ranks.collectives import all_agree, broadcast_json, gather_json

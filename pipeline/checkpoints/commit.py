@@ -1,29 +1,143 @@
 """Commits a checkpoint whose files are all written: the fence, every rank's report, and MANIFEST.json last.
 
 Rank 0's writer does this. Its requests are one listing, two questions, one report a rank (many at once), one write.
+
+The manifest of a checkpoint from what all ranks report about their files. Pure.
+
+Deletes the checkpoints that a run no longer keeps: after a commit, and never the one that was just committed.
+
+One listing says what there is. Records are read, and files deleted, many at once.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pipeline.checkpoints.assemble import with_reports
-from pipeline.checkpoints.attempt_record import Attempt
-from pipeline.checkpoints.attempts import FAULTS
+from pipeline.checkpoints.attempts import (
+    FAULTS,
+    Attempt,
+    read_attempt,
+    standing_checkpoints,
+    token_from_path,
+    token_order,
+    why_over,
+)
 from pipeline.checkpoints.manifest import (
+    FORMAT,
     MANIFEST_NAME,
+    MASTER,
     CheckpointId,
+    FileRecord,
+    FragmentLocation,
+    LogicalTensor,
+    Manifest,
     draft_from_json,
+    id_from_path,
+    is_checkpoint_file,
     manifest_from_json,
     manifest_to_json,
 )
 from pipeline.checkpoints.many_requests import each_at_once
-from pipeline.checkpoints.overtaken import why_over
 from pipeline.checkpoints.rank_file_out import RankReport, read_report
-from pipeline.checkpoints.retention import retire
+from pipeline.checkpoints.saved_job import SavedJob
+from pipeline.data.position import StreamPosition
 from shards.errors import StorageError
 from shards.schema.config_values import Range
 from shards.store import Store
+
+
+def retire(
+    store: Store,
+    *,
+    attempt: Attempt,
+    newest: CheckpointId | None,
+    keep_newest: int,
+    keep_every: int,
+    keep: Collection[str],
+    rewind_steps: int = 0,
+) -> None:
+    """Deletes what retention does not keep, and what killed or overtaken attempts left.
+
+    `attempt` is this one, and `newest` its newest committed checkpoint: files of later attempts, and of later steps of
+    this one, may still be written. `keep`: folders of checkpoints that others want. `rewind_steps`: a checkpoint
+    this many steps before the newest is kept, too. Raises what the store raises.
+    """
+    paths = list(store.list())
+    records = [path for path in paths if token_from_path(path)]
+    attempts = {each.token: each for each in [*each_at_once(lambda path: read_attempt(store, path), records), attempt]}
+    committed = {found for path in paths if (found := id_from_path(path))} | ({newest} if newest else set())
+    standing = standing_checkpoints(list(committed), list(attempts.values()))
+    kept = {each.folder for each in standing[:keep_newest]} | set(keep)
+    kept |= {each.folder for each in standing if keep_every and each.step % keep_every == 0}
+    kept |= {each.folder for each in _for_rewinds(standing, rewind_steps)}
+    files = [path for path in paths if is_checkpoint_file(path)]
+    unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
+    unwanted = [path for path in unwanted if not _may_be_written(path, attempt, newest)]
+    # Manifests first: without it, a checkpoint does not exist, whatever files of it remain.
+    for is_first in (True, False):
+        each_at_once(store.delete, [path for path in unwanted if path.endswith(MANIFEST_NAME) is is_first])
+
+
+def _for_rewinds(standing: list[CheckpointId], rewind_steps: int) -> list[CheckpointId]:
+    """The newest that is far enough before the newest of all, and the one after it, which takes its place later."""
+    last = max((each.step for each in standing), default=0) - rewind_steps
+    far = [each for each in standing if each.step <= last]
+    near = [each for each in standing if each.step > last]
+    return [*far[:1], *near[-1:]]
+
+
+def _may_be_written(path: str, attempt: Attempt, newest: CheckpointId | None) -> bool:
+    """Whether a checkpoint's file is of a later attempt, or of a later save of this one."""
+    step, folder, _ = path.split("/")
+    token = folder.removeprefix("attempt-")
+    if token == attempt.token:
+        return newest is not None and int(step.removeprefix("step-")) > newest.step
+    return token_order(token) > token_order(attempt.token)
+
+
+def draft_manifest(
+    checkpoint_id: CheckpointId,
+    *,
+    shapes: Mapping[str, tuple[int, ...]],
+    position: StreamPosition,
+    num_updates: int,
+    job: SavedJob,
+    losses: tuple[float, ...] = (),
+    record: dict[str, Any],
+) -> Manifest:
+    """A manifest before any file is written: all that rank 0 knows when a save begins."""
+    return Manifest(
+        format=FORMAT,
+        id=checkpoint_id,
+        tensors={name: LogicalTensor(shape=shape, dtype="float32", slots={}) for name, shape in shapes.items()},
+        files={},
+        moments=(),
+        num_updates=num_updates,
+        num_samples=position.next_step * position.global_batch,
+        position=position,
+        job=job,
+        losses=losses,
+        record=record,
+    )
+
+
+def with_reports(draft: Manifest, reports: Sequence[RankReport]) -> Manifest:
+    """The manifest of a checkpoint from its draft and every rank's report. KeyError for a tensor that is not in the
+    draft, ValueError for a file whose checksums do not fit its size."""
+    slots: dict[str, dict[str, list[FragmentLocation]]] = {name: {} for name in draft.tensors}
+    for report in reports:
+        for name, slot, offset, start, length in report.pieces:
+            found = FragmentLocation(file=report.file, offset=offset, start=start, length=length)
+            slots[name].setdefault(slot, []).append(found)
+    moments = sorted({slot for locations in slots.values() for slot in locations} - {MASTER})
+    tensors = {}
+    for name, tensor in draft.tensors.items():
+        locations = {slot: tuple(sorted(found, key=lambda p: p.start)) for slot, found in slots[name].items()}
+        tensors[name] = replace(tensor, slots=locations)
+    files = {report.file: FileRecord(**vars(report.record)) for report in reports}
+    return replace(draft, tensors=tensors, files=files, moments=tuple(moments))
+
 
 _FENCE = -1  # beside the ranks: whether this attempt may still commit
 

@@ -1,13 +1,63 @@
-"""What a rank writes into a checkpoint: its fragments as one safetensors file, and the offset of each. Pure."""
+"""What a rank writes into a checkpoint: its fragments as one safetensors file, and the offset of each. Pure.
 
-from collections.abc import Iterator
+A fragment of a logical tensor in memory: what a rank saves, and what it fills when it resumes.
+
+Whole tensors of a checkpoint, one after the other, as a weights file has them.
+
+Of ViT-H/14 under ZeRO-3, 512 ranks hold 184,000 fragments. The tensors are read in groups, each with all the pieces
+that one file has of it in one request: at most groups x files requests, and one group in memory.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.models.weights.safetensors import Head, head_of
-from pipeline.models.weights.safetensors_stream import parts_of
+from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.rank_file_in import RankFiles
+from pipeline.models.weights.safetensors import parts_of
+from pipeline.models.weights.safetensors_head import FLOAT_BYTES, Head, head_of
+
+_GROUP_BYTES = 1 << 30
+
+
+def tensors_in_order(files: RankFiles, manifest: Manifest, *, slot: str) -> Callable[[str], torch.Tensor]:
+    """A function that returns the tensor of a name, float32, in its own shape: quickly if it is asked for the names in
+    the manifest's order, each once."""
+    names, held = list(manifest.tensors), dict[str, torch.Tensor]()
+
+    def tensor(name: str) -> torch.Tensor:
+        if name not in held:
+            held.clear()
+            held.update(files.tensors(_group(manifest, names[names.index(name) :]), slot=slot))
+        return held.pop(name)
+
+    return tensor
+
+
+def _group(manifest: Manifest, names: list[str]) -> list[str]:
+    """The first names, with at most _GROUP_BYTES together, at least one."""
+    num_bytes = 0
+    for number, name in enumerate(names):
+        num_bytes += torch.Size(manifest.tensors[name].shape).numel() * FLOAT_BYTES
+        if number and num_bytes > _GROUP_BYTES:
+            return names[:number]
+    return names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fragment:
+    """Elements `start` .. `start + length - 1` of a logical tensor, flattened, as this rank holds them.
+
+    `slots`: flat float32 views into the engine's own buffers, by name: `master`, the optimiser's moments, and
+    `average` if the weights are averaged.
+    """
+
+    name: str
+    start: int
+    length: int
+    slots: dict[str, torch.Tensor]
+
 
 Piece = tuple[str, str, int, int, int]
 

@@ -7,6 +7,8 @@
 A manifest carries a digest of itself (seal.py), which is compared before anything in it counts. Formats 1 and 2 had
 none, and one sha256 for a whole file. Format 1 held the position as `data_state`, without the step, and the saved job
 as a part of `record`.
+
+What is saved of each parameter beside the optimiser's moments, which keep PyTorch's names.
 """
 
 import json
@@ -19,12 +21,15 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pipeline.checkpoints.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
-from pipeline.checkpoints.slots import AVERAGE, MASTER
 from pipeline.data.position import StreamPosition
-from pipeline.models.weights.safetensors import FLOAT_BYTES
+from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 from shards.files.seal import sealed, unsealed
 from shards.files.typed_json import parse_json
 from shards.schema.config_values import shown_value
+
+MASTER = "master"
+AVERAGE = "average"
+
 
 FORMAT = 3
 _FIRST_FORMAT = 1  # is still read

@@ -3,6 +3,12 @@
 `verify` reads a whole file, part by part, and keeps what there is room for, since a resumed rank mostly needs its own
 file. What is read later is taken from there, or is read and compared again: the bytes that are used are the bytes that
 were hashed.
+
+Which ranges of which files to read for many pieces of tensors: few and large, and no byte twice. Pure.
+
+A rank's file holds its fragments one after the other, each with all of its slots. What a slot, a group of tensors or
+another rank needs of a file are many short pieces close to each other, while a request costs as much as some megabytes.
+Ranges consist of whole parts of their file, since each part has a checksum.
 """
 
 import hashlib
@@ -13,16 +19,74 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pipeline.checkpoints.manifest import FileRecord, FragmentLocation, Manifest
-from pipeline.checkpoints.range_plan import PartRange, Place, plan_ranges
-from pipeline.models.weights.safetensors import FLOAT_BYTES
-from pipeline.models.weights.safetensors_header import LENGTH_BYTES, TensorPlace, header_length, read_header
+from pipeline.models.weights.safetensors import LENGTH_BYTES, TensorPlace, header_length, read_header
+from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 from shards.errors import StorageError
 from shards.pool import Pool
 from shards.schema.config_values import shown_value
 from shards.store import MissingObjectError, Store
+
+_GAP_BYTES = 4 << 20  # between two pieces that one request reads: about what a request to S3 costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Bytes begin..end-1 of a file."""
+
+    file: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRange:
+    """Parts first..end-1 of a file, and the numbers of the pieces that lie in them, wholly or with an end."""
+
+    file: str
+    first: int
+    end: int
+    pieces: NDArray[np.int64]
+
+
+def plan_ranges(pieces: Sequence[Place], part_bytes: Mapping[str, int], *, most_bytes: int) -> Iterator[PartRange]:
+    """The ranges that hold all pieces, file by file. Each has at most `most_bytes`, or a single part."""
+    names = sorted({piece.file for piece in pieces})
+    numbers = {name: number for number, name in enumerate(names)}
+    files = np.fromiter((numbers[piece.file] for piece in pieces), dtype=np.int64, count=len(pieces))
+    begins = np.fromiter((piece.begin for piece in pieces), dtype=np.int64, count=len(pieces))
+    ends = np.fromiter((piece.end for piece in pieces), dtype=np.int64, count=len(pieces))
+    order = np.lexsort((begins, files))
+    bounds = np.searchsorted(files[order], np.arange(len(names) + 1))
+    for name, low, high in zip(names, bounds[:-1], bounds[1:], strict=True):
+        own, size = order[low:high], part_bytes[name]
+        own = own[ends[own] > begins[own]]  # an empty tensor has no bytes
+        if own.size:
+            most_parts = max(1, most_bytes // size)
+            parts = np.stack([begins[own] // size, -(-ends[own] // size)])
+            yield from _ranges_of(name, own, parts, most_parts, _GAP_BYTES // size)
+
+
+def _ranges_of(
+    name: str, own: NDArray[np.int64], parts: NDArray[np.int64], most_parts: int, gap: int
+) -> Iterator[PartRange]:
+    """The ranges of one file. `own`: its pieces, in rising order of their first part. `parts` int64[2, pieces]: the
+    first part of each, and the one after its last."""
+    firsts, ends = parts
+    reached = np.maximum.accumulate(ends)
+    breaks = np.flatnonzero(firsts[1:] > reached[:-1] + gap) + 1
+    for low, high in zip([0, *breaks.tolist()], [*breaks.tolist(), own.size], strict=True):
+        last = int(reached[high - 1])
+        for first in range(int(firsts[low]), last, most_parts):
+            end = min(first + most_parts, last)
+            is_inside = (firsts[low:high] < end) & (ends[low:high] > first)
+            if is_inside.any():
+                yield PartRange(file=name, first=first, end=end, pieces=own[low:high][is_inside])
+
 
 _READ_BYTES = 64 << 20  # of a file being verified, in one request
 _RANGE_BYTES = 16 << 20  # of what is filled, in one request

@@ -3,19 +3,92 @@ the manifest.
 
     rank-00000.safetensors   the file
     rank-00000.json          its size, the checksums of its parts, and where each piece of a tensor begins
+
+The checksums of a rank file, made while it is written.
+
+Writes a large file past the page cache (open(2), O_DIRECT), as far as its file system and the bytes allow it.
+
+Nobody reads a checkpoint soon, and room in the page cache costs a virtual machine dearly: measured on one, a writer's
+thread took 3.0 s of CPU time for 1 GB through the page cache (clearing new pages and copying into them) and 0.7 s past
+it, most of it for hashing.
 """
 
+import errno
+import fcntl
+import hashlib
 import json
+import mmap
+import os
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
-from typing import Annotated, BinaryIO, Protocol
+from typing import Annotated, Any, BinaryIO, Protocol
 
-from pipeline.checkpoints.direct_file import DirectFile
-from pipeline.checkpoints.part_digests import PartDigests
 from shards.files.seal import sealed, unsealed
 from shards.files.typed_json import read_record
 from shards.schema.config_values import Range, shown_value
 from shards.store import Store
+
+
+class DirectFile:
+    """Writes to `descriptor` from where it stands. Bytes go past the page cache as long as each piece has whole pages;
+    the first that has not, or that the file system refuses, is written through it, and all that follow."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.is_direct = self._switch(on=True)
+
+    def write(self, piece: memoryview) -> None:
+        """All of it. OSError as of write(2)."""
+        while piece:
+            if self.is_direct and len(piece) % mmap.PAGESIZE:
+                self.is_direct = self._switch(on=False)
+            try:
+                piece = piece[os.write(self._descriptor, piece) :]
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self.is_direct:
+                    raise
+                self.is_direct = self._switch(on=False)
+
+    def _switch(self, *, on: bool) -> bool:
+        """Whether the file is written past the page cache now."""
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
+        except OSError:
+            if not on:
+                raise
+            return False
+        return on
+
+
+PART_BYTES = 1 << 20  # of a file, with a checksum of its own
+
+
+class PartDigests:
+    """The sha256 of each part of a file, which is written in pieces of any size."""
+
+    def __init__(self, part_bytes: int = PART_BYTES) -> None:
+        self.part_bytes, self.num_bytes = part_bytes, 0
+        self._done: list[str] = []
+        self._digest = hashlib.sha256()
+
+    def update(self, data: memoryview) -> None:
+        """More bytes of the file."""
+        begin = 0
+        while begin < len(data):
+            end = min(len(data), begin + self.part_bytes - self.num_bytes % self.part_bytes)
+            self._digest.update(data[begin:end])
+            self.num_bytes += end - begin
+            begin = end
+            if self.num_bytes % self.part_bytes == 0:
+                self._done.append(self._digest.hexdigest())
+                self._digest = hashlib.sha256()
+
+    def record(self) -> dict[str, Any]:
+        """The fields of the file's FileRecord."""
+        last = [self._digest.hexdigest()] if self.num_bytes % self.part_bytes else []
+        return {"num_bytes": self.num_bytes, "part_bytes": self.part_bytes, "sha256": [*self._done, *last]}
+
 
 MOST_REPORT_BYTES = 64 << 20
 Piece = tuple[str, str, int, int, int]

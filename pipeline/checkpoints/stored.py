@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.checkpoints.attempts import FAULTS, list_committed, read_attempts
+from pipeline.checkpoints.attempts import FAULTS, list_committed, read_attempts, standing_checkpoints
 from pipeline.checkpoints.best import FILE_NAME, read_best
-from pipeline.checkpoints.fence import standing_checkpoints
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, Manifest, manifest_from_json
 from pipeline.checkpoints.rank_file_in import RankFiles
 from shards.errors import InvalidDataError, UserError

@@ -32,8 +32,7 @@ from pipeline.data.area_resize import area_resize
 from pipeline.data.config import AugmentConfig
 from pipeline.data.decode import Pixels
 from pipeline.data.evaluation_transform import EvaluationTransform
-from shards.hashing import uniforms
-from shards.key_purposes import CROPS
+from shards.hashing import CROPS, uniforms
 
 AUGMENT_VERSION = 2
 AUGMENT_LATER = {  # later fields, with the values that earlier runs had

@@ -28,8 +28,7 @@ from pipeline.data.training_data import TrainingData
 from pipeline.data.transform import train_view
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
-from shards.hashing import uniforms
-from shards.key_purposes import OPERATIONS, SUBSTITUTES
+from shards.hashing import OPERATIONS, SUBSTITUTES, uniforms
 from shards.order import SampleOrder
 from shards.reading.read import RawSample, SampleReader, read_sample, refetched, verified
 from shards.reading.stream_reader import TRAFFIC_NAMES, StreamReader

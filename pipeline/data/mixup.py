@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shards.hashing import derive_key, uniforms
-from shards.key_purposes import MIXUP
+from shards.hashing import MIXUP, derive_key, uniforms
 
 MIXUP_VERSION = 1  # part of the position: other weights are another run
 _UNIT = 2.0**-16

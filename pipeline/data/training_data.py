@@ -15,7 +15,7 @@ from pipeline.data.position import StreamPosition
 from pipeline.data.randaugment import RANDAUGMENT_VERSION
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
-from shards.key_purposes import DATASETS
+from shards.hashing import DATASETS
 from shards.mixing import MIXING_VERSION, Mixture, quotas
 from shards.order import ORDER_VERSION, SampleOrder
 from shards.part import opened_parts, settings_of

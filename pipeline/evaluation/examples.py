@@ -16,8 +16,7 @@ from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.counts import answers
 from pipeline.ranks.collectives import gather_json
 from shards.dataset import Dataset
-from shards.hashing import hash_array
-from shards.key_purposes import EXAMPLES
+from shards.hashing import EXAMPLES, hash_array
 
 _MOST_SIDE = 160  # pixels
 _SMALL_SIDE = 64  # images up to this one are kept without loss

@@ -7,8 +7,7 @@ Each class's samples are ranked by a keyed hash of their ids, and the first k ar
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.hashing import hash_array
-from shards.key_purposes import SHOTS
+from shards.hashing import SHOTS, hash_array
 
 Ids = NDArray[np.int64]
 

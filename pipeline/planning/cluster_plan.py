@@ -6,7 +6,7 @@ It adds to the forecast of one set of GPUs (forecast.py) what interrupts and fee
 import math
 from dataclasses import dataclass
 
-from pipeline.checkpoints.interval import best_interval, mean_seconds_to_failure
+from pipeline.checkpoints.config import best_interval, mean_seconds_to_failure
 from pipeline.planning.forecast import Forecast
 from pipeline.planning.goodput import Outcome, Regime, outcome
 from shards.errors import UserError

@@ -2,16 +2,193 @@
 
 No rank takes the CPU by itself where a GPU was meant: a node whose driver is broken would join the others with gloo
 while they use NCCL, or train a hundred times slower.
+
+All ranks compute on the same kind of device, and on GPUs of their own: agreed upon over the store at which they
+meet, before there is a process group, whose backend depends on it.
+
+Whether a device computes bf16 with instructions of its own, and how slow it is if it does not. Pure.
+
+PyTorch cannot tell: `torch.cpu` lists what the CPU has, even if oneDNN was told not to use it, and oneDNN claims to
+support bf16 on every CPU with AVX-512, although it converts each number to fp32 and back.
+
+Kernels of a GPU that compute the same bits again.
+
+By default, several are free not to: attention's backward pass and cuDNN's convolutions add in whatever order their
+blocks finish. Sources: PyTorch's notes on reproducibility, and NVIDIA's on cuBLAS ("Results reproducibility").
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Annotated
 
 import torch
+from torch.distributed import Store  # type: ignore[attr-defined]  # its stub does not export it
 
 from pipeline.config_values import Device
-from shards.errors import UserError
-from shards.schema.config_values import shown_value
+from shards.errors import UserError, WillNotSucceedError
+from shards.files.typed_json import read_record
+from shards.schema.config_values import Range, shown_value
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+WORKSPACES = (":4096:8", ":16:8")  # with any other, cuBLAS may add in another order when several streams use it
+
+
+def use_deterministic_kernels(environ: MutableMapping[str, str]) -> None:
+    """Lets PyTorch take deterministic kernels only, and raise where an operator has none. UserError if the environment
+    asks cuBLAS for something else. Call it before the first product on a GPU: cuBLAS reads the environment then."""
+    found = environ.setdefault(WORKSPACE, WORKSPACES[0])
+    if found not in WORKSPACES:
+        raise UserError(
+            f"{WORKSPACE} is {shown_value(found)} with engine.deterministic; allowed: {' or '.join(WORKSPACES)}; unset "
+            "it, or give --engine.no-deterministic"
+        )
+    torch.use_deterministic_algorithms(True)  # flash and memory-efficient attention follow it in their backward passes
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time; not needed
+    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention has no deterministic backward pass
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False  # it chooses by timing
+
+
+def refuse_missing_kernel(error: RuntimeError) -> None:
+    """WillNotSucceedError if PyTorch has raised this error for an operator without a deterministic kernel."""
+    operator, _, rest = str(error).partition(" ")
+    if "does not have a deterministic implementation" in rest:
+        raise WillNotSucceedError(
+            f"engine.deterministic is on, but PyTorch has no deterministic kernel for {operator} on this GPU; give "
+            "--engine.no-deterministic: the run then continues, equal to rounding"
+        ) from error
+
+
+_LEAST_MAJOR = 8  # compute capability of the first GPUs with bf16 (Ampere)
+# ONEDNN_MAX_CPU_ISA's words for CPUs without AVX-512, with it but not for bf16, and for bf16 but without AMX.
+_BELOW_AVX512 = {"sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2"}
+_BELOW_BF16 = {"avx512_core", "avx512_core_vnni"}
+_BELOW_AMX = {"avx512_core_bf16", "avx512_core_fp16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bf16:
+    """`reason`: a sentence that explains it, such as "this CPU computes bf16 natively (AVX512-BF16)"."""
+
+    is_native: bool
+    reason: str
+
+
+def bf16_of_gpu(name: str, *, capability: tuple[int, int]) -> Bf16:
+    """By the GPU's name and compute capability."""
+    number = f"compute capability {capability[0]}.{capability[1]}"
+    if capability[0] >= _LEAST_MAJOR:
+        return Bf16(is_native=True, reason=f"{name} computes bf16 natively ({number})")
+    return Bf16(is_native=False, reason=f"{name} ({number}) emulates bf16, slower than fp32")
+
+
+def bf16_of_cpu(flags: frozenset[str], environ: Mapping[str, str]) -> Bf16:
+    """By the CPU's flags, without those that the environment tells PyTorch or oneDNN not to use.
+
+    With ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY a CPU acts as an older one. The factors are of a training step of
+    digits_smoke.
+    """
+    flags = _used(flags, environ)
+    if "bf16" in flags:
+        return Bf16(is_native=True, reason="this CPU computes bf16 natively (Arm BF16)")
+    if "amx_bf16" in flags:
+        return Bf16(is_native=True, reason="this CPU computes bf16 natively (AMX)")
+    if "avx512_bf16" in flags:
+        return Bf16(is_native=True, reason="this CPU computes bf16 natively (AVX512-BF16)")
+    if "avx512f" in flags:
+        return Bf16(is_native=False, reason="this CPU (AVX-512 without BF16) computes bf16 1.3 times slower than fp32")
+    if "avx2" in flags:
+        return Bf16(is_native=False, reason="this CPU (AVX2) computes bf16 8 times slower than fp32")
+    return Bf16(is_native=False, reason="this CPU has no bf16 instructions and computes it several times slower")
+
+
+def flags_of(cpuinfo: str) -> frozenset[str]:
+    """The flags in the text of /proc/cpuinfo: `flags` on x86, `Features` on Arm; none if it has neither."""
+    for line in cpuinfo.splitlines():
+        name, _, words = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(words.split())
+    return frozenset()
+
+
+def _used(flags: frozenset[str], environ: Mapping[str, str]) -> frozenset[str]:
+    """oneDNN reads its own name before the older one, in any case of letters."""
+    isa = (environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA") or "").lower()
+    if "sse2" not in flags:  # Arm: these words are of x86
+        return flags
+    if isa in _BELOW_AVX512 or environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):
+        return frozenset(flag for flag in flags if not flag.startswith(("avx512", "amx")))
+    if isa in _BELOW_BF16:
+        return flags - {"avx512_bf16", "amx_bf16"}
+    return flags - {"amx_bf16"} if isa in _BELOW_AMX else flags
+
+
+_VERDICT, _READ = "device/verdict", "device/read"
+_FAREWELL = timedelta(seconds=10)
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A rank's device: its kind (`cpu`, `cuda`), why it was chosen, and the GPU's own id, empty if it has none."""
+
+    rank: Annotated[int, Range(0)]
+    host: str
+    kind: str
+    reason: str
+    gpu: str = ""
+
+
+def agree_on_device(store: Store, claim: Claim, *, num_ranks: int) -> None:
+    """Returns on every rank, or raises the same UserError on every rank."""
+    store.set(_key(claim.rank), json.dumps(asdict(claim)))
+    if claim.rank == 0:
+        claims = [read_record(Claim, store.get(_key(rank))) for rank in range(num_ranks)]
+        store.set(_VERDICT, disagreement(claims))
+    verdict = store.get(_VERDICT).decode()
+    if not verdict:
+        return
+    if store.add(_READ, 1) == num_ranks:
+        store.set(f"{_READ}/all", "1")
+    if claim.rank == 0:  # it may serve the store, which the others still read
+        _wait(store, f"{_READ}/all")
+    raise UserError(verdict)
+
+
+def disagreement(claims: Sequence[Claim]) -> str:
+    """What is wrong with the devices of all ranks, in rank order; empty if nothing is. Pure."""
+    kinds = sorted({claim.kind for claim in claims})
+    if len(kinds) > 1:
+        odd = [claim for claim in claims if claim.kind == "cpu"]
+        named = "; ".join(f"rank {one.rank} on host {one.host} ({one.reason})" for one in odd[:_MOST_NAMED])
+        more = f"; {len(odd) - _MOST_NAMED} more" if len(odd) > _MOST_NAMED else ""
+        return (
+            f"{len(odd)} of {len(claims)} ranks would compute on the CPU, the others on GPUs: {named}{more}; repair "
+            "the GPU driver there or leave the host out, or give --device cpu to all ranks"
+        )
+    owners: dict[str, Claim] = {}
+    for claim in claims:
+        if claim.gpu and claim.gpu in owners:
+            return (
+                f"ranks {owners[claim.gpu].rank} and {claim.rank} on host {claim.host} have the same GPU, {claim.gpu}; "
+                "start one rank per GPU, or give every task a GPU of its own (srun --gpus-per-task=1)"
+            )
+        owners[claim.gpu] = claim
+    return ""
+
+
+def _wait(store: Store, key: str) -> None:
+    try:
+        store.wait([key], _FAREWELL)
+    except RuntimeError:  # a rank has ended without reading it
+        return
+
+
+def _key(rank: int) -> str:
+    return f"device/{rank}"
+
 
 _HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES: no GPU on purpose; the last is Slurm's
 _ANNOUNCING = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS")

@@ -15,13 +15,19 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # its stub does not export it
 
 from pipeline.config_values import Device
-from pipeline.ranks.alone import join_alone
-from pipeline.ranks.bf16 import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
-from pipeline.ranks.determinism import use_deterministic_kernels
-from pipeline.ranks.device_agreement import Claim, agree_on_device
-from pipeline.ranks.devices import choose_device, gpus_from
+from pipeline.ranks.devices import (
+    Bf16,
+    Claim,
+    agree_on_device,
+    bf16_of_cpu,
+    bf16_of_gpu,
+    choose_device,
+    flags_of,
+    gpus_from,
+    use_deterministic_kernels,
+)
 from pipeline.ranks.environment import LOOPBACK, Place, place_from, refuse_for_deepspeed, threads_from
-from pipeline.ranks.rendezvous import interface_towards, reach_store, serve_store
+from pipeline.ranks.rendezvous import interface_towards, join_alone, reach_store, serve_store
 from shards.errors import TransientError, UserError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # of ranks without a heartbeat; training has its own

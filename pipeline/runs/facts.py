@@ -18,8 +18,7 @@ from pipeline.runs.state import LastBeat, LastStart, Signs, State, state_of
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat
 from pipeline.training.watchdog.pulse import Phase, Place
 from shards.errors import InvalidDataError
-from shards.files.json_lines import Line, is_finite, is_number, is_step
-from shards.files.line_tail import Tail, read_tail
+from shards.files.json_lines import Line, Tail, is_finite, is_number, is_step, read_tail
 from shards.files.seal import unsealed
 from shards.files.typed_json import parse_json, read_record
 from shards.local_file import read_local_file

@@ -5,21 +5,85 @@ before it overwrites the one and cuts the other.
 """
 
 import json
+import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.runs.process_mark import ProcessMark, own_mark
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat
 from pipeline.training.watchdog.pulse import Phase
 from shards.errors import InvalidDataError
-from shards.files.json_lines import Line, is_step, naming, read_lines
-from shards.files.line_tail import Tail, read_tail
+from shards.files.json_lines import Line, Tail, is_step, naming, read_lines, read_tail
 from shards.files.typed_json import read_record, record_from
 from shards.local_file import read_local_file
 from shards.schema.config_values import Range
+
+_BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+_STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat behind the name, as in proc(5)
+_ENDED = ("Z", "X")
+_Natural = Annotated[int, Range(0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessMark:
+    """`kernel`: the boot and the namespace of its number; `began`: ticks since the boot. Empty and 0: not known."""
+
+    host: str = ""
+    kernel: str = ""
+    pid: _Natural = 0
+    began: _Natural = 0
+
+    def is_there(self) -> bool | None:
+        """Whether the process still runs; None if that cannot be told from here."""
+        is_known = self.pid and self.began and self.kernel
+        if not is_known or (self.host, self.kernel) != (socket.gethostname(), _kernel()):
+            return None
+        try:
+            os.kill(self.pid, 0)
+        except PermissionError:  # another user's
+            pass
+        except (OSError, OverflowError):
+            return False
+        found = _stat(self.pid)
+        if found is None:
+            return None
+        state, began = found
+        return began == self.began and state not in _ENDED
+
+
+def own_mark() -> ProcessMark:
+    """Of this process."""
+    found = _stat(os.getpid())
+    return ProcessMark(host=socket.gethostname(), kernel=_kernel(), pid=os.getpid(), began=found[1] if found else 0)
+
+
+def age_of_process() -> float:
+    """Seconds since the kernel started this process, to a hundredth; 0 if that cannot be told."""
+    found = _stat(os.getpid())
+    if found is None:
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - found[1] / os.sysconf("SC_CLK_TCK"))
+
+
+def _kernel() -> str:
+    try:
+        return f"{_BOOT.read_text().strip()} {_NAMESPACE.readlink()}"
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """The state of a process, a letter, and when it began; None if it cannot be read."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        values = text.rpartition(")")[2].split()
+        return values[_STATE], int(values[_BEGAN])
+    except (OSError, ValueError, IndexError):
+        return None
+
 
 FILE_NAME = "starts.jsonl"
 _MOST_BEAT_BYTES, _TAIL_BYTES = 4096, 1 << 16

@@ -9,17 +9,16 @@ from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.manifest import Manifest
 from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.writer.client import Writer
-from pipeline.checkpoints.writer.writer_choice import choose_writer
+from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.data.stream import BatchStream, open_stream
 from pipeline.ranks.world import World
 from pipeline.training.controls import Watch
-from pipeline.training.fitting.agreed_plan import agreed_fit
+from pipeline.training.fitting.fit import agreed_fit
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.guard import Guard
 from pipeline.training.loop import Loop
 from pipeline.training.prepare import Prepared
-from pipeline.training.reporting.norms import Norms
-from pipeline.training.reporting.position_view import PositionView
+from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.reporting.reporter import Reporter, open_reporter
 from pipeline.training.reporting.step_costs import StepCosts
 from pipeline.training.saving.same_bits import BITS, say_bits

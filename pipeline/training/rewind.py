@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.manifest import Manifest
 from pipeline.data.skipped import Skipped, StepRange, range_around, step_of
-from pipeline.training.findings import FILE_NAME, Finding, add_finding
+from pipeline.training.guard import FILE_NAME, Finding, add_finding
 from pipeline.training.loop import Loop
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.spikes import GuardConfig

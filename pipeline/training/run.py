@@ -20,13 +20,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from pipeline.checkpoints.attempts import gone_message
 from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.gone import gone_message
 from pipeline.checkpoints.manifest import Manifest
 from pipeline.checkpoints.writer.client import Writer
-from pipeline.ranks.bf16 import Bf16
 from pipeline.ranks.collectives import broadcast_json
-from pipeline.ranks.determinism import refuse_missing_kernel
+from pipeline.ranks.devices import Bf16, refuse_missing_kernel
 from pipeline.ranks.world import World, bf16_of, fix_kernels, joined
 from pipeline.runs.starts import Left, Origin, add_start, left_behind
 from pipeline.training.build import Parts, build_loop

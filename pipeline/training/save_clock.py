@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median
 
-from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.interval import best_interval, mean_seconds_to_failure
+from pipeline.checkpoints.config import CheckpointConfig, best_interval, mean_seconds_to_failure
 from shards.output.quantities import duration, plural
 
 log = logging.getLogger(__name__)

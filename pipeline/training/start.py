@@ -6,35 +6,75 @@
 
 And what is decided before it does, by every rank in the same way (rank_agreement.py): whether blocks are compiled, and
 the precision.
+
+The precision that a run computes in: decided when it first starts, and kept. Pure.
 """
 
 import logging
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.checkpoints.manifest import Manifest
-from pipeline.checkpoints.slots import MASTER
+from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.manifest import MASTER, Manifest
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.initial import initial_tensor
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import open_weights
 from pipeline.models.weights.tensor_checks import TensorByName
-from pipeline.ranks.bf16 import Bf16
+from pipeline.ranks.devices import Bf16
 from pipeline.ranks.world import World
 from pipeline.training.fitting.memory import Topology, memory_of
-from pipeline.training.precision import choose_precision
 from pipeline.training.settings.job import EngineConfig, TrainingJob, scaled_by_rate
 from pipeline.training.trial import engine_that_fits, one_pass
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.layers import freeze, is_trained
 from shards.errors import InvalidDataError, UserError
+
+Precision = Literal["bf16", "fp32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """`message`: the reason (empty if the job names a precision that is fine here). `is_warning`: it is slow here."""
+
+    precision: Precision
+    message: str = ""
+    is_warning: bool = False
+
+
+def choose_precision(wanted: Literal["auto", "bf16", "fp32"], *, recorded: str, bf16: Bf16) -> Choice:
+    """`wanted`: what the job says. `recorded`: the precision in the checkpoint that the run continues from, empty
+    if it starts. `bf16`: what every rank's device can do."""
+    if wanted != "auto":
+        return _as_demanded(wanted, recorded=recorded, bf16=bf16)
+    if recorded in ("bf16", "fp32"):
+        return _as_recorded("bf16" if recorded == "bf16" else "fp32", bf16=bf16)
+    precision: Precision = "bf16" if bf16.is_native else "fp32"
+    return Choice(precision=precision, message=f"precision {precision}: {bf16.reason}")
+
+
+def _as_demanded(wanted: Precision, *, recorded: str, bf16: Bf16) -> Choice:
+    before = f" (the run began with {recorded})" if recorded not in ("", wanted) else ""
+    if wanted == "bf16" and not bf16.is_native:
+        advice = "" if recorded == "bf16" else "; --engine.precision auto would take fp32"
+        message = f"precision bf16, as the job says{before}, though {bf16.reason}{advice}"
+        return Choice(precision=wanted, message=message, is_warning=True)
+    return Choice(precision=wanted, message=f"precision {wanted}, as the job says{before}" if before else "")
+
+
+def _as_recorded(recorded: Precision, *, bf16: Bf16) -> Choice:
+    message = f"precision {recorded}, as when the run started"
+    if (recorded == "bf16") == bf16.is_native:
+        return Choice(precision=recorded, message=message)
+    is_slow = recorded == "bf16"
+    return Choice(precision=recorded, message=f"{message}, though {bf16.reason}", is_warning=is_slow)
+
 
 log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.runs.process_mark import age_of_process
-from pipeline.runs.starts import FILE_NAME, append_line
+from pipeline.runs.starts import FILE_NAME, age_of_process, append_line
 from shards.files.json_lines import Line, is_finite, read_lines
 
 StartPart = Literal["imports", "data", "rendezvous", "checkpoint", "model", "load", "loop", "first_batch", "first_step"]

@@ -17,20 +17,18 @@ from pipeline.models.loss import classification_loss, targets_of, weighted_targe
 from pipeline.models.masked import NOT_PREDICTED, masked_loss, mean_colours
 from pipeline.ranks.world import World
 from pipeline.training.controls import Watch
-from pipeline.training.reporting.norms import Norms
-from pipeline.training.reporting.position_view import PositionView
+from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.schedule import learning_rate
-from pipeline.training.step_draws import patch_sources
+from pipeline.training.step_draws import branch_factors, patch_sources
 from pipeline.training.step_sums import GRAD_NORM, LOSS, StepSums, SumSource
-from pipeline.training.stochastic_depth import branch_factors
 from pipeline.training.watchdog.signals import StopRequest
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.device_batches import Batches
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.gpu_streams import ReadBack
 from pipeline.training.zero.step_times import StepTimes
-from shards.key_purposes import DROPOUT
+from shards.hashing import DROPOUT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,7 @@ from shards.packing.plan import PLAN_PATH, AdoptedRecord, Plan
 from shards.packing.reasons import general_reasons
 from shards.storage.ahead import in_order
 from shards.storage.store_file import StoreFile
-from shards.table_rules import refuse_labels, refuse_rows
-from shards.tables import TableSchema, arrow_faults, open_checked, refuse_values
+from shards.tables import TableSchema, arrow_faults, open_checked, refuse_labels, refuse_rows, refuse_values
 
 CARD_PATH = "card.html"
 TOP_CLASSES = 20

@@ -10,9 +10,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shards.errors import UserError
-from shards.hashing import hash_array
+from shards.hashing import PACKING, hash_array
 from shards.index import table_bytes
-from shards.key_purposes import PACKING
 from shards.manifest import FORMAT_VERSION, sha256_hex
 from shards.output.progress import Progress
 from shards.packing.deal import DROPPED_SCHEMA, DealTask, GatherTask, deal, dropped_rows, gather, shards_per_file

@@ -21,7 +21,7 @@ from shards.order import BlockSlice, SampleOrder, WindowId
 from shards.reading.samples import BYTES_MISSING, locate_row
 from shards.sample_rows import BlockTable, SampleRows
 from shards.storage.ranges import StreamStore
-from shards.table_rules import refuse_block_reads
+from shards.tables import refuse_block_reads
 
 SINGLE_READS_SHARE = 8  # at a start, single reads may hold 1/8 of what windows may
 

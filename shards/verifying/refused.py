@@ -9,7 +9,7 @@ from shards.index import read_blocks, read_index, read_labels, read_quarantine, 
 from shards.manifest import BLOCKS_PATH, LABELS_PATH, MANIFEST_PATH, QUARANTINE_PATH, Manifest, index_path
 from shards.packing.plan import PLAN_PATH
 from shards.store import MissingObjectError
-from shards.table_rules import refuse_blocks, refuse_labels, refuse_places, refuse_rows
+from shards.tables import refuse_blocks, refuse_labels, refuse_places, refuse_rows
 from shards.verifying.strays import Fault
 
 

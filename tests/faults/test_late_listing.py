@@ -8,10 +8,9 @@ import pytest
 from jobs import exit_codes
 from jobs.data.pack import PackJob
 from jobs.data.pack import run as pack
-from pipeline.checkpoints.attempt_record import ATTEMPTS, Attempt, attempt_to_json
-from pipeline.checkpoints.attempts import list_committed
+from pipeline.checkpoints.attempts import ATTEMPTS, Attempt, attempt_to_json, list_committed
+from pipeline.checkpoints.commit import retire
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
-from pipeline.checkpoints.retention import retire
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
 from shards.verifying.verify import verify_dataset

@@ -9,11 +9,11 @@ import torch
 
 from jobs.data.card import use_of
 from jobs.data.index import run as run_index
-from jobs.record_leaves import read_leaves
+from jobs.record import read_leaves
 from jobs.resolve import file_job, stages_of
 from jobs.settings.data import IndexJob
 from pipeline.checkpoints.best import read_best
-from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import Manifest
 from pipeline.data.decode import DecodeError, decode_stored
 from pipeline.data.stream import train_batches
@@ -28,7 +28,7 @@ from pipeline.training.reporting.metrics import METRICS_FILE, cut_after, read_me
 from pipeline.training.reporting.metrics_lines import lines_between
 from pipeline.training.saving.finish import Done, read_done
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.logger_id import logger_id
+from pipeline.training.settings.loggers import logger_id
 from pipeline.training.summary import scores_of
 from shards.card.card import gather_facts
 from shards.card.card_page import render

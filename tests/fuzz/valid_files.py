@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from jobs.data.pack import PackJob, run
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import write_record
-from pipeline.checkpoints.assemble import draft_manifest
 from pipeline.checkpoints.best import Best, write_best
-from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.commit import draft_manifest
+from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import CheckpointId
 from pipeline.models.build import shapes_of
 from pipeline.models.conversion.hugging_face import save_hugging_face
@@ -29,7 +29,7 @@ from pipeline.models.weights.folder import save_weights
 from pipeline.ranks.world import World
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.saving.finish import finish
-from pipeline.training.saving.saved_job import saved_job
+from pipeline.training.saving.save import saved_job
 from pipeline.training.watchdog.heartbeat_files import Beat, HeartbeatFiles
 from shards.sources.kinds import FolderSource
 from tests.pipeline.models.conversion.random_weights import VIT, random_model, tensors_of

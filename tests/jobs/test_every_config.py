@@ -18,9 +18,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from jobs import help as pages
 from jobs.chains.file import ChainConfig, StepConfig
 from jobs.cluster.settings import ClusterConfig
-from jobs.fields import job_from
 from jobs.flags import Flag, flags_of, groups_of, sentences
-from jobs.job_files import Fields, read_tree
+from jobs.job_files import Fields, job_from, read_tree
 from jobs.mistakes import refuse_wrong_words, required_flags
 from jobs.stages import STAGES, job_class
 from pipeline.evaluation.config import FewshotConfig

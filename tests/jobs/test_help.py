@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from jobs import help as pages
-from jobs.flags import flags_of
+from jobs.flags import flags_of, shown_run_flags
 from jobs.mistakes import refuse_wrong_words, required_flags
 from jobs.models.predict import arranged
 from jobs.monitor.doctor import arranged as with_run
 from jobs.resolve import default_job
-from jobs.run_flags import shown_run_flags
 from jobs.stages import RECIPE, STAGES, recipes_of
 from tests.rigs.faults import differs, every_fault
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.data.verify import VerifyJob
-from jobs.kept_sizes import kept_sizes
+from jobs.mistakes import kept_sizes
 from jobs.recipes import finetune, plan
 from pipeline.models.config import ModelConfig
 from tests.rigs.processes import patchline

@@ -7,8 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from jobs.later_fields import LATER_FIELDS
-from jobs.record import read_record
+from jobs.record import LATER_FIELDS, read_record
 from jobs.stages import job_class
 from tests.baseline.record import OLD_RUN
 

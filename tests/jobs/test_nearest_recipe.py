@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jobs.nearest_recipe import Nearest, nearest
-from jobs.record_leaves import Leaves, leaves_of
+from jobs.record import Leaves, leaves_of
 from jobs.resolve import recipe_job
 from jobs.stages import WITH_SMOKE, recipes_of
 from pipeline.models.config import ModelConfig

@@ -8,8 +8,7 @@ import pytest
 from jobs.nearest_recipe import nearest
 from jobs.origin import origin_of, shown_origin
 from jobs.recipes.pretrain import digits_smoke
-from jobs.record import write_record
-from jobs.record_leaves import read_leaves
+from jobs.record import read_leaves, write_record
 from pipeline.runs.starts import NO_ORIGIN, Left, Origin, add_start
 from tests.rigs.processes import patchline
 from tests.rigs.training import pretrain_words

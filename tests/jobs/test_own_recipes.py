@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.own_recipes import is_own, own_job
 from jobs.recipes.smoke import smoke
+from jobs.resolve import is_own, own_job
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from tests.rigs.processes import patchline

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from jobs.processes import _last_words, _log_dir, must_start, tell_torchrun
-from jobs.ranks import Ranks
+from jobs.ranks import Ranks, _last_words, _log_dir, must_start, tell_torchrun
 from shards.errors import UserError
 from tests.jobs.test_ranks import ranks_of
 from tests.rigs.interrupting import started

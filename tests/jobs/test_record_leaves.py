@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobs.recipes.pretrain import RECIPES
-from jobs.record import record_text
-from jobs.record_leaves import leaves_of, read_leaves
+from jobs.record import leaves_of, read_leaves, record_text
 from shards.errors import InvalidDataError
 
 OLD_RECORDS = Path(__file__).parent / "old_records"

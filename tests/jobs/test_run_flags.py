@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.run_flags import RUN_FLAGS, RunOptions, run_flags_of, take_run_flags
+from jobs.flags import RUN_FLAGS, RunOptions, run_flags_of, take_run_flags
 from jobs.stages import STAGES
 from shards.errors import UserError
 

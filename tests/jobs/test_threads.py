@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.threads import wait_quietly
+from jobs.environment import wait_quietly
 from tests.rigs.training import pretrain_words
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_NUM_THREADS")

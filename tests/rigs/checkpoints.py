@@ -4,11 +4,10 @@ from pathlib import Path
 
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.checkpoints.fragments import lay_out
+from pipeline.checkpoints.fragments import Fragment, lay_out
 from pipeline.checkpoints.manifest import Manifest
 from pipeline.checkpoints.saves import Saves
-from pipeline.checkpoints.writer.inline_writer import InlineWriter
+from pipeline.checkpoints.writer.copies import InlineWriter
 from pipeline.ranks.world import World
 from pipeline.training.reporting.ledger import last_line, last_saved
 from shards.store import Store, open_store

@@ -27,8 +27,7 @@ from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.models.build import unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.training.controls import Watch
-from pipeline.training.reporting.norms import Norms
-from pipeline.training.reporting.position_view import PositionView
+from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.step import Gradients, TrainStep
 from pipeline.training.watchdog.signals import StopRequest

@@ -5,7 +5,7 @@ import zlib
 
 import torch
 
-from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.fragments import Fragment
 from pipeline.training.zero.engine import Engine
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from jobs.chains.state import DONE, GATE, chain_steps, ending
 from jobs.output import put
-from shards.files.line_tail import read_tail
+from shards.files.json_lines import read_tail
 from shards.output.quantities import clock
 from tests.rigs.slurm import SlurmCluster, SlurmConfig, missing_programs
 

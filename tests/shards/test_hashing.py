@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shards import key_purposes
-from shards.hashing import derive_key, hash_array, mix, uniforms
-from shards.key_purposes import BLOCKS, DROPOUT, PURPOSES, ROTATIONS, Purpose
+from shards import hashing
+from shards.hashing import BLOCKS, DROPOUT, PURPOSES, ROTATIONS, Purpose, derive_key, hash_array, mix, uniforms
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Keys without a purpose, as the registry's docstring says.
@@ -35,7 +34,7 @@ def test_no_number_is_used_twice_but_for_one_pair() -> None:
 
 
 def test_the_list_is_complete() -> None:
-    assert {value for value in vars(key_purposes).values() if isinstance(value, Purpose)} == set(PURPOSES)
+    assert {value for value in vars(hashing).values() if isinstance(value, Purpose)} == set(PURPOSES)
 
 
 def test_small_values_give_no_key_twice() -> None:
@@ -55,7 +54,7 @@ def test_every_other_key_is_one_of_four() -> None:
     for path in sorted(path for room in ("shards", "pipeline", "jobs") for path in (CHECKOUT / room).rglob("*.py")):
         name, text = path.relative_to(CHECKOUT).as_posix(), path.read_text()
         calls = [line for line in text.splitlines() if re.search(r"(?<!def )\bderive_key\(", line)]
-        if calls and name != "shards/key_purposes.py":
+        if calls and name != "shards/hashing.py":
             assert len(calls) == 1, name
             found[name] = calls[0]
     assert found.keys() == WITHOUT.keys()

@@ -9,7 +9,7 @@ import pytest
 from shards.dataset import Dataset, open_dataset
 from shards.index import read_index, read_labels
 from shards.manifest import LABELS_PATH, index_path
-from shards.table_rules import (
+from shards.tables import (
     refuse_block_reads,
     refuse_blocks,
     refuse_count,

@@ -1,10 +1,214 @@
-"""Saves in the background: the trainer waits for one copy of its state, and a writer process does the rest."""
+"""Saves in the background: the trainer waits for one copy of its state, and a writer process does the rest.
 
+Saves without a writer process: the trainer does the same work itself, and waits for it.
+
+Whether a run saves in the background: all ranks do, or none, and the log says which and why.
+
+A rank's copy of its own state in host memory: the rank file, byte by byte, in memory that the writer shares.
+
+Allocated and touched once, reused by every save. On a GPU it is pinned, and the copies run on a stream of their own.
+"""
+
+import logging
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fragments import RankFile
+from pipeline.checkpoints.host_memory import available_bytes
+from pipeline.checkpoints.saves import RankWriter
 from pipeline.checkpoints.writer.client import Writer
-from pipeline.checkpoints.writer.host_buffer import Copies, DoneCopies, HostBuffer
+from pipeline.checkpoints.writer.process import do_commit, do_write
 from pipeline.checkpoints.writer_messages import Answer, CommitOrder, Fit, Write
-from shards.errors import StorageError
+from pipeline.models.weights.safetensors_head import FLOAT_BYTES
+from pipeline.ranks.collectives import gather_json
+from pipeline.ranks.world import World
+from shards.errors import StorageError, UserError
+from shards.output.quantities import size
+from shards.store import Store
+
+
+class Copies(Protocol):
+    """Copies that may still be running."""
+
+    def is_done(self) -> bool:
+        """Whether all bytes have arrived; asking costs nothing."""
+        ...
+
+    def wait(self) -> None:
+        """Returns once they have."""
+        ...
+
+    def order(self) -> None:
+        """What the device is asked from now on comes after the copies. The host waits for nothing."""
+        ...
+
+
+class DoneCopies:
+    """Copies that were made at once."""
+
+    def is_done(self) -> bool:
+        """Always."""
+        return True
+
+    def wait(self) -> None:
+        """At once."""
+
+    def order(self) -> None:
+        """Nothing is left to come first."""
+
+
+class _CudaCopies:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def is_done(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+    def order(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+
+
+def copy_out(
+    views: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: torch.cuda.Stream | None
+) -> Copies:
+    """Copies tensors into host memory. `stream`: of these copies alone, on a GPU; they begin after what the current
+    stream was asked so far."""
+    if stream is None:
+        for view, target in zip(views, targets, strict=True):
+            target.copy_(view)
+        return DoneCopies()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for view, target in zip(views, targets, strict=True):
+            target.copy_(view, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream)
+    return _CudaCopies(event)
+
+
+class HostBuffer:
+    """Memory of `descriptor` (memfd_create(2)), for rank files of one size; a file of another size makes it anew."""
+
+    def __init__(self, descriptor: int, device: torch.device) -> None:
+        self._descriptor = descriptor
+        self._stream = _stream_of(device)
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._head = b""
+        self._is_pinned = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the rank file that it holds."""
+        return self._bytes.numel()
+
+    def fit(self, num_bytes: int) -> None:
+        """Takes this much memory, all of it now. Ask host_memory.py first: if the host has less, the kernel ends a
+        process. OSError if it cannot be mapped or pinned."""
+        if num_bytes == self.num_bytes:
+            return
+        self._unpin()
+        self._bytes, self._head = torch.empty(0, dtype=torch.uint8), b""
+        os.ftruncate(self._descriptor, num_bytes)
+        mapped = mmap.mmap(self._descriptor, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self._bytes = torch.frombuffer(mapped, dtype=torch.uint8).zero_()  # written once, the first copy is no slower
+        if self._stream is not None:
+            _check(_cudart().cudaHostRegister(self._bytes.data_ptr(), num_bytes, 0))
+            self._is_pinned = True
+
+    def fill(self, file: RankFile) -> tuple[Copies, bool]:
+        """Copies a rank's state in; True if the head differs from that of the file before, and so the pieces."""
+        self.fit(file.head.num_bytes)
+        is_new = self._head != file.head.data
+        if is_new:
+            self._head = file.head.data
+            self._bytes[: len(self._head)] = torch.frombuffer(bytearray(self._head), dtype=torch.uint8)
+        begins = [offset for _, _, offset, _, _ in file.pieces]
+        ends = [begin + view.numel() * FLOAT_BYTES for begin, view in zip(begins, file.views, strict=True)]
+        targets = [self._bytes[begin:end].view(torch.float32) for begin, end in zip(begins, ends, strict=True)]
+        return copy_out(file.views, targets, self._stream), is_new
+
+    def close(self) -> None:
+        """Frees it."""
+        self._unpin()
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def _unpin(self) -> None:
+        if self._is_pinned:
+            self._is_pinned = False
+            _check(_cudart().cudaHostUnregister(self._bytes.data_ptr()))
+
+
+def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _check(code: object) -> None:
+    if int(code) != 0:  # type: ignore[call-overload]
+        raise OSError(f"host memory cannot be pinned for the GPU: CUDA error {code}")
+
+
+class _Streamed:
+    """A rank file that is copied out of the engine tensor by tensor while it is written."""
+
+    def __init__(self, laid_out: RankFile) -> None:
+        self._laid_out = laid_out
+        self.pieces = laid_out.pieces
+
+    def parts(self) -> Iterable[memoryview]:
+        """Its bytes in order."""
+        return self._laid_out.parts()
+
+    def file(self) -> None:
+        """It is nowhere as a whole."""
+        return
+
+
+class InlineWriter:
+    """Does each thing when it is asked, and keeps the answers."""
+
+    is_waited_for = True  # a save ends before training continues
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._answers: list[Answer] = []
+
+    def write(self, order: Write, laid_out: RankFile) -> None:
+        """Writes the file and the report."""
+        for _ in do_write(order, _Streamed(laid_out), self._answers.append, store=self._store):
+            pass  # nobody else takes the steps
+
+    def commit(self, order: CommitOrder) -> None:
+        """Commits."""
+        do_commit(order, self._answers.append, store=self._store)
+
+    def answers(self, *, seconds: float = 0.0) -> list[Answer]:  # noqa: ARG002 - all is done already
+        """What was answered since."""
+        found, self._answers = self._answers, []
+        return found
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer has not been taken yet."""
+        return bool(self._answers)
+
+    def order_update(self) -> None:
+        """Nothing is being copied."""
+
+    def close(self) -> None:
+        """It holds nothing."""
 
 
 class BackgroundWriter:
@@ -69,3 +273,85 @@ class BackgroundWriter:
             self._writer.write(order)
         except StorageError as error:
             self._failed.append(Answer(save=order.save, what="failed", message=f"rank {order.rank}: {error}"))
+
+
+log = logging.getLogger(__name__)
+_MOST_SHARE = 0.9  # of what the host has left
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What one rank's host has: bytes for a copy of each of its ranks' state, those that they will still take to train,
+    and bytes that it can spare."""
+
+    rank: int
+    needed_bytes: int
+    available_bytes: int
+    training_bytes: int = 0
+    fault: str = ""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether saves in the background fit, with a tenth of the memory left over."""
+        return not self.fault and self.needed_bytes + self.training_bytes <= self.available_bytes * _MOST_SHARE
+
+    def words(self) -> str:
+        """Why it is not enough."""
+        needed, available = size(self.needed_bytes), size(self.available_bytes)
+        told = self.fault or f"{available} of memory are available there, of which they may take {_MOST_SHARE:.0%}"
+        training = f" and {size(self.training_bytes)} to train" if self.training_bytes else ""
+        ranks = f"the ranks on the host of rank {self.rank}"
+        return f"{ranks} need {needed} for one copy of their state{training}, but {told}"
+
+
+def choose_writer(
+    config: CheckpointConfig,
+    writer: Writer | None,
+    store: Store,
+    world: World,
+    *,
+    num_bytes: int,
+    training_bytes: int = 0,
+) -> RankWriter:
+    """How this rank saves. `num_bytes`: of its file. `training_bytes`: of host memory that it will still take to train.
+    `writer`: None if the job wants none. UserError if the job needs one, and a host has no room. Collective."""
+    if writer is None:
+        return InlineWriter(store)
+    ranks = world.num_local_ranks
+    mine = Room(
+        rank=world.rank,
+        needed_bytes=num_bytes * ranks,
+        available_bytes=available_bytes(),
+        training_bytes=training_bytes * ranks,
+    )
+    short = _short_of_all(mine, world)
+    buffer = HostBuffer(writer.buffer, world.device)
+    if not short:
+        short = _short_of_all(_taken(buffer, mine, num_bytes), world)
+    if not short:
+        if world.is_first:
+            log.info("asynchronous checkpoints: %s of host memory per rank", size(num_bytes))
+        return BackgroundWriter(writer, buffer)
+    buffer.close()
+    writer.close()
+    if config.asynchronous == "on":
+        todo = "give --checkpoint.asynchronous auto or off, or start fewer ranks per host"
+        raise UserError(f'checkpoint.asynchronous is "on", but {short.words()}; {todo}')
+    if world.is_first:
+        log.warning("checkpoints are written while training waits: %s", short.words())
+    return InlineWriter(store)
+
+
+def _taken(buffer: HostBuffer, mine: Room, num_bytes: int) -> Room:
+    """Takes the memory."""
+    try:
+        buffer.fit(num_bytes)
+    except OSError as error:
+        return Room(**{**vars(mine), "fault": f"it could not be taken: {error.strerror or error}"})
+    return mine
+
+
+def _short_of_all(mine: Room, world: World) -> Room | None:
+    """The first rank's room that is not enough. Collective."""
+    found: list[dict[str, Any]] = gather_json(vars(mine), device=world.device)
+    return next((room for room in (Room(**each) for each in found) if not room.is_enough), None)

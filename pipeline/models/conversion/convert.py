@@ -17,10 +17,18 @@ from pipeline.models.conversion.safetensors_file import open_sharded
 from pipeline.models.conversion.sizes import Hints, refuse_absurd
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.weights.fit import fit_weights
-from pipeline.models.weights.folder import AXES, HEAD, POSITION, Weights, open_weights, save_weights
+from pipeline.models.weights.folder import (
+    AXES,
+    CONFIG_FILE,
+    HEAD,
+    POSITION,
+    TENSORS_FILE,
+    Weights,
+    open_weights,
+    save_weights,
+)
 from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
-from pipeline.models.weights.weights_folder import CONFIG_FILE, TENSORS_FILE
 from shards.errors import UserError
 
 _INDEX_FILE = f"{TENSORS_FILE}.index.json"

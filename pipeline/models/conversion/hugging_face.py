@@ -38,10 +38,9 @@ from pipeline.models.conversion.sizes import (
     transformer_config,
 )
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.weights.folder import Weights
+from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.labels import texts_of, unique_labels
 from pipeline.models.weights.tensor_checks import TensorByName
-from pipeline.models.weights.weights_folder import write_folder
 from shards.errors import UserError
 from shards.schema.config_values import shown_value
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.models.conversion.tensor_file import readable
-from pipeline.models.weights.weights_folder import MOST_DESCRIPTION_BYTES, PIXELS_FILE
+from pipeline.models.weights.folder import MOST_DESCRIPTION_BYTES, PIXELS_FILE
 from shards.errors import UserError
 from shards.files.typed_json import parse_json
 from shards.local_file import read_local_file

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.models.conversion.preprocessor import json_object
 from pipeline.models.conversion.tensor_file import TensorFile, readable
-from pipeline.models.weights.safetensors_header import open_safetensors
+from pipeline.models.weights.safetensors import open_safetensors
 from pipeline.models.weights.tensor_checks import MOST_TENSORS
 from shards.errors import InvalidDataError, UserError
 from shards.schema.config_values import shown_value

@@ -28,10 +28,9 @@ from pipeline.models.conversion.layout import (
 from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm_config import EPSILON, GELUS, entries, model_in
-from pipeline.models.weights.folder import Weights
+from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.labels import texts_of, unique_labels
 from pipeline.models.weights.tensor_checks import TensorByName
-from pipeline.models.weights.weights_folder import write_folder
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)

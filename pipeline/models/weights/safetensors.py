@@ -1,37 +1,160 @@
-"""The head of a safetensors file of float32 tensors: the length of the header (8 bytes) and a JSON header. Pure.
+"""Reads safetensors files. The header is checked against the file before any tensor is read.
 
-Without torch: a process that only copies the bytes of tensors needs no more.
+A file is the length of the header (8 bytes), a JSON header, then the tensors. The bytes of each tensor must be those of
+its type and shape, and all tensors together must fill the file: no overlap, no gap, nothing behind the last one. The
+format allows headers of 100 MB; a model of 1000 layers needs 2.
+
+Files are read, not mapped: a mapped file that becomes shorter kills the process.
+
+Writes safetensors files as a stream: the head (safetensors_head.py), then tensor after tensor.
+
+The rank files of checkpoints and the weights are both written here. All tensors are float32.
 """
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-FLOAT_BYTES = 4
-_ALIGNMENT = 8  # of the header, so that the tensors can be mapped
+import torch
+
+from pipeline.models.weights.safetensors_head import Head
+from pipeline.models.weights.tensor_checks import MOST_DIMENSIONS, Shapes, refuse_absurd_tensors
+from shards.files.typed_json import parse_json
+from shards.local_file import open_local_file
+from shards.schema.config_values import shown_value
+
+LENGTH_BYTES = 8
+MOST_HEADER_BYTES = 16 << 20
+_MOST_COUNT = 1 << 62
+_METADATA = "__metadata__"
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
-    """The first bytes of a file, the byte offset in it at which each tensor begins, and the bytes of the whole file."""
+class TensorPlace:
+    """A tensor in a file: its type, its shape, and its bytes first..end-1 of the whole file."""
 
-    data: bytes
-    offsets: Mapping[str, int]
-    num_bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    first: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{list(self.shape)} of {self.dtype} at bytes {self.first} to {self.end}"
 
 
-def head_of(shapes: Mapping[str, tuple[int, ...]], *, metadata: Mapping[str, str] | None = None) -> Head:
-    """The head of a file with these tensors, in this order."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    begins, begin = {}, 0
-    for name, shape in shapes.items():
-        end = begin + math.prod(shape) * FLOAT_BYTES
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-        begins[name], begin = begin, end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    data = len(text).to_bytes(8, "little") + text
-    offsets = {name: len(data) + first for name, first in begins.items()}
-    return Head(data=data, offsets=offsets, num_bytes=len(data) + begin)
+@dataclass(frozen=True, kw_only=True)
+class SafetensorsFile:
+    """A file with a sound header."""
+
+    path: Path
+    places: Mapping[str, TensorPlace]
+    metadata: Mapping[str, str]
+
+    @property
+    def shapes(self) -> Shapes:
+        """The shape of each tensor."""
+        return {name: place.shape for name, place in self.places.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor in its own type. OSError, or EOFError if the file has become shorter since it was opened."""
+        place = self.places[name]
+        data = torch.empty(place.end - place.first, dtype=torch.uint8)
+        with open_local_file(self.path) as file:
+            file.seek(place.first)
+            num_read = file.readinto(data.numpy().data)
+        if num_read != len(data):
+            raise EOFError(f"the file ends {len(data) - num_read:,} bytes before the end of {name}")
+        return data.view(place.dtype).reshape(place.shape)
+
+
+def open_safetensors(path: Path) -> SafetensorsFile:
+    """The file at `path`. OSError if it cannot be read; ValueError or InvalidDataError, with what is wrong, if its
+    header does not describe it."""
+    with open_local_file(path) as file:
+        num_bytes = file.seek(0, 2)
+        file.seek(0)
+        header = file.read(header_length(file.read(LENGTH_BYTES), num_bytes=num_bytes))
+    places, metadata = read_header(header, num_bytes=num_bytes)
+    refuse_absurd_tensors(str(path), {name: place.shape for name, place in places.items()})
+    return SafetensorsFile(path=path, places=places, metadata=metadata)
+
+
+def header_length(first_bytes: bytes, *, num_bytes: int) -> int:
+    """The length that the first 8 bytes declare. ValueError if no file of `num_bytes` has such a header."""
+    declared = int.from_bytes(first_bytes, "little")
+    most = min(MOST_HEADER_BYTES, num_bytes - LENGTH_BYTES)
+    if not 0 < declared <= most:
+        raise ValueError(f"its header declares {declared:,} bytes; allowed in a file of {num_bytes:,}: 1 to {most:,}")
+    return declared
+
+
+def read_header(header: bytes, *, num_bytes: int) -> tuple[Mapping[str, TensorPlace], Mapping[str, str]]:
+    """Where each tensor is in a file of `num_bytes`, and the metadata, from the bytes of its header. ValueError if they
+    do not describe such a file."""
+    values = parse_json(header)
+    if not isinstance(values, dict):
+        raise ValueError(f"its header is {shown_value(values)}; allowed: an object")
+    metadata, first = _metadata_of(values.pop(_METADATA, {})), LENGTH_BYTES + len(header)
+    places = {name: _place_of(name, entry, first) for name, entry in values.items()}
+    _refuse_gaps(places, first=first, end=num_bytes)
+    return places, metadata
+
+
+def _metadata_of(value: Any) -> Mapping[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError(f"its metadata is {shown_value(value)}; allowed: texts by name")
+    return value
+
+
+def _place_of(name: str, entry: Any, start: int) -> TensorPlace:
+    """One entry of the header; `start`: the file's first byte after the header."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{shown_value(name)} is {shown_value(entry)}; allowed: dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _TYPES:
+        raise ValueError(f"{shown_value(name)} is of the type {shown_value(dtype)}; allowed: {', '.join(_TYPES)}")
+    if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+        said = f"the shape {shown_value(shape)} at {shown_value(offsets)}"
+        raise ValueError(f"{shown_value(name)} has {said}; allowed: whole numbers of 0 or more, and two offsets")
+    num_bytes = math.prod(shape) * _TYPES[dtype].itemsize
+    if offsets[1] - offsets[0] != num_bytes:
+        said = f"{shown_value(shape)} of {dtype}, {num_bytes} bytes, at the offsets {offsets}"
+        raise ValueError(f"{shown_value(name)} is {said}, where {offsets[1] - offsets[0]} are")
+    return TensorPlace(dtype=_TYPES[dtype], shape=tuple(shape), first=start + offsets[0], end=start + offsets[1])
+
+
+def _are_counts(value: Any) -> bool:
+    is_short = isinstance(value, list) and len(value) <= MOST_DIMENSIONS
+    return is_short and all(type(one) is int and 0 <= one <= _MOST_COUNT for one in value)
+
+
+def _refuse_gaps(places: Mapping[str, TensorPlace], *, first: int, end: int) -> None:
+    for name, place in sorted(places.items(), key=lambda item: (item[1].first, item[1].end)):
+        if place.first != first:
+            raise ValueError(f"{name} begins at byte {place.first:,}, the tensor before it ends at {first:,}")
+        first = place.end
+    if first != end:
+        raise ValueError(f"its tensors end at byte {first:,}, the file at {end:,}")
+
+
+def parts_of(head: Head, tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
+    """The bytes of the file in order. Each tensor is copied out of its device, and released, when its turn comes."""
+    yield memoryview(head.data)
+    for tensor in tensors:
+        yield tensor.detach().cpu().contiguous().numpy().data.cast("B")

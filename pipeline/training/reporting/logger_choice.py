@@ -10,8 +10,7 @@ from pipeline.training.reporting import mlflow_logger, wandb_logger
 from pipeline.training.reporting.logger_thread import LoggerThread
 from pipeline.training.reporting.metrics import METRICS_FILE
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.logger_id import logger_id, read_logger_id
-from pipeline.training.settings.loggers import Ending, Logger, LoggersConfig, Settings
+from pipeline.training.settings.loggers import Ending, Logger, LoggersConfig, Settings, logger_id, read_logger_id
 from shards.errors import UserError
 
 

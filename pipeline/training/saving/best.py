@@ -9,10 +9,9 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.checkpoints.attempts import list_committed, read_attempts
+from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
 from pipeline.checkpoints.best import FILE_NAME, Best, read_best, write_best
 from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.fence import standing_checkpoints
 from pipeline.checkpoints.manifest import CheckpointId, Manifest
 from pipeline.evaluation.scores import Scores
 from pipeline.ranks.collectives import broadcast_json

@@ -1,25 +1,139 @@
-"""The end of a run: its weights, and the marker RUN/DONE that vouches for them."""
+"""The end of a run: its weights, and the marker RUN/DONE that vouches for them.
+
+Weights out of checkpoints: at the end of a run, and those of any checkpoint of a run that may still go on.
+"""
 
 import hashlib
 import json
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.fragments import tensors_in_order
+from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, Manifest
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.checkpoints.saved_job import STEPS, SavedJob, position_of_format_1, saved_job_of_format_1
+from pipeline.checkpoints.stored import Choice, RetiredError, chosen, open_checkpoint, refuse_retired, standing_in
 from pipeline.data.position import StreamPosition
-from pipeline.training.saving.taken_weights import save_checkpoint_weights
+from pipeline.data.training_data import open_training_data
+from pipeline.models.build import shapes_of
+from pipeline.models.masked import colour_names
+from pipeline.models.weights.folder import save_weights
+from pipeline.models.weights.usage import Usage
+from pipeline.training.reporting.ledger import last_saved
 from pipeline.training.settings.job import TrainingJob
-from shards.errors import InvalidDataError
+from shards.errors import InvalidDataError, StorageError, UserError
 from shards.files.json_lines import write_whole
 from shards.files.seal import sealed, unsealed
 from shards.files.typed_json import parse_json
 from shards.local_file import open_local_file, read_local_text
 from shards.store import Store
+
+log = logging.getLogger(__name__)
+_MOST_LISTINGS = 5  # of a run that retires its checkpoints faster than they are read
+Labels = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenRun:
+    """The run whose weights are taken. `labels_for`: the names of its classes, for a checkpoint's manifest."""
+
+    run_dir: Path
+    job: TrainingJob
+    store: Store
+    labels_for: Callable[[Manifest], Labels]
+
+
+def save_checkpoint_weights(
+    folder: Path, job: TrainingJob, manifest: Manifest, *, files: RankFiles, labels: Labels, is_raw: bool = False
+) -> None:
+    """A weights folder with the averaged weights if the job averages, else or if `is_raw` with the raw ones, under any
+    ZeRO stage. InvalidDataError if the checkpoint has other tensors than the job's model."""
+    if {name: tensor.shape for name, tensor in manifest.tensors.items()} != dict(shapes_of(job.model)):
+        raise InvalidDataError(f"{manifest.id.folder} has other tensors than the model in the run's job.yaml")
+    slot = AVERAGE if job.ema_decay and not is_raw else MASTER
+    save_weights(
+        folder,
+        config=job.model,
+        labels=colour_names() if job.model.masked_patches else labels,
+        tensor=tensors_in_order(files, manifest, slot=slot),
+        usage=Usage(loss=job.loss, transform=job.evaluation.transform),
+    )
+
+
+def take_weights(folder: Path, source: TakenRun, *, choice: Choice, is_raw: bool) -> CheckpointId:
+    """Writes the weights of a checkpoint, whole or not at all; returns which one. Of the newest ones, the first that
+    can be used. UserError or InvalidDataError if there is none."""
+    for _ in range(_MOST_LISTINGS):
+        standing = standing_in(source.store, recorded=last_saved(source.run_dir))
+        candidates = chosen(choice, standing, run_dir=source.run_dir, url=source.store.url)
+        found, is_again = _take_first(folder, source, candidates, choice=choice, is_raw=is_raw)
+        if found:
+            return found
+        if not is_again:
+            raise InvalidDataError(
+                f"none of the {len(candidates)} checkpoints in {source.store.url} can be used (see above); "
+                "give another run"
+            )
+    raise UserError(
+        f"the run in {str(source.run_dir)!r} deletes its checkpoints faster than they are read; raise "
+        "--checkpoint.keep-newest when it next resumes, or ask it to stop (touch RUN/STOP)"
+    )
+
+
+def _take_first(
+    folder: Path, source: TakenRun, candidates: list[CheckpointId], *, choice: Choice, is_raw: bool
+) -> tuple[CheckpointId | None, bool]:
+    """The first of the checkpoints that can be used, if any, and whether the store is to be listed again."""
+    is_again = False
+    for candidate in candidates:
+        try:
+            _take(folder, source, candidate, is_raw=is_raw)
+        except RetiredError as error:
+            if choice.is_of_one:
+                raise UserError(f"{error}: the run goes on, and keeps others; give another --step") from error
+            log.warning("%s; taking a newer one", error)
+            is_again = True
+            break
+        except InvalidDataError as error:
+            if choice.is_of_one:
+                raise InvalidDataError(
+                    f"checkpoint {candidate.folder} cannot be used: {error}; give another"
+                ) from error
+            log.warning("skipping checkpoint %s: %s", candidate.folder, error)
+        else:
+            return candidate, False
+    return None, is_again
+
+
+def _take(folder: Path, source: TakenRun, checkpoint: CheckpointId, *, is_raw: bool) -> None:
+    manifest, files = open_checkpoint(source.store, checkpoint)
+    try:
+        save_checkpoint_weights(
+            folder, source.job, manifest, files=files, labels=source.labels_for(manifest), is_raw=is_raw
+        )
+    except StorageError:  # what is verified and not held is read again
+        refuse_retired(source.store, checkpoint)
+        raise
+
+
+def labels_of_data(job: TrainingJob, manifest: Manifest) -> Labels:
+    """The names of the classes, from the dataset that the run was trained on. UserError if it is not there."""
+    todo = "give the names of the run's classes as --labels-file FILE, one per line"
+    try:
+        data = open_training_data(job.data)
+        names = data.label_names
+    except UserError as error:
+        raise UserError(f"the run's dataset cannot be opened ({error}); {todo}") from error
+    fingerprints = data.fingerprints
+    if manifest.position.dataset not in (fingerprints, *fingerprints[: len(fingerprints) == 1]):
+        raise UserError(f"{data.url} is not the dataset that the run was trained on: it was packed again; {todo}")
+    return names
+
 
 _MOST_BYTES = 16 << 20  # of the marker
 

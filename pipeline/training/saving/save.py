@@ -1,4 +1,7 @@
-"""Saves a run while it trains, and reports it; repeated failures end the run."""
+"""Saves a run while it trains, and reports it; repeated failures end the run.
+
+What a run saves of its job.
+"""
 
 import hashlib
 import json
@@ -8,19 +11,17 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from pipeline.checkpoints.assemble import draft_manifest
 from pipeline.checkpoints.checkpoint import Checkpoints
+from pipeline.checkpoints.commit import draft_manifest
 from pipeline.checkpoints.fragments import lay_out
-from pipeline.checkpoints.manifest import CheckpointId, Manifest
-from pipeline.checkpoints.save_phase import NAMES
-from pipeline.checkpoints.saves import Saved, Saves
-from pipeline.checkpoints.slots import AVERAGE, MASTER
+from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, Manifest
+from pipeline.checkpoints.saved_job import SavedJob
+from pipeline.checkpoints.saves import NAMES, Saved, Saves
 from pipeline.data.position import StreamPosition
-from pipeline.models.weights.safetensors import head_of
+from pipeline.models.weights.safetensors_head import head_of
 from pipeline.ranks.world import World
 from pipeline.training.controls import Watch
 from pipeline.training.reporting.reporter import Reporter
-from pipeline.training.saving.saved_job import saved_job
 from pipeline.training.settings.job import TrainingJob, reduced_in, with_buckets_of
 from pipeline.training.step import StepResult
 from pipeline.training.step_sums import SumSource
@@ -29,6 +30,20 @@ from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.layers import is_trained
 from pipeline.training.zero.optimizer import moments_of
 from shards.errors import TransientError
+
+
+def saved_job(job: TrainingJob) -> SavedJob:
+    """What is saved of a job whose precision is decided."""
+    fields = json.loads(json.dumps(asdict(job)))
+    return SavedJob(
+        model=fields["model"],
+        loss=job.loss,
+        optimizer=job.optimizer.name,
+        ema_decay=job.ema_decay,
+        precision=job.engine.precision,
+        job=fields,
+    )
+
 
 log = logging.getLogger(__name__)
 _WHERE = ("run_dir", "device", "threads")

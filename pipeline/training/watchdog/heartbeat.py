@@ -20,11 +20,10 @@ from typing import Self
 
 from pipeline.ranks.world import COLLECTIVE_TIMEOUT, World
 from pipeline.training.settings.job import HangConfig
-from pipeline.training.watchdog.hang import hang_message, is_silent
+from pipeline.training.watchdog.hang import FOLDER, hang_message, is_silent, stacks_path, write_stacks
 from pipeline.training.watchdog.heartbeat_files import Beat, BeatWriter, Heard, HeartbeatFiles, error_words
 from pipeline.training.watchdog.last_resort import LastResort
 from pipeline.training.watchdog.pulse import Phase, Pulse, limit_seconds
-from pipeline.training.watchdog.stacks import FOLDER, stacks_path, write_stacks
 from pipeline.training.watchdog.stopping import NOTHING_SAVED, end_now, say
 
 Feed = Callable[[], None]  # says that Python runs

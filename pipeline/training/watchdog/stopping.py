@@ -24,7 +24,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from pipeline.training.watchdog.pulse import Phase, Pulse
-from pipeline.training.watchdog.wakeup import SignalWatcher
+from pipeline.training.watchdog.signals import SignalWatcher
 from shards.output.terminal import message_text
 
 # As in jobs/exit_codes.py, which may not be imported from here.

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.checkpoints.slots import AVERAGE, MASTER
+from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.manifest import AVERAGE, MASTER
 from pipeline.ranks.collectives import second_group
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, reduced_in, with_buckets_of
 from pipeline.training.zero.batch_plan import BatchPlan

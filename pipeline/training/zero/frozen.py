@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.checkpoints.slots import MASTER
+from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.manifest import MASTER
 
 
 class FrozenWeights:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.checkpoints.slots import AVERAGE, MASTER
+from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.manifest import AVERAGE, MASTER
 
 _PIECE = 1 << 24  # elements
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.cluster.array_findings import findings_of_tasks, num_tasks
 from jobs.cluster.queue import JobFacts
+from jobs.cluster.queue_reasons import findings_of_tasks, num_tasks
 from tests.jobs.cluster.test_queue_reasons import JOB
 
 

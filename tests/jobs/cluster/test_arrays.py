@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.cluster.arrays import Piece, pieces_of
+from jobs.cluster.batch_script import Piece, pieces_of
 
 
 def tasks_of(piece: Piece) -> list[int]:

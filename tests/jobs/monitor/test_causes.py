@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from jobs.cluster.queue import NodeFacts, parsed
-from jobs.monitor.causes import causes_of
+from jobs.monitor.causes import OURS, PYTHON, SIGNS, causes_of
 from jobs.monitor.evidence import Evidence, evidence_of
-from jobs.monitor.log_signs import OURS, PYTHON, SIGNS
 from pipeline.training.watchdog.heartbeat_files import Beat
 from pipeline.training.watchdog.pulse import Phase
 from tests.jobs.monitor.test_evidence import NO_SLURM, write_exits, write_log

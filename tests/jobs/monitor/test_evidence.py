@@ -45,7 +45,7 @@ def test_only_the_last_try_counts(tmp_path: Path) -> None:
 
 def test_a_line_of_a_long_log_keeps_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.monitor.evidence._LOG_BYTES", 64)
-    monkeypatch.setattr("jobs.reports.run_tries._CHUNK", 7)
+    monkeypatch.setattr("jobs.reports.facts._CHUNK", 7)
     run_dir = make(tmp_path / "run", step=5)
     write_log(run_dir, *(f"line {number}" for number in range(1, 101)))
     found = evidence_of(run_dir, NO_SLURM)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.monitor.rank_lines import lines_of_rank, ranks_per_task
+from jobs.monitor.logs import lines_of_rank, ranks_per_task
 from shards.errors import UserError
 from tests.jobs.reports.test_ls import make
 from tests.rigs.processes import patchline

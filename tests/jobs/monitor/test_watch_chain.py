@@ -15,7 +15,7 @@ import pytest
 
 from jobs.chains.state import add_job, add_line, state_folder
 from jobs.chains.status import ChainStatus, StepStatus, status_of_chain
-from jobs.monitor.watch_chain import answer_of, chain_line, run_of, table_lines
+from jobs.monitor.watch import answer_of, chain_line, run_of, table_lines
 from tests.jobs.chains.test_status import JOB, chain, slurm  # noqa: F401 - chain is a fixture
 from tests.jobs.monitor.test_watch import ENDS, read_until
 from tests.jobs.reports.test_ls import CHECKOUT, make

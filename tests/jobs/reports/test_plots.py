@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jobs.reports.confusion_plot import confusion_plot, text_width
-from jobs.reports.plots import curve_plot, share_text, ticks, time_bar
-from jobs.reports.report_curves import kind_of
+from jobs.reports.pages import kind_of
+from jobs.reports.plots import confusion_plot, curve_plot, share_text, text_width, ticks, time_bar
 from pipeline.runs.curves import Curve
 
 

@@ -87,7 +87,7 @@ def test_a_folder_that_may_not_be_read(
     def refused(path: Path, **_: object) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("jobs.record_leaves.read_local_file", refused)
+    monkeypatch.setattr("jobs.record.read_local_file", refused)
     assert main(["report", str(tmp_path)]) == 2
     assert "job.yaml': Permission denied; give a run directory" in capsys.readouterr().err
 

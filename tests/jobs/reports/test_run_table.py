@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs.reports.run_table import Row, table_of
+from jobs.reports.ls import Row, table_of
 from pipeline.runs.facts import RunFacts
 
 NOW = 1e9

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.reports.run_tries import is_newest, last_try, said_of_last_try, try_words
+from jobs.reports.facts import is_newest, last_try, said_of_last_try, try_words
 from tests.jobs.reports.test_ls import make
 from tests.rigs.processes import patchline
 

@@ -13,7 +13,7 @@ from tests.rigs.processes import patchline
 
 LIGHT = """
 import sys
-from jobs.{module} import run
+from jobs.reports.{module} import run
 sys.argv = []
 assert run({words!r}{more}) in (0, 1)
 heavy = {{"torch", "deepspeed", "pyarrow", "cv2"}} & set(sys.modules)

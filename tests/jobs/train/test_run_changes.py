@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.recipes.pretrain import digits_smoke
-from jobs.train.run_changes import run_changes
+from jobs.train.trials import run_changes
 from pipeline.data.config import AugmentConfig, DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.training.settings.job import InitialConfig, TrainingJob

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.train.sweep_plan import SweepPlan
-from jobs.train.sweep_scores import best_of, facts_of, sweep_json, table_of
+from jobs.train.sweep_results import best_of, facts_of, sweep_json, table_of
 from jobs.train.trials import Score
 
 RATES = (".01", ".03", ".1")

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from jobs.settings.models import VerifyResumeJob
-from jobs.train.resume_verdict import Outcome
-from jobs.train.trial_report import as_json, explanations, table_of
+from jobs.train.resume_verdict import Outcome, as_json, explanations, table_of
 from tests.jobs.train.test_resume_verdict import A_TENSOR, outcome
 
 JOB = VerifyResumeJob(recipe="digits\x1b[2J", steps=10)

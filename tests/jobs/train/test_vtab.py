@@ -10,7 +10,7 @@ from jobs.data import pack
 from jobs.recipes.paper_vtab import GROUPS, TASKS
 from jobs.train import vtab
 from jobs.train.trials import Score, Trial
-from jobs.train.vtab_rows import Row, facts_of, table_of
+from jobs.train.vtab import Row, facts_of, table_of
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights.folder import save_weights
 from shards.errors import UserError

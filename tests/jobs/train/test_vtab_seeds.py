@@ -3,8 +3,7 @@
 import pytest
 
 from jobs.recipes.paper_vtab import TASKS
-from jobs.train.vtab_rows import Row, facts_of
-from jobs.train.vtab_seeds import facts_of_seeds, table_of_seeds
+from jobs.train.vtab import Row, facts_of, facts_of_seeds, table_of_seeds
 from tests.jobs.train.test_vtab import scored
 
 

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoints.attempt_record import Attempt, attempt_to_json, record_path
-from pipeline.checkpoints.attempts import list_committed, read_attempts
+from pipeline.checkpoints.attempts import Attempt, attempt_to_json, list_committed, read_attempts, record_path, why_over
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
-from pipeline.checkpoints.overtaken import why_over
 from shards.store import Store, open_store
 
 FIRST = Attempt(token="0001-aaaaaaaa", resumed_from=None)

@@ -14,10 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.checkpoints.attempts import list_committed, read_attempts
+from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.fence import standing_checkpoints
-from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import Manifest, manifest_from_json
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.ranks.world import World

@@ -8,11 +8,17 @@ import pytest
 import torch
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.checkpoints.assemble import draft_manifest, with_reports
-from pipeline.checkpoints.attempt_record import Attempt, attempt_to_json, record_path
-from pipeline.checkpoints.commit import Commit, OvertakenError, Retention, commit, retire_after
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.checkpoints.fragments import lay_out
+from pipeline.checkpoints.attempts import Attempt, attempt_to_json, record_path
+from pipeline.checkpoints.commit import (
+    Commit,
+    OvertakenError,
+    Retention,
+    commit,
+    draft_manifest,
+    retire_after,
+    with_reports,
+)
+from pipeline.checkpoints.fragments import Fragment, lay_out
 from pipeline.checkpoints.manifest import (
     MANIFEST_NAME,
     CheckpointId,
@@ -22,7 +28,7 @@ from pipeline.checkpoints.manifest import (
 )
 from pipeline.checkpoints.many_requests import AT_ONCE, each_at_once
 from pipeline.checkpoints.rank_file_out import FileFacts, RankReport, file_name, report_name, report_to_json
-from pipeline.training.saving.saved_job import saved_job
+from pipeline.training.saving.save import saved_job
 from shards.errors import StorageError
 from shards.store import LocalStore, Store
 from tests.rigs.counted_store import CountedStore

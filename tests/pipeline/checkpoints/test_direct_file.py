@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoints.direct_file import DirectFile
+from pipeline.checkpoints.rank_file_out import DirectFile
 from tests.rigs.small_disk import small_disk
 
 PAGE = mmap.PAGESIZE

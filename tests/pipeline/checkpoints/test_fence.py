@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.checkpoints.attempt_record import Attempt
-from pipeline.checkpoints.fence import next_attempt, next_token, standing_checkpoints
+from pipeline.checkpoints.attempts import Attempt, next_attempt, next_token, standing_checkpoints
 from pipeline.checkpoints.manifest import CheckpointId
 from pipeline.data.skipped import StepRange
 from shards.errors import InvalidDataError

@@ -4,9 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.checkpoints.fragments import lay_out
-from pipeline.models.weights.safetensors import FLOAT_BYTES
+from pipeline.checkpoints.fragments import Fragment, lay_out
+from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 
 
 def fragment(name: str, start: int, values: list[float]) -> Fragment:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.checkpoints.interval import (
+from pipeline.checkpoints.config import (
     DAY_SECONDS,
     LEAST_SECONDS,
     MOST_SECONDS,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.checkpoints.attempt_record import Attempt, attempt_from_json, attempt_to_json, token_from_path
+from pipeline.checkpoints.attempts import Attempt, attempt_from_json, attempt_to_json, token_from_path
 from pipeline.checkpoints.manifest import (
     FORMAT,
     CheckpointId,
@@ -25,7 +25,7 @@ from pipeline.checkpoints.manifest import (
 )
 from pipeline.checkpoints.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
 from pipeline.data.skipped import StepRange
-from pipeline.training.saving.saved_job import saved_job
+from pipeline.training.saving.save import saved_job
 from shards.files.seal import sealed, unsealed
 from tests.baseline.record import OLD_RUN
 from tests.rigs.positions import position_at

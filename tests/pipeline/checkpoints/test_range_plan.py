@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.checkpoints import range_plan
-from pipeline.checkpoints.range_plan import PartRange, Place, plan_ranges
+from pipeline.checkpoints import rank_file_in
+from pipeline.checkpoints.rank_file_in import PartRange, Place, plan_ranges
 from pipeline.models import ModelConfig, shapes_of
 
 SIZES = {"a": 8, "b": 64}
@@ -28,7 +28,7 @@ def places() -> st.SearchStrategy[list[Place]]:
 @given(places(), st.sampled_from([1, 64, 200, 10_000]), st.sampled_from([0, 8, 100, 10_000]))
 def test_ranges_hold_all_pieces_and_no_part_twice(pieces: list[Place], most_bytes: int, gap_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(range_plan, "_GAP_BYTES", gap_bytes)
+        patch.setattr(rank_file_in, "_GAP_BYTES", gap_bytes)
         found = list(plan_ranges(pieces, SIZES, most_bytes=most_bytes))
     held = [(each.file, part) for each in found for part in range(each.first, each.end)]
     assert len(held) == len(set(held))
@@ -76,7 +76,7 @@ def requests(found: list[Place]) -> list[PartRange]:
 
 
 def test_the_weights_of_vit_h14_on_512_ranks_take_at_most_2000_requests() -> None:
-    """184,000 fragments; in groups of 1 GiB, as whole_tensors.py reads them."""
+    """184,000 fragments; in groups of 1 GiB, as fragments.py reads them."""
     sizes = [math.prod(shape) for shape in shapes_of(H14).values()]
     found = list(zero3_places(512, sizes=sizes, slots=range(1), ranks=range(512)))
     assert 150_000 < len(found) < 210_000

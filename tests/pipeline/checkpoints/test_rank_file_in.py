@@ -13,14 +13,12 @@ from safetensors.torch import save
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints import rank_file_in
-from pipeline.checkpoints.assemble import draft_manifest, with_reports
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.checkpoints.fragments import lay_out
+from pipeline.checkpoints.commit import draft_manifest, with_reports
+from pipeline.checkpoints.fragments import Fragment, lay_out
 from pipeline.checkpoints.manifest import CheckpointId, FileRecord, FragmentLocation, LogicalTensor, Manifest
-from pipeline.checkpoints.part_digests import PartDigests
 from pipeline.checkpoints.rank_file_in import RankFiles, Wanted
-from pipeline.checkpoints.rank_file_out import FileFacts, RankReport
-from pipeline.training.saving.saved_job import saved_job
+from pipeline.checkpoints.rank_file_out import FileFacts, PartDigests, RankReport
+from pipeline.training.saving.save import saved_job
 from shards.errors import InvalidDataError, StorageError
 from shards.storage.objects import MissingObjectError
 from shards.store import LocalStore

@@ -8,8 +8,15 @@ from typing import BinaryIO
 
 import pytest
 
-from pipeline.checkpoints.part_digests import PART_BYTES, PartDigests
-from pipeline.checkpoints.rank_file_out import Piece, RankReport, read_report, report_to_json, write_rank_file
+from pipeline.checkpoints.rank_file_out import (
+    PART_BYTES,
+    PartDigests,
+    Piece,
+    RankReport,
+    read_report,
+    report_to_json,
+    write_rank_file,
+)
 from shards.files.seal import sealed, unsealed
 from shards.store import Store, open_store
 

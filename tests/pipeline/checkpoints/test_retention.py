@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoints.attempt_record import ATTEMPTS, Attempt, attempt_to_json, record_path
+from pipeline.checkpoints.attempts import ATTEMPTS, Attempt, attempt_to_json, record_path
+from pipeline.checkpoints.commit import retire
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
-from pipeline.checkpoints.retention import retire
 from shards.store import open_store
 
 OLD, OWN = "0001-aaaaaaaa", "0002-bbbbbbbb"

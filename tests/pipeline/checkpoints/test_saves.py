@@ -13,19 +13,28 @@ import torch
 import torch.distributed as dist
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.checkpoints.assemble import draft_manifest
+from pipeline.checkpoints.commit import draft_manifest
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.checkpoints.fragments import RankFile, lay_out
+from pipeline.checkpoints.fragments import Fragment, RankFile, lay_out
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, Manifest
 from pipeline.checkpoints.rank_file_out import Piece
-from pipeline.checkpoints.save_phase import COMMITTED, FAILED, NAMES, OVERTAKEN, WRITTEN, Phase, Verdict, verdict
-from pipeline.checkpoints.saves import Saved, Saves
+from pipeline.checkpoints.saves import (
+    COMMITTED,
+    FAILED,
+    NAMES,
+    OVERTAKEN,
+    WRITTEN,
+    Phase,
+    Saved,
+    Saves,
+    Verdict,
+    verdict,
+)
 from pipeline.checkpoints.writer.client import Writer
-from pipeline.checkpoints.writer.writer_choice import choose_writer
+from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.ranks.collectives import sums
 from pipeline.ranks.world import World
-from pipeline.training.saving.saved_job import saved_job
+from pipeline.training.saving.save import saved_job
 from shards.errors import StorageError, WillNotSucceedError
 from shards.store import LocalStore
 from tests.rigs.checkpoints import checkpoints_of

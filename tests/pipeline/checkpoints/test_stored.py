@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoints.attempt_record import Attempt, attempt_to_json, record_path
+from pipeline.checkpoints.attempts import Attempt, attempt_to_json, record_path
 from pipeline.checkpoints.best import write_best
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
 from pipeline.checkpoints.stored import Choice, RetiredError, chosen, open_checkpoint, standing_in

@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.machine.node_speed import exchange, product_seconds
-from pipeline.machine.probes import decoder_checks, driver_words, judge_gpu, s3_check, torch_checks
+from pipeline.machine.probes import (
+    decoder_checks,
+    driver_words,
+    exchange,
+    judge_gpu,
+    product_seconds,
+    s3_check,
+    torch_checks,
+)
 from pipeline.machine.probing import Probe, run_probes
 from pipeline.ranks.world import World
 from shards.store import open_store

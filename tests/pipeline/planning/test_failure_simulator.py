@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from pipeline.checkpoints.interval import DAY_SECONDS, best_interval, mean_seconds_to_failure
+from pipeline.checkpoints.config import DAY_SECONDS, best_interval, mean_seconds_to_failure
 from pipeline.planning.failure_simulator import simulate
 from pipeline.planning.goodput import Regime, outcome
 

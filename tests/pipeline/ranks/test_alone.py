@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.ranks.alone import join_alone
+from pipeline.ranks.rendezvous import join_alone
 from tests.rigs.listening import addresses_of
 
 

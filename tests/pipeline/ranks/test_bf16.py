@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.ranks.bf16 import bf16_of_cpu, bf16_of_gpu, flags_of
+from pipeline.ranks.devices import bf16_of_cpu, bf16_of_gpu, flags_of
 
 AVX2 = frozenset({"sse2", "avx", "avx2", "fma"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512_vnni"}

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.ranks import determinism
-from pipeline.ranks.determinism import WORKSPACE, refuse_missing_kernel, use_deterministic_kernels
+from pipeline.ranks import devices
+from pipeline.ranks.devices import WORKSPACE, refuse_missing_kernel, use_deterministic_kernels
 from shards.errors import UserError, WillNotSucceedError
 
 
@@ -24,7 +24,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             cudnn=SimpleNamespace(deterministic=False, benchmark=True),
         ),
     )
-    monkeypatch.setattr(determinism, "torch", found)
+    monkeypatch.setattr(devices, "torch", found)
     return found
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not export it
 
-from pipeline.ranks.device_agreement import Claim, agree_on_device, disagreement
+from pipeline.ranks.devices import Claim, agree_on_device, disagreement
 from pipeline.ranks.free_port import free_port
 from shards.errors import UserError
 

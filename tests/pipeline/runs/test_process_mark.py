@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runs.process_mark import ProcessMark, own_mark
+from pipeline.runs.starts import ProcessMark, own_mark
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -24,7 +24,7 @@ def child() -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def test_the_age_of_a_process_counts_from_its_start_by_the_kernel() -> None:
-    program = "from pipeline.runs.process_mark import age_of_process; print(age_of_process())"
+    program = "from pipeline.runs.starts import age_of_process; print(age_of_process())"
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, cwd=CHECKOUT)
     assert 0 < float(done.stdout) <= time.monotonic() - began + 0.02  # it is a multiple of 0.01
@@ -36,7 +36,7 @@ def test_this_process_is_there() -> None:
 
 
 def test_a_process_that_ended_is_not_even_if_nobody_waited_for_it(child: "subprocess.Popen[bytes]") -> None:
-    text = "from pipeline.runs.process_mark import own_mark; print(own_mark().began)"
+    text = "from pipeline.runs.starts import own_mark; print(own_mark().began)"
     began = int(subprocess.run([sys.executable, "-c", text], capture_output=True, check=True).stdout)
     assert began > own_mark().began > 0
     ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])

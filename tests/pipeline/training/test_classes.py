@@ -12,7 +12,7 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.training_data import open_training_data
 from pipeline.models import build_model
 from pipeline.models.weights.folder import save_weights
-from pipeline.training.classes import refuse_other_head, unused_classes, with_classes
+from pipeline.training.prepare import refuse_other_head, unused_classes, with_classes
 from pipeline.training.settings.job import InitialConfig
 from shards.dataset import open_dataset
 from shards.errors import UserError

@@ -12,8 +12,7 @@ import pytest
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.skipped import StepRange
-from pipeline.training.findings import add_finding
-from pipeline.training.guard import Guard, NonFiniteGuard, RewindNeededError
+from pipeline.training.guard import Guard, NonFiniteGuard, RewindNeededError, add_finding
 from pipeline.training.spikes import GuardConfig
 from pipeline.training.step import StepResult
 from pipeline.training.watchdog.signals import StopRequest

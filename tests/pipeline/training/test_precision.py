@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.ranks.bf16 import Bf16
-from pipeline.training.precision import choose_precision
+from pipeline.ranks.devices import Bf16
+from pipeline.training.start import choose_precision
 from tests.rigs.processes import Ended, patchline
 from tests.rigs.training import pretrain_words
 

@@ -11,7 +11,7 @@ import pytest
 from jobs import exit_codes
 from pipeline.checkpoints.manifest import CheckpointId, Manifest, manifest_from_json
 from pipeline.data.skipped import Skipped, StepRange
-from pipeline.training.findings import Finding
+from pipeline.training.guard import Finding
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.rewind import plan_rewind, why_not
 from pipeline.training.spikes import GuardConfig

@@ -16,7 +16,7 @@ from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.data.config import MixupConfig
 from pipeline.models import build_model, unfilled_model
 from pipeline.models.loss import classification_loss
-from pipeline.ranks.alone import join_alone
+from pipeline.ranks.rendezvous import join_alone
 from pipeline.ranks.world import World, leave
 from pipeline.training.controls import Watch
 from pipeline.training.reporting.ledger import Ledger

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from shards.errors import InvalidDataError
-from shards.files.json_lines import Line
-from shards.files.line_tail import read_tail
+from shards.files.json_lines import Line, read_tail
 
 
 def has_step(line: Line) -> bool:

@@ -15,9 +15,7 @@ import torch
 from pipeline.checkpoints.fragments import RankFile
 from pipeline.checkpoints.rank_file_out import read_report
 from pipeline.checkpoints.writer.client import Writer
-from pipeline.checkpoints.writer.copies import BackgroundWriter
-from pipeline.checkpoints.writer.host_buffer import HostBuffer
-from pipeline.checkpoints.writer.inline_writer import InlineWriter
+from pipeline.checkpoints.writer.copies import BackgroundWriter, HostBuffer, InlineWriter
 from pipeline.checkpoints.writer_messages import Answer
 from shards.store import open_store
 from tests.pipeline.checkpoints.writer.test_client import FOLDER, RECORD, SECONDS, write_in

@@ -8,9 +8,8 @@ from unittest import mock
 import pytest
 import torch
 
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.checkpoints.fragments import RankFile, lay_out
-from pipeline.checkpoints.writer.host_buffer import HostBuffer
+from pipeline.checkpoints.fragments import Fragment, RankFile, lay_out
+from pipeline.checkpoints.writer.copies import HostBuffer
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.writer import writer_choice
+from pipeline.checkpoints.writer import copies
 from pipeline.checkpoints.writer.client import Writer
-from pipeline.checkpoints.writer.writer_choice import Room, choose_writer
+from pipeline.checkpoints.writer.copies import Room, choose_writer
 from pipeline.ranks.world import World
 from shards.errors import UserError
 from shards.store import open_store
@@ -31,7 +31,7 @@ def chosen(
     logging.getLogger("pipeline").addHandler(handler)
     logging.getLogger("pipeline").setLevel(logging.INFO)
     config, writer = CheckpointConfig(asynchronous=asynchronous), None if asynchronous == "off" else Writer()
-    with mock.patch.object(writer_choice, "available_bytes", return_value=available[world.rank]):
+    with mock.patch.object(copies, "available_bytes", return_value=available[world.rank]):
         try:
             found = choose_writer(
                 config, writer, open_store(str(folder)), world, num_bytes=2_000_000, training_bytes=training

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.models.conversion.declared import grid_of, pair_of
 from pipeline.models.conversion.preprocessor import description_of, refuse_other_pixels
-from pipeline.models.weights.weights_folder import PIXELS_FILE
+from pipeline.models.weights.folder import PIXELS_FILE
 from shards.errors import UserError
 
 OURS = description_of(224)

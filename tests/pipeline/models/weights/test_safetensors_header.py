@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline.models.weights.safetensors_header import MOST_HEADER_BYTES, header_length, open_safetensors
+from pipeline.models.weights.safetensors import MOST_HEADER_BYTES, header_length, open_safetensors
 from pipeline.models.weights.tensor_checks import MOST_TENSORS, refuse_absurd_tensors, refuse_not_finite
 from shards.errors import InvalidDataError
 

@@ -8,8 +8,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load
 
-from pipeline.models.weights.safetensors import FLOAT_BYTES, head_of
-from pipeline.models.weights.safetensors_stream import parts_of
+from pipeline.models.weights.safetensors import parts_of
+from pipeline.models.weights.safetensors_head import FLOAT_BYTES, head_of
 
 
 @pytest.mark.parametrize(

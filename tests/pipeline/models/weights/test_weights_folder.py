@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.models.weights.folder import open_weights
-from pipeline.models.weights.weights_folder import write_folder
+from pipeline.models.weights.folder import open_weights, write_folder
 from shards.errors import InvalidDataError, UserError
 from tests.pipeline.models.weights.test_folder import LABELS, random_model, saved
 

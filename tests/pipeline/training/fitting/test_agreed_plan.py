@@ -10,9 +10,8 @@ import pytest
 
 from jobs.recipes import pretrain
 from pipeline.ranks.world import World
-from pipeline.training.fitting.agreed_plan import agreed_fit, recorded_micro_batch, words_of
 from pipeline.training.fitting.budget import Budget
-from pipeline.training.fitting.fit import fitted
+from pipeline.training.fitting.fit import agreed_fit, fitted, recorded_micro_batch, words_of
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
@@ -85,7 +84,7 @@ def said(world: World, budgets: list[int]) -> str:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("pipeline.training.fitting.agreed_plan")
+    logger = logging.getLogger("pipeline.training.fitting.fit")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     agreed(world, budgets, None)

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.checkpoints.fragment import Fragment
+from pipeline.checkpoints.fragments import Fragment
 from pipeline.models.build import shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.position_similarity import levels, similarities
 from pipeline.ranks.world import World
-from pipeline.training.reporting.position_view import PositionView
+from pipeline.training.reporting.norms import PositionView
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine

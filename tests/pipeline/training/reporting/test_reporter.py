@@ -28,7 +28,7 @@ class Run:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, step: int = 0, log_every: int = 1) -> None:
         self.folder, self.now, self.ledger = folder, 1000.0, Ledger(folder)
-        monkeypatch.setattr("pipeline.training.reporting.throughput.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("pipeline.training.reporting.reporter.time.monotonic", lambda: self.now)
         self.metrics = Metrics(folder, step=step)
         job = replace(digits_smoke(), run_dir=str(folder), log_every_steps=log_every)
         self.reporter = Reporter(job, self.metrics, self.ledger, step=step, epoch_samples=1280)

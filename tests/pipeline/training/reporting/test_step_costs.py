@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.training.reporting.mfu import train_flops
-from pipeline.training.reporting.step_costs import StepCosts, memory
+from pipeline.training.reporting.step_costs import StepCosts, memory, train_flops
 from pipeline.training.zero.step_times import StepTimes
 from tests.rigs.processes import one_world
 

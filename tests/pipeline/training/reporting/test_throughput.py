@@ -4,7 +4,7 @@ includes them."""
 import pytest
 
 from pipeline.training.reporting.ledger import ACCOUNTS, Account
-from pipeline.training.reporting.throughput import Throughput
+from pipeline.training.reporting.reporter import Throughput
 
 
 def run(

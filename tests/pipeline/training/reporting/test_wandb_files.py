@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training.reporting.wandb_files import is_open, last_step
+from pipeline.training.reporting.wandb_logger import is_open, last_step
 from shards.errors import InvalidDataError
 
 needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed (extra test)")

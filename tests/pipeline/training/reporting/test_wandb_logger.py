@@ -10,8 +10,7 @@ import pytest
 
 from pipeline.training.reporting import wandb_logger
 from pipeline.training.reporting.metrics import read_metrics, tag_of
-from pipeline.training.reporting.wandb_files import last_step
-from pipeline.training.reporting.wandb_logger import WandbLogger
+from pipeline.training.reporting.wandb_logger import WandbLogger, last_step
 from pipeline.training.settings.loggers import LoggersConfig
 from tests.rigs.kills import run_and_kill, sent_after_a_checkpoint
 from tests.rigs.processes import patchline, program

@@ -12,7 +12,7 @@ from pipeline.checkpoints.best import read_best, write_best
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.manifest import Manifest, manifest_from_json
 from pipeline.checkpoints.saves import Saves
-from pipeline.checkpoints.writer.writer_choice import choose_writer
+from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.ranks.world import World
 from pipeline.training.controls import Watch

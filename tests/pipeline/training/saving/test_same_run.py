@@ -13,7 +13,7 @@ from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.training.saving.same_run import extension, other_values, refuse_changes
-from pipeline.training.saving.saved_job import saved_job
+from pipeline.training.saving.save import saved_job
 from pipeline.training.settings.job import EngineConfig, InitialConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
 from shards.errors import UserError

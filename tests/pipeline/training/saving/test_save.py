@@ -19,12 +19,11 @@ import torch.distributed as dist
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.fragment import Fragment
-from pipeline.checkpoints.fragments import lay_out
+from pipeline.checkpoints.fragments import Fragment, lay_out
 from pipeline.checkpoints.manifest import CheckpointId
 from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.writer.client import Writer
-from pipeline.checkpoints.writer.writer_choice import choose_writer
+from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.ranks.world import World
 from pipeline.training.controls import Watch
 from pipeline.training.reporting.ledger import Ledger

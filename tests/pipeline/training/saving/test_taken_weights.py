@@ -14,7 +14,7 @@ from pipeline.checkpoints.manifest import Manifest
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.checkpoints.stored import Choice
 from pipeline.models.weights.folder import open_weights
-from pipeline.training.saving.taken_weights import TakenRun, labels_of_data, take_weights
+from pipeline.training.saving.finish import TakenRun, labels_of_data, take_weights
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
 from shards.store import LocalStore

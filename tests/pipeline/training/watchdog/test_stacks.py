@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training.watchdog.stacks import stacks_path, write_stacks
+from pipeline.training.watchdog.hang import stacks_path, write_stacks
 
 
 def wait_for_bytes(begun: threading.Event, gate: threading.Event) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.training.watchdog.wakeup import SignalWatcher
+from pipeline.training.watchdog.signals import SignalWatcher
 
 WAIT_SECONDS = 60.0
 

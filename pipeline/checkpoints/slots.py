@@ -1,4 +1,0 @@
-"""What is saved of each parameter beside the optimiser's moments, which keep PyTorch's names."""
-
-MASTER = "master"
-AVERAGE = "average"
