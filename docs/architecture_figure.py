@@ -55,21 +55,28 @@ ROOMS = (
 )
 FOLDERS = (
     Box(name="stage.sbatch, pack.sbatch", left=136, top=72, width=318, height=34),
-    Box(name="jobs/*.py", left=136, top=138, width=318, height=96, lines=("one stage", "per file")),
+    Box(name="cli.py, train/", left=136, top=138, width=318, height=96, lines=("flags, help,", "training")),
     Box(name="recipes/", left=466, top=138, width=344, height=44, lines=("functions that return a whole job",)),
-    Box(name="record.py, fields.py", left=466, top=190, width=344, height=44, lines=("a job to YAML and back",)),
+    Box(
+        name="data/ models/ reports/ monitor/ chains/",
+        left=466,
+        top=190,
+        width=344,
+        height=44,
+        lines=("the other stages; cluster/ is Slurm",),
+    ),
     Box(
         name="training/",
         left=136,
         top=266,
         width=674,
         height=114,
-        lines=("engine,", "schedule,", "signals,", "metrics"),
+        lines=("zero, saving,", "fitting,", "reporting,", "watchdog"),
     ),
     Box(name="evaluation/", left=136, top=388, width=91, height=36, lines=("scores",)),
     Box(name="inspection/", left=235, top=388, width=91, height=36, lines=("figures",)),
-    Box(name="models/", left=136, top=430, width=190, height=36, lines=("ViT, hybrid, BiT",)),
-    Box(name="conversion/", left=136, top=472, width=190, height=36, lines=("timm, .npz, ...",)),
+    Box(name="models/", left=136, top=430, width=190, height=36, lines=("ViT, BiT, weights, conversion",)),
+    Box(name="ranks/ runs/ machine/", left=136, top=472, width=190, height=36, lines=("and planning/",)),
     Box(name="checkpoints/", left=334, top=388, width=158, height=120, lines=("save, verify",)),
     Box(name="data/", left=500, top=388, width=310, height=120, lines=("decode,", "augment")),
     Box(name="packing/", left=250, top=586, width=108, height=38, lines=("new datasets",)),
@@ -78,9 +85,7 @@ FOLDERS = (
     Box(name="card/", left=250, top=540, width=108, height=38, lines=("HTML page",)),
     Box(name="sources/", left=136, top=632, width=106, height=74, lines=("folders, tars,", "Parquet, lists")),
     Box(name="images/", left=250, top=632, width=108, height=74, lines=("headers, copies,", "hashes")),
-    Box(
-        name="shards/*.py", left=370, top=540, width=440, height=84, lines=("order,", "index,", "manifest"), indent=118
-    ),
+    Box(name="reading/", left=370, top=540, width=440, height=84, lines=("order,", "index,", "windows"), indent=118),
     Box(name="storage/", left=370, top=632, width=440, height=74, lines=("folders,", "S3"), indent=118),
 )
 STORES = (
