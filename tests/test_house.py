@@ -34,15 +34,14 @@ MAY_IMPORT = {
 OPEN = "pipeline/training"  # its own files and folders are places of pipeline/: planning/ stands among them
 ORDER = {
     "jobs": (
-        "monitor",
-        "chains models",
-        "cluster reports",
+        "models monitor",
+        "chains reports",
         "cli train",
         "completion nearest_recipe submittable",
         "lookup origin",
         "data resolve",
         "record",
-        "warmup",
+        "cluster warmup",
         "help job_files planning",
         "endings mistakes ranks recipes",
         "environment exit_codes flags interrupts output settings stages",

@@ -3,6 +3,12 @@
 Pillow decides what is an image, as in `verify --deep` and nearly every other loader; what it refuses, mostly truncated
 files, is a DecodeError. The fast decoders refuse the slightest damage: such images go to Pillow, which uses what is
 left of them.
+
+Removes colour profiles from PNGs before OpenCV decodes them.
+
+No decoder here applies them. But libpng checks them and repeats the profile's name, which is the image's to choose, in
+warnings that it writes to the file descriptor of standard error itself, past everything that escapes control characters
+(libpng 1.6.58, `png_icc_profile_error`).
 """
 
 import io
@@ -15,8 +21,31 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from pipeline.data.png_profile import without_profile
 from shards.orientation import TURNS, Turn
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PROFILE, _PIXELS = b"iCCP", b"IDAT"
+_LENGTH_BYTES, _KIND_BYTES, _CRC_BYTES = 4, 4, 4
+
+
+def without_profile(data: bytes | memoryview) -> bytes | memoryview:
+    """The same image without profiles; data that is no PNG, or has none, as it is. libpng ignores those after the first
+    pixels."""
+    if data[: len(_SIGNATURE)] != _SIGNATURE:
+        return data
+    kept, begin, at = [], 0, len(_SIGNATURE)
+    while at + _LENGTH_BYTES + _KIND_BYTES <= len(data):
+        content = at + _LENGTH_BYTES + _KIND_BYTES
+        kind = bytes(data[content - _KIND_BYTES : content])
+        end = content + int.from_bytes(data[at : at + _LENGTH_BYTES], "big") + _CRC_BYTES
+        if kind == _PIXELS:
+            break
+        if kind == _PROFILE:
+            kept.append(data[begin:at])
+            begin = end
+        at = end
+    return b"".join([*kept, data[begin:]]) if kept else data
+
 
 DECODER_VERSION = 3  # part of the position: other pixels are another run
 _MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs

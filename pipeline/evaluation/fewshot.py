@@ -2,6 +2,11 @@
 regression and, as a cross-check, by a linear probe; over several choices of these images.
 
 First `represented`, by all ranks, reads the images; then `measured`, by one, is numbers in, numbers out.
+
+Which images of a dataset are the shots of a few-shot measurement: a pure function of labels, sample ids and a seed.
+
+Each class's samples are ranked by a keyed hash of their ids, and the first k are its k shots: so 5 shots are among the
+10 of the same seed, whatever else is asked for, and nothing depends on the order in which samples are read.
 """
 
 import statistics
@@ -10,21 +15,38 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.config import FewshotConfig, FewshotImages, FewshotInTraining
 from pipeline.evaluation.features import features_of
 from pipeline.evaluation.probe import fit_probe
 from pipeline.evaluation.ridge import fit_ridge
-from pipeline.evaluation.shots import Ids, chosen_shots
 from pipeline.models.build import Model
 from pipeline.ranks.world import World
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
+from shards.hashing import SHOTS, hash_array
 from shards.output.progress import Progress
 from shards.output.terminal import printable_name
 from shards.part import opened_parts
 from shards.single_labels import labels_of, refuse_too_few
+
+Ids = NDArray[np.int64]
+
+
+def chosen_shots(labels: Ids, *, num_classes: int, shots: int, seed: int) -> Ids:
+    """int64[num_classes, shots]: sample ids, each class's own in its row, in the order of the hash.
+
+    `labels`: that of each sample id, 0 to num_classes - 1; each class has at least `shots` samples.
+    """
+    ids = np.arange(labels.size, dtype=np.int64)
+    ranked = np.lexsort((ids, hash_array(ids, key=SHOTS.key(seed)), labels))
+    nums = np.bincount(labels, minlength=num_classes)
+    firsts = np.cumsum(nums) - nums
+    chosen: Ids = ranked[firsts[:, None] + np.arange(shots)]
+    return chosen
+
 
 _WHAT = "a few-shot measurement"
 

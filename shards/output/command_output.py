@@ -1,7 +1,7 @@
 """Everything that a command and its worker processes say, escaped: standard output, standard error, log, warnings.
 
 It covers what other libraries write in Python, too. Libraries in C write to the file descriptors themselves; see
-`pipeline/data/png_profile.py` for the one that repeated names from data.
+`pipeline/data/decode.py` for the one that repeated names from data.
 """
 
 import logging

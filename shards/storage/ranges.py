@@ -1,7 +1,20 @@
-"""Reads of one stream in the background: a limited number at once, urgent ones first, slow ones requested twice."""
+"""Reads of one stream in the background: a limited number at once, urgent ones first, slow ones requested twice.
 
+How many reads may run at once: fewer when the storage says it is too many, then slowly more again (AIMD, as in TCP).
+
+Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance", Computer Networks 17, 1989.
+
+When a read is slow, compared with the latest ones, whatever their sizes.
+
+A second request for the slowest few percent removes most of the tail at little cost: Dean and Barroso, "The Tail at
+Scale", CACM 56(2), 2013.
+"""
+
+import math
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,12 +22,71 @@ from functools import partial
 
 from shards.pool import Pool, close_all
 from shards.read_config import ReadConfig
-from shards.storage.adaptive_limit import AdaptiveLimit
 from shards.storage.fork_lock import ForkLock
-from shards.storage.latency import LEAST_SECONDS, LatencyTracker
 from shards.storage.objects import Store
 from shards.storage.retries import ReadStoppedError
 from shards.storage.traffic import Traffic, TrafficCounts
+
+QUANTILE = 0.99
+REMEMBERED = 256
+LEAST_SECONDS = 0.25  # a second request gains too little below this
+# Until enough is known: what a distant store takes to answer, and to send its bytes.
+KNOWN_READS = 16
+FIRST_SECONDS = 2.0
+FIRST_BYTES_PER_SECOND = 5e6
+REQUEST_BYTES = 1 << 20  # a request takes about as long as this many bytes of a body
+
+
+class LatencyTracker:
+    """How long the latest reads took. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._seconds_per_byte: deque[float] = deque(maxlen=REMEMBERED)
+
+    def add(self, num_bytes: int, seconds: float) -> None:
+        """Records a read that has ended."""
+        self._seconds_per_byte.append(seconds / (REQUEST_BYTES + num_bytes))
+
+    def slow_after(self, num_bytes: int) -> float:
+        """After how many seconds a read of `num_bytes` is slower than 99 of 100."""
+        if len(self._seconds_per_byte) < KNOWN_READS:
+            return FIRST_SECONDS + num_bytes / FIRST_BYTES_PER_SECOND
+        ranked = sorted(self._seconds_per_byte)
+        slowest = ranked[min(int(QUANTILE * len(ranked)), len(ranked) - 1)]
+        return max(LEAST_SECONDS, slowest * (REQUEST_BYTES + num_bytes))
+
+
+CUT_SECONDS = 1.0  # at most one cut in this time
+CUT_SHARE = 0.7
+
+
+class AdaptiveLimit:
+    """A limit between 1 and `most`, where it begins. For one thread at a time."""
+
+    def __init__(self, most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock = most, clock
+        self._value, self._cut_at, self._is_throttled = float(most), -math.inf, False
+
+    @property
+    def value(self) -> int:
+        """The limit now."""
+        return int(self._value)
+
+    def throttled(self) -> None:
+        """The storage has said that it is too much."""
+        self._is_throttled, now = True, self._clock()
+        if now - self._cut_at > CUT_SECONDS:
+            self._value, self._cut_at = max(1.0, CUT_SHARE * self._value), now
+
+    def ended(self, *, is_success: bool) -> None:
+        """A read has ended: the limit grows by one after as many successes as it has reads."""
+        if not self._is_throttled:
+            self._value = min(self._value + is_success / self._value, self._most)
+        self._is_throttled = False
+
+    def was_just_cut(self) -> bool:
+        """Whether the last cut is less than CUT_SECONDS ago."""
+        return self._clock() - self._cut_at < CUT_SECONDS
 
 
 @dataclass(eq=False, kw_only=True)

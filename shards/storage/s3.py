@@ -3,7 +3,7 @@
 import io
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,9 +14,39 @@ from shards.storage.objects import MOST_OBJECT_BYTES, MissingObjectError, any_pa
 from shards.storage.retries import RetryBudget, RetryConfig
 from shards.storage.s3_client import UPLOADS, BadAnswerError, ClientOfProcess, storage_errors
 from shards.storage.s3_read import PIECE_BYTES, ObjectRead, ObjectSource
-from shards.storage.stream import PieceFile
 from shards.storage.temporary import temporary_file
 from shards.storage.traffic import Traffic
+
+
+class PieceFile(io.RawIOBase):
+    """Reads forward and keeps one piece at most. Closing it ends the generator of the pieces."""
+
+    def __init__(self, pieces: Generator[bytes, None, None]) -> None:
+        super().__init__()
+        self._pieces, self._left = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
+        """Fills the buffer from the current piece; 0 only at the end."""
+        while not self._left:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._left = memoryview(piece)
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+    def close(self) -> None:
+        """Drops the current piece and ends the generator."""
+        self._left = memoryview(b"")
+        self._pieces.close()
+        super().close()
+
 
 log = logging.getLogger(__name__)
 PAGE_KEYS = 1000

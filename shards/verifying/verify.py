@@ -1,13 +1,19 @@
-"""Reads a dataset back and lists everything that is not as its manifest says."""
+"""Reads a dataset back and lists everything that is not as its manifest says.
+
+Proof from the plan's own files that every scanned image is in exactly one shard or among the dropped ones.
+
+What loaders refuse in a dataset's files, by the same checks: `verify` lists it.
+"""
 
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 
 from shards.dataset import Dataset, open_dataset
@@ -20,9 +26,11 @@ from shards.index import (
     ShardCommit,
     read_blocks,
     read_commit,
+    read_index,
     read_labels,
     read_quarantine,
     read_rows,
+    read_sample_rows,
 )
 from shards.manifest import (
     BLOCKS_PATH,
@@ -39,14 +47,91 @@ from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.write_shard import planned_samples
 from shards.reading.parallel import run_tasks
 from shards.sample_rows import BlockTable
+from shards.storage.store_file import StoreFile
 from shards.store import MissingObjectError, Store
+from shards.tables import (
+    TableSchema,
+    arrow_faults,
+    open_checked,
+    refuse_blocks,
+    refuse_labels,
+    refuse_places,
+    refuse_rows,
+    refuse_values,
+)
 from shards.verifying import shard_checks as checks
 from shards.verifying import table_checks as tables
-from shards.verifying.placement import misplaced
 from shards.verifying.plan_checks import check_planned
-from shards.verifying.refused import refused_files, refused_rows
 from shards.verifying.strays import Fault, strays
 from shards.verifying.whole_tar import Tar, mapped_tar
+
+
+def refused_files(dataset: Dataset) -> Iterator[Fault]:
+    """What a loader would refuse in the tables of the whole, and files that it would not believe."""
+    manifest = dataset.manifest
+    tables: dict[str, Callable[[bytes], object]] = {
+        BLOCKS_PATH: lambda data: refuse_blocks(read_blocks(data), manifest),
+        LABELS_PATH: lambda data: refuse_labels(read_labels(data), num_classes=manifest.num_classes),
+        QUARANTINE_PATH: read_quarantine,
+    }
+    for path, check in tables.items():
+        with suppress(MissingObjectError, InvalidDataError):  # listed with the files
+            try:
+                check(dataset.store.read(path))
+            except ValueError as error:
+                yield Fault(where=path, what=f"cannot be right: {error}")
+    needed = (*tables, PLAN_PATH, *(index_path(shard) for shard in range(len(manifest.shards))))
+    for path in (path for path in needed if path not in manifest.files):
+        yield Fault(where=MANIFEST_PATH, what=f"has no sha256 of {path}")
+
+
+def refused_rows(data: bytes, shard: int, manifest: Manifest) -> Iterator[str]:
+    """What a loader would refuse in a shard's index, and what only other readers use."""
+    record = manifest.shards[shard]
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: refuse_rows(read_sample_rows(data), record, num_classes=manifest.num_classes),
+        lambda: refuse_places(read_index(data), shard=shard, is_ours=not manifest.adopted),
+    )
+    for check in checks:
+        try:
+            check()
+        except ValueError as error:
+            yield f"its index cannot be right: {error}"
+
+
+_ROWS_AT_ONCE = 1 << 16
+_MOST_SCANNED = 1 << 32  # a byte of memory for each
+_RULES = TableSchema(schema=pa.schema([("position", pa.int64())]))
+
+
+def misplaced(store: Store, plan: Plan) -> Iterator[str]:
+    """Positions that are planned or dropped more than once, or never. Positions run from 0 to the images scanned."""
+    num_scanned = plan.num_samples + plan.num_quarantined
+    if num_scanned > _MOST_SCANNED:
+        yield f"it has {num_scanned} images; positions are checked of {_MOST_SCANNED:,} at most"
+        return
+    times = np.zeros(num_scanned, np.uint8)
+    for path in plan.files:
+        if not path.startswith("plan/samples-") and path != DROPPED_PATH:
+            continue
+        try:
+            with arrow_faults(), open_checked(StoreFile(store, path), _RULES) as file:
+                table = file.read(["position"], rows=_ROWS_AT_ONCE)
+            refuse_values(table, _RULES)
+        except MissingObjectError:
+            return  # reported with the files
+        except ValueError as error:
+            yield f"{path} cannot be read: {error}"
+            return
+        positions = table.column("position").to_numpy()
+        if len(positions) and not 0 <= positions.min() <= positions.max() < num_scanned:
+            yield f"{path} has positions outside 0 to {num_scanned - 1}"
+            return
+        np.add.at(times, positions, 1)
+    for position in np.flatnonzero(times != 1).tolist():
+        how_often = "in no shard and not among the dropped" if not times[position] else "in more than one place"
+        yield f"the image at position {position} is {how_often}"
+
 
 # Most faults that one check of a shard lists; their count is always given.
 MAX_FAULTS_A_CHECK = 10

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from pipeline.data.decode import Pixels, decode_stored
-from pipeline.data.png_profile import without_profile
+from pipeline.data.decode import Pixels, decode_stored, without_profile
 from tests.rigs.hostile import HOSTILE
 from tests.rigs.images import image_bytes, png_with_profile
 

@@ -12,11 +12,11 @@ from pipeline.evaluation.fewshot import (
     FewshotScores,
     Represented,
     chosen_data,
+    chosen_shots,
     mean_and_deviation,
     measured,
     represented,
 )
-from pipeline.evaluation.shots import chosen_shots
 from pipeline.models import ModelConfig, build_model
 from pipeline.ranks.world import World
 from shards.dataset import open_dataset

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from shards.adoption.foreign_quarantine import are_mostly_integers, commonest_reason, refuse_quarantine
+from shards.adoption.adopt import are_mostly_integers, commonest_reason, refuse_quarantine
 from shards.adoption.foreign_samples import Cause
 from shards.adoption.foreign_tar import ADOPTED_SCHEMA, TarFacts, adopted_path
 from shards.errors import UserError

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.storage.pieces import Pieces, stored_pieces
+from shards.storage.s3 import PieceFile
 from shards.storage.store_file import StoreFile
-from shards.storage.stream import PieceFile
 from shards.store import open_store
 
 DATA = bytes(range(256)) * 4

@@ -79,8 +79,8 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 @pytest.fixture
 def quick_hedges(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read is slow after 50 ms."""
-    monkeypatch.setattr("shards.storage.latency.FIRST_SECONDS", 0.05)
-    monkeypatch.setattr("shards.storage.latency.LEAST_SECONDS", 0.05)
+    monkeypatch.setattr("shards.storage.ranges.FIRST_SECONDS", 0.05)
+    monkeypatch.setattr("shards.storage.ranges.LEAST_SECONDS", 0.05)
 
 
 class ReadsOfOne(RangeReads):
@@ -269,8 +269,8 @@ def test_one_half_that_fails_does_not_fail_the_read(reads_of: Reads, quick_hedge
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.5])
 def test_hedges_are_no_more_than_their_share(reads_of: Reads, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """Where all reads are slow, second requests would only double the load."""
-    monkeypatch.setattr("shards.storage.latency.FIRST_SECONDS", 0.0)
-    monkeypatch.setattr("shards.storage.latency.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("shards.storage.ranges.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("shards.storage.ranges.LEAST_SECONDS", 0.0)
     monkeypatch.setattr("shards.storage.ranges.LEAST_SECONDS", 0.001)
 
     def slow(stop: threading.Event, first: int) -> bytes:
@@ -491,7 +491,7 @@ def test_a_read_without_a_hedge_ends_and_the_next_one_has_one_again(
 
 def test_fewer_are_under_way_while_no_read_ends(reads_of: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a storm of 503s reads end after minutes; the answers are what counts."""
-    monkeypatch.setattr("shards.storage.adaptive_limit.CUT_SECONDS", 0.0)
+    monkeypatch.setattr("shards.storage.ranges.CUT_SECONDS", 0.0)
     lock, now, go = threading.Lock(), set[int](), threading.Event()
 
     def answer(_: threading.Event, first: int) -> bytes:

@@ -2,8 +2,15 @@
 
 import pytest
 
-from shards.storage.adaptive_limit import CUT_SECONDS, AdaptiveLimit
-from shards.storage.latency import KNOWN_READS, LEAST_SECONDS, REMEMBERED, REQUEST_BYTES, LatencyTracker
+from shards.storage.ranges import (
+    CUT_SECONDS,
+    KNOWN_READS,
+    LEAST_SECONDS,
+    REMEMBERED,
+    REQUEST_BYTES,
+    AdaptiveLimit,
+    LatencyTracker,
+)
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ from shards.index import table_bytes
 from shards.packing.plan import DROPPED_PATH, Plan
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
-from shards.verifying.placement import misplaced
+from shards.verifying.verify import misplaced
 from tests.rigs.images import class_folders
 from tests.rigs.packing import pack_spec, planned
 from tests.rigs.tables import read_table

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.training.reporting.logger_thread import lines_between
 from pipeline.training.reporting.metrics import Metrics
-from pipeline.training.reporting.metrics_lines import lines_between
 from shards.errors import InvalidDataError
 
 
