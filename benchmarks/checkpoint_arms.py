@@ -20,7 +20,7 @@ from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.commit import draft_manifest
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fragments import Fragment, lay_out
-from pipeline.checkpoints.manifest import CheckpointId, Manifest
+from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
 from pipeline.checkpoints.saves import NAMES, Saves
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import BackgroundWriter, HostBuffer, InlineWriter
@@ -72,7 +72,7 @@ class Bench:
         update = self.engine.update(learning_rate=RATE)
         return own.by_name(own.read_back(found, grad_norm=update.grad_norm))
 
-    def draft(self) -> Manifest:
+    def draft(self) -> CheckpointManifest:
         """The manifest of the next save."""
         self.num_saves += 1
         return draft_manifest(

@@ -375,6 +375,19 @@ def test_files_are_named_for_what_they_do() -> Iterator[str]:
 
 
 @every_fault
+def test_a_class_name_exists_once() -> Iterator[str]:
+    """So that a search for it finds one thing."""
+    places: dict[str, list[str]] = {}
+    for source in sources():
+        for node in source.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(source.at(node.lineno))
+    for name, found in places.items():
+        if len(found) > 1:
+            yield f"{name} is defined in {', '.join(found)}"
+
+
+@every_fault
 def test_every_folder_of_python_is_a_package() -> Iterator[str]:
     """Or pytest could not tell two test files of one name apart; docs/ has scripts only."""
     for folder in sorted({path.parent for path in PYTHON} - {CHECKOUT / "docs"}):

@@ -19,7 +19,7 @@ from jobs.chains.state import (
     state_folder,
 )
 from jobs.cluster.queue import tasks_of
-from jobs.cluster.queue_reasons import Finding, findings_of_tasks, num_tasks
+from jobs.cluster.queue_reasons import QueueFinding, findings_of_tasks, num_tasks
 from jobs.cluster.slurm import QueuedJob, queued_with
 from jobs.output import advice, wrapped
 from shards.errors import UserError
@@ -45,7 +45,7 @@ class StepStatus:
     jobs: tuple[int, ...]
     running: int
     queued: int
-    findings: tuple[Finding, ...]
+    findings: tuple[QueueFinding, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def _step(
     mine = [one for one in queue if one.tag.startswith(f"{step.name}.e")]
     running = sum(num_tasks(one.job) for one in mine if one.state in _RUNS)
     waiting = sum(num_tasks(one.job) for one in mine) - running
-    state, findings = step.state, list[Finding]()
+    state, findings = step.state, list[QueueFinding]()
     if step.state == "waiting":
         state = "waits for its turn"
     elif step.state == "submitted":
@@ -127,7 +127,7 @@ def _step(
     )
 
 
-def _said_of(numbers: Sequence[int], run_dir: str, environ: Mapping[str, str]) -> list[Finding]:
+def _said_of(numbers: Sequence[int], run_dir: str, environ: Mapping[str, str]) -> list[QueueFinding]:
     found = []
     for number in numbers:
         if tasks := tasks_of(str(number), environ):

@@ -21,7 +21,7 @@ _ANYWAY = "or submit with --no-check"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class PartitionLimits:
     """Of one partition, or the widest of several. Seconds and nodes; None: no limit, or not known. `default_seconds`:
     of a job that asks for no time."""
 
@@ -36,10 +36,10 @@ def partition_for(cluster: ClusterConfig, *, has_ranks: bool) -> str:
     return (cluster.cpu_partition if not has_ranks else "") or cluster.partition
 
 
-def limits_of(partition: str, environ: Mapping[str, str]) -> Limits:
+def limits_of(partition: str, environ: Mapping[str, str]) -> PartitionLimits:
     """Of a partition, of several as in `a,b`, or of the default one (empty). Without limits if Slurm does not say."""
     if shutil.which("scontrol", path=environ.get("PATH")) is None:
-        return Limits(name=partition)
+        return PartitionLimits(name=partition)
     done = ran(["scontrol", "--oneliner", "show", "partition"], environ)
     names = partition.split(",") if partition else []
     found = []
@@ -48,11 +48,11 @@ def limits_of(partition: str, environ: Mapping[str, str]) -> Limits:
         if fields.get("PartitionName") in names or (not names and fields.get("Default") == "YES"):
             found.append(fields)
     if not found:
-        return Limits(name=partition)
+        return PartitionLimits(name=partition)
     times = [seconds_of(fields.get("MaxTime", "")) for fields in found]
     nodes = [fields.get("MaxNodes", "") for fields in found]
     defaults = [seconds_of(fields.get("DefaultTime", "")) for fields in found]
-    return Limits(
+    return PartitionLimits(
         name=partition or found[0]["PartitionName"],
         seconds=_most(times),
         default_seconds=defaults[0] if len(found) == 1 and defaults[0] is not None else _most(times),
@@ -65,7 +65,7 @@ def _most(limits: list[int | None]) -> int | None:
     return max(known) if len(known) == len(limits) else None
 
 
-def refuse_over_limits(limits: Limits, *, nodes: int, time_limit: str, margin: int) -> None:
+def refuse_over_limits(limits: PartitionLimits, *, nodes: int, time_limit: str, margin: int) -> None:
     """UserError if a job would wait for ever, or would end before it has saved. `time_limit`: in Slurm's words, empty:
     the partition's default; `margin`: seconds before the limit at which the ranks are asked to save. Pure."""
     asked, shown = asked_seconds(time_limit), printable_name(limits.name)
@@ -88,7 +88,7 @@ def refuse_over_limits(limits: Limits, *, nodes: int, time_limit: str, margin: i
         )
 
 
-def gate_minutes(limits: Limits) -> int:
+def gate_minutes(limits: PartitionLimits) -> int:
     """The time limit of a chain's gates. UserError if the partition allows less than a gate needs. Pure."""
     if limits.seconds is None:
         return _MOST_GATE_MINUTES

@@ -11,7 +11,7 @@ from jobs.record import open_job, read_record
 from jobs.settings.models import WeightsJob
 from jobs.stages import WITH_SMOKE
 from pipeline.checkpoints.manifest import CheckpointId
-from pipeline.checkpoints.stored import Choice
+from pipeline.checkpoints.stored import CheckpointChoice
 from pipeline.training.saving.finish import TakenRun, labels_of_data, take_weights
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -40,7 +40,7 @@ def run(job: WeightsJob, *, overwrite: bool = False) -> int:
     taken: list[CheckpointId] = []
 
     def write(out: Path) -> None:
-        choice = Choice(step=job.step, is_best=job.best)
+        choice = CheckpointChoice(step=job.step, is_best=job.best)
         taken.append(take_weights(out, source, choice=choice, is_raw=job.raw))
 
     write_to(Path(job.out), write, overwrite=overwrite)

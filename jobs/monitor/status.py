@@ -18,7 +18,7 @@ from jobs.chains.of_run import chain_tasks
 from jobs.chains.state import is_chain, refuse_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.cluster.queue import JobFacts, facts_of, nodes_in, numbers_of
-from jobs.cluster.queue_reasons import Finding, finding_of, findings_of_nodes
+from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
 from jobs.monitor.ask import output_lines, outputs_in, outputs_json
 from jobs.monitor.run_logs import newest_log
 from jobs.output import put
@@ -49,7 +49,7 @@ class Status:
     nothing of them."""
 
     jobs: tuple[JobFacts, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[QueueFinding, ...]
     complaint: str = ""
 
     @property
@@ -160,7 +160,7 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
     for job in jobs:
         found = finding_of(job, run_dir=str(run_dir))
         starts = f", start {job.starts + 1}" if job.starts else ""
-        findings.append(Finding(words=f"job {job.job}{starts}: {found.words}", todo=found.todo))
+        findings.append(QueueFinding(words=f"job {job.job}{starts}: {found.words}", todo=found.todo))
         if not job.is_finished and environ is not None:
             findings += findings_of_nodes(nodes_in(job.nodes, environ))
     return Status(jobs=tuple(jobs), findings=(*_of_folder(run_dir, jobs), *findings))
@@ -176,23 +176,23 @@ def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
     return [job for place, job in enumerate(found) if place < _MOST_JOBS or not job.is_finished]
 
 
-def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
+def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[QueueFinding]:
     """What its files say, of those that no table of runs shows."""
     found = []
     if (run_dir / "STOP").exists():
         words = "is asked to stop, and stays stopped, by its file STOP; to continue, delete it and submit again"
-        found.append(Finding(words=words, todo=f"rm {shlex.quote(str(run_dir / 'STOP'))}"))
+        found.append(QueueFinding(words=words, todo=f"rm {shlex.quote(str(run_dir / 'STOP'))}"))
     if (run_dir / "submit" / "gave-up").exists():
         words = "has given up: tries in a row saved nothing new; once it is mended, submit again"
-        found.append(Finding(words=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
+        found.append(QueueFinding(words=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
     if ended := said_of_last_try(run_dir):
-        found.append(Finding(words=ended))
+        found.append(QueueFinding(words=ended))
     path = newest_log(run_dir, jobs)
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None
         for said, words, todo in _FULL:
             if tail and said in tail.data:
-                found.append(Finding(words=f"its log says: {said.decode()}; {words}", todo=todo))
+                found.append(QueueFinding(words=f"its log says: {said.decode()}; {words}", todo=todo))
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.cluster.queue_reasons import Finding
+from jobs.cluster.queue_reasons import QueueFinding
 from jobs.monitor.logs import shown
 from jobs.monitor.run_logs import newest_log
 from jobs.monitor.status import Status, state_of
@@ -223,7 +223,7 @@ def _slurm(view: View, columns: int) -> "list[Text]":
     return lines
 
 
-def _of_finding(finding: Finding, columns: int) -> "list[Text]":
+def _of_finding(finding: QueueFinding, columns: int) -> "list[Text]":
     lines = [_text(part) for part in wrapped(finding.words, columns, most_lines=2)]
     if finding.todo:
         lines += [_text(part, "yellow") for part in wrapped(f"> {finding.todo}", columns, most_lines=2)]

@@ -46,7 +46,7 @@ _RUNNING = "running"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Snapshot:
     """What Slurm and the files said. `run_dir`: the run that is drawn, None for a chain of which none runs; `status`:
     its jobs, None if Slurm was not asked; `chain`: None for a run."""
 
@@ -55,14 +55,14 @@ class Answer:
     chain: ChainStatus | None = None
 
 
-def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Answer:
+def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
     """Of a run or a chain. `environ`: None without Slurm. UserError if Slurm does not answer about a run, or the chain
     cannot be read."""
     if not is_chain(str(folder)):
-        return Answer(run_dir=folder, status=status_of(folder, environ) if environ is not None else None)
+        return Snapshot(run_dir=folder, status=status_of(folder, environ) if environ is not None else None)
     chain = status_of_chain(folder, environ)
     run_dir, can_ask = run_of(chain), environ is not None and not chain.complaint
-    return Answer(run_dir=run_dir, status=status_of(run_dir, environ) if run_dir and can_ask else None, chain=chain)
+    return Snapshot(run_dir=run_dir, status=status_of(run_dir, environ) if run_dir and can_ask else None, chain=chain)
 
 
 def run_of(chain: ChainStatus) -> Path | None:
@@ -107,12 +107,12 @@ class Asked:
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self.is_chain = is_chain(str(folder))
         has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
-        self.answer = Answer(run_dir=None if self.is_chain else folder, status=None)
+        self.answer = Snapshot(run_dir=None if self.is_chain else folder, status=None)
         self.complaint = ""
         self.root = folder.absolute() if self.is_chain else None
         self._folder, self._environ = folder, environ if has_slurm else None
         self._at, self._next = 0.0, 0.0
-        self._future: Future[Answer] | None = None
+        self._future: Future[Snapshot] | None = None
         self._asks = has_slurm or self.is_chain
         self._pool = Pool(1, name="watch")
 

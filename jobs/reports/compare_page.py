@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from jobs.reports.compare_facts import Point
-from jobs.reports.compare_plots import NUM_COLOURS, Mark, dot_class, plot
+from jobs.reports.compare_plots import NUM_COLOURS, PlotPoint, dot_class, plot
 from jobs.reports.plots import number
 from shards.card.card_page import page_style
 from shards.card.card_words import shown
@@ -65,7 +65,9 @@ def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Mar
     made = []
     for wanted in _wanted(points):
         marks = [
-            Mark(x=float(x), y=100 * y, line=one.line, name=one.name, row=f"row-{place}", deviation=100 * (spread or 0))
+            PlotPoint(
+                x=float(x), y=100 * y, line=one.line, name=one.name, row=f"row-{place}", deviation=100 * (spread or 0)
+            )
             for place, one in enumerate(points)
             for x, (y, spread) in [(wanted.x_of(one), wanted.y_of(one))]
             if x and y is not None

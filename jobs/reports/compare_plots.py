@@ -21,7 +21,7 @@ _MOST_TICKS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class PlotPoint:
     """A point of a plot: `x` above 0; `y` and its `deviation` in percent; `row`: the id of its row in the table."""
 
     x: float
@@ -32,7 +32,7 @@ class Mark:
     deviation: float = 0.0
 
 
-def plot(marks: Sequence[Mark], *, x_name: str, y_name: str, lines: Sequence[str]) -> Markup:
+def plot(marks: Sequence[PlotPoint], *, x_name: str, y_name: str, lines: Sequence[str]) -> Markup:
     """The marks, those of one line joined. `lines`: all of the page, whose place gives the colour."""
     x_low, x_high = min(one.x for one in marks), max(one.x for one in marks)
     y_low = min(one.y - one.deviation for one in marks)
@@ -79,7 +79,9 @@ def dot_class(place: int) -> str:
     return f"part-{colour}" if place < NUM_COLOURS else f"ring line-{colour}"
 
 
-def _line(marks: Sequence[Mark], place: int, *, x: Callable[[float], float], y: Callable[[float], float]) -> list[str]:
+def _line(
+    marks: Sequence[PlotPoint], place: int, *, x: Callable[[float], float], y: Callable[[float], float]
+) -> list[str]:
     body, at, colour = [], [(x(math.log10(one_x)), y(one_y)) for one_x, one_y in _joined(marks)], place % NUM_COLOURS
     dashed = "" if place < NUM_COLOURS else " dashed"
     if len(at) > 1:
@@ -96,9 +98,9 @@ def _line(marks: Sequence[Mark], place: int, *, x: Callable[[float], float], y: 
     return body
 
 
-def _joined(marks: Sequence[Mark]) -> list[tuple[float, float]]:
+def _joined(marks: Sequence[PlotPoint]) -> list[tuple[float, float]]:
     """Where the line of these marks goes: through each, and through the mean of those that are alike in x."""
-    groups: list[list[Mark]] = []
+    groups: list[list[PlotPoint]] = []
     for one in sorted(marks, key=lambda one: one.x):
         if groups and one.x <= _ALIKE * groups[-1][0].x:
             groups[-1].append(one)

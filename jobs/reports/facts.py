@@ -21,7 +21,7 @@ from jobs.nearest_recipe import Nearest, is_place, nearest
 from jobs.record import Leaves, is_scored, leaves_of, read_leaves
 from jobs.resolve import recipe_job
 from jobs.stages import WITH_SMOKE
-from pipeline.checkpoints.manifest import MANIFEST_NAME, Manifest, id_from_path, manifest_from_json
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointManifest, id_from_path, manifest_from_json
 from pipeline.runs.curves import NO_CURVES, Curves, read_curves
 from pipeline.runs.facts import LEDGER, METRICS, RunFacts, read_facts
 from pipeline.runs.starts import FILE_NAME as STARTS
@@ -313,7 +313,7 @@ def _quarantine(run_dir: Path, notes: _Notes) -> Bad:
     )
 
 
-def _newest(run_dir: Path, notes: _Notes) -> Manifest | None:
+def _newest(run_dir: Path, notes: _Notes) -> CheckpointManifest | None:
     """The manifest of the newest checkpoint in the run's folder; None if there is none, or it is in a bucket."""
     folder = run_dir / "checkpoints"
     # Unlike Path.glob of Python 3.11, this one goes on after a folder that is removed meanwhile.
@@ -352,7 +352,7 @@ def _is_same(one: str | None, other: str | None) -> bool:
         return False
 
 
-def _data(leaves: Leaves, manifest: Manifest | None) -> tuple[tuple[str, str], ...]:
+def _data(leaves: Leaves, manifest: CheckpointManifest | None) -> tuple[tuple[str, str], ...]:
     url = leaves.get("job.data.url") or "a mixture"
     if manifest is None:
         return (("dataset", url),)
@@ -370,7 +370,7 @@ def _data(leaves: Leaves, manifest: Manifest | None) -> tuple[tuple[str, str], .
     return tuple((name, str(value)) for name, value in named)
 
 
-def _environment(manifest: Manifest | None, topology: str) -> tuple[tuple[str, str], ...]:
+def _environment(manifest: CheckpointManifest | None, topology: str) -> tuple[tuple[str, str], ...]:
     found = [("last start", topology)] if topology else []
     record: Any = manifest.record if manifest else {}
     for group in ("topology", "engine", "bits", "versions"):

@@ -37,7 +37,7 @@ Cells = list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RunRow:
     """What a line shows of a run."""
 
     run: str
@@ -49,7 +49,7 @@ class Row:
     """Shown instead of the state in `facts`."""
 
 
-def table_of(rows: Sequence[Row], *, now: float, columns: int) -> str:
+def table_of(rows: Sequence[RunRow], *, now: float, columns: int) -> str:
     """The lines of the table, none longer than `columns` but commands to paste; names are fitted, control characters in
     them escaped."""
     cells = [_cells(row, now) for row in rows]
@@ -67,7 +67,7 @@ def table_of(rows: Sequence[Row], *, now: float, columns: int) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _cells(row: Row, now: float) -> Cells:
+def _cells(row: RunRow, now: float) -> Cells:
     facts = row.facts
     step = "" if facts.step is None else f"{facts.step:,}"
     steps = f"/{row.num_steps:,}" if row.num_steps is not None else ""
@@ -290,9 +290,9 @@ def is_unstarted(path: Path) -> bool:
     return (path / "submit").is_dir() and not any((path / name).exists() for name in others)
 
 
-def row_of(one: Run, *, more: Sequence[str] = (), state: str = "") -> Row:
+def row_of(one: Run, *, more: Sequence[str] = (), state: str = "") -> RunRow:
     """Its line in the table, with more lines below it, and with another word for its state if one is given."""
-    return Row(
+    return RunRow(
         run=one.path,
         recipe=one.recipe.words() if one.recipe else "",
         num_steps=one.num_steps,

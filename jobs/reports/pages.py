@@ -36,7 +36,7 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ShownCurve:
     """A curve on the page: its picture, and the words below it."""
 
     title: str
@@ -92,7 +92,7 @@ def kind_of(name: str) -> Kind:
     return Kind(title=title, unit=name, is_cost=True)
 
 
-def shown_curves(curves: Sequence[Curve], *, marks: Sequence[int], is_cost: bool) -> list[Shown]:
+def shown_curves(curves: Sequence[Curve], *, marks: Sequence[int], is_cost: bool) -> list[ShownCurve]:
     """The curves of one section, in order. What took no time at all is left out."""
     found = [(one, kind_of(one.name)) for one in curves]
     return [
@@ -102,11 +102,11 @@ def shown_curves(curves: Sequence[Curve], *, marks: Sequence[int], is_cost: bool
     ]
 
 
-def _shown(curve: Curve, kind: Kind, *, marks: Sequence[int]) -> Shown:
+def _shown(curve: Curve, kind: Kind, *, marks: Sequence[int]) -> ShownCurve:
     (least_at, least), (most_at, most) = curve.extreme(most=False), curve.extreme(most=True)
     words = f"Least {kind.text(least)} at step {least_at:,}, most {kind.text(most)} at step {most_at:,}"
     not_finite = f"; {curve.num_not_finite:,} not finite" if curve.num_not_finite else ""
-    return Shown(
+    return ShownCurve(
         title=kind.title,
         plot=curve_plot(curve, marks=marks, unit=kind.unit, text=kind.text, may_be_log=kind.may_be_log),
         words=f"{words}{not_finite}.",

@@ -122,7 +122,7 @@ class Classes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ExampleImage:
     """An image of examples.json; `image`: a data URI."""
 
     sample_id: Count
@@ -158,8 +158,8 @@ class ScoreSheet:
     scores: ScoreLine | None = None
     facts: tuple[tuple[str, str], ...] = ()
     classes: Classes | None = None
-    right: tuple[Shown, ...] = ()
-    wrong: tuple[Shown, ...] = ()
+    right: tuple[ExampleImage, ...] = ()
+    wrong: tuple[ExampleImage, ...] = ()
     reasons: tuple[str, ...] = ()
 
 
@@ -218,11 +218,11 @@ def _data(path: Path) -> bytes:
     return read_local_file(path, most_bytes=_MOST_BYTES)
 
 
-def _examples(path: Path) -> tuple[Shown, ...]:
+def _examples(path: Path) -> tuple[ExampleImage, ...]:
     found = parse_json(_data(path))
     if not isinstance(found, list):
         raise ValueError("allowed: a list of images")
-    return tuple(record_from(Shown, one, where=f"{at}.") for at, one in enumerate(found[:_MOST_EXAMPLES]))
+    return tuple(record_from(ExampleImage, one, where=f"{at}.") for at, one in enumerate(found[:_MOST_EXAMPLES]))
 
 
 def _facts(scores: ScoreLine) -> tuple[tuple[str, str], ...]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from shards.adoption.foreign_samples import SampleRules
 from shards.errors import UserError
-from shards.images.config import Limits, Resize
+from shards.images.config import ImageLimits, Resize
 from shards.packing.about import About
 from shards.packing.config import MOST_SEED, Dedup
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value, whole_number
@@ -46,7 +46,7 @@ class PackJob:
     """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
     seed: Annotated[int, Range(0, MOST_SEED)] = 0
     """Seed for the order of the images in the shards."""
-    limits: Limits = field(default_factory=Limits)
+    limits: ImageLimits = field(default_factory=ImageLimits)
     """Largest images that are accepted; others are quarantined."""
     dedup: Dedup = field(default_factory=Dedup)
     """Duplicates to leave out."""
@@ -112,7 +112,7 @@ class IndexJob:
     """Licence of the images, for the manifest and card; can also be added after packing."""
     samples_per_block: Annotated[int, Range(1)] = 64
     """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
-    limits: Limits = field(default_factory=Limits)
+    limits: ImageLimits = field(default_factory=ImageLimits)
     """Largest images that are accepted; others are quarantined."""
     workers: Annotated[int, Range(1)] = 1
     """Worker processes."""

@@ -20,14 +20,14 @@ _SAVE_DELAY_SECONDS = 0.03  # after the first file of a save is there
 _TAIL_LINES, _TAIL_BYTES = 12, 1 << 16
 
 
-class Start(Protocol):
+class StartRanks(Protocol):
     """Starts `patchline WORDS` on some ranks; all of them write to log_dir/rank-N.log."""
 
     def __call__(self, words: list[str], *, num_ranks: int, log_dir: Path) -> Ranks: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Topology:
+class TrialTopology:
     """How many ranks, and what ZeRO shards across them."""
 
     num_ranks: int
@@ -56,7 +56,7 @@ class Command:
     name: str
     words: tuple[str, ...]
     run: StoredRun
-    start: Start
+    start: StartRanks
     tick: Callable[[int], None] = lambda _: None
 
     @property
@@ -64,7 +64,7 @@ class Command:
         """Where all ranks write; beside the run directory."""
         return self.run.run_dir.with_name(f"{self.run.run_dir.name}-logs")
 
-    def begin(self, topology: Topology) -> Ranks:
+    def begin(self, topology: TrialTopology) -> Ranks:
         """Starts the ranks."""
         words = [*self.words, "--engine.zero-stage", str(topology.zero_stage)]
         return self.start(words, num_ranks=topology.num_ranks, log_dir=self.log_dir)
@@ -87,13 +87,13 @@ def planned_moments(num_kills: int, *, num_steps: int, save_steps: int, seed: in
     return moments
 
 
-def run_whole(command: Command, topology: Topology) -> None:
+def run_whole(command: Command, topology: TrialTopology) -> None:
     """Trains to the end. An error as the run's own if it fails."""
     ranks = command.begin(topology)
     _finish(command, ranks)
 
 
-def run_killed(command: Command, topologies: Sequence[Topology], moments: Sequence[Moment]) -> list[str]:
+def run_killed(command: Command, topologies: Sequence[TrialTopology], moments: Sequence[Moment]) -> list[str]:
     """Kills the run at each moment that it reaches, and continues it to the end: start i on topology i, or i modulo
     their number. Returns what was done, in words."""
     done: list[str] = []

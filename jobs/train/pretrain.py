@@ -6,16 +6,16 @@ from jobs import exit_codes
 from jobs.record import write_record
 from pipeline.ranks.world import current_world
 from pipeline.runs.starts import NO_ORIGIN, Origin
-from pipeline.training.run import NO_STEPS, Ending, RunRecord, train
+from pipeline.training.run import NO_STEPS, RunEnding, RunRecord, train
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.step_trace import refuse_later_steps
 from shards.errors import StorageError, UnreachableError
 
 _CODES = {
-    Ending.DONE: exit_codes.DONE,
-    Ending.STOPPED: exit_codes.CONTINUE,
-    Ending.INTERRUPTED: exit_codes.INTERRUPTED,
-    Ending.UNSAVED: exit_codes.CRASH,
+    RunEnding.DONE: exit_codes.DONE,
+    RunEnding.STOPPED: exit_codes.CONTINUE,
+    RunEnding.INTERRUPTED: exit_codes.INTERRUPTED,
+    RunEnding.UNSAVED: exit_codes.CRASH,
 }
 
 

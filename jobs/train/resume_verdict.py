@@ -34,7 +34,7 @@ _TIMES_UNBROKEN = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ResumeOutcome:
     """An interrupted run beside its unbroken twin. `limit`: the largest relative difference of losses that is allowed.
     `checkpoint`: the first one that differs, or the last one compared."""
 
@@ -76,7 +76,7 @@ def outcome_of(
     expected: StoredRun,
     found: StoredRun,
     others: Sequence[StoredRun] = (),
-) -> Outcome:
+) -> ResumeOutcome:
     """`others`: the unbroken runs of the other topologies; none if there is only one, whose bits must be the same."""
     num_losses, losses = different_losses(expected, found)
     steps = _steps_to_compare(job, expected, found)
@@ -85,7 +85,7 @@ def outcome_of(
         compared.append(compare_checkpoints(expected, found, step=step))
         if compared[-1].num_different:
             break
-    return Outcome(
+    return ResumeOutcome(
         title=title,
         kills=tuple(kills),
         continued_from=tuple(resumed_from(found)[1:]),
@@ -120,7 +120,7 @@ def rounding_of(precision: str, unbroken: Sequence[LossDifference]) -> float:
 _HEADS = ("killed and continued", "kills", "from steps", "losses", "tensors", "verdict")
 
 
-def table_of(job: VerifyResumeJob, outcomes: Sequence[Outcome], *, folder: str | None) -> Table:
+def table_of(job: VerifyResumeJob, outcomes: Sequence[ResumeOutcome], *, folder: str | None) -> Table:
     """A line for each interrupted run."""
     title = printable_name(f"patchline verify-resume {job.recipe}".rstrip())
     caption = printable_name(f"{job.steps} steps each" + (f"; the runs are in {folder}" if folder else ""))
@@ -139,12 +139,12 @@ def table_of(job: VerifyResumeJob, outcomes: Sequence[Outcome], *, folder: str |
     return table
 
 
-def explanations(outcomes: Sequence[Outcome]) -> list[str]:
+def explanations(outcomes: Sequence[ResumeOutcome]) -> list[str]:
     """A line for each run that differs: where first, and by how much."""
     return [line for one in outcomes if not one.is_exact for line in _explained(one)]
 
 
-def as_json(job: VerifyResumeJob, outcomes: Sequence[Outcome], *, folder: str | None) -> dict[str, Any]:
+def as_json(job: VerifyResumeJob, outcomes: Sequence[ResumeOutcome], *, folder: str | None) -> dict[str, Any]:
     """Differences that are infinite are null."""
     return {
         "recipe": job.recipe,
@@ -155,7 +155,7 @@ def as_json(job: VerifyResumeJob, outcomes: Sequence[Outcome], *, folder: str | 
     }
 
 
-def _run_as_json(one: Outcome) -> dict[str, Any]:
+def _run_as_json(one: ResumeOutcome) -> dict[str, Any]:
     checkpoint = one.checkpoint
     return {
         "run": one.title,
@@ -183,20 +183,20 @@ def _finite(difference: LossDifference | TensorDifference) -> dict[str, Any]:
             for name, value in values.items()}  # fmt: skip
 
 
-def _losses(one: Outcome) -> str:
+def _losses(one: ResumeOutcome) -> str:
     if not one.losses:
         return f"all {one.num_losses} the same bits"
     return f"{len(one.losses)} of {one.num_losses} differ, by {_percent(one.largest)} at most"
 
 
-def _tensors(one: Outcome) -> str:
+def _tensors(one: ResumeOutcome) -> str:
     checkpoint, count = one.checkpoint, len(one.checkpoint_steps)
     if not checkpoint.num_different:
         return f"all {checkpoint.num_tensors} the same bits, in {plural(count, 'checkpoint')}"
     return f"{checkpoint.num_different} of {checkpoint.num_tensors} differ in step {checkpoint.step}"
 
 
-def _verdict(one: Outcome) -> str:
+def _verdict(one: ResumeOutcome) -> str:
     if one.is_exact:
         return "exact"
     if one.is_right:
@@ -204,7 +204,7 @@ def _verdict(one: Outcome) -> str:
     return "DIFFERS"
 
 
-def _explained(one: Outcome) -> list[str]:
+def _explained(one: ResumeOutcome) -> list[str]:
     """In the order in which it happened."""
     lines = []
     if one.losses:
@@ -220,7 +220,7 @@ def _explained(one: Outcome) -> list[str]:
     return lines
 
 
-def _tensor(one: Outcome, first: TensorDifference, largest: TensorDifference) -> str:
+def _tensor(one: ResumeOutcome, first: TensorDifference, largest: TensorDifference) -> str:
     checkpoint = one.checkpoint
     if one.limit:
         return (

@@ -16,7 +16,7 @@ from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import Override, job_of_words, place_of
 from jobs.train.sweep_plan import SweepPlan, plan_of
 from jobs.train.sweep_results import best_of, facts_of, scores_of, sweep_json, table_of
-from jobs.train.trials import Score, Trial, make_room, refuse_others, run_all, score_of
+from jobs.train.trials import Trial, TrialScore, make_room, refuse_others, run_all, score_of
 from shards.errors import UserError, WillNotSucceedError
 from shards.files.json_lines import write_whole
 from shards.output.terminal import printable_name
@@ -87,7 +87,7 @@ def swept_fields(plan: SweepPlan, override: Override) -> set[str]:
     return {each.field for each in differences(*jobs)}
 
 
-def _shown(plan: SweepPlan, tries: Sequence[Score]) -> tuple[tuple[str, str], ...]:
+def _shown(plan: SweepPlan, tries: Sequence[TrialScore]) -> tuple[tuple[str, str], ...]:
     """The values of the repetitions for --dry-run: the best, or, before they are known, the first, which is said."""
     best = best_of(tries)
     if best and all(one.state in ("done", "failed") for one in tries):
@@ -102,7 +102,7 @@ def _likely(plan: SweepPlan) -> list[Trial]:
     return plan.repetitions(plan.first_values())
 
 
-def _best(plan: SweepPlan, tries: Sequence[Score]) -> tuple[tuple[str, str], ...]:
+def _best(plan: SweepPlan, tries: Sequence[TrialScore]) -> tuple[tuple[str, str], ...]:
     """The values of the best try. UserError if some are not over, WillNotSucceedError if none has a score."""
     if not plan.grid:
         return ()

@@ -16,7 +16,7 @@ from typing import Any
 from jobs.record import read_leaves
 from jobs.submittable import Override
 from jobs.train.sweep_plan import SweepPlan
-from jobs.train.trials import Score, score_of
+from jobs.train.trials import TrialScore, score_of
 from shards.errors import InvalidDataError
 from shards.files.typed_json import parse_json
 from shards.local_file import read_local_file
@@ -26,13 +26,13 @@ from shards.output.terminal import printable_name
 _LEAST_FOR_AN_EDGE = 3
 
 
-def best_of(scores: Sequence[Score]) -> Score | None:
+def best_of(scores: Sequence[TrialScore]) -> TrialScore | None:
     """The highest score, the first of several; None if none has one."""
     scored = [one for one in scores if one.accuracy is not None]
     return max(scored, key=lambda one: one.accuracy or 0.0) if scored else None
 
 
-def scores_of(plan: SweepPlan, override: Override) -> tuple[list[Score], list[Score]]:
+def scores_of(plan: SweepPlan, override: Override) -> tuple[list[TrialScore], list[TrialScore]]:
     """Of the tries, and of the repetitions of the best of them; none of these before there is a best one."""
     tries = [score_of(one, override) for one in plan.tries()]
     best = best_of(tries)
@@ -41,7 +41,7 @@ def scores_of(plan: SweepPlan, override: Override) -> tuple[list[Score], list[Sc
     return tries, [score_of(one, override) for one in plan.repetitions(best.trial.values if best else ())]
 
 
-def facts_of(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) -> dict[str, Any]:
+def facts_of(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[TrialScore]) -> dict[str, Any]:
     """As in sweep.json."""
     best, accuracies = best_of(tries), [one.accuracy for one in seeds if one.accuracy is not None]
     is_whole = bool(seeds) and len(accuracies) == len(seeds)
@@ -59,7 +59,7 @@ def facts_of(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) ->
     }
 
 
-def table_of(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) -> str:
+def table_of(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[TrialScore]) -> str:
     """A line for each run, the best marked, and the mean of the repetitions."""
     best = best_of(tries)
     width = max([len(printable_name(one.trial.name)) for one in (*tries, *seeds)], default=0)
@@ -75,7 +75,7 @@ def table_of(plan: SweepPlan, tries: Sequence[Score], seeds: Sequence[Score]) ->
     return "".join(f"{line}\n" for line in lines)
 
 
-def _facts(score: Score) -> dict[str, Any]:
+def _facts(score: TrialScore) -> dict[str, Any]:
     return {
         "folder": score.trial.name,
         "values": dict(score.trial.values),
@@ -85,7 +85,7 @@ def _facts(score: Score) -> dict[str, Any]:
     }
 
 
-def _line(score: Score, *, width: int, mark: str = "") -> str:
+def _line(score: TrialScore, *, width: int, mark: str = "") -> str:
     value = f"{score.accuracy:.4f}" if score.accuracy is not None else score.state
     is_over = score.state in ("failed", "done") and score.accuracy is None
     why = f"  {printable_name(score.why)}" if is_over and score.why else ""

@@ -81,7 +81,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class TrialScore:
     """What is known of a run. `accuracy`: the last one by the trial's metric, None until the run is done, and for one
     without; of the averaged weights if the run has them, as RUN/weights is."""
 
@@ -91,18 +91,20 @@ class Score:
     why: str = ""
 
 
-def score_of(trial: Trial, override: Override) -> Score:
+def score_of(trial: Trial, override: Override) -> TrialScore:
     """What the run's folder says; a run that is not there, or is done with other values, has never started."""
     facts = _facts(trial)
     if facts is None:
-        return Score(trial=trial, state="never started", accuracy=None)
+        return TrialScore(trial=trial, state="never started", accuracy=None)
     if facts.state == "done" and _changes(trial, override, is_done=True):
-        return Score(trial=trial, state="never started", accuracy=None, why="its folder has a run with other values")
+        return TrialScore(
+            trial=trial, state="never started", accuracy=None, why="its folder has a run with other values"
+        )
     accuracy = facts.accuracy if facts.state == "done" else None
     why = facts.reasons[0] if facts.reasons else ""
     if facts.state == "done" and accuracy is None:
         why = why or "it has no score of the weights that it ended with; evaluate them, or run it in another folder"
-    return Score(trial=trial, state=facts.state, accuracy=accuracy, why=why)
+    return TrialScore(trial=trial, state=facts.state, accuracy=accuracy, why=why)
 
 
 def refuse_others(trials: Sequence[Trial], override: Override) -> None:

@@ -19,8 +19,16 @@ from jobs.output import put, show_table
 from jobs.ranks import start_ranks
 from jobs.record import record_text
 from jobs.settings.models import VerifyResumeJob
-from jobs.train.killed_runs import Command, Start, Topology, planned_moments, resumed_from, run_killed, run_whole
-from jobs.train.resume_verdict import Outcome, as_json, explanations, outcome_of, table_of
+from jobs.train.killed_runs import (
+    Command,
+    StartRanks,
+    TrialTopology,
+    planned_moments,
+    resumed_from,
+    run_killed,
+    run_whole,
+)
+from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_of, table_of
 from pipeline.runs.comparison import StoredRun
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.loggers import LoggersConfig
@@ -43,7 +51,7 @@ def run(job: VerifyResumeJob, *, environ: Mapping[str, str]) -> int:
     return verify(job, start=partial(start_ranks, environ=environ, is_quiet=True))
 
 
-def verify(job: VerifyResumeJob, *, start: Start) -> int:
+def verify(job: VerifyResumeJob, *, start: StartRanks) -> int:
     """The same with ranks that `start` starts."""
     if job.command == "finetune" and not job.initial.weights:
         raise UserError("--initial.weights is missing: a fine-tuning recipe starts from weights; give RUN/weights")
@@ -68,11 +76,11 @@ def verify(job: VerifyResumeJob, *, start: Start) -> int:
 class _Trial:
     """The runs of one trial, in a folder."""
 
-    def __init__(self, job: VerifyResumeJob, *, folder: Path, start: Start) -> None:
+    def __init__(self, job: VerifyResumeJob, *, folder: Path, start: StartRanks) -> None:
         self._job, self._folder, self._start = job, folder, start
         self._training = _training_job(job)
         self._topologies = [
-            Topology(num_ranks=num_ranks, zero_stage=stage)
+            TrialTopology(num_ranks=num_ranks, zero_stage=stage)
             for num_ranks in job.ranks
             for stage in job.stages or (job.engine.zero_stage,)
         ]
@@ -80,9 +88,9 @@ class _Trial:
         self._num_runs = 2 * len(self._topologies) + (len(self._topologies) > 1)
         self._num_begun = 0
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[ResumeOutcome]:
         """Every comparison that was asked for."""
-        found, unbroken = [], dict[Topology, StoredRun]()
+        found, unbroken = [], dict[TrialTopology, StoredRun]()
         for number, topology in enumerate(self._topologies):
             whole = self._whole(f"unbroken-{number}", topology)
             unbroken[topology] = whole
@@ -91,18 +99,18 @@ class _Trial:
             found.append(self._changing(unbroken))
         return found
 
-    def _whole(self, name: str, topology: Topology) -> StoredRun:
+    def _whole(self, name: str, topology: TrialTopology) -> StoredRun:
         with self._command(name, f"{topology}, unbroken") as command:
             run_whole(command, topology)
             return command.run
 
-    def _interrupted(self, name: str, topologies: list[Topology], *, expected: StoredRun) -> Outcome:
+    def _interrupted(self, name: str, topologies: list[TrialTopology], *, expected: StoredRun) -> ResumeOutcome:
         """A run with kills, compared with an unbroken one on the same topology."""
         title = str(topologies[0])
         run, kills = self._killed(name, title, topologies, expected)
         return outcome_of(self._job, title=title, kills=kills, expected=expected, found=run)
 
-    def _changing(self, unbroken: dict[Topology, StoredRun]) -> Outcome:
+    def _changing(self, unbroken: dict[TrialTopology, StoredRun]) -> ResumeOutcome:
         """A run that goes from topology to topology, compared with the unbroken one of the first."""
         first = unbroken[self._topologies[0]]
         run, kills = self._killed("changing", "changing topology", self._topologies, first)
@@ -111,7 +119,7 @@ class _Trial:
         return outcome_of(self._job, title=title, kills=kills, expected=first, found=run, others=others)
 
     def _killed(
-        self, name: str, shown: str, topologies: list[Topology], expected: StoredRun
+        self, name: str, shown: str, topologies: list[TrialTopology], expected: StoredRun
     ) -> tuple[StoredRun, list[str]]:
         more = () if len(topologies) > 1 else self._same_micro_batch(expected)
         moments = planned_moments(

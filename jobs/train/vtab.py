@@ -22,7 +22,7 @@ from jobs.output import put
 from jobs.recipes.paper_vtab import GROUPS, TASKS, VtabTask
 from jobs.submittable import Override, job_of_words, value_in
 from jobs.train.sweep_plan import seeds_of
-from jobs.train.trials import Score, Trial, refuse_others, run_all, score_of
+from jobs.train.trials import Trial, TrialScore, refuse_others, run_all, score_of
 from shards.dataset import open_dataset
 from shards.errors import UnreachableError, UserError
 from shards.files.json_lines import write_whole
@@ -31,11 +31,11 @@ from shards.schema.config_values import shown_value
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TaskRow:
     """A task, and its run; `lacks`: what is missing of its data."""
 
     task: VtabTask
-    score: Score | None = None
+    score: TrialScore | None = None
     lacks: str = ""
 
     @property
@@ -44,7 +44,7 @@ class Row:
         return self.score.accuracy if self.score else None
 
 
-def facts_of(rows: Sequence[Row]) -> dict[str, Any]:
+def facts_of(rows: Sequence[TaskRow]) -> dict[str, Any]:
     """As in vtab.json."""
     return {
         "tasks": {
@@ -60,12 +60,14 @@ def facts_of(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def table_of(rows: Sequence[Row]) -> str:
+def table_of(rows: Sequence[TaskRow]) -> str:
     """A line for each task, the mean of each whole group, and the mean of all 19, or how many are missing."""
     return lines_of(rows, words=words_of, summary=partial(_summary, rows))
 
 
-def lines_of(rows: Sequence[Row], *, words: Callable[[Row], str], summary: Callable[[Sequence[VtabTask]], str]) -> str:
+def lines_of(
+    rows: Sequence[TaskRow], *, words: Callable[[TaskRow], str], summary: Callable[[Sequence[VtabTask]], str]
+) -> str:
     """The table, with these words for each task, and for each group of them and all 19."""
     lines = []
     for name, tasks in GROUPS.items():
@@ -77,21 +79,21 @@ def lines_of(rows: Sequence[Row], *, words: Callable[[Row], str], summary: Calla
     return "".join(f"{line}\n" for line in lines)
 
 
-def words_of(row: Row) -> str:
+def words_of(row: TaskRow) -> str:
     """Its accuracy, or why it has none."""
     if row.accuracy is not None:
         return f"{row.accuracy:.4f}"
     return f"missing: {printable_name(row.lacks)}" if row.lacks else row.score.state if row.score else ""
 
 
-def _summary(rows: Sequence[Row], tasks: Sequence[VtabTask]) -> str:
+def _summary(rows: Sequence[TaskRow], tasks: Sequence[VtabTask]) -> str:
     mean, scored = mean_of(rows, tasks), sum(row.accuracy is not None for row in rows if row.task in tasks)
     if mean is None:
         return f"{scored} of {len(tasks)} tasks have a score: no mean"
     return f"{f'mean of {len(tasks)}':<20}  {mean:.4f}"
 
 
-def mean_of(rows: Sequence[Row], tasks: Sequence[VtabTask]) -> float | None:
+def mean_of(rows: Sequence[TaskRow], tasks: Sequence[VtabTask]) -> float | None:
     """Over the tasks; None if one of them has no score."""
     found = [row.accuracy for row in rows if row.task in tasks and row.accuracy is not None]
     return statistics.fmean(found) if len(found) == len(tasks) else None
@@ -138,7 +140,7 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
         return code  # the run has said why
     scores = {key: score_of(trial, override) for key, trial in trials.items()}
     rows = {
-        seed: [Row(task=task, score=scores.get((seed, task.name)), lacks=lacks[task.name]) for task in tasks]
+        seed: [TaskRow(task=task, score=scores.get((seed, task.name)), lacks=lacks[task.name]) for task in tasks]
         for seed in taken.seeds
     }
     facts, table = _shown(rows)
@@ -147,7 +149,7 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     return code
 
 
-def _shown(rows: Mapping[int | None, Sequence[Row]]) -> tuple[dict[str, Any], str]:
+def _shown(rows: Mapping[int | None, Sequence[TaskRow]]) -> tuple[dict[str, Any], str]:
     """What vtab.json says, and the table."""
     if None in rows:
         return facts_of(rows[None]), table_of(rows[None])
@@ -202,7 +204,7 @@ def _trial(task: VtabTask, weights: str, taken: _Words, seed: int | None) -> Tri
     return Trial(folder=folder, values=(), words=(*words, f"--run-dir={folder}", *seeded), seed=seed)
 
 
-Rows = Mapping[int, Sequence[Row]]
+Rows = Mapping[int, Sequence[TaskRow]]
 
 
 def facts_of_seeds(by_seed: Rows) -> dict[str, Any]:
@@ -223,7 +225,7 @@ def table_of_seeds(by_seed: Rows) -> str:
     return lines_of(first, words=partial(_task, by_seed), summary=partial(_summary_of_seeds, by_seed))
 
 
-def _task(by_seed: Rows, first: Row) -> str:
+def _task(by_seed: Rows, first: TaskRow) -> str:
     rows = [row for rows in by_seed.values() for row in rows if row.task is first.task]
     if first.lacks:
         return words_of(first)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter
 
-from pipeline.checkpoints.manifest import CheckpointId, Manifest, Token, id_from_path
+from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, Token, id_from_path
 from pipeline.checkpoints.many_requests import each_at_once
 from pipeline.data.skipped import Skipped, StepRange, joined, refuse_disorder
 from shards.errors import InvalidDataError
@@ -138,7 +138,9 @@ def next_token(attempts: list[Attempt], *, nonce: str) -> str:
     return f"{number:04d}-{nonce}"
 
 
-def next_attempt(attempts: list[Attempt], *, token: str, origin: Manifest | None, skip: StepRange | None) -> Attempt:
+def next_attempt(
+    attempts: list[Attempt], *, token: str, origin: CheckpointManifest | None, skip: StepRange | None
+) -> Attempt:
     """A new attempt that resumes from `origin`. It leaves out what the checkpoint did, what the latest attempt was to
     leave out after it (it may have ended before it saved anything), and `skip`."""
     if origin is None:

@@ -28,7 +28,7 @@ from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import (
     MANIFEST_NAME,
     CheckpointId,
-    Manifest,
+    CheckpointManifest,
     is_sealed,
     manifest_from_json,
     overlapping,
@@ -74,7 +74,7 @@ class Checkpoints:
         self.attempt = Attempt(token="", resumed_from=None)
         self._files: RankFiles | None = None  # of the checkpoint that was found, until it is loaded
 
-    def newest(self, *, at_most: int | None = None) -> Manifest | None:
+    def newest(self, *, at_most: int | None = None) -> CheckpointManifest | None:
         """The newest standing checkpoint that every rank can verify; None if none was ever committed. `at_most`: of
         this step or an earlier one; None if there is none such."""
         candidates: list[str] = []
@@ -114,7 +114,7 @@ class Checkpoints:
         log.warning(_NOT_THERE, last.folder, self.run_dir, self.store.url)
         return None
 
-    def _usable(self, folder: str) -> Manifest | None:
+    def _usable(self, folder: str) -> CheckpointManifest | None:
         """The manifest in a folder if every rank can verify it and its share of the files; else the log says why not.
         Collective."""
         data, fault, manifest = b"", "", None
@@ -141,7 +141,7 @@ class Checkpoints:
             log.warning("skipping checkpoint %s: %s", folder, "; ".join(dict.fromkeys(faults)))
         return None
 
-    def begin_attempt(self, resumed_from: Manifest | None, *, skip: StepRange | None = None) -> bool:
+    def begin_attempt(self, resumed_from: CheckpointManifest | None, *, skip: StepRange | None = None) -> bool:
         """Registers this start, which resumes from a checkpoint that was found (None: there is none); False if it has
         been retired meanwhile, and another one must be found. It leaves out the data steps that the checkpoint and the
         attempts before it left out, and those of `skip`. Call it once the job is accepted: a refused command must not
@@ -175,7 +175,7 @@ class Checkpoints:
         if reason:
             raise WillNotSucceedError(reason)
 
-    def manifest(self, checkpoint: CheckpointId) -> Manifest:
+    def manifest(self, checkpoint: CheckpointId) -> CheckpointManifest:
         """That of a committed checkpoint, read from the store (not collective). StorageError if it is not as it was
         written."""
         path = f"{checkpoint.folder}/{MANIFEST_NAME}"
@@ -184,11 +184,11 @@ class Checkpoints:
         except FAULTS as error:
             raise StorageError(f"{self.store.url}/{path}, which this run has committed: {error}") from error
 
-    def load(self, manifest: Manifest, fragment: Fragment, slot: str) -> None:
+    def load(self, manifest: CheckpointManifest, fragment: Fragment, slot: str) -> None:
         """Fills one slot of a fragment from the files that hold its elements (not collective)."""
         self.load_all(manifest, [(fragment, slot)])
 
-    def load_all(self, manifest: Manifest, wanted: Iterable[tuple[Fragment, str]]) -> None:
+    def load_all(self, manifest: CheckpointManifest, wanted: Iterable[tuple[Fragment, str]]) -> None:
         """Fills slots of fragments as `load` does, with few requests however many there are."""
         files = self._files = self._files or RankFiles(self.store, manifest)
         files.fill(

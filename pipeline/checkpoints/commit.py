@@ -28,10 +28,10 @@ from pipeline.checkpoints.manifest import (
     MANIFEST_NAME,
     MASTER,
     CheckpointId,
+    CheckpointManifest,
     FileRecord,
     FragmentLocation,
     LogicalTensor,
-    Manifest,
     draft_from_json,
     id_from_path,
     is_checkpoint_file,
@@ -105,9 +105,9 @@ def draft_manifest(
     job: SavedJob,
     losses: tuple[float, ...] = (),
     record: dict[str, Any],
-) -> Manifest:
+) -> CheckpointManifest:
     """A manifest before any file is written: all that rank 0 knows when a save begins."""
-    return Manifest(
+    return CheckpointManifest(
         format=FORMAT,
         id=checkpoint_id,
         tensors={name: LogicalTensor(shape=shape, dtype="float32", slots={}) for name, shape in shapes.items()},
@@ -122,7 +122,7 @@ def draft_manifest(
     )
 
 
-def with_reports(draft: Manifest, reports: Sequence[RankReport]) -> Manifest:
+def with_reports(draft: CheckpointManifest, reports: Sequence[RankReport]) -> CheckpointManifest:
     """The manifest of a checkpoint from its draft and every rank's report. KeyError for a tensor that is not in the
     draft, ValueError for a file whose checksums do not fit its size."""
     slots: dict[str, dict[str, list[FragmentLocation]]] = {name: {} for name in draft.tensors}

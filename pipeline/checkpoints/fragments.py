@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.models.weights.safetensors import parts_of
-from pipeline.models.weights.safetensors_head import FLOAT_BYTES, Head, head_of
+from pipeline.models.weights.safetensors_head import FLOAT_BYTES, SafetensorsHead, head_of
 
 _GROUP_BYTES = 1 << 30
 
 
-def tensors_in_order(files: RankFiles, manifest: Manifest, *, slot: str) -> Callable[[str], torch.Tensor]:
+def tensors_in_order(files: RankFiles, manifest: CheckpointManifest, *, slot: str) -> Callable[[str], torch.Tensor]:
     """A function that returns the tensor of a name, float32, in its own shape: quickly if it is asked for the names in
     the manifest's order, each once."""
     names, held = list(manifest.tensors), dict[str, torch.Tensor]()
@@ -35,7 +35,7 @@ def tensors_in_order(files: RankFiles, manifest: Manifest, *, slot: str) -> Call
     return tensor
 
 
-def _group(manifest: Manifest, names: list[str]) -> list[str]:
+def _group(manifest: CheckpointManifest, names: list[str]) -> list[str]:
     """The first names, with at most _GROUP_BYTES together, at least one."""
     num_bytes = 0
     for number, name in enumerate(names):
@@ -69,7 +69,7 @@ class RankFile:
     `pieces`: one (tensor, slot, byte offset in the file, first element, number of elements) for each view.
     """
 
-    head: Head
+    head: SafetensorsHead
     views: tuple[torch.Tensor, ...]
     pieces: tuple[Piece, ...]
 

@@ -106,7 +106,7 @@ class CheckpointId:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """Everything that a run needs to continue. `position`: of the stream of batches. `job`: which jobs may continue the
     run. `losses`: the latest ones, by which the guard judges the next. `record` is for people and reports; only the
     micro-batch of a run that continues is taken from it."""
@@ -138,16 +138,16 @@ class _Format:
     digest: str = ""
 
 
-_MANIFEST = TypeAdapter(Manifest)
+_MANIFEST = TypeAdapter(CheckpointManifest)
 _FORMAT = TypeAdapter(_Format)
 
 
-def manifest_to_json(manifest: Manifest) -> bytes:
+def manifest_to_json(manifest: CheckpointManifest) -> bytes:
     """UTF-8 JSON of a manifest, with a digest of itself."""
     return sealed(_MANIFEST.dump_json(manifest, indent=1))
 
 
-def manifest_from_json(data: bytes) -> Manifest:
+def manifest_from_json(data: bytes) -> CheckpointManifest:
     """The manifest. ValueError if the JSON is broken, of a format that this version does not know, does not have the
     digest that it carries, or contradicts itself."""
     try:
@@ -165,7 +165,7 @@ def manifest_from_json(data: bytes) -> Manifest:
     return manifest
 
 
-def draft_from_json(data: bytes) -> Manifest:
+def draft_from_json(data: bytes) -> CheckpointManifest:
     """A manifest of this version to which the files are still to be added. ValueError if it is none."""
     return _MANIFEST.validate_json(unsealed(data))
 
@@ -198,7 +198,7 @@ def _in_one_part(file: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_bytes": file["num_bytes"], "part_bytes": file["num_bytes"], "sha256": [file["sha256"]]}
 
 
-def _refuse_contradictions(manifest: Manifest) -> None:
+def _refuse_contradictions(manifest: CheckpointManifest) -> None:
     """ValueError unless the parts of a manifest agree with each other."""
     step, num_samples = manifest.id.step, manifest.id.step * manifest.position.global_batch
     if manifest.num_updates > step:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.checkpoints.manifest import FileRecord, FragmentLocation, Manifest
+from pipeline.checkpoints.manifest import CheckpointManifest, FileRecord, FragmentLocation
 from pipeline.models.weights.safetensors import LENGTH_BYTES, TensorPlace, header_length, read_header
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 from shards.errors import StorageError
@@ -35,7 +35,7 @@ _GAP_BYTES = 4 << 20  # between two pieces that one request reads: about what a 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ByteRange:
     """Bytes begin..end-1 of a file."""
 
     file: str
@@ -53,7 +53,7 @@ class PartRange:
     pieces: NDArray[np.int64]
 
 
-def plan_ranges(pieces: Sequence[Place], part_bytes: Mapping[str, int], *, most_bytes: int) -> Iterator[PartRange]:
+def plan_ranges(pieces: Sequence[ByteRange], part_bytes: Mapping[str, int], *, most_bytes: int) -> Iterator[PartRange]:
     """The ranges that hold all pieces, file by file. Each has at most `most_bytes`, or a single part."""
     names = sorted({piece.file for piece in pieces})
     numbers = {name: number for number, name in enumerate(names)}
@@ -104,10 +104,10 @@ class Wanted:
     target: torch.Tensor
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ByteRange:
         """Where they are."""
         begin = self.location.offset + (self.first - self.location.start) * FLOAT_BYTES
-        return Place(file=self.location.file, begin=begin, end=begin + self.target.numel() * FLOAT_BYTES)
+        return ByteRange(file=self.location.file, begin=begin, end=begin + self.target.numel() * FLOAT_BYTES)
 
     def take(self, data: bytearray, *, begin: int) -> None:
         """Copies what there is of them in `data`, which begins at byte `begin` of the file."""
@@ -120,7 +120,7 @@ class Wanted:
 class RankFiles:
     """The files of the checkpoint with this manifest."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: Store, manifest: CheckpointManifest) -> None:
         self._store, self._manifest = store, manifest
         self._held: dict[tuple[str, int], bytes] = {}  # verified parts, the oldest first
         self._held_bytes = 0
@@ -186,7 +186,7 @@ class RankFiles:
             for number in numbers:
                 pieces[number].take(data, begin=begin)
 
-    def _ranges(self, places: Sequence[Place]) -> Iterator[tuple[int, bytearray, list[int]]]:
+    def _ranges(self, places: Sequence[ByteRange]) -> Iterator[tuple[int, bytearray, list[int]]]:
         """Ranges with all of these places: the first byte of each, its verified bytes, and the places that lie in it.
         At most _MOST_UNDER_WAY_BYTES, or one range, are in memory."""
         files = self._manifest.files
@@ -259,7 +259,7 @@ def _arrived(each: PartRange, data: Future[bytearray], sizes: Mapping[str, int])
     return each.first * sizes[each.file], data.result(), each.pieces.tolist()
 
 
-def _by_file(manifest: Manifest) -> dict[str, dict[str, FragmentLocation]]:
+def _by_file(manifest: CheckpointManifest) -> dict[str, dict[str, FragmentLocation]]:
     """The fragments in each file, by the names that its header has for them. ValueError for two of the same name."""
     found: dict[str, dict[str, FragmentLocation]] = {name: {} for name in manifest.files}
     for name, tensor in manifest.tensors.items():

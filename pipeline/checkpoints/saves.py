@@ -23,8 +23,8 @@ from pipeline.checkpoints.attempts import attempt_to_json, record_path
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fragments import RankFile
-from pipeline.checkpoints.manifest import CheckpointId, Manifest, manifest_to_json
-from pipeline.checkpoints.writer_messages import Answer, CommitOrder, Write
+from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, manifest_to_json
+from pipeline.checkpoints.writer_messages import CommitOrder, SaveResult, Write
 from pipeline.ranks.collectives import gather_json, sums
 from pipeline.ranks.world import World
 from shards.errors import WillNotSucceedError
@@ -33,7 +33,7 @@ WRITTEN, FAILED, COMMITTED, OVERTAKEN = "save/written", "save/failed", "save/com
 NAMES = (WRITTEN, FAILED, COMMITTED, OVERTAKEN)
 
 
-class Phase(Enum):
+class SavePhase(Enum):
     """Where a save stands, for all ranks."""
 
     NOTHING = "no save is under way"
@@ -41,7 +41,7 @@ class Phase(Enum):
     COMMITTING = "rank 0 commits"
 
 
-class Verdict(Enum):
+class StepDecision(Enum):
     """What the sums of a step decide."""
 
     OPEN = "nothing yet"
@@ -51,19 +51,19 @@ class Verdict(Enum):
     OVERTAKEN = "this attempt is over"
 
 
-def verdict(phase: Phase, sums: Mapping[str, float], *, num_ranks: int) -> Verdict:
+def verdict(phase: SavePhase, sums: Mapping[str, float], *, num_ranks: int) -> StepDecision:
     """What these sums over `num_ranks` ranks decide in this phase."""
-    if phase is Phase.WRITING:
+    if phase is SavePhase.WRITING:
         if sums[WRITTEN] + sums[FAILED] + sums[OVERTAKEN] < num_ranks:
-            return Verdict.OPEN
-        return _bad(sums) or Verdict.WRITTEN
-    if phase is Phase.COMMITTING:
-        return Verdict.COMMITTED if sums[COMMITTED] else _bad(sums) or Verdict.OPEN
-    return Verdict.OPEN
+            return StepDecision.OPEN
+        return _bad(sums) or StepDecision.WRITTEN
+    if phase is SavePhase.COMMITTING:
+        return StepDecision.COMMITTED if sums[COMMITTED] else _bad(sums) or StepDecision.OPEN
+    return StepDecision.OPEN
 
 
-def _bad(sums: Mapping[str, float]) -> Verdict | None:
-    return Verdict.OVERTAKEN if sums[OVERTAKEN] else Verdict.FAILED if sums[FAILED] else None
+def _bad(sums: Mapping[str, float]) -> StepDecision | None:
+    return StepDecision.OVERTAKEN if sums[OVERTAKEN] else StepDecision.FAILED if sums[FAILED] else None
 
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class RankWriter(Protocol):
 
     def commit(self, order: CommitOrder) -> None: ...
 
-    def answers(self, *, seconds: float = 0.0) -> list[Answer]: ...
+    def answers(self, *, seconds: float = 0.0) -> list[SaveResult]: ...
 
     def order_update(self) -> None: ...
 
@@ -106,7 +106,7 @@ class _Save:
 
     number: int
     began: float
-    draft: Manifest
+    draft: CheckpointManifest
 
 
 class Saves:
@@ -126,10 +126,10 @@ class Saves:
         self.checkpoints, self.writer, self.config = checkpoints, writer, config
         self.rewind_steps = rewind_steps
         self.keep: Collection[str] = ()
-        self.phase = Phase.NOTHING
+        self.phase = SavePhase.NOTHING
         self._save: _Save | None = None
         self.num_begun = num_begun
-        self._answer: Answer | None = None
+        self._answer: SaveResult | None = None
         self._failed = ""  # the folder of the newest save, if not all of its files were written
         self._maybe_committed = ""  # the newest folder with a commit, which may have succeeded whatever was answered
 
@@ -143,14 +143,14 @@ class Saves:
         """Of the save that is under way; 0 if there is none."""
         return self._save.draft.id.step if self._save else 0
 
-    def begin(self, laid_out: RankFile, draft: Manifest) -> None:
+    def begin(self, laid_out: RankFile, draft: CheckpointManifest) -> None:
         """Copies this rank's state and has it written; no other save may be under way. Not collective, but all ranks
         call it at the same step."""
         if self._save:
             raise AssertionError(f"a save begins while that of step {self.step} is under way ({self.phase.value})")
         self.num_begun += 1
         self._save = _Save(number=self.num_begun, began=time.monotonic(), draft=draft)
-        self._answer, self.phase = None, Phase.WRITING
+        self._answer, self.phase = None, SavePhase.WRITING
         order = Write(
             save=self.num_begun,
             url=self.checkpoints.store.url,
@@ -172,17 +172,17 @@ class Saves:
         was overtaken. Collective only when a save has failed."""
         save, world = self._save, self.checkpoints.world
         decided = verdict(self.phase, found, num_ranks=world.num_ranks)
-        if save is None or decided is Verdict.OPEN:
+        if save is None or decided is StepDecision.OPEN:
             return None
-        if decided is Verdict.WRITTEN:
-            self._answer, self.phase, self._maybe_committed = None, Phase.COMMITTING, save.draft.id.folder
+        if decided is StepDecision.WRITTEN:
+            self._answer, self.phase, self._maybe_committed = None, SavePhase.COMMITTING, save.draft.id.folder
             if world.is_first:
                 self.writer.commit(self._commit_order(save))
             return None
         self._failed = "" if save.draft.id.folder == self._maybe_committed else save.draft.id.folder
-        own, self._answer, self._save, self.phase = self._answer, None, None, Phase.NOTHING
-        fault = "" if decided is Verdict.COMMITTED else _fault_of_all(own, world)
-        if decided is Verdict.OVERTAKEN:
+        own, self._answer, self._save, self.phase = self._answer, None, None, SavePhase.NOTHING
+        fault = "" if decided is StepDecision.COMMITTED else _fault_of_all(own, world)
+        if decided is StepDecision.OVERTAKEN:
             raise WillNotSucceedError(fault)
         return Saved(id=save.draft.id, fault=fault, seconds=time.monotonic() - save.began)
 
@@ -205,7 +205,7 @@ class Saves:
     @property
     def _is_asked(self) -> bool:
         """Whether this rank's own writer has something to do in this phase."""
-        return self.phase is Phase.WRITING or self.checkpoints.world.is_first
+        return self.phase is SavePhase.WRITING or self.checkpoints.world.is_first
 
     def _listen(self, *, seconds: float = 0.0) -> None:
         if not self.writer.is_busy:
@@ -229,7 +229,7 @@ class Saves:
         )
 
 
-def _fault_of_all(own: Answer | None, world: World) -> str:
+def _fault_of_all(own: SaveResult | None, world: World) -> str:
     """Why a save failed, on whichever ranks. Collective."""
     mine = own.message if own and own.what in ("failed", "overtaken") else ""
     return "; ".join(dict.fromkeys(filter(None, gather_json(mine, device=world.device))))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pipeline.checkpoints.attempts import FAULTS, list_committed, read_attempts, standing_checkpoints
 from pipeline.checkpoints.best import FILE_NAME, read_best
-from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, Manifest, manifest_from_json
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.rank_file_in import RankFiles
 from shards.errors import InvalidDataError, UserError
 from shards.schema.config_values import Range
@@ -19,7 +19,7 @@ _MOST_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class CheckpointChoice:
     """Which checkpoint: that of a step, or the one that RUN/best.json names, or else the newest."""
 
     step: Annotated[int, Range(0)] = 0
@@ -44,7 +44,7 @@ def standing_in(store: Store, *, recorded: CheckpointId | None) -> list[Checkpoi
     return standing_checkpoints(list_committed(store, recorded=recorded), attempts)
 
 
-def chosen(choice: Choice, standing: list[CheckpointId], *, run_dir: Path, url: str) -> list[CheckpointId]:
+def chosen(choice: CheckpointChoice, standing: list[CheckpointId], *, run_dir: Path, url: str) -> list[CheckpointId]:
     """The checkpoints to take, the first that can be used; at least one. UserError if there is none such.
 
     `url`: where the run's checkpoints are.
@@ -86,7 +86,7 @@ def _best_of(standing: list[CheckpointId], run_dir: Path) -> CheckpointId:
     return best.id
 
 
-def open_checkpoint(store: Store, checkpoint: CheckpointId) -> tuple[Manifest, RankFiles]:
+def open_checkpoint(store: Store, checkpoint: CheckpointId) -> tuple[CheckpointManifest, RankFiles]:
     """A checkpoint whose every file has the bytes that its manifest promises.
 
     InvalidDataError if one has not, and RetiredError if the checkpoint is no longer there.

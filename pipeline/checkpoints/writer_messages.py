@@ -19,7 +19,7 @@ What = Literal["written", "failed", "overtaken", "committed", "retired", "progre
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class BufferFit:
     """The buffer holds a rank file of `num_bytes` with these pieces."""
 
     num_bytes: Annotated[int, Range(8)]
@@ -64,7 +64,7 @@ class CommitOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class SaveResult:
     """What became of a save. `message`: why it failed, or a line for the log."""
 
     save: Annotated[int, Range(0)]
@@ -72,12 +72,12 @@ class Answer:
     message: str = ""
 
 
-Command = Fit | Write | Hurry | CommitOrder
-_KINDS: tuple[type[Command | Answer], ...] = (Fit, Write, Hurry, CommitOrder, Answer)
+Command = BufferFit | Write | Hurry | CommitOrder
+_KINDS: tuple[type[Command | SaveResult], ...] = (BufferFit, Write, Hurry, CommitOrder, SaveResult)
 _KIND = "kind"
 
 
-def to_line(message: Command | Answer) -> bytes:
+def to_line(message: Command | SaveResult) -> bytes:
     """One line of JSON. ValueError if it is too long."""
     line = json.dumps({_KIND: type(message).__name__, **asdict(message)}).encode() + b"\n"
     if len(line) > MOST_LINE_BYTES:
@@ -95,7 +95,7 @@ def from_line(line: bytes) -> Any:
     raise ValueError(f"a message of kind {name!r}; allowed: {', '.join(kind.__name__ for kind in _KINDS)}")
 
 
-class Lines:
+class LineSplitter:
     """Cuts what arrives into lines. ValueError for a line that is longer than any message."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from pipeline.models.config import ModelConfig
-from pipeline.models.head import Head
+from pipeline.models.head import LinearHead
 from pipeline.models.pixels import centred
 from pipeline.models.resnet import BIT_EPSILONS, Epsilons, StandardConv, UnitSize, group_norm, stages_of, through_stages
 
@@ -28,7 +28,7 @@ class BiT(nn.Module):
         self.conv_root = StandardConv((3, size.root_width, 7), stride=2, epsilons=eps)
         self.stages = stages_of(size, PreActivationUnit, eps)
         self.norm = group_norm(size.width, eps)
-        self.head = Head(size.width, config.num_classes, constant=config.head_bias)
+        self.head = LinearHead(size.width, config.num_classes, constant=config.head_bias)
 
     def forward(self, images_BHW3: torch.Tensor) -> torch.Tensor:
         """float32[B, K] logits."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 
-class Head(nn.Linear):
+class LinearHead(nn.Linear):
     """Linear classifier whose product, bias and constant are fp32 whatever the weights' precision."""
 
     def __init__(self, width: int, num_classes: int, *, constant: float) -> None:

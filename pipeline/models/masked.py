@@ -8,13 +8,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from pipeline.models.config import MEAN_COLOURS
-from pipeline.models.head import Head
+from pipeline.models.head import LinearHead
 
 _BITS, _LEVELS, _MOST_PIXEL = 3, 8, 255
 NOT_PREDICTED = -1
 
 
-class ColourHead(Head):
+class ColourHead(LinearHead):
     """The classifier of mean colours, for each patch, with the embedding that stands for a masked patch."""
 
     def __init__(self, width: int, *, constant: float) -> None:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.models.attention import attend
 from pipeline.models.config import ModelConfig
-from pipeline.models.head import Head
+from pipeline.models.head import LinearHead
 from pipeline.models.hybrid import HybridResNet
 from pipeline.models.masked import ColourHead, Mask
 from pipeline.models.pixels import centred
@@ -37,9 +37,9 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
         self.representation = nn.Linear(size.width, size.width) if config.representation else None
         if config.masked_patches:
-            self.head: Head = ColourHead(size.width, constant=config.head_bias)
+            self.head: LinearHead = ColourHead(size.width, constant=config.head_bias)
         else:
-            self.head = Head(size.width, config.num_classes, constant=config.head_bias)
+            self.head = LinearHead(size.width, config.num_classes, constant=config.head_bias)
 
     def forward(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.checkpoints.config import best_interval, mean_seconds_to_failure
 from pipeline.planning.forecast import Forecast
-from pipeline.planning.goodput import Outcome, Regime, outcome
+from pipeline.planning.goodput import ExpectedOutcome, Regime, outcome
 from shards.errors import UserError
 
 # Failures per node and day that others have published, by the name of the cluster or the run.
@@ -77,7 +77,7 @@ class NodesPlan:
     days: float
     gpu_hours: float
     cost: float
-    outcome: Outcome
+    outcome: ExpectedOutcome
     goodputs: dict[str, float]
     traffic: StoreTraffic
 

@@ -40,7 +40,7 @@ class Regime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ExpectedOutcome:
     """Of a run: expected values. `goodput`: the share of the wall time that is work of the finished run.
     `held_seconds`: the wall time in which a job holds its nodes. `num_pieces`: jobs that the limit alone would
     make of it."""
@@ -61,7 +61,7 @@ class _Expected:
     fails: float
 
 
-def outcome(regime: Regime, *, work_seconds: float) -> Outcome:
+def outcome(regime: Regime, *, work_seconds: float) -> ExpectedOutcome:
     """Of a run that would take `work_seconds` if nothing interrupted it. Its last job ends early, but has a whole
     start-up and a whole last save: after the last failure one more job starts, and the limit's number is rounded up."""
     job = _job(regime)
@@ -72,7 +72,7 @@ def outcome(regime: Regime, *, work_seconds: float) -> Outcome:
     more = job.fails + (1 - job.fails) * max(0.0, num_whole - num_jobs)
     held += more * (regime.startup + regime.commit)
     waits = failures * min(regime.queue, regime.down) + (num_whole - 1) * (1 - job.fails) * regime.queue
-    return Outcome(
+    return ExpectedOutcome(
         goodput=work_seconds / (held + waits),
         wall_seconds=held + waits,
         held_seconds=held,

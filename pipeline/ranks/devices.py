@@ -207,7 +207,7 @@ class Gpus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class DeviceChoice:
     """A device, and why it was chosen."""
 
     device: torch.device
@@ -228,21 +228,21 @@ def gpus_from(environ: Mapping[str, str], device_files: Sequence[str], *, num_vi
     return Gpus(num_visible=num_visible, names_one=names_one, announced=announced, build=build)
 
 
-def choose_device(wish: Device, local_rank: int, gpus: Gpus) -> Choice:
+def choose_device(wish: Device, local_rank: int, gpus: Gpus) -> DeviceChoice:
     """The device of a rank. UserError if it has no GPU and should have one."""
     if wish == "cpu":
-        return Choice(device=torch.device("cpu"), reason="--device cpu")
+        return DeviceChoice(device=torch.device("cpu"), reason="--device cpu")
     if wish == "auto" and not gpus.num_visible:
         if gpus.announced:
             raise UserError(
                 f"torch sees no GPU, although {gpus.announced}: {_cause(gpus)}; repair that or leave this host out, or "
                 "give --device cpu to compute on the CPU"
             )
-        return Choice(device=torch.device("cpu"), reason="torch sees no GPU there, and nothing announces one")
+        return DeviceChoice(device=torch.device("cpu"), reason="torch sees no GPU there, and nothing announces one")
     if local_rank < gpus.num_visible:
-        return Choice(device=torch.device("cuda", local_rank), reason=f"{gpus.num_visible} GPUs are visible")
+        return DeviceChoice(device=torch.device("cuda", local_rank), reason=f"{gpus.num_visible} GPUs are visible")
     if gpus.num_visible == 1 and gpus.names_one:  # srun --gpus-per-task=1: each task sees its own as the first
-        return Choice(device=torch.device("cuda", 0), reason="CUDA_VISIBLE_DEVICES names one GPU")
+        return DeviceChoice(device=torch.device("cuda", 0), reason="CUDA_VISIBLE_DEVICES names one GPU")
     cause = f" ({_cause(gpus)})" if not gpus.num_visible else ""
     raise UserError(
         f"local rank {local_rank} has no GPU: this node has {gpus.num_visible}{cause}; start one rank per GPU, or "

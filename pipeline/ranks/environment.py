@@ -18,7 +18,7 @@ _ADVICE = "torchrun, srun and --processes set it: start with one of them, or uns
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankPlace:
     """Which rank this is, and where it meets the others. Alone, the port is 0."""
 
     rank: int
@@ -34,7 +34,7 @@ class Place:
         return -(-self.num_ranks // self.num_local_ranks)
 
 
-def place_from(environ: Mapping[str, str]) -> Place:
+def place_from(environ: Mapping[str, str]) -> RankPlace:
     """The place that an environment describes. UserError if a value is missing or wrong.
 
     If all ranks are known to be on this host, they meet at its loopback address, whatever MASTER_ADDR says.
@@ -54,7 +54,7 @@ def place_from(environ: Mapping[str, str]) -> Place:
     else:
         known = _tasks_on_this_node(environ, num_ranks)
         local_rank = _number(environ, local_name, rank, least=0, most=num_ranks - 1)
-    return Place(
+    return RankPlace(
         rank=rank,
         num_ranks=num_ranks,
         local_rank=local_rank,
@@ -88,8 +88,8 @@ def refuse_for_deepspeed(environ: Mapping[str, str]) -> None:
     _number(environ, "DEEPSPEED_TIMEOUT", 0, least=1, most=1 << 20, todo=todo)
 
 
-def _alone() -> Place:
-    return Place(rank=0, num_ranks=1, local_rank=0, num_local_ranks=1, master_address=LOOPBACK, master_port=0)
+def _alone() -> RankPlace:
+    return RankPlace(rank=0, num_ranks=1, local_rank=0, num_local_ranks=1, master_address=LOOPBACK, master_port=0)
 
 
 def _address(environ: Mapping[str, str], num_ranks: int, *, is_one_host: bool) -> str:

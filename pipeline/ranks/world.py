@@ -26,7 +26,7 @@ from pipeline.ranks.devices import (
     gpus_from,
     use_deterministic_kernels,
 )
-from pipeline.ranks.environment import LOOPBACK, Place, place_from, refuse_for_deepspeed, threads_from
+from pipeline.ranks.environment import LOOPBACK, RankPlace, place_from, refuse_for_deepspeed, threads_from
 from pipeline.ranks.rendezvous import interface_towards, join_alone, reach_store, serve_store
 from shards.errors import TransientError, UserError
 
@@ -38,7 +38,7 @@ _GPU_FILES = Path("/dev"), "nvidia[0-9]*"
 
 
 @dataclass(frozen=True, kw_only=True)
-class World(Place):
+class World(RankPlace):
     """The processes of one run and this one's place among them. `device_reason`: why it has this device."""
 
     device: torch.device

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from pipeline.checkpoints.attempts import FAULTS
-from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, Manifest, manifest_from_json
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.stored import open_checkpoint, standing_in
 from pipeline.training.reporting.ledger import last_saved
 from pipeline.training.reporting.metrics import read_metrics
@@ -158,7 +158,7 @@ def _of_step(run: StoredRun, step: int) -> CheckpointId:
     return found
 
 
-def _tensors_of(expected: Manifest, other: Manifest) -> list[tuple[str, str]]:
+def _tensors_of(expected: CheckpointManifest, other: CheckpointManifest) -> list[tuple[str, str]]:
     """Names and slots, in the order of the model. InvalidDataError if the two have others."""
     before, after = (
         {(name, slot): tensor.shape for name, tensor in manifest.tensors.items() for slot in tensor.slots}

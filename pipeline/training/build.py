@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
@@ -51,7 +51,7 @@ class Parts:
     writer: Writer | None
 
 
-def build_loop(parts: Parts, found: Manifest | None, stack: ExitStack, *, before: Loop | None) -> Loop:
+def build_loop(parts: Parts, found: CheckpointManifest | None, stack: ExitStack, *, before: Loop | None) -> Loop:
     """The loop that continues from a checkpoint, or from the start. `stack` closes what needs it. `before`: the loop
     that was rewound, whose engine is filled already. Collective."""
     prepared, checkpoints, watch = parts.prepared, parts.checkpoints, parts.watch
@@ -120,7 +120,7 @@ def _kept(before: Loop) -> tuple[Engine, BatchPlan]:
     return gradients.engine, gradients.plan
 
 
-def _engine(parts: Parts, found: Manifest | None) -> tuple[Engine, BatchPlan]:
+def _engine(parts: Parts, found: CheckpointManifest | None) -> tuple[Engine, BatchPlan]:
     """The engine of a run that starts, filled, and the plan that fits the devices. Rank 0 says what is to come.
     Collective."""
     prepared = parts.prepared
@@ -145,7 +145,7 @@ def _saving(
     parts: Parts,
     engine: Engine,
     plan: BatchPlan,
-    found: Manifest | None,
+    found: CheckpointManifest | None,
     *,
     reporter: Reporter | None,
     before: Loop | None,

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.data.position import StreamPosition
 from pipeline.data.skipped import data_step_of
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.spikes import Verdict, judge, with_loss
+from pipeline.training.spikes import SpikeVerdict, judge, with_loss
 from pipeline.training.step import StepResult
 from shards.errors import WillNotSucceedError
 from shards.files.json_lines import naming
@@ -29,7 +29,7 @@ FILE_NAME = "guard.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class BadStep:
     """A bad step and its evidence. Its batch has the positions `first_position` to `end_position` - 1 of the sample
     order, those of `data_step`. `median`, `mad` and `z` are those of spikes.py. `was_skipped`: no update was made."""
 
@@ -54,7 +54,7 @@ class Finding:
         return f"step {self.step}: the loss {self.loss:.4g} or its gradient (norm {self.grad_norm:.4g}) is not finite"
 
 
-def add_finding(run_dir: str, finding: Finding, *, action: str, **more: int) -> None:
+def add_finding(run_dir: str, finding: BadStep, *, action: str, **more: int) -> None:
     """Appends a finding and what was done about it, on a line of its own even if a killed process left half a line
     before; on rank 0."""
     path = Path(run_dir) / FILE_NAME
@@ -72,7 +72,7 @@ LastSaved = Callable[[], int | None]  # the step of the newest checkpoint, once 
 class RewindNeededError(Exception):
     """The run is to continue from an earlier checkpoint, without the data around the finding."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: BadStep) -> None:
         super().__init__(finding.words())
         self.finding = finding
 
@@ -121,11 +121,13 @@ class Guard:
     """Judges every step of a run that stands at `position`, after the checkpoint `found`, if any. `losses`: the latest.
     `says`: whether this rank logs findings and writes them to RUN/guard.jsonl."""
 
-    def __init__(self, job: TrainingJob, *, found: Manifest | None, position: StreamPosition, says: bool) -> None:
+    def __init__(
+        self, job: TrainingJob, *, found: CheckpointManifest | None, position: StreamPosition, says: bool
+    ) -> None:
         self.job, self.config, self.position, self.says = job, job.guard, position, says
         self.losses = found.losses if found else ()
         self.updates = NonFiniteGuard(job, num_updates=found.num_updates if found else 0, says=says)
-        self._judged: deque[Verdict] = deque()  # before their updates
+        self._judged: deque[SpikeVerdict] = deque()  # before their updates
         self._num_discarded = 0  # in a row
         self._z = math.nan
 
@@ -169,12 +171,12 @@ class Guard:
         values = {"guard/rewinds": float(len(skipped)), "guard/skipped_steps": float(num_steps)}
         return values if math.isnan(self._z) else values | {"guard/z": self._z}
 
-    def _judge(self, loss: float) -> Verdict:
+    def _judge(self, loss: float) -> SpikeVerdict:
         verdict = judge(loss, self.losses, config=self.config)
         self.losses = with_loss(self.losses, loss, config=self.config)
         return verdict
 
-    def _act(self, finding: Finding, *, is_dropped: bool) -> None:
+    def _act(self, finding: BadStep, *, is_dropped: bool) -> None:
         reaction = self.config.on_spike if finding.kind == "spike" else self.config.on_non_finite
         if reaction == "rewind":
             raise RewindNeededError(finding)
@@ -185,9 +187,9 @@ class Guard:
         action = "no update" if is_dropped or finding.was_skipped else "none"
         add_finding(self.job.run_dir, finding, action=action)
 
-    def _finding(self, result: StepResult, verdict: Verdict) -> Finding:
+    def _finding(self, result: StepResult, verdict: SpikeVerdict) -> BadStep:
         data_step = data_step_of(result.step - 1, self.position.skipped)
-        return Finding(
+        return BadStep(
             kind="spike" if verdict.is_spike else "non_finite",
             step=result.step,
             data_step=data_step,

@@ -9,9 +9,9 @@ import logging
 from dataclasses import dataclass
 
 from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.data.skipped import Skipped, StepRange, range_around, step_of
-from pipeline.training.guard import FILE_NAME, Finding, add_finding
+from pipeline.training.guard import FILE_NAME, BadStep, add_finding
 from pipeline.training.loop import Loop
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.spikes import GuardConfig
@@ -30,13 +30,13 @@ class RewindPlan:
     last_step: int
 
 
-def plan_rewind(finding: Finding, skipped: Skipped, *, config: GuardConfig) -> RewindPlan:
+def plan_rewind(finding: BadStep, skipped: Skipped, *, config: GuardConfig) -> RewindPlan:
     """Where to go back to, for a run that has left out `skipped` so far."""
     skip = range_around(finding.data_step, length=config.skip_steps, skipped=skipped)
     return RewindPlan(skip=skip, last_step=step_of(skip.first, skipped))
 
 
-def why_not(plan: RewindPlan, skipped: Skipped, found: Manifest | None, *, config: GuardConfig) -> str:
+def why_not(plan: RewindPlan, skipped: Skipped, found: CheckpointManifest | None, *, config: GuardConfig) -> str:
     """Why the run cannot be rewound to the checkpoint that was found, if any; empty if it can."""
     if len(skipped) >= config.max_rewinds:
         return f"it was rewound {len(skipped)} times already, and --guard.max-rewinds is {config.max_rewinds}"
@@ -48,7 +48,7 @@ def why_not(plan: RewindPlan, skipped: Skipped, found: Manifest | None, *, confi
     return ""
 
 
-def rewind(loop: Loop, checkpoints: Checkpoints, finding: Finding) -> Manifest:
+def rewind(loop: Loop, checkpoints: Checkpoints, finding: BadStep) -> CheckpointManifest:
     """The checkpoint with which the loop's engine is filled now, under a new attempt. WillNotSucceedError, with the
     evidence in RUN/guard.jsonl, if the run may not be rewound. Collective."""
     loop.saving.settle()
@@ -62,7 +62,7 @@ def rewind(loop: Loop, checkpoints: Checkpoints, finding: Finding) -> Manifest:
     return found
 
 
-def _register(job: TrainingJob, checkpoints: Checkpoints, finding: Finding) -> tuple[RewindPlan, Manifest]:
+def _register(job: TrainingJob, checkpoints: Checkpoints, finding: BadStep) -> tuple[RewindPlan, CheckpointManifest]:
     """Puts the rewind on record, if the run may be rewound: from then on it is so."""
     skipped = checkpoints.attempt.skipped
     plan = plan_rewind(finding, skipped, config=job.guard)
@@ -84,7 +84,9 @@ def _advice(job: TrainingJob) -> str:
     )
 
 
-def _write_down(loop: Loop, checkpoints: Checkpoints, finding: Finding, plan: RewindPlan, found: Manifest) -> None:
+def _write_down(
+    loop: Loop, checkpoints: Checkpoints, finding: BadStep, plan: RewindPlan, found: CheckpointManifest
+) -> None:
     """The findings, the ledger and the log."""
     job, ledger, skip = loop.job, loop.watch.ledger, plan.skip
     details = {"rewound_to": found.id.step, "first_skipped": skip.first, "end_skipped": skip.end}

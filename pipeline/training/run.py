@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoints.attempts import gone_message
 from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.ranks.collectives import broadcast_json
 from pipeline.ranks.devices import Bf16, refuse_missing_kernel
@@ -64,7 +64,7 @@ class RunRecord:
     origin: Origin
 
 
-class Ending(Enum):
+class RunEnding(Enum):
     """How a run ended: DONE, STOPPED with a committed checkpoint, to be continued, or, if nothing was saved, by
     Ctrl-C (INTERRUPTED) or another signal (UNSAVED)."""
 
@@ -74,12 +74,12 @@ class Ending(Enum):
     UNSAVED = "unsaved"
 
 
-_ENDINGS = {CONTINUE: Ending.STOPPED, INTERRUPTED: Ending.INTERRUPTED, NOTHING_SAVED: Ending.UNSAVED}
+_ENDINGS = {CONTINUE: RunEnding.STOPPED, INTERRUPTED: RunEnding.INTERRUPTED, NOTHING_SAVED: RunEnding.UNSAVED}
 
 
 def train(
     job: TrainingJob, world: World, *, record: RunRecord, extend: bool = False, profile: range = NO_STEPS
-) -> Ending:
+) -> RunEnding:
     """Runs a job, from its newest checkpoint if it has one, to its end or until it is asked to stop.
 
     `record`: what stands on record of it. `extend`: the job may have more steps than the run that it continues.
@@ -102,10 +102,10 @@ def train(
                 prepared.parts.ends("rendezvous")
                 if _is_done(prepared):
                     say_untraced(profile, world)
-                    return Ending.DONE
+                    return RunEnding.DONE
                 watch = _watch(prepared, signals, stopping, stack, profile=profile)
                 ending = _start_to_end(prepared, writer, watch, record)
-                stopping.pulse.is_done = ending is Ending.DONE
+                stopping.pulse.is_done = ending is RunEnding.DONE
                 dist.barrier()
         except (UserError, WillNotSucceedError):
             raise
@@ -139,7 +139,7 @@ def _watch(prepared: Prepared, signals: Signals, stopping: Stopping, stack: Exit
     return Watch(signals=signals, stopping=stopping, ledger=ledger, clock=clock, times=times, trace=trace, parts=parts)
 
 
-def _start_to_end(prepared: Prepared, writer: Writer | None, watch: Watch, record: RunRecord) -> Ending:
+def _start_to_end(prepared: Prepared, writer: Writer | None, watch: Watch, record: RunRecord) -> RunEnding:
     """Steps 4 to 7."""
     world, bf16 = prepared.world, bf16_of(prepared.world.device)
     with _in_its_folder(prepared.run_dir):
@@ -168,7 +168,7 @@ def _start_to_end(prepared: Prepared, writer: Writer | None, watch: Watch, recor
                 found = rewind(loop, checkpoints, finding)
 
 
-def _to_its_end(loop: Loop, parts: Parts) -> Ending:
+def _to_its_end(loop: Loop, parts: Parts) -> RunEnding:
     """Steps 6 and 7. RewindNeededError if the run is to continue from an earlier checkpoint."""
     prepared = parts.prepared
     with _retried(loop):
@@ -206,7 +206,13 @@ def _checkpoints(prepared: Prepared) -> Checkpoints:
 
 
 def _put_on_record(
-    prepared: Prepared, checkpoints: Checkpoints, found: Manifest | None, ledger: Ledger, *, left: Left, origin: Origin
+    prepared: Prepared,
+    checkpoints: Checkpoints,
+    found: CheckpointManifest | None,
+    ledger: Ledger,
+    *,
+    left: Left,
+    origin: Origin,
 ) -> None:
     """This start, for reports."""
     world, engine = prepared.world, prepared.job.engine
@@ -223,7 +229,7 @@ def _put_on_record(
 
 def _find_checkpoint(
     prepared: Prepared, checkpoints: Checkpoints, *, bf16: Bf16, write_record: WriteRecord
-) -> tuple[Prepared, Manifest | None]:
+) -> tuple[Prepared, CheckpointManifest | None]:
     """The checkpoint that this run continues from, if any, and the job with its precision decided. Collective."""
     is_first = prepared.world.is_first
     while True:
@@ -240,7 +246,7 @@ def _find_checkpoint(
             return replace(prepared, job=job), found
 
 
-def _refuse_changes(prepared: Prepared, saved: Manifest | Done, *, is_done: bool = False) -> None:
+def _refuse_changes(prepared: Prepared, saved: CheckpointManifest | Done, *, is_done: bool = False) -> None:
     job, start, extend = prepared.job, prepared.stream.start, prepared.extend
     refuse_changes(saved.job, saved.position, job=job, start=start, is_done=is_done, extend=extend)
 
@@ -278,17 +284,17 @@ def _retried(loop: Loop) -> Iterator[None]:
         raise TransientError(f"after {loop.step} steps: {error}") from error
 
 
-def _finish(prepared: Prepared, saved: Manifest, ledger: Ledger) -> None:
+def _finish(prepared: Prepared, saved: CheckpointManifest, ledger: Ledger) -> None:
     """The weights, the DONE marker and the last words; rank 0 alone."""
     job, run_dir = prepared.job, prepared.run_dir
     finish(run_dir, job, saved, store=prepared.store, labels=prepared.stream.data.label_names)
     log.info("%s", closing_words(job, steps=saved.id.step, seconds=ledger.record(), weights=run_dir / "weights"))
 
 
-def _ending(end: LoopEnd, prepared: Prepared, stopping: Stopping, *, step: int) -> Ending:
+def _ending(end: LoopEnd, prepared: Prepared, stopping: Stopping, *, step: int) -> RunEnding:
     """How the run ended, with a line in the log if it was asked to stop."""
     if end is LoopEnd.ALL_STEPS:
-        return Ending.DONE
+        return RunEnding.DONE
     if end is LoopEnd.NOTHING_SAVED:
         log.info("stopped before the first step was done; %s", stopping.standing())
         return _ENDINGS[stopping.exit_code]
@@ -296,4 +302,4 @@ def _ending(end: LoopEnd, prepared: Prepared, stopping: Stopping, *, step: int) 
         stop = prepared.run_dir / "STOP"
         how = f"delete {stop}, then run" if stop.exists() else "run"
         log.info("saved at step %d; %s the same command to continue", step, how)
-    return Ending.STOPPED
+    return RunEnding.STOPPED

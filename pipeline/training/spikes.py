@@ -62,7 +62,7 @@ class GuardConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class SpikeVerdict:
     """How far a loss is from the losses before it; NaN where there are too few of them."""
 
     loss: float
@@ -72,14 +72,14 @@ class Verdict:
     is_spike: bool = False
 
 
-def judge(loss: float, losses: Sequence[float], *, config: GuardConfig) -> Verdict:
+def judge(loss: float, losses: Sequence[float], *, config: GuardConfig) -> SpikeVerdict:
     """The verdict on a loss after `losses`, the latest ones, all of them finite. What is not finite is no spike."""
     if config.on_spike == "off" or len(losses) < config.min_history or not math.isfinite(loss):
-        return Verdict(loss=loss)
+        return SpikeVerdict(loss=loss)
     middle = median(losses)
     mad = median(abs(each - middle) for each in losses)
     z = (loss - middle) / max(_NORMAL * mad, _LEAST_SCALE * abs(middle), _TINY)
-    return Verdict(loss=loss, median=middle, mad=mad, z=z, is_spike=z >= config.spike_z)
+    return SpikeVerdict(loss=loss, median=middle, mad=mad, z=z, is_spike=z >= config.spike_z)
 
 
 def with_loss(losses: tuple[float, ...], loss: float, *, config: GuardConfig) -> tuple[float, ...]:

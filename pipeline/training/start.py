@@ -20,7 +20,7 @@ import torch
 
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.fragments import Fragment
-from pipeline.checkpoints.manifest import MASTER, Manifest
+from pipeline.checkpoints.manifest import MASTER, CheckpointManifest
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
 from pipeline.models.initial import initial_tensor
 from pipeline.models.weights.fit import fit_weights
@@ -40,7 +40,7 @@ Precision = Literal["bf16", "fp32"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class PrecisionChoice:
     """`message`: the reason (empty if the job names a precision that is fine here). `is_warning`: it is slow here."""
 
     precision: Precision
@@ -48,7 +48,7 @@ class Choice:
     is_warning: bool = False
 
 
-def choose_precision(wanted: Literal["auto", "bf16", "fp32"], *, recorded: str, bf16: Bf16) -> Choice:
+def choose_precision(wanted: Literal["auto", "bf16", "fp32"], *, recorded: str, bf16: Bf16) -> PrecisionChoice:
     """`wanted`: what the job says. `recorded`: the precision in the checkpoint that the run continues from, empty
     if it starts. `bf16`: what every rank's device can do."""
     if wanted != "auto":
@@ -56,24 +56,24 @@ def choose_precision(wanted: Literal["auto", "bf16", "fp32"], *, recorded: str, 
     if recorded in ("bf16", "fp32"):
         return _as_recorded("bf16" if recorded == "bf16" else "fp32", bf16=bf16)
     precision: Precision = "bf16" if bf16.is_native else "fp32"
-    return Choice(precision=precision, message=f"precision {precision}: {bf16.reason}")
+    return PrecisionChoice(precision=precision, message=f"precision {precision}: {bf16.reason}")
 
 
-def _as_demanded(wanted: Precision, *, recorded: str, bf16: Bf16) -> Choice:
+def _as_demanded(wanted: Precision, *, recorded: str, bf16: Bf16) -> PrecisionChoice:
     before = f" (the run began with {recorded})" if recorded not in ("", wanted) else ""
     if wanted == "bf16" and not bf16.is_native:
         advice = "" if recorded == "bf16" else "; --engine.precision auto would take fp32"
         message = f"precision bf16, as the job says{before}, though {bf16.reason}{advice}"
-        return Choice(precision=wanted, message=message, is_warning=True)
-    return Choice(precision=wanted, message=f"precision {wanted}, as the job says{before}" if before else "")
+        return PrecisionChoice(precision=wanted, message=message, is_warning=True)
+    return PrecisionChoice(precision=wanted, message=f"precision {wanted}, as the job says{before}" if before else "")
 
 
-def _as_recorded(recorded: Precision, *, bf16: Bf16) -> Choice:
+def _as_recorded(recorded: Precision, *, bf16: Bf16) -> PrecisionChoice:
     message = f"precision {recorded}, as when the run started"
     if (recorded == "bf16") == bf16.is_native:
-        return Choice(precision=recorded, message=message)
+        return PrecisionChoice(precision=recorded, message=message)
     is_slow = recorded == "bf16"
-    return Choice(precision=recorded, message=f"{message}, though {bf16.reason}", is_warning=is_slow)
+    return PrecisionChoice(precision=recorded, message=f"{message}, though {bf16.reason}", is_warning=is_slow)
 
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,9 @@ def start_engine(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled
     return engine, plan
 
 
-def fill_engine(engine: Engine, job: TrainingJob, checkpoints: Checkpoints, manifest: Manifest | None) -> None:
+def fill_engine(
+    engine: Engine, job: TrainingJob, checkpoints: Checkpoints, manifest: CheckpointManifest | None
+) -> None:
     """Gives it the state that the run starts from. `manifest`: of its checkpoint, None if it has none. Collective."""
     if manifest:
         fill_from_checkpoint(engine, checkpoints, manifest, job=job)
@@ -165,7 +167,9 @@ def _fill_from_weights(engine: Engine, tensor: TensorByName) -> None:
     engine.load(fill, moments=[], num_updates=0)
 
 
-def fill_from_checkpoint(engine: Engine, checkpoints: Checkpoints, manifest: Manifest, *, job: TrainingJob) -> None:
+def fill_from_checkpoint(
+    engine: Engine, checkpoints: Checkpoints, manifest: CheckpointManifest, *, job: TrainingJob
+) -> None:
     """Masters and moments from the fragments that any number of ranks wrote under any ZeRO stage."""
 
     if {name: tensor.shape for name, tensor in manifest.tensors.items()} != engine.shapes:
@@ -185,7 +189,7 @@ def fill_from_checkpoint(engine: Engine, checkpoints: Checkpoints, manifest: Man
     checkpoints.loaded()
 
 
-def _refuse_other_moments(manifest: Manifest, job: TrainingJob, *, where: str) -> None:
+def _refuse_other_moments(manifest: CheckpointManifest, job: TrainingJob, *, where: str) -> None:
     """InvalidDataError unless the checkpoint has moments of the weights that the job trains, and of no others."""
     for name, tensor in manifest.tensors.items():
         expected = {MASTER, *manifest.moments} if is_trained(name, job.optimizer) else {MASTER}
@@ -212,7 +216,9 @@ def will_compile(config: EngineConfig, device: torch.device) -> bool:
     return False
 
 
-def with_precision(job: TrainingJob, manifest: Manifest | None, *, bf16: Bf16, say: bool = False) -> TrainingJob:
+def with_precision(
+    job: TrainingJob, manifest: CheckpointManifest | None, *, bf16: Bf16, say: bool = False
+) -> TrainingJob:
     """The job with its precision decided: "auto" takes that of the checkpoint, if there is one. `say`: log the
     reason."""
     recorded = manifest.job.precision if manifest else ""

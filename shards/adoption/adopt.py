@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from shards.adoption.foreign_samples import Cause
+from shards.adoption.foreign_samples import RefusalCause
 from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_path, adopted_rows, is_integer, read_tar
 from shards.adoption.tar_lists import ListedTar
 from shards.errors import UserError
@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 _LABEL = "--label-key, the label's suffix, or --label-field, a field of .json"
 _ADVICE = {
-    Cause.NO_IMAGE: "--image-keys, the suffixes of the images",
-    Cause.NO_LABEL: _LABEL,
-    Cause.UNKNOWN_LABEL: "--label-key or --label-field, or another --labels-file",
-    Cause.NOT_INTEGER: "the names of all classes in --labels-file",
+    RefusalCause.NO_IMAGE: "--image-keys, the suffixes of the images",
+    RefusalCause.NO_LABEL: _LABEL,
+    RefusalCause.UNKNOWN_LABEL: "--label-key or --label-field, or another --labels-file",
+    RefusalCause.NOT_INTEGER: "the names of all classes in --labels-file",
 }
 
 
@@ -68,7 +68,7 @@ def refuse_quarantine(facts: list[TarFacts], store: Store, max_quarantined: floa
     if not facts[worst].num_refused:
         raise UserError(f"{message}: the tars are empty; give others")
     reason, cause = commonest_reason(adopted_rows(store, worst, integers_only=integers_only))
-    advice = f", or give {_ADVICE[Cause(cause)]}" if cause else ""
+    advice = f", or give {_ADVICE[RefusalCause(cause)]}" if cause else ""
     where = f"{store.url}/{adopted_path(worst)}, of {facts[worst].path}"
     raise UserError(f'{message}, most often: "{reason}"; see columns reason and not_integer of {where}{advice}{more}')
 

@@ -23,7 +23,7 @@ _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
 
 
-class Cause(StrEnum):
+class RefusalCause(StrEnum):
     """Why a sample is refused, if an option may fix it."""
 
     NO_IMAGE = "no_image"
@@ -35,12 +35,12 @@ class Cause(StrEnum):
 class SampleRefusedError(ImageRefusedError):
     """As ImageRefusedError, with the cause beside the text."""
 
-    def __init__(self, reason: str, cause: Cause) -> None:
+    def __init__(self, reason: str, cause: RefusalCause) -> None:
         super().__init__(reason)
         self.cause = cause
 
 
-def cause_of(error: ImageRefusedError) -> Cause | None:
+def cause_of(error: ImageRefusedError) -> RefusalCause | None:
     """The cause, if an option may fix it."""
     return error.cause if isinstance(error, SampleRefusedError) else None
 
@@ -80,11 +80,11 @@ class Sample:
     offset: int = 0
     labels: tuple[str, ...] = ()
     reason: str = ""
-    cause: Cause | None = None
+    cause: RefusalCause | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class TarFault:
     """Where webdataset's readers stop: they take it for the tar's end, or fail (`is_fatal`)."""
 
     reason: str
@@ -97,19 +97,19 @@ def split_name(name: str) -> tuple[str, str] | None:
     return (found.group(1), found.group(2)) if found and not _METADATA.match(name) else None
 
 
-def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Sample | Fault]:
+def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Sample | TarFault]:
     """The samples of a tar in its order, and its faults between them."""
     group: _Group | None = None
     for member in members:
         if isinstance(member.data, DamagedTarError):
             yield from _finished(group, rules)
             group = None
-            yield Fault(reason=str(member.data), is_fatal=isinstance(member.data, BrokenOffTarError))
+            yield TarFault(reason=str(member.data), is_fatal=isinstance(member.data, BrokenOffTarError))
             continue
         if isinstance(member.data, AmbiguousMemberError):
             yield from _finished(group, rules)
             group = None
-            yield Fault(
+            yield TarFault(
                 reason=f"{printable(member.name)!r}: {member.data}, where other readers may fail", is_fatal=True
             )
             continue
@@ -124,7 +124,7 @@ def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Samp
         suffix = split[1].lower()
         if suffix in group.members:
             reason = f"two members {member.name!r} follow each other, where webdataset fails"
-            yield Fault(reason=reason, is_fatal=True)
+            yield TarFault(reason=reason, is_fatal=True)
         group.members[suffix] = member
     yield from _finished(group, rules)
 
@@ -149,7 +149,7 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
         if not image_key:
             found = ", ".join(sorted(group.members)[:_MOST_SHOWN])
             found += f" and {more} more" if (more := len(group.members) - _MOST_SHOWN) > 0 else ""
-            raise SampleRefusedError(f"no image: its members are {found}", Cause.NO_IMAGE)
+            raise SampleRefusedError(f"no image: its members are {found}", RefusalCause.NO_IMAGE)
         image = group.members[image_key]
         yield Sample(
             key=group.key,
@@ -167,19 +167,19 @@ def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
     wanted = "json" if rules.label_field else rules.label_key
     member = members.get(wanted)
     if member is None or not isinstance(member.data, bytes):
-        raise SampleRefusedError(f"no label: it has no member .{wanted}", Cause.NO_LABEL)
+        raise SampleRefusedError(f"no label: it has no member .{wanted}", RefusalCause.NO_LABEL)
     if len(member.data) > MOST_LABEL_BYTES:
         size = f"its .{wanted} has {len(member.data)} bytes"
-        raise SampleRefusedError(f"no label: {size}, allowed: {MOST_LABEL_BYTES}", Cause.NO_LABEL)
+        raise SampleRefusedError(f"no label: {size}, allowed: {MOST_LABEL_BYTES}", RefusalCause.NO_LABEL)
     if not rules.label_field:
         values: object = [_text(member.data, wanted).strip()]
     else:
         try:
             fields = json.loads(_text(member.data, wanted))
         except ValueError as error:
-            raise SampleRefusedError(f"no label: its .json is damaged: {error}", Cause.NO_LABEL) from error
+            raise SampleRefusedError(f"no label: its .json is damaged: {error}", RefusalCause.NO_LABEL) from error
         except RecursionError as error:
-            raise SampleRefusedError("no label: its .json is nested too deep", Cause.NO_LABEL) from error
+            raise SampleRefusedError("no label: its .json is nested too deep", RefusalCause.NO_LABEL) from error
         values = fields.get(rules.label_field) if isinstance(fields, dict) else None
     return _as_labels(values if isinstance(values, list) else [values])
 
@@ -187,12 +187,14 @@ def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
 def _as_labels(values: list[object]) -> tuple[str, ...]:
     for value in values:
         if value is not None and (not isinstance(value, int | str) or isinstance(value, bool)):
-            raise SampleRefusedError(f"the label {shown_value(value)} is neither an integer nor a name", Cause.NO_LABEL)
+            raise SampleRefusedError(
+                f"the label {shown_value(value)} is neither an integer nor a name", RefusalCause.NO_LABEL
+            )
     labels = tuple(dict.fromkeys(str(value) for value in values if value not in (None, "")))
     if not labels:
-        raise SampleRefusedError("no label", Cause.NO_LABEL)
+        raise SampleRefusedError("no label", RefusalCause.NO_LABEL)
     if reason := excess_of(labels):
-        raise SampleRefusedError(reason, Cause.NO_LABEL)
+        raise SampleRefusedError(reason, RefusalCause.NO_LABEL)
     return labels
 
 
@@ -200,4 +202,4 @@ def _text(data: bytes, suffix: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SampleRefusedError(f"no label: its .{suffix} is not UTF-8", Cause.NO_LABEL) from error
+        raise SampleRefusedError(f"no label: its .{suffix} is not UTF-8", RefusalCause.NO_LABEL) from error

@@ -12,17 +12,17 @@ from typing import Annotated
 import pyarrow as pa
 
 from shards.adoption.foreign_samples import (
-    Cause,
-    Fault,
+    RefusalCause,
     Sample,
     SampleRefusedError,
     SampleRules,
+    TarFault,
     cause_of,
     find_samples,
 )
 from shards.errors import ImageRefusedError, UserError
 from shards.files.typed_json import read_record
-from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS, Limits
+from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS, ImageLimits
 from shards.images.image_header import read_header
 from shards.index import INDEX_SCHEMA, table_bytes
 from shards.manifest import sha256_hex
@@ -60,7 +60,7 @@ class AdoptSpec:
     """Images per block."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
-    limits: Limits = DEFAULT_LIMITS
+    limits: ImageLimits = DEFAULT_LIMITS
     """Largest images that are accepted; others are quarantined."""
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ def adopted_rows(store: Store, number: int, *, integers_only: bool = False) -> p
     rows = table.select(["reason", "cause", "not_integer"]).to_pylist()
     for row in rows:
         if (odd := row["not_integer"]) is not None:
-            row |= {"reason": f"label {odd!r} is not an integer, others are", "cause": Cause.NOT_INTEGER.value}
+            row |= {"reason": f"label {odd!r} is not an integer, others are", "cause": RefusalCause.NOT_INTEGER.value}
     for name in ("reason", "cause"):
         column = pa.array([row[name] for row in rows], pa.string())
         table = table.set_column(table.schema.get_field_index(name), ADOPTED_SCHEMA.field(name), column)
@@ -225,9 +225,9 @@ class _Rows:
         self._fault = ""  # after it, no other reader finds a sample
         self._is_lost = False  # other readers fail, so no sample is adopted
 
-    def add(self, found: Sample | Fault) -> None:
+    def add(self, found: Sample | TarFault) -> None:
         """One sample or fault, in the tar's order."""
-        if isinstance(found, Fault):
+        if isinstance(found, TarFault):
             self._rows.append({"source": self._task.path, "reason": found.reason})
             self._fault = self._fault or found.reason
             self._is_lost = self._is_lost or found.is_fatal
@@ -263,7 +263,7 @@ class _Rows:
     def _facts(self, sample: Sample) -> dict[str, object]:
         for label in sample.labels:
             if not self._is_known(label):
-                raise SampleRefusedError(f"unknown label {label!r}", Cause.UNKNOWN_LABEL)
+                raise SampleRefusedError(f"unknown label {label!r}", RefusalCause.UNKNOWN_LABEL)
         header = read_header(sample.image, self._task.spec.limits)
         if header.ext not in PACKED_FORMATS:
             raise ImageRefusedError(f"a {header.ext} image; allowed in shards are {', '.join(PACKED_FORMATS)}")

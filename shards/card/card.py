@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shards.card.card_images import Match, Mosaic, Tile, read_matches, read_tiles
+from shards.card.card_images import CardMatch, Mosaic, Tile, read_matches, read_tiles
 from shards.card.card_tally import TALLY_COLUMNS, Tally
 from shards.dataset import Dataset
 from shards.index import QUARANTINE_RULES, QUARANTINE_SCHEMA, read_index, read_labels, read_sample_rows
@@ -94,7 +94,7 @@ class CardFacts:
     modes: Counter[str]
     tiles: tuple[Tile, ...]
     quarantine: tuple[QuarantineGroup, ...]
-    matches: tuple[Match, ...]
+    matches: tuple[CardMatch, ...]
     plan: PlanFacts
     is_adopted: bool
     description: str

@@ -15,7 +15,7 @@ LISTED = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ClassRow:
     """A line of a table: name, count, and the length of its bar in percent of the longest."""
 
     name: str
@@ -47,10 +47,10 @@ def class_facts(facts: CardFacts) -> dict[str, object]:
     }
 
 
-def _rows(facts: CardFacts, order: NDArray[np.int64]) -> list[Row]:
+def _rows(facts: CardFacts, order: NDArray[np.int64]) -> list[ClassRow]:
     longest = max(int(facts.class_counts[order].max()), 1) if order.size else 1
     return [
-        Row(name=facts.class_names[place], count=int(facts.class_counts[place]),
+        ClassRow(name=facts.class_names[place], count=int(facts.class_counts[place]),
             percent=100 * int(facts.class_counts[place]) / longest)
         for place in order.tolist()
     ]  # fmt: skip

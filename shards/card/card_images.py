@@ -61,7 +61,7 @@ class Tile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Match:
+class CardMatch:
     """An image that was left out, and the evaluation image that it looks like; a picture may be missing."""
 
     source: str
@@ -126,7 +126,7 @@ def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
             yield Tile(pick=pick, shard_path=dataset.shard_path(pick.shard), thumbnail=small)
 
 
-def read_matches(dataset: Dataset) -> tuple[Match, ...]:
+def read_matches(dataset: Dataset) -> tuple[CardMatch, ...]:
     """The closest matches with evaluation sets, closest first; empty if the plan looked for none."""
     if MATCHES_PATH not in dataset.manifest.files:
         return ()
@@ -138,7 +138,7 @@ def read_matches(dataset: Dataset) -> tuple[Match, ...]:
         refuse_values(table, MATCHES_RULES)
     rows = sorted(table.to_pylist(), key=lambda row: int(row["distance"]))
     return tuple(
-        Match(
+        CardMatch(
             source=row["source"],
             evaluation=row["evaluation"],
             evaluation_set=row["evaluation_set"],

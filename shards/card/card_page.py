@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from shards.card import card_plots as plots
 from shards.card.card import CardFacts, QuarantineGroup
-from shards.card.card_classes import Row, class_facts
+from shards.card.card_classes import ClassRow, class_facts
 from shards.card.card_tally import ASPECT_OCTAVES, ASPECT_STEPS, BYTE_STEPS, SIDE_STEPS, Tally, quantile
 from shards.card.card_words import byte_text, counted, image_words, paragraphs, share_text, shown, title_of
 from shards.images.thumbnails import Thumbnail
@@ -108,7 +108,7 @@ def _images(tally: Tally) -> dict[str, object]:
     most = sizes[0][1]
     one_size = len(tally.sizes) == 1
     return {
-        "sizes": [Row(name=f"{w:,} × {h:,}", count=n, percent=100 * n / most) for (h, w), n in sizes],
+        "sizes": [ClassRow(name=f"{w:,} × {h:,}", count=n, percent=100 * n / most) for (h, w), n in sizes],
         "num_sizes": len(tally.sizes),
         "median_height": sizes[0][0][0] if one_size else round(2 ** middle[0]),
         "median_width": sizes[0][0][1] if one_size else round(2 ** middle[1]),

@@ -24,7 +24,7 @@ _MOST_PIXELS = 178_956_970  # Pillow opens nothing larger
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ImageLimits:
     """The largest image that is packed; checked before anything is decoded."""
 
     max_bytes: Annotated[int, Range(1, _MOST_BYTES)] = MAX_IMAGE_BYTES
@@ -36,7 +36,7 @@ class Limits:
         refuse_wrong_values(self, where="limits.")
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ImageLimits()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from shards.errors import ImageRefusedError
 from shards.images.chunk_headers import check_first_gif_frame, png_facts, webp_facts
-from shards.images.config import DEFAULT_LIMITS, Limits
+from shards.images.config import DEFAULT_LIMITS, ImageLimits
 from shards.images.jpeg_header import jpeg_facts
 from shards.orientation import TAG, TURNS, UPRIGHT
 
@@ -46,7 +46,7 @@ class ImageHeader:
     orientation: int
 
 
-def read_header(data: bytes, limits: Limits = DEFAULT_LIMITS) -> ImageHeader:
+def read_header(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> ImageHeader:
     """The header of an image in one of the six formats. Raises ImageRefusedError with the reason for anything else."""
     if not data:
         raise ImageRefusedError("empty file")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shards.errors import UserError
-from shards.images.config import HASH_BITS, Limits
+from shards.images.config import HASH_BITS, ImageLimits
 from shards.images.image_header import read_header, refusal_of, upright
 
 _HASH_SIZE = 16
@@ -23,7 +23,7 @@ _DECODED_SIDE = 2 * _SIDE  # least side of a decoded JPEG: with _SIDE, twice as 
 _INNER = 0.025  # share that the inner hashes leave out on each side
 _LEAST_CONTRAST = 2.0  # standard deviation in grey levels; the sample's photographs have 17 and more
 _LEAST_BITS_SET = HASH_BITS // 4  # half of the bits are set, unless most coefficients are zero
-_ANY_SIZE = Limits(max_bytes=(1 << 31) - 1, max_pixels=178_956_970)  # the caller has its own; Pillow opens no more
+_ANY_SIZE = ImageLimits(max_bytes=(1 << 31) - 1, max_pixels=178_956_970)  # the caller has its own; Pillow opens no more
 
 
 def perceptual_hash(data: bytes) -> bytes | None:

@@ -59,7 +59,7 @@ class HashTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Match:
+class EvaluationMatch:
     """An evaluation image: the number of its set in the list, and its place in the set."""
 
     set_number: int
@@ -132,12 +132,12 @@ class EvaluationImages:
         image[exact], distance[exact] = same, 0
         return image, distance
 
-    def match(self, image: int) -> Match:
+    def match(self, image: int) -> EvaluationMatch:
         """Which image that is."""
         place = int(np.searchsorted(self._starts, image, side="right")) - 1
         number, shard, table = self._places[place]
         row = image - int(self._starts[place])
-        return Match(
+        return EvaluationMatch(
             set_number=number,
             shard=shard,
             row=table.column("row")[row].as_py(),

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Annotated, Literal
 
-from shards.images.config import CODEC_PACKAGES, HASH_PACKAGES, PERCEPTUAL_HASH, Limits, Resize
+from shards.images.config import CODEC_PACKAGES, HASH_PACKAGES, PERCEPTUAL_HASH, ImageLimits, Resize
 from shards.packing.config import MOST_SEED, Dedup
 from shards.schema.config_values import Range, refuse_wrong_values
 from shards.sources.kinds import Source, tool_versions
@@ -28,7 +28,7 @@ class PackSpec:
     """Seed for the order of the images in the shards."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
-    limits: Limits = field(default_factory=Limits)
+    limits: ImageLimits = field(default_factory=ImageLimits)
     """Largest images that are accepted."""
     dedup: Dedup = field(default_factory=Dedup)
     """Duplicates to leave out."""

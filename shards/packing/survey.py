@@ -12,7 +12,7 @@ from shards.images.config import PERCEPTUAL_HASH
 from shards.images.image_header import ImageHeader
 from shards.images.resize import refusal
 from shards.manifest import sha256_hex
-from shards.packing.evaluation_sets import EvaluationSet, Match, bytes_rows, load_images
+from shards.packing.evaluation_sets import EvaluationMatch, EvaluationSet, bytes_rows, load_images
 from shards.packing.scan import is_scanned, read_scan, scan_footer, scan_path
 from shards.packing.spec import PackSpec
 from shards.store import open_store
@@ -38,7 +38,7 @@ class Overlap:
     """A row, counted from the first of a survey, that is a copy of an evaluation image."""
 
     row: int
-    match: Match
+    match: EvaluationMatch
     distance: int
 
 

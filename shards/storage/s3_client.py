@@ -64,7 +64,7 @@ class ReplacedError(BadAnswerError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class RequestFault:
     """Why a request failed, if a retry may succeed."""
 
     name: str
@@ -72,16 +72,16 @@ class Fault:
     is_answer: bool = True  # an answer of the storage; False: there was none
 
 
-def fault_of(error: Exception) -> Fault | None:
+def fault_of(error: Exception) -> RequestFault | None:
     """The fault behind one of REQUEST_ERRORS; None if a retry would get the same answer."""
     if not isinstance(error, boto_errors.ClientError):
-        return Fault(name=type(error).__name__, is_throttle=False, is_answer=False)
+        return RequestFault(name=type(error).__name__, is_throttle=False, is_answer=False)
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if code not in _PASSING_CODES and status not in _PASSING_STATUS:
         return None
     name = code if code == str(status) else f"{status} {code}"
-    return Fault(name=name, is_throttle=status in _THROTTLES or code in _THROTTLE_CODES)
+    return RequestFault(name=name, is_throttle=status in _THROTTLES or code in _THROTTLE_CODES)
 
 
 class Body:

@@ -12,7 +12,7 @@ from typing import Any
 from shards.errors import InvalidDataError
 from shards.storage.objects import too_large
 from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget
-from shards.storage.s3_client import REQUEST_ERRORS, BadAnswerError, Body, Fault, ReplacedError, fault_of
+from shards.storage.s3_client import REQUEST_ERRORS, BadAnswerError, Body, ReplacedError, RequestFault, fault_of
 from shards.storage.traffic import Traffic, TrafficCounts
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class ObjectRead:
             self._source.budget.has_answered = True
             return answer
 
-    def _again(self, fault: Fault) -> bool:
+    def _again(self, fault: RequestFault) -> bool:
         log.info("reading %s failed: %s", self._source.name, fault.name)
         self._count(throttled=int(fault.is_throttle))
         if not self._retries.again_after_failure(fault.name, is_answer=fault.is_answer):

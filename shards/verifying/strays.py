@@ -13,25 +13,27 @@ _ADOPTED_LEFT = re.compile(r"work/adopted-\d{6,}\.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class DatasetFault:
     """What is wrong, and in which object of the dataset."""
 
     where: str
     what: str
 
 
-def strays(store: Store, manifest: Manifest) -> Iterator[Fault]:
+def strays(store: Store, manifest: Manifest) -> Iterator[DatasetFault]:
     """For adopted tars, only index/ and our own work files are checked: anything else may lie next to them."""
     known = {record.path for record in manifest.shards} | set(manifest.files)
     folders = ("index",) if manifest.adopted else ("shards", "index", "plan")
     for path in (path for folder in folders for path in store.list(folder)):
         if path not in known:
-            yield Fault(where=path, what="is not in the manifest")
+            yield DatasetFault(where=path, what="is not in the manifest")
     for path in store.list("work"):
         if not manifest.adopted or _ADOPTED_LEFT.fullmatch(path):
-            yield Fault(where=path, what="is left over from packing; a finished dataset does not need it: delete it")
+            yield DatasetFault(
+                where=path, what="is left over from packing; a finished dataset does not need it: delete it"
+            )
     for path in _unfinished(store, folders):
-        yield Fault(where=path, what="is an unfinished write that a killed process left; delete it")
+        yield DatasetFault(where=path, what="is an unfinished write that a killed process left; delete it")
 
 
 def _unfinished(store: Store, folders: tuple[str, ...]) -> Iterator[str]:

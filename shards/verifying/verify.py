@@ -62,11 +62,11 @@ from shards.tables import (
 from shards.verifying import shard_checks as checks
 from shards.verifying import table_checks as tables
 from shards.verifying.plan_checks import check_planned
-from shards.verifying.strays import Fault, strays
+from shards.verifying.strays import DatasetFault, strays
 from shards.verifying.whole_tar import Tar, mapped_tar
 
 
-def refused_files(dataset: Dataset) -> Iterator[Fault]:
+def refused_files(dataset: Dataset) -> Iterator[DatasetFault]:
     """What a loader would refuse in the tables of the whole, and files that it would not believe."""
     manifest = dataset.manifest
     tables: dict[str, Callable[[bytes], object]] = {
@@ -79,10 +79,10 @@ def refused_files(dataset: Dataset) -> Iterator[Fault]:
             try:
                 check(dataset.store.read(path))
             except ValueError as error:
-                yield Fault(where=path, what=f"cannot be right: {error}")
+                yield DatasetFault(where=path, what=f"cannot be right: {error}")
     needed = (*tables, PLAN_PATH, *(index_path(shard) for shard in range(len(manifest.shards))))
     for path in (path for path in needed if path not in manifest.files):
-        yield Fault(where=MANIFEST_PATH, what=f"has no sha256 of {path}")
+        yield DatasetFault(where=MANIFEST_PATH, what=f"has no sha256 of {path}")
 
 
 def refused_rows(data: bytes, shard: int, manifest: Manifest) -> Iterator[str]:
@@ -162,7 +162,7 @@ class ShardFacts:
     """What is wrong with a shard, and what its index adds to the tables; `label_counts` None: it is unreadable."""
 
     shard: int
-    faults: list[Fault]
+    faults: list[DatasetFault]
     label_counts: Mapping[int, int] | None
     left_out: tuple[LeftOut, ...]
 
@@ -174,12 +174,12 @@ class _Index:
     data: bytes
 
 
-def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[Fault]:
+def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[DatasetFault]:
     """All faults; none in a good dataset. `deep` decodes every image too. UserError if there is no dataset."""
     try:
         dataset = open_dataset(url)
     except InvalidDataError as error:  # without a manifest, nothing says what else should be there
-        return [Fault(where=MANIFEST_PATH, what=str(error))]
+        return [DatasetFault(where=MANIFEST_PATH, what=str(error))]
     faults = [*_files(dataset), *refused_files(dataset), *_plan(dataset), *strays(dataset.store, dataset.manifest)]
     num_shards, planned = len(dataset.manifest.shards), _is_planned(dataset)
     tasks = (
@@ -206,28 +206,28 @@ def check_shard(task: ShardCheck) -> ShardFacts:
         with mapped_tar(dataset.shard_store, dataset.shard_path(task.shard)) as tar:
             faults += _tar_faults(dataset, task, index, tar)
     except MissingObjectError as error:
-        faults.append(Fault(where=error.path, what="is missing"))
+        faults.append(DatasetFault(where=error.path, what="is missing"))
     except (ValueError, OSError, InvalidDataError) as error:
-        faults.append(Fault(where=dataset.shard_path(task.shard), what=f"cannot be read: {error}"))
+        faults.append(DatasetFault(where=dataset.shard_path(task.shard), what=f"cannot be read: {error}"))
     if index is None:
         return ShardFacts(shard=task.shard, faults=faults, label_counts=None, left_out=())
     counts = Counter(label for row in index.rows for label in row.labels)
     return ShardFacts(shard=task.shard, faults=faults, label_counts=counts, left_out=index.commit.left_out)
 
 
-def _read_index(dataset: Dataset, shard: int) -> tuple[_Index | None, list[Fault]]:
+def _read_index(dataset: Dataset, shard: int) -> tuple[_Index | None, list[DatasetFault]]:
     path = index_path(shard)
     try:
         data = dataset.store.read(path)
         return _Index(rows=read_rows(data), commit=read_commit(data), data=data), []
     except MissingObjectError:
         is_listed = path in dataset.manifest.files  # then it is reported with the files
-        return None, [] if is_listed else [Fault(where=path, what="is missing")]
+        return None, [] if is_listed else [DatasetFault(where=path, what="is missing")]
     except _BROKEN as error:
-        return None, [Fault(where=path, what=f"cannot be read: {error}")]
+        return None, [DatasetFault(where=path, what=f"cannot be read: {error}")]
 
 
-def _index_faults(dataset: Dataset, task: ShardCheck, index: _Index) -> list[Fault]:
+def _index_faults(dataset: Dataset, task: ShardCheck, index: _Index) -> list[DatasetFault]:
     manifest, rows, commit = dataset.manifest, index.rows, index.commit
     record = manifest.shards[task.shard]
     found = {
@@ -241,7 +241,7 @@ def _index_faults(dataset: Dataset, task: ShardCheck, index: _Index) -> list[Fau
     return _faults(record.path, found)
 
 
-def _tar_faults(dataset: Dataset, task: ShardCheck, index: _Index | None, tar: Tar) -> list[Fault]:
+def _tar_faults(dataset: Dataset, task: ShardCheck, index: _Index | None, tar: Tar) -> list[DatasetFault]:
     record, is_ours = dataset.manifest.shards[task.shard], not dataset.manifest.adopted
     found = {"whole tar": checks.check_tar(record, tar)}
     if index is not None:
@@ -257,9 +257,13 @@ def _tar_faults(dataset: Dataset, task: ShardCheck, index: _Index | None, tar: T
     return _faults(record.path, found)
 
 
-def _faults(where: str, found: Mapping[str, Iterator[str]]) -> list[Fault]:
+def _faults(where: str, found: Mapping[str, Iterator[str]]) -> list[DatasetFault]:
     """The faults of several checks. One that breaks off says so, and the others still run."""
-    return [Fault(where=where, what=what) for name, check in found.items() for what in _shortened(_whole(name, check))]
+    return [
+        DatasetFault(where=where, what=what)
+        for name, check in found.items()
+        for what in _shortened(_whole(name, check))
+    ]
 
 
 def _whole(name: str, check: Iterator[str]) -> Iterator[str]:
@@ -277,39 +281,39 @@ def _opened(url: str, fingerprint: str) -> Dataset:
     return dataset
 
 
-def _files(dataset: Dataset) -> Iterator[Fault]:
+def _files(dataset: Dataset) -> Iterator[DatasetFault]:
     for path, expected in dataset.manifest.files.items():
         try:
             if sha256_hex(dataset.store.read(path)) != expected:
-                yield Fault(where=path, what="its sha256 is not the manifest's")
+                yield DatasetFault(where=path, what="its sha256 is not the manifest's")
         except MissingObjectError:
-            yield Fault(where=path, what="is missing")
+            yield DatasetFault(where=path, what="is missing")
         except InvalidDataError as error:
-            yield Fault(where=path, what=f"cannot be read: {error}")
+            yield DatasetFault(where=path, what=f"cannot be read: {error}")
 
 
-def _plan(dataset: Dataset) -> Iterator[Fault]:
+def _plan(dataset: Dataset) -> Iterator[DatasetFault]:
     manifest = dataset.manifest
     try:
         data = dataset.store.read(PLAN_PATH)
         if sha256_hex(data) != manifest.plan_hash:
-            yield Fault(where=PLAN_PATH, what="its hash is not the manifest's plan hash")
+            yield DatasetFault(where=PLAN_PATH, what="its hash is not the manifest's plan hash")
         if manifest.adopted:
             return
         plan = Plan.from_bytes(data)
     except (MissingObjectError, InvalidDataError):
         return  # reported with the files
     except ValueError as error:
-        yield Fault(where=PLAN_PATH, what=str(error))
+        yield DatasetFault(where=PLAN_PATH, what=str(error))
         return
     scanned = plan.num_samples + plan.num_quarantined
     if manifest.num_samples + manifest.num_quarantined != scanned:
         packed = f"{manifest.num_samples} samples and {manifest.num_quarantined} in quarantine"
-        yield Fault(where=MANIFEST_PATH, what=f"{packed} are not the {scanned} images of the plan")
+        yield DatasetFault(where=MANIFEST_PATH, what=f"{packed} are not the {scanned} images of the plan")
     yield from _faults(PLAN_PATH, {"positions": misplaced(dataset.store, plan)})
 
 
-def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[Fault]:
+def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[DatasetFault]:
     """The manifest and the small tables against the plan and, if every index could be read, against all shards."""
     store, manifest = dataset.store, dataset.manifest
     try:

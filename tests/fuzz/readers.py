@@ -14,7 +14,7 @@ from jobs.resolve import file_job, stages_of
 from jobs.settings.data import IndexJob
 from pipeline.checkpoints.best import read_best
 from pipeline.checkpoints.fragments import Fragment
-from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.data.decode import DecodeError, decode_stored
 from pipeline.data.stream import train_batches
 from pipeline.models.build import shapes_of
@@ -137,7 +137,7 @@ def resume(folder: Path, *, is_authentic: bool = True) -> str:
     return f"from step {manifest.id.step}"
 
 
-def _require_saved(manifest: Manifest) -> None:
+def _require_saved(manifest: CheckpointManifest) -> None:
     step = manifest.id.step
     require(step in STEPS, "a step that was never saved")
     found = manifest.num_updates, manifest.num_samples, manifest.position.next_step, manifest.moments

@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fragments import Fragment, lay_out
-from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.writer.copies import InlineWriter
 from pipeline.ranks.world import World
@@ -24,7 +24,7 @@ def checkpoints_of(run_dir: Path, world: World, *, store: Store | None = None) -
     )
 
 
-def saved_at_once(checkpoints: Checkpoints, fragments: list[Fragment], draft: Manifest) -> Manifest:
+def saved_at_once(checkpoints: Checkpoints, fragments: list[Fragment], draft: CheckpointManifest) -> CheckpointManifest:
     """The manifest of a checkpoint that is written and committed while the caller waits. Collective."""
     saves = Saves(checkpoints, InlineWriter(checkpoints.store), CheckpointConfig())
     saves.begin(lay_out(fragments), draft)

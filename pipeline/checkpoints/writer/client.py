@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from pipeline.checkpoints.writer_messages import (
-    Answer,
+    BufferFit,
     Command,
     CommitOrder,
-    Fit,
     Hurry,
-    Lines,
+    LineSplitter,
+    SaveResult,
     Write,
     from_line,
     to_line,
@@ -46,7 +46,7 @@ class Writer:
         self.buffer = os.memfd_create("checkpoint", os.MFD_CLOEXEC)
         self._most_silent = most_silent_seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self._fit: Fit | None = None
+        self._fit: BufferFit | None = None
         self._hurried = 0  # the newest save that the writer was told to hurry for
         self._waiting: dict[int, str] = {}  # the saves that an answer is due for, and what was asked last
         self._start()
@@ -61,7 +61,7 @@ class Writer:
         """Whether an answer is due."""
         return bool(self._waiting)
 
-    def fit(self, order: Fit) -> None:
+    def fit(self, order: BufferFit) -> None:
         """Says what is in the buffer from now on."""
         self._fit = order
         if self._process:
@@ -75,10 +75,10 @@ class Writer:
         """Asks for a commit, as `write`."""
         self._ask(order, "commit")
 
-    def answers(self, *, seconds: float = 0.0) -> list[Answer]:
+    def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:
         """What has been answered since; waits for the first up to `seconds`. A writer that has died, or was silent for
         too long, fails what it was asked."""
-        found: list[Answer] = []
+        found: list[SaveResult] = []
         if seconds:
             self._hurry()
         deadline = time.monotonic() + seconds
@@ -130,7 +130,7 @@ class Writer:
                 else:
                     self._unsent.popleft()
 
-    def _exchange(self, seconds: float, found: list[Answer]) -> bool:
+    def _exchange(self, seconds: float, found: list[SaveResult]) -> bool:
         """Sends and receives once; False if there is no process any more."""
         self._push()
         poll = select.poll()  # select(2) knows no descriptor above 1023
@@ -155,8 +155,8 @@ class Writer:
             self._lost(f"the checkpoint writer answered nonsense: {error}", found)
         return self._process is not None
 
-    def _take(self, answer: object, found: list[Answer]) -> None:
-        if not isinstance(answer, Answer):
+    def _take(self, answer: object, found: list[SaveResult]) -> None:
+        if not isinstance(answer, SaveResult):
             raise ValueError(f"a {type(answer).__name__}; allowed: an Answer")
         if answer.what == "said":
             log.warning("%s", answer.message)
@@ -167,13 +167,13 @@ class Writer:
                 self._waiting.pop(answer.save, None)
             found.append(answer)
 
-    def _lost(self, why: str, found: list[Answer]) -> None:
+    def _lost(self, why: str, found: list[SaveResult]) -> None:
         """The process is over: what it was asked has failed, unless only old checkpoints were left to delete."""
         pid, code = self.pid, self._end(is_over=not why)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         message = why or f"the checkpoint writer (process {pid}) {how}"
         for save, asked in self._waiting.items():
-            found.append(Answer(save=save, what="retired" if asked == "retire" else "failed", message=message))
+            found.append(SaveResult(save=save, what="retired" if asked == "retire" else "failed", message=message))
         self._waiting = {}
 
     def _start(self) -> None:
@@ -182,7 +182,7 @@ class Writer:
             commands, self._commands, self._answers, answers = _two_pipes()
         except OSError as error:
             raise StorageError(f"the checkpoint writer does not start: {error}") from error
-        self._lines, self._heard = Lines(), time.monotonic()
+        self._lines, self._heard = LineSplitter(), time.monotonic()
         self._unsent: deque[memoryview] = deque()
         for end in (self._commands, self._answers):
             os.set_blocking(end, False)

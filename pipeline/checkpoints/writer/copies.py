@@ -24,7 +24,7 @@ from pipeline.checkpoints.host_memory import available_bytes
 from pipeline.checkpoints.saves import RankWriter
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.process import do_commit, do_write
-from pipeline.checkpoints.writer_messages import Answer, CommitOrder, Fit, Write
+from pipeline.checkpoints.writer_messages import BufferFit, CommitOrder, SaveResult, Write
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.world import World
@@ -183,7 +183,7 @@ class InlineWriter:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._answers: list[Answer] = []
+        self._answers: list[SaveResult] = []
 
     def write(self, order: Write, laid_out: RankFile) -> None:
         """Writes the file and the report."""
@@ -194,7 +194,7 @@ class InlineWriter:
         """Commits."""
         do_commit(order, self._answers.append, store=self._store)
 
-    def answers(self, *, seconds: float = 0.0) -> list[Answer]:  # noqa: ARG002 - all is done already
+    def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:  # noqa: ARG002 - all is done already
         """What was answered since."""
         found, self._answers = self._answers, []
         return found
@@ -220,16 +220,16 @@ class BackgroundWriter:
         self._writer, self._buffer = writer, buffer
         self._copies: Copies = DoneCopies()
         self._after_copies: Write | None = None
-        self._failed: list[Answer] = []
+        self._failed: list[SaveResult] = []
 
     def write(self, order: Write, laid_out: RankFile) -> None:
         """Copies the state; the writer begins once the copies have ended."""
         try:
             self._copies, is_new = self._buffer.fill(laid_out)
             if is_new:
-                self._writer.fit(Fit(num_bytes=self._buffer.num_bytes, pieces=laid_out.pieces))
+                self._writer.fit(BufferFit(num_bytes=self._buffer.num_bytes, pieces=laid_out.pieces))
         except OSError as error:
-            self._failed.append(Answer(save=order.save, what="failed", message=f"rank {order.rank}: {error}"))
+            self._failed.append(SaveResult(save=order.save, what="failed", message=f"rank {order.rank}: {error}"))
             return
         self._after_copies = order
         self._begin()
@@ -239,9 +239,9 @@ class BackgroundWriter:
         try:
             self._writer.commit(order)
         except StorageError as error:
-            self._failed.append(Answer(save=order.save, what="failed", message=f"manifest: {error}"))
+            self._failed.append(SaveResult(save=order.save, what="failed", message=f"manifest: {error}"))
 
-    def answers(self, *, seconds: float = 0.0) -> list[Answer]:
+    def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:
         """What was answered since; waits for the first up to `seconds`."""
         if self._after_copies and seconds:
             self._copies.wait()
@@ -272,7 +272,7 @@ class BackgroundWriter:
         try:
             self._writer.write(order)
         except StorageError as error:
-            self._failed.append(Answer(save=order.save, what="failed", message=f"rank {order.rank}: {error}"))
+            self._failed.append(SaveResult(save=order.save, what="failed", message=f"rank {order.rank}: {error}"))
 
 
 log = logging.getLogger(__name__)

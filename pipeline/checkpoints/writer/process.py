@@ -31,11 +31,20 @@ from typing import BinaryIO
 
 from pipeline.checkpoints.attempts import gone_message
 from pipeline.checkpoints.rank_file_out import RankFileBytes, file_name, report_name, write_rank_file
-from pipeline.checkpoints.writer_messages import Answer, CommitOrder, Fit, Hurry, Lines, Write, from_line, to_line
+from pipeline.checkpoints.writer_messages import (
+    BufferFit,
+    CommitOrder,
+    Hurry,
+    LineSplitter,
+    SaveResult,
+    Write,
+    from_line,
+    to_line,
+)
 from shards.errors import StorageError, UserError
 from shards.store import Store, open_store
 
-Say = Callable[[Answer], None]
+Say = Callable[[SaveResult], None]
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _FAULTS = (OSError, UserError, StorageError)
 _SIGN_SECONDS = 1.0  # between two signs of progress
@@ -46,7 +55,7 @@ def do_write(order: Write, data: RankFileBytes, say: Say, *, store: Store | None
     store = store or open_store(order.url)
     try:
         if not store.exists(order.record):  # or a run directory that was deleted would be made again
-            say(Answer(save=order.save, what="overtaken", message=gone_message(f"{store.url}/{order.record}")))
+            say(SaveResult(save=order.save, what="overtaken", message=gone_message(f"{store.url}/{order.record}")))
             return
         if order.failed:
             _discard(order, store)
@@ -54,9 +63,9 @@ def do_write(order: Write, data: RankFileBytes, say: Say, *, store: Store | None
             store, order.folder, data, rank=order.rank, save=order.save, progress=_signs(order.save, say)
         )
     except _FAULTS as error:
-        say(Answer(save=order.save, what="failed", message=f"rank {order.rank}: {said_of(error, store.url)}"))
+        say(SaveResult(save=order.save, what="failed", message=f"rank {order.rank}: {said_of(error, store.url)}"))
         return
-    say(Answer(save=order.save, what="written"))
+    say(SaveResult(save=order.save, what="written"))
 
 
 def _signs(save: int, say: Say) -> Callable[[], None]:
@@ -69,7 +78,7 @@ def _signs(save: int, say: Say) -> Callable[[], None]:
         now = time.monotonic()
         if now - said_at >= _SIGN_SECONDS:
             said_at = now
-            say(Answer(save=save, what="progress"))
+            say(SaveResult(save=save, what="progress"))
 
     return sign
 
@@ -96,12 +105,12 @@ def do_commit(order: CommitOrder, say: Say, *, store: Store | None = None) -> No
     try:
         newest = commit(store, what)
     except OvertakenError as error:
-        say(Answer(save=order.save, what="overtaken", message=str(error)))
+        say(SaveResult(save=order.save, what="overtaken", message=str(error)))
         return
     except _FAULTS as error:
-        say(Answer(save=order.save, what="failed", message=f"manifest: {said_of(error, store.url)}"))
+        say(SaveResult(save=order.save, what="failed", message=f"manifest: {said_of(error, store.url)}"))
         return
-    say(Answer(save=order.save, what="committed"))
+    say(SaveResult(save=order.save, what="committed"))
     retention = Retention(
         keep_newest=order.keep_newest,
         keep_every=order.keep_every,
@@ -111,8 +120,8 @@ def do_commit(order: CommitOrder, say: Say, *, store: Store | None = None) -> No
     try:
         retire_after(store, newest, attempt_from_json(order.attempt.encode()), retention)
     except _FAULTS as error:
-        say(Answer(save=order.save, what="said", message=f"old checkpoints could not be deleted: {error}"))
-    say(Answer(save=order.save, what="retired"))
+        say(SaveResult(save=order.save, what="said", message=f"old checkpoints could not be deleted: {error}"))
+    say(SaveResult(save=order.save, what="retired"))
 
 
 def said_of(error: Exception, url: str) -> str:
@@ -139,7 +148,7 @@ class SharedBuffer:
         self._map: mmap.mmap | None = None
         self.pieces: tuple[tuple[str, str, int, int, int], ...] = ()
 
-    def fit(self, order: Fit) -> Iterator[None]:
+    def fit(self, order: BufferFit) -> Iterator[None]:
         """Maps it again, since its size or what is in it has changed: a single step."""
         self._map = mmap.mmap(self._descriptor, order.num_bytes, prot=mmap.PROT_READ)
         self.pieces = order.pieces
@@ -216,32 +225,32 @@ def _take_all(steps: Iterator[None], is_done: threading.Event) -> None:
 class _Said(logging.Handler):
     """Passes warnings on to the trainer, whose log they belong to."""
 
-    def __init__(self, say: Callable[[Answer], None]) -> None:
+    def __init__(self, say: Callable[[SaveResult], None]) -> None:
         super().__init__(logging.WARNING)
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line."""
-        self._say(Answer(save=0, what="said", message=record.getMessage()))
+        self._say(SaveResult(save=0, what="said", message=record.getMessage()))
 
 
 def serve(commands: int, answers: int, buffer: int) -> None:
     """Does what the trainer asks, until its pipe ends."""
     lock = threading.Lock()
 
-    def say(answer: Answer) -> None:
+    def say(answer: SaveResult) -> None:
         with lock:
             line = memoryview(to_line(answer))
             while line:
                 line = line[os.write(answers, line) :]
 
     logging.getLogger().addHandler(_Said(say))
-    shared, lines = SharedBuffer(buffer), Lines()
+    shared, lines = SharedBuffer(buffer), LineSplitter()
     writes, commits = Relay(), Worker()
     while data := os.read(commands, _READ_BYTES):
         for line in lines.take(data):
             order = from_line(line)
-            if isinstance(order, Fit):
+            if isinstance(order, BufferFit):
                 writes.do(_NO_SAVE, partial(shared.fit, order))
             elif isinstance(order, Write):
                 writes.do(order.save, partial(do_write, order, shared, say))

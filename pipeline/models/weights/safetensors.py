@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from pipeline.models.weights.safetensors_head import Head
+from pipeline.models.weights.safetensors_head import SafetensorsHead
 from pipeline.models.weights.tensor_checks import MOST_DIMENSIONS, Shapes, refuse_absurd_tensors
 from shards.files.typed_json import parse_json
 from shards.local_file import open_local_file
@@ -153,7 +153,7 @@ def _refuse_gaps(places: Mapping[str, TensorPlace], *, first: int, end: int) -> 
         raise ValueError(f"its tensors end at byte {first:,}, the file at {end:,}")
 
 
-def parts_of(head: Head, tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
+def parts_of(head: SafetensorsHead, tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
     """The bytes of the file in order. Each tensor is copied out of its device, and released, when its turn comes."""
     yield memoryview(head.data)
     for tensor in tensors:

@@ -14,7 +14,7 @@ _ALIGNMENT = 8  # of the header, so that the tensors can be mapped
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class SafetensorsHead:
     """The first bytes of a file, the byte offset in it at which each tensor begins, and the bytes of the whole file."""
 
     data: bytes
@@ -22,7 +22,7 @@ class Head:
     num_bytes: int
 
 
-def head_of(shapes: Mapping[str, tuple[int, ...]], *, metadata: Mapping[str, str] | None = None) -> Head:
+def head_of(shapes: Mapping[str, tuple[int, ...]], *, metadata: Mapping[str, str] | None = None) -> SafetensorsHead:
     """The head of a file with these tensors, in this order."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     begins, begin = {}, 0
@@ -34,4 +34,4 @@ def head_of(shapes: Mapping[str, tuple[int, ...]], *, metadata: Mapping[str, str
     text += b" " * (-len(text) % _ALIGNMENT)
     data = len(text).to_bytes(8, "little") + text
     offsets = {name: len(data) + first for name, first in begins.items()}
-    return Head(data=data, offsets=offsets, num_bytes=len(data) + begin)
+    return SafetensorsHead(data=data, offsets=offsets, num_bytes=len(data) + begin)

@@ -10,7 +10,7 @@ from pipeline.training.reporting import mlflow_logger, wandb_logger
 from pipeline.training.reporting.logger_thread import LoggerThread
 from pipeline.training.reporting.metrics import METRICS_FILE
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.loggers import Ending, Logger, LoggersConfig, Settings, logger_id, read_logger_id
+from pipeline.training.settings.loggers import Logger, LoggersConfig, Settings, StartEnding, logger_id, read_logger_id
 from shards.errors import UserError
 
 
@@ -35,7 +35,7 @@ class Loggers:
         for thread in self.threads:
             thread.amend(step, values)
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: StartEnding) -> None:
         """Waits for all of them at once, for a bounded time."""
         began = time.monotonic()
         for thread in self.threads:
@@ -49,10 +49,10 @@ def open_loggers(job: TrainingJob, *, step: int) -> Iterator[Loggers]:
     """A run's loggers from `step` on; metrics.jsonl has the lines before. On rank 0."""
     run_dir = Path(job.run_dir)
     loggers = Loggers([LoggerThread(one, run_dir / METRICS_FILE, step=step) for one in _chosen(job.loggers, run_dir)])
-    ending = Ending.FAILED
+    ending = StartEnding.FAILED
     try:
         yield loggers
-        ending = Ending.DONE if loggers.is_done else Ending.STOPPED
+        ending = StartEnding.DONE if loggers.is_done else StartEnding.STOPPED
     finally:
         loggers.close(ending)
 

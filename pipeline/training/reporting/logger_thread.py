@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.training.reporting.metrics import tag_of
-from pipeline.training.settings.loggers import Ending, Line, Logger, Settings, without_password
+from pipeline.training.settings.loggers import Line, Logger, Settings, StartEnding, without_password
 from shards.errors import InvalidDataError
 from shards.files.json_lines import is_finite, is_step, object_in
 from shards.local_file import open_local_file
@@ -61,7 +61,11 @@ def _line(text: bytes) -> Line | None:
 log = logging.getLogger(__name__)
 MOST_WAITING = 4096  # lines in memory; those after them are read from the file
 SEND_SECONDS = 1.0  # between two requests, which carry what has come meanwhile
-END_SECONDS = {Ending.DONE: 30.0, Ending.STOPPED: 10.0, Ending.FAILED: 10.0}  # most that the end of a run waits
+END_SECONDS = {
+    StartEnding.DONE: 30.0,
+    StartEnding.STOPPED: 10.0,
+    StartEnding.FAILED: 10.0,
+}  # most that the end of a run waits
 FAILING_SECONDS = 3.0  # the same if the service does not answer
 _SAY_SECONDS = 3.0  # of waiting, before a line says so
 _MOST_AT_ONCE = 512  # lines
@@ -84,7 +88,7 @@ class LoggerThread:
         self._waiting: list[Line] = []
         self._is_behind = True  # until the file has been compared with what the service has
         self._shown: tuple[str, Settings] | None = None
-        self._ending: Ending | None = None
+        self._ending: StartEnding | None = None
         self._sent = 0  # the last step that the service has
         self._last: Line | None = None  # that was sent
         self._fault = ""
@@ -118,13 +122,13 @@ class LoggerThread:
                 self._is_behind = True
             self._changed.notify()
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: StartEnding) -> None:
         """Nothing more comes."""
         with self._changed:
             self._ending = ending
             self._changed.notify()
 
-    def join(self, ending: Ending, *, began: float | None = None) -> None:
+    def join(self, ending: StartEnding, *, began: float | None = None) -> None:
         """After `end`: waits until the service has everything, for a bounded time; then says what it has not. `began`:
         the monotonic time of `end`, if other services have been waited for since."""
         began, has_said = time.monotonic() if began is None else began, False
@@ -158,7 +162,7 @@ class LoggerThread:
             self._insist(self._open)
             while self._round():
                 pass
-            self._insist(lambda: self.logger.close(self._ending or Ending.FAILED))
+            self._insist(lambda: self.logger.close(self._ending or StartEnding.FAILED))
         except _LeftError:
             pass
         except (OSError, InvalidDataError) as error:  # of metrics.jsonl: the run itself fails, too

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pipeline.training.settings.loggers import Curves
+from pipeline.training.settings.loggers import CurveWriter
 from pipeline.training.zero.deepspeed_import import without
 from shards.errors import InvalidDataError
 from shards.files.json_lines import Line, Lines, is_step, naming, read_lines, write_whole
@@ -37,7 +37,7 @@ class Metrics:
 
     def __init__(self, run_dir: Path, *, step: int) -> None:
         self._path = run_dir / METRICS_FILE
-        self.follower: Curves | None = None
+        self.follower: CurveWriter | None = None
         cut_after(self._path, step=step)
         self._first_step = step + 1
         self._file = self._path.open("a", buffering=1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from pipeline.ranks.world import set_defaults
-from pipeline.training.settings.loggers import Ending, Line, LoggersConfig, Settings
+from pipeline.training.settings.loggers import Line, LoggersConfig, Settings, StartEnding
 from shards.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ STEP = "patchline/step"  # the metric; its latest value is the last step that th
 TAG = "patchline.run"
 _MOST_METRICS = 1000  # of a request, by MLflow's limit
 _MOST_CHARACTERS = 7500  # of a tag, below MLflow's limit
-_STATUS = {Ending.DONE: "FINISHED", Ending.STOPPED: "KILLED", Ending.FAILED: "FAILED"}
+_STATUS = {StartEnding.DONE: "FINISHED", StartEnding.STOPPED: "KILLED", StartEnding.FAILED: "FAILED"}
 # It is the thread that tries again, and that may be left behind. The library's telemetry goes nowhere, its log to ours.
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -124,6 +124,6 @@ class MlflowLogger:
         """Whether an earlier start has sent this value."""
         return any(point.step == step for point in self._client.get_metric_history(self._run, name))
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: StartEnding) -> None:
         """The run's state, as MLflow shows it."""
         self._client.set_terminated(self._run, status=_STATUS[ending])

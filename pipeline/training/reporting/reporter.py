@@ -34,7 +34,7 @@ _MARK_SECONDS = 0.25  # least time between two marks
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class LaunchMark:
     """The accounts' sums once `step` was launched, and the monotonic time in seconds."""
 
     step: int
@@ -57,7 +57,7 @@ class Throughput:
         self._start = self._line = self._mark(step)
         self._marks = deque([self._start])
         self._last = self._start
-        self._launched: deque[Mark] = deque()
+        self._launched: deque[LaunchMark] = deque()
 
     @property
     def at(self) -> float:
@@ -100,14 +100,14 @@ class Throughput:
             "data_wait_share": wait / max(self._last.training - before.training, 1e-9),
         }
 
-    def _mark(self, step: int) -> Mark:
+    def _mark(self, step: int) -> LaunchMark:
         seconds = self._seconds
         aside = seconds["checkpoint"] + seconds["evaluation"]
         compute, wait = seconds["compute"], seconds["data_wait"]
-        return Mark(step=step, at=time.monotonic(), compute=compute, data_wait=wait, aside=aside)
+        return LaunchMark(step=step, at=time.monotonic(), compute=compute, data_wait=wait, aside=aside)
 
 
-def _step_seconds(first: Mark, last: Mark) -> float:
+def _step_seconds(first: LaunchMark, last: LaunchMark) -> float:
     return (last.training - first.training) / max(1, last.step - first.step)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.ranks.world import set_defaults
-from pipeline.training.settings.loggers import Ending, Line, LoggersConfig, Settings
+from pipeline.training.settings.loggers import Line, LoggersConfig, Settings, StartEnding
 from shards.errors import UserError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _pieces(file: BufferedReader) -> Iterator[tuple[int, bytes]]:
 
 _DEFAULTS = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}  # the terminal is ours
 _WRITER_SECONDS, _POLL_SECONDS = 30.0, 0.2  # for the process of a killed start to finish its file
-_EXIT_CODES = {Ending.DONE: 0, Ending.STOPPED: 75, Ending.FAILED: 1}
+_EXIT_CODES = {StartEnding.DONE: 0, StartEnding.STOPPED: 75, StartEnding.FAILED: 1}
 _FOLDER = "wandb"
 _NOT_ONLINE = ("offline", "dryrun", "disabled")  # by WANDB_MODE
 
@@ -200,8 +200,8 @@ class WandbLogger:
             else:
                 self._run.log(dict(line.values), step=line.step)
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: StartEnding) -> None:
         """The run's state, as W&B shows it: finished, preempted or failed."""
-        if ending is Ending.STOPPED:
+        if ending is StartEnding.STOPPED:
             self._run.mark_preempting()
         self._run.finish(exit_code=_EXIT_CODES[ending])

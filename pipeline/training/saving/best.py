@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
 from pipeline.checkpoints.best import FILE_NAME, Best, read_best, write_best
 from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.manifest import CheckpointId, Manifest
+from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
 from pipeline.evaluation.scores import Scores
 from pipeline.ranks.collectives import broadcast_json
 from pipeline.training.settings.job import TrainingJob
@@ -33,7 +33,7 @@ class KeptBest:
         self._scored: Best | None = None  # the newest that is better than all before
         self._begun: dict[str, Best] = {}  # their saves have begun; by folder
 
-    def find(self, resumed_from: Manifest | None) -> None:
+    def find(self, resumed_from: CheckpointManifest | None) -> None:
         """Reads what is named, after the attempt is on record, which continues from this checkpoint. Collective."""
         self._scored, self._begun = None, {}
         found: dict[str, Any] | None = None
@@ -89,7 +89,7 @@ class KeptBest:
         except OSError as error:  # it names what is kept all the same
             log.warning("%s could not be written: %s", self.checkpoints.run_dir / FILE_NAME, error.strerror)
 
-    def _on_record(self, resumed_from: Manifest | None) -> Best | None:
+    def _on_record(self, resumed_from: CheckpointManifest | None) -> Best | None:
         """The better of what is named and of the checkpoint that the run continues from; on rank 0."""
         named, newest = self._named(), self._score_of(resumed_from) if resumed_from else None
         if newest is None or (named and not newest.is_better_than(named)):
@@ -117,7 +117,7 @@ class KeptBest:
             return None
         return best
 
-    def _score_of(self, manifest: Manifest) -> Best | None:
+    def _score_of(self, manifest: CheckpointManifest) -> Best | None:
         """The score of a checkpoint in metrics.jsonl: a run killed right after the commit has not named it."""
         before = manifest.job.job.get("evaluation")
         now = asdict(self.job.evaluation)

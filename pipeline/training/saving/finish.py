@@ -14,10 +14,17 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from pipeline.checkpoints.fragments import tensors_in_order
-from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, Manifest
+from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, CheckpointManifest
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.checkpoints.saved_job import STEPS, SavedJob, position_of_format_1, saved_job_of_format_1
-from pipeline.checkpoints.stored import Choice, RetiredError, chosen, open_checkpoint, refuse_retired, standing_in
+from pipeline.checkpoints.stored import (
+    CheckpointChoice,
+    RetiredError,
+    chosen,
+    open_checkpoint,
+    refuse_retired,
+    standing_in,
+)
 from pipeline.data.position import StreamPosition
 from pipeline.data.training_data import open_training_data
 from pipeline.models.build import shapes_of
@@ -45,11 +52,17 @@ class TakenRun:
     run_dir: Path
     job: TrainingJob
     store: Store
-    labels_for: Callable[[Manifest], Labels]
+    labels_for: Callable[[CheckpointManifest], Labels]
 
 
 def save_checkpoint_weights(
-    folder: Path, job: TrainingJob, manifest: Manifest, *, files: RankFiles, labels: Labels, is_raw: bool = False
+    folder: Path,
+    job: TrainingJob,
+    manifest: CheckpointManifest,
+    *,
+    files: RankFiles,
+    labels: Labels,
+    is_raw: bool = False,
 ) -> None:
     """A weights folder with the averaged weights if the job averages, else or if `is_raw` with the raw ones, under any
     ZeRO stage. InvalidDataError if the checkpoint has other tensors than the job's model."""
@@ -65,7 +78,7 @@ def save_checkpoint_weights(
     )
 
 
-def take_weights(folder: Path, source: TakenRun, *, choice: Choice, is_raw: bool) -> CheckpointId:
+def take_weights(folder: Path, source: TakenRun, *, choice: CheckpointChoice, is_raw: bool) -> CheckpointId:
     """Writes the weights of a checkpoint, whole or not at all; returns which one. Of the newest ones, the first that
     can be used. UserError or InvalidDataError if there is none."""
     for _ in range(_MOST_LISTINGS):
@@ -86,7 +99,7 @@ def take_weights(folder: Path, source: TakenRun, *, choice: Choice, is_raw: bool
 
 
 def _take_first(
-    folder: Path, source: TakenRun, candidates: list[CheckpointId], *, choice: Choice, is_raw: bool
+    folder: Path, source: TakenRun, candidates: list[CheckpointId], *, choice: CheckpointChoice, is_raw: bool
 ) -> tuple[CheckpointId | None, bool]:
     """The first of the checkpoints that can be used, if any, and whether the store is to be listed again."""
     is_again = False
@@ -121,7 +134,7 @@ def _take(folder: Path, source: TakenRun, checkpoint: CheckpointId, *, is_raw: b
         raise
 
 
-def labels_of_data(job: TrainingJob, manifest: Manifest) -> Labels:
+def labels_of_data(job: TrainingJob, manifest: CheckpointManifest) -> Labels:
     """The names of the classes, from the dataset that the run was trained on. UserError if it is not there."""
     todo = "give the names of the run's classes as --labels-file FILE, one per line"
     try:
@@ -190,7 +203,9 @@ def _from_format_1(saved: dict[str, Any]) -> dict[str, Any]:
     return {"position": position, "job": job | {"job": job["job"] or {STEPS: saved["step"]}}}
 
 
-def finish(run_dir: Path, job: TrainingJob, manifest: Manifest, *, store: Store, labels: tuple[str, ...]) -> None:
+def finish(
+    run_dir: Path, job: TrainingJob, manifest: CheckpointManifest, *, store: Store, labels: tuple[str, ...]
+) -> None:
     """Weights from the final checkpoint (any ZeRO stage), averaged ones if the job averages, then the DONE marker."""
     folder = run_dir / "weights"
     save_checkpoint_weights(folder, job, manifest, files=RankFiles(store, manifest), labels=labels)

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.commit import draft_manifest
 from pipeline.checkpoints.fragments import lay_out
-from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, Manifest
+from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, CheckpointManifest
 from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.checkpoints.saves import NAMES, Saved, Saves
 from pipeline.data.position import StreamPosition
@@ -64,7 +64,7 @@ class Saving:
         engine: Engine,
         saves: Saves,
         *,
-        saved: Manifest | None,
+        saved: CheckpointManifest | None,
         record: dict[str, Any],
         watch: Watch,
         reporter: Reporter | None,
@@ -151,7 +151,7 @@ class Saving:
         with self.watch.writing():
             self.saves.settle()
 
-    def manifest(self) -> Manifest:
+    def manifest(self) -> CheckpointManifest:
         """Of the newest committed checkpoint, as it is in the store."""
         if self.saved is None:
             raise AssertionError("a checkpoint is committed")

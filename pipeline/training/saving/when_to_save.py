@@ -6,7 +6,7 @@ the step and of scores, which all ranks share.
 
 import logging
 
-from pipeline.checkpoints.manifest import CheckpointId, Manifest
+from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
 from pipeline.evaluation.scores import Scores
 from pipeline.training.save_clock import SaveClock, words_of
 from pipeline.training.saving.best import KeptBest
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def decide_when_to_save(
-    job: TrainingJob, saving: Saving, *, dataset: Dataset | None, resumed_from: Manifest | None
+    job: TrainingJob, saving: Saving, *, dataset: Dataset | None, resumed_from: CheckpointManifest | None
 ) -> "WhenToSave":
     """For a run that continues from a checkpoint, None if there is none, and is evaluated on `dataset`, None if it is
     not. Rank 0 logs when it saves. Collective."""

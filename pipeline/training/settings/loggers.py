@@ -110,7 +110,7 @@ class LoggersConfig:
             )
 
 
-class Ending(Enum):
+class StartEnding(Enum):
     """How a start of a run ended: with all steps, to be continued, or with an error."""
 
     DONE = "done"
@@ -129,7 +129,7 @@ class Line:
     is_added: bool = False
 
 
-class Curves(Protocol):
+class CurveWriter(Protocol):
     """What takes the curves of a run as it trains: metrics.jsonl and TensorBoard, and the loggers behind them."""
 
     def show_job(self, text: str, settings: Settings) -> None:
@@ -161,7 +161,7 @@ class Logger(Protocol):
     def write(self, lines: Sequence[Line]) -> None:
         """Returns once the service has the lines, which are in order."""
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: StartEnding) -> None:
         """The last call."""
 
 

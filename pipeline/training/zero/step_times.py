@@ -22,23 +22,23 @@ PARTS: tuple[Part, ...] = (
 )
 
 
-class Mark(Protocol):
+class DeviceMark(Protocol):
     """A moment of the device."""
 
     def is_past(self) -> bool:
         """Whether the device has reached it. Waits for nothing."""
 
-    def seconds_to(self, later: "Mark") -> float:
+    def seconds_to(self, later: "DeviceMark") -> float:
         """Seconds from this moment to a later one; both are past."""
 
 
 class Marks(Protocol):
     """Makes marks, and makes new ones of those that are not needed any more."""
 
-    def now(self) -> Mark:
+    def now(self) -> DeviceMark:
         """A mark behind all work launched so far."""
 
-    def free(self, mark: Mark) -> None:
+    def free(self, mark: DeviceMark) -> None:
         """The mark is not needed any more."""
 
 
@@ -52,7 +52,7 @@ class HostMark:
         """See Mark."""
         return True
 
-    def seconds_to(self, later: Mark) -> float:
+    def seconds_to(self, later: DeviceMark) -> float:
         """See Mark."""
         if not isinstance(later, HostMark):
             raise TypeError(f"{later!r} is no moment of the CPU")
@@ -62,11 +62,11 @@ class HostMark:
 class HostMarks:
     """Those of a CPU."""
 
-    def now(self) -> Mark:
+    def now(self) -> DeviceMark:
         """See Marks."""
         return HostMark(time.perf_counter())
 
-    def free(self, mark: Mark) -> None:
+    def free(self, mark: DeviceMark) -> None:
         """See Marks. Nothing is kept."""
 
 
@@ -80,7 +80,7 @@ class CudaMark:
         """See Mark."""
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
-    def seconds_to(self, later: Mark) -> float:
+    def seconds_to(self, later: DeviceMark) -> float:
         """See Mark."""
         if not isinstance(later, CudaMark):
             raise TypeError(f"{later!r} is no moment of a GPU")
@@ -93,13 +93,13 @@ class CudaMarks:
     def __init__(self, device: torch.device) -> None:
         self._device, self._free = device, deque[CudaMark]()
 
-    def now(self) -> Mark:
+    def now(self) -> DeviceMark:
         """See Marks."""
         mark = self._free.popleft() if self._free else CudaMark(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
         mark.event.record(torch.cuda.current_stream(self._device))
         return mark
 
-    def free(self, mark: Mark) -> None:
+    def free(self, mark: DeviceMark) -> None:
         """See Marks."""
         if isinstance(mark, CudaMark):
             self._free.append(mark)
@@ -114,8 +114,8 @@ def marks_of(device: torch.device) -> Marks:
 class _Ended:
     """A step that has ended: where each part began, the end, and its seconds by the host's clock."""
 
-    begins: list[tuple[Part, Mark]]
-    end: Mark
+    begins: list[tuple[Part, DeviceMark]]
+    end: DeviceMark
     seconds: float
 
 
@@ -132,7 +132,7 @@ class StepTimes:
         self._marks = marks or HostMarks()
         self.named: Callable[[str], AbstractContextManager[object]] = unnamed
         self._part: Part = "other"
-        self._begins: list[tuple[Part, Mark]] = []
+        self._begins: list[tuple[Part, DeviceMark]] = []
         self._began = 0.0
         self._ended: deque[_Ended] = deque()
         self.forget()

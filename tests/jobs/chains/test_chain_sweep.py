@@ -11,7 +11,7 @@ from jobs.chains.checks import failed_alone, hopeless
 from jobs.chains.file import ChainConfig, StepConfig
 from jobs.chains.state import ChainJob, ChainPlan, plan_json
 from jobs.chains.units import Unit, resolved, units_of
-from jobs.train.trials import Score
+from jobs.train.trials import TrialScore
 from shards.errors import UserError, WillNotSucceedError
 from shards.files.typed_json import read_record
 from tests.rigs.fake_runs import finish, override
@@ -53,7 +53,7 @@ def test_the_best_values_are_put_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     accuracies: dict[str, float | None] = {"learning-rate=.01": 0.5, "learning-rate=.03": 0.6}
     monkeypatch.setattr(
         "jobs.chains.units.score_of",
-        lambda trial, _: Score(trial=trial, state="done", accuracy=accuracies[trial.folder.name]),
+        lambda trial, _: TrialScore(trial=trial, state="done", accuracy=accuracies[trial.folder.name]),
     )
     assert resolved(tries, override) is tries
     found = resolved(seeds, override)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cluster.limits import Limits, gate_minutes, limits_of, partition_for, refuse_over_limits
+from jobs.cluster.limits import PartitionLimits, gate_minutes, limits_of, partition_for, refuse_over_limits
 from jobs.cluster.settings import ClusterConfig
 from shards.errors import UserError
 from tests.jobs.cluster.test_slurm import programs
@@ -19,20 +19,20 @@ SHOWN = (
 @pytest.mark.parametrize(
     ("partition", "limits"),
     [
-        ("", Limits(name="main", seconds=172800, default_seconds=172800, nodes=4)),
-        ("long", Limits(name="long", default_seconds=60)),
-        ("tiny,main", Limits(name="tiny,main", seconds=172800, default_seconds=172800, nodes=8)),
-        ("tiny,long", Limits(name="tiny,long")),
-        ("none", Limits(name="none")),
+        ("", PartitionLimits(name="main", seconds=172800, default_seconds=172800, nodes=4)),
+        ("long", PartitionLimits(name="long", default_seconds=60)),
+        ("tiny,main", PartitionLimits(name="tiny,main", seconds=172800, default_seconds=172800, nodes=8)),
+        ("tiny,long", PartitionLimits(name="tiny,long")),
+        ("none", PartitionLimits(name="none")),
     ],
 )
-def test_limits(tmp_path: Path, partition: str, limits: Limits) -> None:
+def test_limits(tmp_path: Path, partition: str, limits: PartitionLimits) -> None:
     assert limits_of(partition, programs(tmp_path, scontrol=f"printf '{SHOWN}'")) == limits
 
 
 def test_no_limits_if_slurm_does_not_say(tmp_path: Path) -> None:
-    assert limits_of("main", programs(tmp_path, scontrol="exit 1")) == Limits(name="main")
-    assert limits_of("main", {"PATH": ""}) == Limits(name="main")
+    assert limits_of("main", programs(tmp_path, scontrol="exit 1")) == PartitionLimits(name="main")
+    assert limits_of("main", {"PATH": ""}) == PartitionLimits(name="main")
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,16 @@ def test_no_limits_if_slurm_does_not_say(tmp_path: Path) -> None:
     ],
 )
 def test_what_would_wait_for_ever_is_refused(nodes: int, time_limit: str, message: str) -> None:
-    limits = Limits(name="tiny", seconds=600, default_seconds=90, nodes=8)
+    limits = PartitionLimits(name="tiny", seconds=600, default_seconds=90, nodes=8)
     with pytest.raises(UserError, match=message):
         refuse_over_limits(limits, nodes=nodes, time_limit=time_limit, margin=120)
 
 
 def test_what_fits_passes() -> None:
-    limits = Limits(name="tiny", seconds=600, default_seconds=600, nodes=8)
+    limits = PartitionLimits(name="tiny", seconds=600, default_seconds=600, nodes=8)
     for time_limit in ("10", "10:00", ""):
         refuse_over_limits(limits, nodes=8, time_limit=time_limit, margin=120)
-    refuse_over_limits(Limits(name="x"), nodes=10_000, time_limit="365-00", margin=120)
+    refuse_over_limits(PartitionLimits(name="x"), nodes=10_000, time_limit="365-00", margin=120)
 
 
 def test_the_partition_of_a_job() -> None:
@@ -66,8 +66,8 @@ def test_the_partition_of_a_job() -> None:
 
 
 def test_gates_fit_the_partition() -> None:
-    assert [gate_minutes(Limits(name="x", seconds=each)) for each in (None, 7200, 630, 120)] == [30, 30, 10, 2]
+    assert [gate_minutes(PartitionLimits(name="x", seconds=each)) for each in (None, 7200, 630, 120)] == [30, 30, 10, 2]
     with pytest.raises(
         UserError, match="partition x allows 1 min 0 s, and a gate of a chain needs 2 minutes; set cpu_"
     ):
-        gate_minutes(Limits(name="x", seconds=60))
+        gate_minutes(PartitionLimits(name="x", seconds=60))

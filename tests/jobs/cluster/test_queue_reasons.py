@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jobs.cluster.queue import JobFacts, NodeFacts
-from jobs.cluster.queue_reasons import Finding, finding_of, findings_of_nodes
+from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
 
 JOB = JobFacts(
     job="12",
@@ -50,7 +50,7 @@ def test_waiting(reason: str, words: str, todo: str) -> None:
 def test_what_it_waits_for() -> None:
     never = finding_of(replace(JOB, reason="DependencyNeverSatisfied", dependency="afterok:1(failed)"))
     expected = "will never start: it waited for the success of job 1, which failed"
-    assert never == Finding(words=expected, todo="scancel 12, then submit again")
+    assert never == QueueFinding(words=expected, todo="scancel 12, then submit again")
     after = replace(JOB, reason="Dependency", dependency="afterany:2(unfulfilled),afterany:3_*(unfulfilled)")
     assert finding_of(after).words == "waits for job 2 and job 3_*"
     chain = finding_of(replace(JOB, reason="Dependency", dependency="singleton(unfulfilled)"))

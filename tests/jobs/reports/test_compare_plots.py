@@ -2,11 +2,11 @@
 
 import pytest
 
-from jobs.reports.compare_plots import NUM_COLOURS, Mark, log_ticks, plot
+from jobs.reports.compare_plots import NUM_COLOURS, PlotPoint, log_ticks, plot
 
 
-def mark(x: float, y: float, *, line: str = "vit", name: str = "a", deviation: float = 0.0) -> Mark:
-    return Mark(x=x, y=y, line=line, name=name, row="row-0", deviation=deviation)
+def mark(x: float, y: float, *, line: str = "vit", name: str = "a", deviation: float = 0.0) -> PlotPoint:
+    return PlotPoint(x=x, y=y, line=line, name=name, row="row-0", deviation=deviation)
 
 
 def test_marks_of_a_line_are_joined_in_order_of_x() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs.reports.ls import Row, table_of
+from jobs.reports.ls import RunRow, table_of
 from pipeline.runs.facts import RunFacts
 
 NOW = 1e9
@@ -17,8 +17,8 @@ def facts(**values: object) -> RunFacts:
     return RunFacts(**{**known, **more, **values})  # type: ignore[arg-type]
 
 
-def row(run: str = "a", *reasons: str, recipe: str = "digits_smoke +2", **values: object) -> Row:
-    return Row(run=run, recipe=recipe, num_steps=4000, facts=facts(**values), reasons=reasons)
+def row(run: str = "a", *reasons: str, recipe: str = "digits_smoke +2", **values: object) -> RunRow:
+    return RunRow(run=run, recipe=recipe, num_steps=4000, facts=facts(**values), reasons=reasons)
 
 
 def test_a_line_per_run() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from jobs.reports.scores import FOLDER, Classes, Shown, read_scores
+from jobs.reports.scores import FOLDER, Classes, ExampleImage, read_scores
 from jobs.reports.worth import Repeats, worth_of
 from tests.rigs.browser import CHROMIUM, browser
 from tests.rigs.processes import patchline
@@ -224,6 +224,6 @@ def test_the_repetitions_of_a_sweep(scored: Path, tmp_path: Path) -> None:
 
 
 def test_an_image_is_small_and_of_a_known_kind() -> None:
-    assert Shown(**shown(labels=("7",))).image == png()
+    assert ExampleImage(**shown(labels=("7",))).image == png()
     with pytest.raises(ValueError, match="no small PNG or JPEG"):
-        Shown(**shown(labels=("7",), image="data:image/png;base64," + "A" * (2 << 20)))
+        ExampleImage(**shown(labels=("7",), image="data:image/png;base64," + "A" * (2 << 20)))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.train.resume_verdict import ROUNDING, Outcome, rounding_of
+from jobs.train.resume_verdict import ROUNDING, ResumeOutcome, rounding_of
 from pipeline.runs.comparison import CheckpointComparison, LossDifference, TensorDifference
 
 A_TENSOR = TensorDifference(
@@ -13,11 +13,11 @@ A_TENSOR = TensorDifference(
 )
 
 
-def outcome(*losses: tuple[float | None, float | None], limit: float = 0.0, num_different: int = 0) -> Outcome:
+def outcome(*losses: tuple[float | None, float | None], limit: float = 0.0, num_different: int = 0) -> ResumeOutcome:
     """Of a run of 10 steps; `losses`: those of steps 5, 6, ... that differ."""
     tensor = A_TENSOR if num_different else None
     pairs = [LossDifference(step=5 + at, expected=one, found=other) for at, (one, other) in enumerate(losses)]
-    return Outcome(
+    return ResumeOutcome(
         title="2 ranks, ZeRO-1",
         kills=("after step 6",),
         continued_from=(4,),
@@ -44,7 +44,7 @@ def outcome(*losses: tuple[float | None, float | None], limit: float = 0.0, num_
         pytest.param(outcome((0.0, -0.0)), False, False, None, id="a sign of zero"),
     ],
 )
-def test_what_is_right(one: Outcome, is_right: bool, is_exact: bool, first_above: int | None) -> None:
+def test_what_is_right(one: ResumeOutcome, is_right: bool, is_exact: bool, first_above: int | None) -> None:
     assert (one.is_right, one.is_exact) == (is_right, is_exact)
     assert (one.first_above.step if one.first_above else None) == first_above
 

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.train.sweep_plan import SweepPlan
 from jobs.train.sweep_results import best_of, facts_of, sweep_json, table_of
-from jobs.train.trials import Score
+from jobs.train.trials import TrialScore
 
 RATES = (".01", ".03", ".1")
 PLAN = SweepPlan(
@@ -23,17 +23,18 @@ PLAN = SweepPlan(
 )
 
 
-def scores(*accuracies: float | None) -> list[Score]:
+def scores(*accuracies: float | None) -> list[TrialScore]:
     pairs = zip(PLAN.tries(), accuracies, strict=True)
     return [
-        Score(trial=trial, state="done" if a is not None else "failed", accuracy=a, why="NaN\x1b") for trial, a in pairs
+        TrialScore(trial=trial, state="done" if a is not None else "failed", accuracy=a, why="NaN\x1b")
+        for trial, a in pairs
     ]
 
 
-def repeated(*accuracies: float | None) -> list[Score]:
+def repeated(*accuracies: float | None) -> list[TrialScore]:
     trials = PLAN.repetitions((("--rate", ".03"),))
     pairs = zip(trials, accuracies, strict=False)
-    return [Score(trial=trial, state="done" if a is not None else "stopped", accuracy=a) for trial, a in pairs]
+    return [TrialScore(trial=trial, state="done" if a is not None else "stopped", accuracy=a) for trial, a in pairs]
 
 
 def test_the_table() -> None:
@@ -84,8 +85,8 @@ def test_the_file() -> None:
 def test_the_metric_is_named() -> None:
     """A mean over classes is never called an accuracy."""
     plan = replace(PLAN, metric="mean_per_class")
-    tries = [Score(trial=one, state="done", accuracy=0.5) for one in plan.tries()]
-    seeds = [Score(trial=one, state="done", accuracy=0.5) for one in plan.repetitions(plan.first_values())]
+    tries = [TrialScore(trial=one, state="done", accuracy=0.5) for one in plan.tries()]
+    seeds = [TrialScore(trial=one, state="done", accuracy=0.5) for one in plan.repetitions(plan.first_values())]
     facts = facts_of(plan, tries, seeds)
     assert (facts["score"], facts["tries"][0]["mean_per_class"], facts["mean"]) == ("mean_per_class", 0.5, 0.5)
     assert "accuracy" not in facts["seeds"][0]

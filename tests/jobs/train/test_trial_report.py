@@ -7,13 +7,13 @@ import pytest
 from rich.console import Console
 
 from jobs.settings.models import VerifyResumeJob
-from jobs.train.resume_verdict import Outcome, as_json, explanations, table_of
+from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, table_of
 from tests.jobs.train.test_resume_verdict import A_TENSOR, outcome
 
 JOB = VerifyResumeJob(recipe="digits\x1b[2J", steps=10)
 
 
-def shown(one: Outcome) -> str:
+def shown(one: ResumeOutcome) -> str:
     console = Console(width=200)
     with console.capture() as captured:
         console.print(table_of(JOB, [one], folder="/tmp/kept\n"))  # noqa: S108 - a name
@@ -31,7 +31,7 @@ def shown(one: Outcome) -> str:
         (outcome((1.0, None)), ("by an unknown amount at most", "DIFFERS")),
     ],
 )
-def test_the_table(one: Outcome, words: tuple[str, ...]) -> None:
+def test_the_table(one: ResumeOutcome, words: tuple[str, ...]) -> None:
     text = shown(one)
     for word in (*words, "2 ranks, ZeRO-1", r"kept\n"):
         assert word in text

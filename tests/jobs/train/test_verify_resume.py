@@ -26,7 +26,7 @@ from jobs.recipes.verify_resume import of_training
 from jobs.record import read_record
 from jobs.resolve import default_job
 from jobs.settings.models import VerifyResumeJob
-from jobs.train.killed_runs import Topology, planned_moments
+from jobs.train.killed_runs import TrialTopology, planned_moments
 from jobs.train.verify_resume import verify
 from pipeline.checkpoints.manifest import MANIFEST_NAME
 from pipeline.training.settings.job import TrainingJob
@@ -255,9 +255,9 @@ def test_kills_fall_into_saves_and_between_them() -> None:
 @pytest.mark.parametrize(
     ("topology", "words"),
     [
-        (Topology(num_ranks=1, zero_stage=3), "1 rank, ZeRO-3"),
-        (Topology(num_ranks=8, zero_stage=1), "8 ranks, ZeRO-1"),
+        (TrialTopology(num_ranks=1, zero_stage=3), "1 rank, ZeRO-3"),
+        (TrialTopology(num_ranks=8, zero_stage=1), "8 ranks, ZeRO-1"),
     ],
 )
-def test_a_topology_in_words(topology: Topology, words: str) -> None:
+def test_a_topology_in_words(topology: TrialTopology, words: str) -> None:
     assert str(topology) == words

@@ -9,8 +9,8 @@ import pytest
 from jobs.data import pack
 from jobs.recipes.paper_vtab import GROUPS, TASKS
 from jobs.train import vtab
-from jobs.train.trials import Score, Trial
-from jobs.train.vtab import Row, facts_of, table_of
+from jobs.train.trials import Trial, TrialScore
+from jobs.train.vtab import TaskRow, facts_of, table_of
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights.folder import save_weights
 from shards.errors import UserError
@@ -24,11 +24,11 @@ SIZES = ("--model.image-size=16", "--model.patch=4", "--model.depth=1", "--model
 IMAGES = ("--model.num-heads=2", "--data.augment.crop=none", "--data.augment.resize-pixels=0")
 
 
-def scored(task: str, accuracy: float | None) -> Row:
+def scored(task: str, accuracy: float | None) -> TaskRow:
     trial = Trial(folder=Path("r") / task, values=(), words=("finetune", f"vtab_{task}", "--x=a b"))
     state = "done" if accuracy is not None else "stopped"
     (found,) = (one for one in TASKS if one.name == task)
-    return Row(task=found, score=Score(trial=trial, state=state, accuracy=accuracy))  # type: ignore[arg-type]
+    return TaskRow(task=found, score=TrialScore(trial=trial, state=state, accuracy=accuracy))  # type: ignore[arg-type]
 
 
 def test_groups() -> None:
@@ -49,7 +49,11 @@ def test_means() -> None:
 
 
 def test_no_mean_of_a_part() -> None:
-    rows = [scored("dtd", 0.5), scored("eurosat", None), Row(task=TASKS[-1], lacks="x/smallnorb has no manifest\x1b")]
+    rows = [
+        scored("dtd", 0.5),
+        scored("eurosat", None),
+        TaskRow(task=TASKS[-1], lacks="x/smallnorb has no manifest\x1b"),
+    ]
     assert [line.split(None, 1)[-1] if line[0] != " " else line.strip() for line in table_of(rows).splitlines()] == [
         "dtd                   0.5000",
         "1 of 7 tasks have a score: no mean",

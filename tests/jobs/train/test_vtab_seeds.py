@@ -3,7 +3,7 @@
 import pytest
 
 from jobs.recipes.paper_vtab import TASKS
-from jobs.train.vtab import Row, facts_of, facts_of_seeds, table_of_seeds
+from jobs.train.vtab import TaskRow, facts_of, facts_of_seeds, table_of_seeds
 from tests.jobs.train.test_vtab import scored
 
 
@@ -24,7 +24,7 @@ def test_a_mean_of_each_seed_and_the_deviation_of_these() -> None:
 
 
 def test_no_mean_while_a_seed_lacks_a_task() -> None:
-    lacking = Row(task=TASKS[-1], lacks="x/smallnorb has no manifest")
+    lacking = TaskRow(task=TASKS[-1], lacks="x/smallnorb has no manifest")
     first, second = ([scored("dtd", 0.5), scored("eurosat", accuracy), lacking] for accuracy in (0.5, None))
     assert [line.split(None, 1)[-1] for line in table_of_seeds({0: first, 1: second}).splitlines()] == [
         "dtd                   0.5000 ± 0.0000",

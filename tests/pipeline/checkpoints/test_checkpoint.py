@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fragments import Fragment
-from pipeline.checkpoints.manifest import Manifest, manifest_from_json
+from pipeline.checkpoints.manifest import CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.ranks.world import World
 from shards.errors import UserError
@@ -31,7 +31,7 @@ from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, res
 pytestmark = pytest.mark.slow
 
 
-def manifest_of(run_dir: Path, step: int) -> Manifest:
+def manifest_of(run_dir: Path, step: int) -> CheckpointManifest:
     path = next((run_dir / "checkpoints").glob(f"step-{step:08d}/*/MANIFEST.json"))
     return manifest_from_json(path.read_bytes())
 

@@ -12,10 +12,10 @@ from pipeline.checkpoints.attempts import Attempt, attempt_from_json, attempt_to
 from pipeline.checkpoints.manifest import (
     FORMAT,
     CheckpointId,
+    CheckpointManifest,
     FileRecord,
     FragmentLocation,
     LogicalTensor,
-    Manifest,
     id_from_path,
     is_checkpoint_file,
     is_sealed,
@@ -30,7 +30,7 @@ from shards.files.seal import sealed, unsealed
 from tests.baseline.record import OLD_RUN
 from tests.rigs.positions import position_at
 
-MANIFEST = Manifest(
+MANIFEST = CheckpointManifest(
     format=FORMAT,
     id=CheckpointId(step=120, attempt="0003-5f1c2a9e"),
     tensors={

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.checkpoints import rank_file_in
-from pipeline.checkpoints.rank_file_in import PartRange, Place, plan_ranges
+from pipeline.checkpoints.rank_file_in import ByteRange, PartRange, plan_ranges
 from pipeline.models import ModelConfig, shapes_of
 
 SIZES = {"a": 8, "b": 64}
 
 
-def places() -> st.SearchStrategy[list[Place]]:
+def places() -> st.SearchStrategy[list[ByteRange]]:
     one = st.builds(
-        lambda file, begin, length: Place(file=file, begin=begin, end=begin + length),
+        lambda file, begin, length: ByteRange(file=file, begin=begin, end=begin + length),
         st.sampled_from(sorted(SIZES)),
         st.integers(0, 900),
         st.integers(0, 200),
@@ -26,7 +26,7 @@ def places() -> st.SearchStrategy[list[Place]]:
 
 
 @given(places(), st.sampled_from([1, 64, 200, 10_000]), st.sampled_from([0, 8, 100, 10_000]))
-def test_ranges_hold_all_pieces_and_no_part_twice(pieces: list[Place], most_bytes: int, gap_bytes: int) -> None:
+def test_ranges_hold_all_pieces_and_no_part_twice(pieces: list[ByteRange], most_bytes: int, gap_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_file_in, "_GAP_BYTES", gap_bytes)
         found = list(plan_ranges(pieces, SIZES, most_bytes=most_bytes))
@@ -44,8 +44,8 @@ def test_ranges_hold_all_pieces_and_no_part_twice(pieces: list[Place], most_byte
 
 
 def test_neighbours_are_one_request_and_distant_pieces_are_two() -> None:
-    near = [Place(file="a", begin=begin, end=begin + 4) for begin in (0, 2000, 40)]
-    distant = Place(file="a", begin=9 << 20, end=(9 << 20) + 4)
+    near = [ByteRange(file="a", begin=begin, end=begin + 4) for begin in (0, 2000, 40)]
+    distant = ByteRange(file="a", begin=9 << 20, end=(9 << 20) + 4)
     found = list(plan_ranges([*near, distant], SIZES, most_bytes=1 << 30))
     assert [(each.first, each.end, each.pieces.tolist()) for each in found] == [
         (0, 251, [0, 2, 1]),
@@ -58,7 +58,7 @@ H14 = ModelConfig(name="vit_h14", image_size=224, num_classes=18291)
 STATES = 3  # a master and two moments
 
 
-def zero3_places(num_ranks: int, *, sizes: list[int], slots: range, ranks: range) -> Iterator[tuple[int, Place]]:
+def zero3_places(num_ranks: int, *, sizes: list[int], slots: range, ranks: range) -> Iterator[tuple[int, ByteRange]]:
     """(tensor, place) of what these ranks have saved in these slots under ZeRO-3: a share of every tensor."""
     for rank in ranks:
         offset = 100_000
@@ -67,11 +67,11 @@ def zero3_places(num_ranks: int, *, sizes: list[int], slots: range, ranks: range
             length = max(0, min(share, size - rank * share))
             for slot in range(STATES):
                 if slot in slots and length:
-                    yield tensor, Place(file=f"rank-{rank:05d}", begin=offset, end=offset + 4 * length)
+                    yield tensor, ByteRange(file=f"rank-{rank:05d}", begin=offset, end=offset + 4 * length)
                 offset += 4 * length
 
 
-def requests(found: list[Place]) -> list[PartRange]:
+def requests(found: list[ByteRange]) -> list[PartRange]:
     return list(plan_ranges(found, {place.file: PART for place in found}, most_bytes=MOST))
 
 

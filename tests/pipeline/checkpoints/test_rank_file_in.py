@@ -15,7 +15,7 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints import rank_file_in
 from pipeline.checkpoints.commit import draft_manifest, with_reports
 from pipeline.checkpoints.fragments import Fragment, lay_out
-from pipeline.checkpoints.manifest import CheckpointId, FileRecord, FragmentLocation, LogicalTensor, Manifest
+from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, FileRecord, FragmentLocation, LogicalTensor
 from pipeline.checkpoints.rank_file_in import RankFiles, Wanted
 from pipeline.checkpoints.rank_file_out import FileFacts, PartDigests, RankReport
 from pipeline.training.saving.save import saved_job
@@ -33,7 +33,7 @@ def fragment(name: str, start: int, length: int) -> Fragment:
     return Fragment(name=name, start=start, length=length, slots={"master": values, "exp_avg": -values})
 
 
-def saved(folder: Path) -> Manifest:
+def saved(folder: Path) -> CheckpointManifest:
     """A checkpoint of two ranks: "a" is cut between them, "b" is the second rank's."""
     reports = []
     for name, own in zip(NAMES, ([fragment("a", 0, 30)], [fragment("a", 30, 70), fragment("b", 0, 5)]), strict=True):
@@ -60,7 +60,7 @@ def file_of(folder: Path, name: str = NAMES[0]) -> Path:
     return folder / "step-00000007/attempt-0001-a" / name
 
 
-def with_data(manifest: Manifest, folder: Path, data: bytes) -> Manifest:
+def with_data(manifest: CheckpointManifest, folder: Path, data: bytes) -> CheckpointManifest:
     """The first file has other bytes, whose checksums the manifest knows."""
     file_of(folder).write_bytes(data)
     digests = PartDigests(PART_BYTES)
@@ -166,7 +166,7 @@ def test_a_damaged_file_is_refused(
         RankFiles(store, manifest).verify(NAMES[0])
 
 
-def moved(manifest: Manifest, **values: Any) -> Manifest:
+def moved(manifest: CheckpointManifest, **values: Any) -> CheckpointManifest:
     """The manifest with another place of the first fragment of "a"."""
     first, *others = manifest.tensors["a"].slots["master"]
     slots = manifest.tensors["a"].slots | {"master": (replace(first, **values), *others)}
@@ -189,14 +189,16 @@ def moved(manifest: Manifest, **values: Any) -> Manifest:
         ),
     ],
 )
-def test_places_are_those_of_the_header(tmp_path: Path, change: Callable[[Manifest], Manifest], message: str) -> None:
+def test_places_are_those_of_the_header(
+    tmp_path: Path, change: Callable[[CheckpointManifest], CheckpointManifest], message: str
+) -> None:
     """Whoever changes a place can also write the digest that fits."""
     manifest, store = saved(tmp_path), LocalStore(str(tmp_path))
     with pytest.raises(ValueError, match=message):
         RankFiles(store, change(manifest)).verify(NAMES[0])
 
 
-def one_tensor(manifest: Manifest) -> LogicalTensor:
+def one_tensor(manifest: CheckpointManifest) -> LogicalTensor:
     return LogicalTensor(shape=(30,), dtype="float32", slots={"master": manifest.tensors["a"].slots["master"][:1]})
 
 
@@ -218,7 +220,7 @@ def tensor(begin: int, **values: Any) -> dict[str, Any]:
     return {"dtype": "F32", "shape": [30], "data_offsets": [begin, begin + 120], **values}
 
 
-def manifest_of(folder: Path, data: bytes) -> Manifest:
+def manifest_of(folder: Path, data: bytes) -> CheckpointManifest:
     """Of a checkpoint with these bytes in its only file: two slots of 30 elements behind the header."""
     manifest = with_data(saved(folder), folder, data)
     begin = 8 + int.from_bytes(data[:8], "little") % (1 << 32)
@@ -295,7 +297,7 @@ def test_tensors_that_overlap_are_refused_even_if_the_manifest_agrees(tmp_path: 
         RankFiles(LocalStore(str(tmp_path)), replace(manifest, tensors=both)).verify(NAMES[0])
 
 
-def old(manifest: Manifest, folder: Path) -> Manifest:
+def old(manifest: CheckpointManifest, folder: Path) -> CheckpointManifest:
     """As formats 1 and 2: one checksum for a whole file."""
     records = {}
     for name in NAMES:

@@ -16,7 +16,7 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.commit import draft_manifest
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fragments import Fragment, RankFile, lay_out
-from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, Manifest
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, CheckpointManifest
 from pipeline.checkpoints.rank_file_out import Piece
 from pipeline.checkpoints.saves import (
     COMMITTED,
@@ -24,10 +24,10 @@ from pipeline.checkpoints.saves import (
     NAMES,
     OVERTAKEN,
     WRITTEN,
-    Phase,
     Saved,
+    SavePhase,
     Saves,
-    Verdict,
+    StepDecision,
     verdict,
 )
 from pipeline.checkpoints.writer.client import Writer
@@ -61,7 +61,7 @@ def state_of(world: World, value: float = 1.0) -> RankFile:
     return lay_out([Fragment(name="a", start=2 * world.rank, length=2, slots=views)])
 
 
-def draft_of(saves: Saves, step: int) -> Manifest:
+def draft_of(saves: Saves, step: int) -> CheckpointManifest:
     return draft_manifest(
         CheckpointId(step=step, attempt=saves.checkpoints.attempt.token),
         shapes={"a": (2 * saves.checkpoints.world.num_ranks,)},
@@ -99,7 +99,7 @@ def agreed_in_steps(world: World, folder: Path) -> tuple[list[int], list[str]]:
         setattr(dist, name, counted(getattr(dist, name), others))
     for step in (4, 8):
         saves.begin(state_of(world, step), draft_of(saves, step))
-        assert saves.phase is Phase.WRITING
+        assert saves.phase is SavePhase.WRITING
         ended, _ = trained_until_the_end(saves)
         assert ended.fault == ""
         assert ended.seconds > 0
@@ -195,7 +195,7 @@ def killed_committer(world: World, folder: Path) -> tuple[str, str]:
     flags = saves.flags()
     found = sums([flags[name] for name in NAMES], device=world.device)
     assert saves.advance(dict(zip(NAMES, found, strict=True))) is None
-    assert saves.phase is Phase.COMMITTING
+    assert saves.phase is SavePhase.COMMITTING
     if world.is_first:
         os.kill(pid, signal.SIGKILL)
     failed, _ = trained_until_the_end(saves)
@@ -281,19 +281,21 @@ def test_a_checkpoint_that_may_be_committed_is_not_cleaned_up(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("phase", "sums", "expected"),
     [
-        pytest.param(Phase.NOTHING, {WRITTEN: 3, FAILED: 1}, Verdict.OPEN, id="late flags of the save before"),
-        pytest.param(Phase.WRITING, {WRITTEN: 2}, Verdict.OPEN, id="one still writes"),
-        pytest.param(Phase.WRITING, {WRITTEN: 3}, Verdict.WRITTEN, id="all have written"),
+        pytest.param(SavePhase.NOTHING, {WRITTEN: 3, FAILED: 1}, StepDecision.OPEN, id="late flags of the save before"),
+        pytest.param(SavePhase.WRITING, {WRITTEN: 2}, StepDecision.OPEN, id="one still writes"),
+        pytest.param(SavePhase.WRITING, {WRITTEN: 3}, StepDecision.WRITTEN, id="all have written"),
         pytest.param(
-            Phase.WRITING, {WRITTEN: 1, FAILED: 1}, Verdict.OPEN, id="one failed, one may still read its copy"
+            SavePhase.WRITING, {WRITTEN: 1, FAILED: 1}, StepDecision.OPEN, id="one failed, one may still read its copy"
         ),
-        pytest.param(Phase.WRITING, {WRITTEN: 2, FAILED: 1}, Verdict.FAILED, id="one failed"),
-        pytest.param(Phase.WRITING, {WRITTEN: 1, FAILED: 1, OVERTAKEN: 1}, Verdict.OVERTAKEN, id="the end comes first"),
-        pytest.param(Phase.COMMITTING, {WRITTEN: 3}, Verdict.OPEN, id="late flags of the phase before"),
-        pytest.param(Phase.COMMITTING, {COMMITTED: 1}, Verdict.COMMITTED, id="rank 0 has committed"),
-        pytest.param(Phase.COMMITTING, {FAILED: 1}, Verdict.FAILED, id="the manifest could not be written"),
-        pytest.param(Phase.COMMITTING, {OVERTAKEN: 1}, Verdict.OVERTAKEN, id="a later attempt was found"),
+        pytest.param(SavePhase.WRITING, {WRITTEN: 2, FAILED: 1}, StepDecision.FAILED, id="one failed"),
+        pytest.param(
+            SavePhase.WRITING, {WRITTEN: 1, FAILED: 1, OVERTAKEN: 1}, StepDecision.OVERTAKEN, id="the end comes first"
+        ),
+        pytest.param(SavePhase.COMMITTING, {WRITTEN: 3}, StepDecision.OPEN, id="late flags of the phase before"),
+        pytest.param(SavePhase.COMMITTING, {COMMITTED: 1}, StepDecision.COMMITTED, id="rank 0 has committed"),
+        pytest.param(SavePhase.COMMITTING, {FAILED: 1}, StepDecision.FAILED, id="the manifest could not be written"),
+        pytest.param(SavePhase.COMMITTING, {OVERTAKEN: 1}, StepDecision.OVERTAKEN, id="a later attempt was found"),
     ],
 )
-def test_what_the_sums_decide(phase: Phase, sums: dict[str, float], expected: Verdict) -> None:
+def test_what_the_sums_decide(phase: SavePhase, sums: dict[str, float], expected: StepDecision) -> None:
     assert verdict(phase, dict.fromkeys(NAMES, 0.0) | sums, num_ranks=3) is expected

@@ -8,7 +8,7 @@ import pytest
 from pipeline.checkpoints.attempts import Attempt, attempt_to_json, record_path
 from pipeline.checkpoints.best import write_best
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
-from pipeline.checkpoints.stored import Choice, RetiredError, chosen, open_checkpoint, standing_in
+from pipeline.checkpoints.stored import CheckpointChoice, RetiredError, chosen, open_checkpoint, standing_in
 from shards.errors import InvalidDataError, UserError
 from shards.store import Store, open_store
 from tests.pipeline.checkpoints.test_best import BEST
@@ -40,27 +40,31 @@ def test_what_the_ledger_names_counts_if_it_is_there(store: Store) -> None:
 
 
 def test_the_newest_come_first_and_a_step_is_that_step(tmp_path: Path) -> None:
-    def steps(choice: Choice) -> list[int]:
+    def steps(choice: CheckpointChoice) -> list[int]:
         return [each.step for each in chosen(choice, ALL, run_dir=tmp_path, url="there")]
 
-    assert steps(Choice()) == [16, 12, 8, 4]
-    assert steps(Choice(step=12)) == [12]
+    assert steps(CheckpointChoice()) == [16, 12, 8, 4]
+    assert steps(CheckpointChoice(step=12)) == [12]
     write_best(tmp_path, BEST)
-    assert steps(Choice(is_best=True)) == [8]
+    assert steps(CheckpointChoice(is_best=True)) == [8]
 
 
 @pytest.mark.parametrize(
     ("choice", "standing", "message"),
     [
-        (Choice(), [], r"has no committed checkpoint in there"),
-        (Choice(step=5), ALL, r"^no checkpoint of step 5 is in there; there are those of steps 16, 12, 8, 4$"),
-        (Choice(step=5), ALL[:1], r"there is only that of step 16$"),
-        (Choice(step=5), 12 * ALL[:1], r"16, 16 and 2 older ones$"),
-        (Choice(is_best=True), ALL, r"best\.json is missing"),
+        (CheckpointChoice(), [], r"has no committed checkpoint in there"),
+        (
+            CheckpointChoice(step=5),
+            ALL,
+            r"^no checkpoint of step 5 is in there; there are those of steps 16, 12, 8, 4$",
+        ),
+        (CheckpointChoice(step=5), ALL[:1], r"there is only that of step 16$"),
+        (CheckpointChoice(step=5), 12 * ALL[:1], r"16, 16 and 2 older ones$"),
+        (CheckpointChoice(is_best=True), ALL, r"best\.json is missing"),
     ],
 )
 def test_what_is_not_there_is_refused(
-    tmp_path: Path, choice: Choice, standing: list[CheckpointId], message: str
+    tmp_path: Path, choice: CheckpointChoice, standing: list[CheckpointId], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
         chosen(choice, standing, run_dir=tmp_path, url="there")
@@ -69,7 +73,7 @@ def test_what_is_not_there_is_refused(
 def test_a_best_that_is_gone_is_refused(tmp_path: Path) -> None:
     write_best(tmp_path, type(BEST)(**asdict(BEST)))
     with pytest.raises(UserError, match=r"best\.json names step-00000008/.*, which is not there any more; .*as --step"):
-        chosen(Choice(is_best=True), ALL[:2], run_dir=tmp_path, url="there")
+        chosen(CheckpointChoice(is_best=True), ALL[:2], run_dir=tmp_path, url="there")
 
 
 def test_a_checkpoint_that_is_gone_is_told_from_a_damaged_one(store: Store) -> None:

@@ -13,7 +13,7 @@ from pipeline.checkpoints import fragments as fragments_file
 from pipeline.checkpoints import rank_file_in
 from pipeline.checkpoints.commit import draft_manifest, with_reports
 from pipeline.checkpoints.fragments import Fragment, lay_out, tensors_in_order
-from pipeline.checkpoints.manifest import CheckpointId, Manifest
+from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.checkpoints.rank_file_out import FileFacts, PartDigests, RankReport
 from pipeline.training.saving.save import saved_job
@@ -31,7 +31,7 @@ def values_of(number: int) -> torch.Tensor:
     return torch.randn(50 + 37 * number, generator=generator)
 
 
-def saved(folder: Path) -> Manifest:
+def saved(folder: Path) -> CheckpointManifest:
     """A ZeRO-3 checkpoint: every rank has a share of each tensor, the last ones a shorter one or none."""
     reports, sizes = [], [values_of(number).numel() for number in range(NUM_TENSORS)]
     for rank in range(NUM_RANKS):

@@ -4,12 +4,12 @@ import pytest
 
 from pipeline.checkpoints import writer_messages
 from pipeline.checkpoints.writer_messages import (
-    Answer,
+    BufferFit,
     Command,
     CommitOrder,
-    Fit,
     Hurry,
-    Lines,
+    LineSplitter,
+    SaveResult,
     Write,
     from_line,
     to_line,
@@ -34,13 +34,13 @@ COMMIT = CommitOrder(
     "message",
     [
         Hurry(save=3),
-        Fit(num_bytes=64, pieces=(("head.weight", "master", 8, 0, 14),)),
+        BufferFit(num_bytes=64, pieces=(("head.weight", "master", 8, 0, 14),)),
         WRITE,
         COMMIT,
-        Answer(save=1, what="failed", message="no space left\non the device é"),
+        SaveResult(save=1, what="failed", message="no space left\non the device é"),
     ],
 )
-def test_a_message_arrives_as_it_was_sent(message: Command | Answer) -> None:
+def test_a_message_arrives_as_it_was_sent(message: Command | SaveResult) -> None:
     line = to_line(message)
     assert line.count(b"\n") == 1
     assert from_line(line) == message
@@ -52,12 +52,12 @@ def test_a_message_arrives_as_it_was_sent(message: Command | Answer) -> None:
         (b"", "Expecting value"),
         (b"[]", "a message of kind None"),
         (b'{"kind": "Delete"}', "a message of kind 'Delete'"),
-        (b'{"kind": "Answer", "save": 1}', "what is missing"),
-        (b'{"kind": "Answer", "save": -1, "what": "written"}', "save is -1"),
-        (b'{"kind": "Answer", "save": true, "what": "written"}', "save is True"),
-        (b'{"kind": "Answer", "save": 1, "what": "burned"}', "what is 'burned'"),
-        (b'{"kind": "Answer", "save": 1, "what": "written", "more": 1}', "'more' is no field"),
-        (b'{"kind": "Fit", "num_bytes": 8, "pieces": [["a", "master", 8, 0]]}', "pieces.0 has 4 entries"),
+        (b'{"kind": "SaveResult", "save": 1}', "what is missing"),
+        (b'{"kind": "SaveResult", "save": -1, "what": "written"}', "save is -1"),
+        (b'{"kind": "SaveResult", "save": true, "what": "written"}', "save is True"),
+        (b'{"kind": "SaveResult", "save": 1, "what": "burned"}', "what is 'burned'"),
+        (b'{"kind": "SaveResult", "save": 1, "what": "written", "more": 1}', "'more' is no field"),
+        (b'{"kind": "BufferFit", "num_bytes": 8, "pieces": [["a", "master", 8, 0]]}', "pieces.0 has 4 entries"),
         (to_line(WRITE).replace(b'"rank": 3', b'"rank": -1'), "rank is -1"),
         (to_line(COMMIT).replace(b'"num_ranks": 2', b'"num_ranks": 0'), "num_ranks is 0"),
     ],
@@ -69,7 +69,7 @@ def test_anything_else_is_refused(line: bytes, reason: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_lines_are_whole_however_they_arrive(size: int) -> None:
-    data, lines, found = b"a\nbcd\n\nlast", Lines(), []
+    data, lines, found = b"a\nbcd\n\nlast", LineSplitter(), []
     for first in range(0, len(data), size):
         found += lines.take(data[first : first + size])
     assert found == [b"a", b"bcd", b""]
@@ -78,7 +78,7 @@ def test_lines_are_whole_however_they_arrive(size: int) -> None:
 
 def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_messages, "MOST_LINE_BYTES", 10)
-    lines = Lines()
+    lines = LineSplitter()
     lines.take(b"123456")
     with pytest.raises(ValueError, match="more than 10 bytes"):
         lines.take(b"789012")

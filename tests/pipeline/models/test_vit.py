@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import erf
 
 from pipeline.models import ModelConfig, ViT, build_model, shapes_of
-from pipeline.models.head import Head
+from pipeline.models.head import LinearHead
 from pipeline.models.pixels import centred
 from pipeline.models.pos_embed import resample_position_embeddings
 from pipeline.models.vit import gelu_by_sigmoid
@@ -288,7 +288,7 @@ def test_computed_in_fp32_and_rounded_once(dtype: torch.dtype) -> None:
 
 
 def test_product_bias_and_constant_are_fp32_in_a_bf16_model() -> None:
-    head = Head(8, 5, constant=-10.0).to(torch.bfloat16)
+    head = LinearHead(8, 5, constant=-10.0).to(torch.bfloat16)
     features = torch.randn(3, 8).bfloat16()
     expected = F.linear(features.float(), head.weight.float(), head.bias.float()) - 10.0
     assert torch.equal(head(features), expected)
@@ -297,4 +297,4 @@ def test_product_bias_and_constant_are_fp32_in_a_bf16_model() -> None:
 
 def test_a_head_needs_its_classes() -> None:
     with pytest.raises(ValueError, match="num_classes is 0: take it from the dataset"):
-        Head(8, 0, constant=0.0)
+        LinearHead(8, 0, constant=0.0)

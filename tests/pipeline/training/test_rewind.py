@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jobs import exit_codes
-from pipeline.checkpoints.manifest import CheckpointId, Manifest, manifest_from_json
+from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, manifest_from_json
 from pipeline.data.skipped import Skipped, StepRange
-from pipeline.training.guard import Finding
+from pipeline.training.guard import BadStep
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.rewind import plan_rewind, why_not
 from pipeline.training.spikes import GuardConfig
@@ -47,7 +47,7 @@ def words_of(url: str, run_dir: Path, *more: str) -> list[str]:
     return ["pretrain", "digits_smoke", "--data.url", url, "--run-dir", str(run_dir), *WORDS, *more]
 
 
-def manifests(run_dir: Path) -> dict[int, Manifest]:
+def manifests(run_dir: Path) -> dict[int, CheckpointManifest]:
     """By step, of the latest attempt that saved it."""
     paths = sorted((run_dir / "checkpoints").glob("step-*/*/MANIFEST.json"))
     found = [manifest_from_json(path.read_bytes()) for path in paths]
@@ -219,7 +219,7 @@ def test_a_run_that_the_guard_ends_commits_the_save_that_is_under_way(
     assert f"the last good checkpoint is of step {POISON}" in " ".join(capfd.readouterr().err.split())
 
 
-FOUND = Finding(
+FOUND = BadStep(
     kind="spike",
     step=31,
     data_step=40,

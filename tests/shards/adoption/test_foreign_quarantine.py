@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from shards.adoption.adopt import are_mostly_integers, commonest_reason, refuse_quarantine
-from shards.adoption.foreign_samples import Cause
+from shards.adoption.foreign_samples import RefusalCause
 from shards.adoption.foreign_tar import ADOPTED_SCHEMA, TarFacts, adopted_path
 from shards.errors import UserError
 from shards.index import table_bytes
@@ -70,14 +70,14 @@ def test_the_commonest_reason(reasons: list[str | None], expected: str) -> None:
 @pytest.mark.parametrize(
     ("cause", "advice"),
     [
-        (Cause.NO_IMAGE, ", or give --image-keys, the suffixes of the images"),
-        (Cause.NO_LABEL, ", or give --label-key, the label's suffix, or --label-field, a field of .json"),
-        (Cause.UNKNOWN_LABEL, ", or give --label-key or --label-field, or another --labels-file"),
-        (Cause.NOT_INTEGER, ", or give the names of all classes in --labels-file"),
+        (RefusalCause.NO_IMAGE, ", or give --image-keys, the suffixes of the images"),
+        (RefusalCause.NO_LABEL, ", or give --label-key, the label's suffix, or --label-field, a field of .json"),
+        (RefusalCause.UNKNOWN_LABEL, ", or give --label-key or --label-field, or another --labels-file"),
+        (RefusalCause.NOT_INTEGER, ", or give the names of all classes in --labels-file"),
         (None, ""),
     ],
 )
-def test_the_cause_decides_what_is_advised(cause: Cause | None, advice: str, tmp_path: Path) -> None:
+def test_the_cause_decides_what_is_advised(cause: RefusalCause | None, advice: str, tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     rows = [{"source": "a.tar/1.txt", "reason": "odd", "cause": cause}]
     store.write(adopted_path(0), table_bytes(pa.Table.from_pylist(rows, schema=ADOPTED_SCHEMA)))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
-from shards.adoption.foreign_samples import Fault, Sample, SampleRules, find_samples, split_name
+from shards.adoption.foreign_samples import Sample, SampleRules, TarFault, find_samples, split_name
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member
 
@@ -19,7 +19,7 @@ def member(name: str, data: bytes | ImageRefusedError = b"x") -> Member:
     return Member(name, 512, 1, data)
 
 
-def found_in(*members: Member, rules: SampleRules = RULES) -> list[Sample | Fault]:
+def found_in(*members: Member, rules: SampleRules = RULES) -> list[Sample | TarFault]:
     return list(find_samples(members, rules))
 
 
@@ -53,7 +53,7 @@ def test_samples_are_those_of_webdataset(parts: list[tuple[str, str]]) -> None:
     try:
         by_webdataset = list(group_by_keys(tar_file_expander([{"url": "tar", "stream": file}])))
     except ValueError:
-        assert any(isinstance(item, Fault) and item.is_fatal for item in found)
+        assert any(isinstance(item, TarFault) and item.is_fatal for item in found)
         return
     expected = [(item["__key__"], item["jpg"], item["cls"]) for item in by_webdataset if {"jpg", "cls"} <= set(item)]
     good = [item for item in found if isinstance(item, Sample) and not item.reason]
@@ -153,7 +153,7 @@ def test_faults_end_a_sample() -> None:
         "no image: its members are cls",
         "end",
     ]
-    assert [item.is_fatal for item in found if isinstance(item, Fault)] == [False, True]
+    assert [item.is_fatal for item in found if isinstance(item, TarFault)] == [False, True]
 
 
 def test_only_what_is_needed_is_read() -> None:

@@ -12,7 +12,7 @@ import pytest
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_path, adopted_rows, read_tar
 from shards.errors import UserError
-from shards.images.config import Limits
+from shards.images.config import ImageLimits
 from shards.index import table_bytes
 from shards.store import open_store
 from tests.rigs.images import image_bytes
@@ -77,7 +77,7 @@ def test_a_description_is_made_once(tmp_path: Path) -> None:
     facts = read_tar(task)
     (tmp_path / "some.tar").unlink()
     assert read_tar(task) == facts
-    other = AdoptSpec(rules=SampleRules(), limits=Limits(max_bytes=5))
+    other = AdoptSpec(rules=SampleRules(), limits=ImageLimits(max_bytes=5))
     with pytest.raises(UserError, match="changed while it was indexed"):
         read_tar(TarTask(**{**vars(task), "spec": other, "spec_hash": other.hash()}))
 
@@ -199,7 +199,7 @@ def test_the_settings_decide_the_hash(tmp_path: Path) -> None:
     specs = [
         AdoptSpec(rules=SampleRules()),
         AdoptSpec(rules=SampleRules(label_field="label")),
-        AdoptSpec(rules=SampleRules(), limits=Limits(max_bytes=5)),
+        AdoptSpec(rules=SampleRules(), limits=ImageLimits(max_bytes=5)),
         AdoptSpec(rules=SampleRules(), labels_file=str(tmp_path / "labels.txt")),
     ]
     assert len({spec.hash() for spec in specs}) == 4

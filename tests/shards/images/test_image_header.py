@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from shards.errors import ImageRefusedError, UserError
-from shards.images.config import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, Limits
+from shards.images.config import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, ImageLimits
 from shards.images.image_header import ImageHeader, read_header
 from tests.rigs.images import image_bytes
 
@@ -96,17 +96,17 @@ def test_what_cannot_be_packed_is_refused_with_a_reason(data: bytes, reason: str
 
 def test_limits() -> None:
     data = image_bytes(1, height=20, width=48)
-    exact = Limits(max_bytes=len(data), max_pixels=960)
+    exact = ImageLimits(max_bytes=len(data), max_pixels=960)
     assert read_header(data, exact).height == 20
     with pytest.raises(ImageRefusedError, match=f"{len(data)} bytes, allowed: {len(data) - 1}"):
-        read_header(data, Limits(max_bytes=len(data) - 1))
+        read_header(data, ImageLimits(max_bytes=len(data) - 1))
     with pytest.raises(ImageRefusedError, match="20x48 pixels, allowed: 959"):
-        read_header(data, Limits(max_pixels=959))
-    assert Limits() == Limits(max_bytes=MAX_IMAGE_BYTES, max_pixels=MAX_IMAGE_PIXELS)
+        read_header(data, ImageLimits(max_pixels=959))
+    assert ImageLimits() == ImageLimits(max_bytes=MAX_IMAGE_BYTES, max_pixels=MAX_IMAGE_PIXELS)
     with pytest.raises(UserError, match=r"limits\.max_bytes is 0"):
-        Limits(max_bytes=0)
+        ImageLimits(max_bytes=0)
     with pytest.raises(UserError, match=r"limits\.max_pixels is 178956971; allowed: 1 to 178,956,970"):
-        Limits(max_pixels=178_956_971)
+        ImageLimits(max_pixels=178_956_971)
 
 
 def survives(data: bytes) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shards.errors import UserError
-from shards.images.config import Limits, Resize
+from shards.images.config import ImageLimits, Resize
 from shards.packing.config import Dedup
 from shards.packing.plan import PLAN_PATH, Plan, read_plan, refuse_other_versions
 from shards.packing.spec import PackSpec
@@ -41,7 +41,7 @@ def test_the_plan_is_read_back_and_hashes_its_bytes(store: Store, spec: PackSpec
         {"samples_per_shard": 5},
         {"split": "test"},
         {"source": FolderSource(root="elsewhere")},
-        {"limits": Limits(max_bytes=10)},
+        {"limits": ImageLimits(max_bytes=10)},
         {"dedup": Dedup(duplicates="merge")},
         {"resize": Resize(short_side=256)},
         {"labels_file": "labels.txt"},

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shards.images.config import Limits
+from shards.images.config import ImageLimits
 from shards.packing.config import Dedup
 from shards.packing.listing import listed
 from shards.packing.scan import ScanTask, is_scanned, scan_footer, scan_path, scan_slice
@@ -33,7 +33,7 @@ def test_every_entry_is_listed_with_facts_or_a_reason(tmp_path: Path) -> None:
     for name, data in files.items():
         (tmp_path / "images" / name).write_bytes(data)
     (tmp_path / "images" / "dog_4.webp").symlink_to("nowhere")
-    spec = pack_spec(FlatSource(root=str(tmp_path / "images")), limits=Limits(max_pixels=50_000))
+    spec = pack_spec(FlatSource(root=str(tmp_path / "images")), limits=ImageLimits(max_pixels=50_000))
     store = open_store(str(tmp_path / "out"))
     scanned(store, spec)
     rows = {row["source"]: row for row in read_table(store.read(scan_path(0))).to_pylist()}
@@ -60,7 +60,7 @@ def test_a_scan_is_kept_for_the_same_listing_and_settings_only(tmp_path: Path) -
     task = ScanTask(url=store.url, spec=spec, number=0, slice_sha256=sha256)
     assert scan_slice(task) == 0
     assert file.stat().st_mtime_ns == before
-    other = pack_spec(spec.source, limits=Limits(max_pixels=10))
+    other = pack_spec(spec.source, limits=ImageLimits(max_pixels=10))
     assert not is_scanned(store, 0, scan_footer(other.scan_hash(), sha256))
     (root / "c0" / "new.jpg").write_bytes(image_bytes(9))
     changed = listed(store, spec.source, scan_hash=spec.scan_hash(), relist=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shards.errors import UserError
-from shards.images.config import Limits, Resize
+from shards.images.config import ImageLimits, Resize
 from shards.packing.config import Dedup
 from shards.packing.spec import PackSpec
 from shards.sources.digits import DigitsSource
@@ -25,7 +25,7 @@ def test_impossible_distances_are_refused(distance: int) -> None:
         ({"seed": 9, "samples_per_shard": 9, "resize": Resize(short_side=9)}, True),  # the scan does not use them
         ({"dedup": Dedup(duplicates="keep")}, True),
         ({"source": DigitsSource(split="test")}, False),
-        ({"limits": Limits(max_pixels=9)}, False),
+        ({"limits": ImageLimits(max_pixels=9)}, False),
         ({"dedup": Dedup(against=("a",))}, False),
     ],
 )

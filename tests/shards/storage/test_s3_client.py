@@ -17,7 +17,7 @@ from botocore.response import StreamingBody
 from shards.errors import StorageError, UnreachableError, UserError
 from shards.storage.retries import RetryConfig
 from shards.storage.s3 import S3Store
-from shards.storage.s3_client import Body, ClientOfProcess, Fault, fault_of, storage_errors
+from shards.storage.s3_client import Body, ClientOfProcess, RequestFault, fault_of, storage_errors
 from shards.store import open_store
 from tests.rigs.s3 import free_port
 
@@ -152,13 +152,21 @@ def test_ceph_denies_wrong_keys(ceph_bucket: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("status", "code", "fault"),
     [
-        pytest.param(503, "SlowDown", Fault(name="503 SlowDown", is_throttle=True), id="Amazon's way to say slower"),
-        pytest.param(503, "503", Fault(name="503", is_throttle=True), id="a gateway without words"),
-        pytest.param(429, "TooManyRequests", Fault(name="429 TooManyRequests", is_throttle=True), id="others' way"),
-        pytest.param(500, "InternalError", Fault(name="500 InternalError", is_throttle=False), id="a fault of theirs"),
-        pytest.param(502, "502", Fault(name="502", is_throttle=False), id="a balancer without servers"),
-        pytest.param(504, "504", Fault(name="504", is_throttle=False), id="a balancer whose server is slow"),
-        pytest.param(400, "RequestTimeout", Fault(name="400 RequestTimeout", is_throttle=False), id="a slow client"),
+        pytest.param(
+            503, "SlowDown", RequestFault(name="503 SlowDown", is_throttle=True), id="Amazon's way to say slower"
+        ),
+        pytest.param(503, "503", RequestFault(name="503", is_throttle=True), id="a gateway without words"),
+        pytest.param(
+            429, "TooManyRequests", RequestFault(name="429 TooManyRequests", is_throttle=True), id="others' way"
+        ),
+        pytest.param(
+            500, "InternalError", RequestFault(name="500 InternalError", is_throttle=False), id="a fault of theirs"
+        ),
+        pytest.param(502, "502", RequestFault(name="502", is_throttle=False), id="a balancer without servers"),
+        pytest.param(504, "504", RequestFault(name="504", is_throttle=False), id="a balancer whose server is slow"),
+        pytest.param(
+            400, "RequestTimeout", RequestFault(name="400 RequestTimeout", is_throttle=False), id="a slow client"
+        ),
         pytest.param(404, "NoSuchKey", None, id="it stays missing"),
         pytest.param(403, "AccessDenied", None, id="it stays denied"),
         pytest.param(412, "PreconditionFailed", None, id="it stays replaced"),
@@ -166,19 +174,19 @@ def test_ceph_denies_wrong_keys(ceph_bucket: str, monkeypatch: pytest.MonkeyPatc
         pytest.param(501, "NotImplemented", None, id="it will not be implemented meanwhile"),
     ],
 )
-def test_what_may_pass_is_asked_again(status: int, code: str, fault: Fault | None) -> None:
+def test_what_may_pass_is_asked_again(status: int, code: str, fault: RequestFault | None) -> None:
     answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
     assert fault_of(botocore.exceptions.ClientError(answer, "GetObject")) == fault
 
 
 def test_a_broken_connection_is_asked_again() -> None:
     error = botocore.exceptions.EndpointConnectionError(endpoint_url="x")
-    assert fault_of(error) == Fault(name="EndpointConnectionError", is_throttle=False, is_answer=False)
+    assert fault_of(error) == RequestFault(name="EndpointConnectionError", is_throttle=False, is_answer=False)
 
 
 def test_what_nobody_answered_is_told_from_answers() -> None:
     error = botocore.exceptions.CredentialRetrievalError(provider="custom-process", error_msg="hidden")
-    assert fault_of(error) == Fault(name="CredentialRetrievalError", is_throttle=False, is_answer=False)
+    assert fault_of(error) == RequestFault(name="CredentialRetrievalError", is_throttle=False, is_answer=False)
     answered = {"Error": {"Code": "500"}, "ResponseMetadata": {"HTTPStatusCode": 500}}
     fault = fault_of(botocore.exceptions.ClientError(answered, "GetObject"))
     assert fault

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.checkpoints.writer.client import Writer
-from pipeline.checkpoints.writer_messages import Answer, Fit, Write
+from pipeline.checkpoints.writer_messages import BufferFit, SaveResult, Write
 from shards.store import open_store
 from tests.rigs.forks import forks
 from tests.rigs.own_processes import is_alive
@@ -35,7 +35,7 @@ def writer_in(folder: Path, *, silent_seconds: float = SECONDS) -> Iterator[Writ
     open_store(str(folder)).write(RECORD, b"")
     with closing(Writer(most_silent_seconds=silent_seconds)) as writer:
         os.pwrite(writer.buffer, DATA, 0)
-        writer.fit(Fit(num_bytes=len(DATA), pieces=(("a", "master", 8, 0, 1),)))
+        writer.fit(BufferFit(num_bytes=len(DATA), pieces=(("a", "master", 8, 0, 1),)))
         yield writer
 
 
@@ -43,8 +43,8 @@ def write_in(folder: Path, save: int = 1) -> Write:
     return Write(save=save, url=str(folder), folder=FOLDER, record=RECORD, rank=0)
 
 
-def answers_of(writer: Writer) -> list[Answer]:
-    found: list[Answer] = []
+def answers_of(writer: Writer) -> list[SaveResult]:
+    found: list[SaveResult] = []
     deadline = time.monotonic() + SECONDS
     while writer.is_busy and time.monotonic() < deadline:
         found += writer.answers(seconds=1.0)
@@ -63,7 +63,7 @@ def test_the_buffer_is_written_as_it_is(tmp_path: Path) -> None:
         pid = writer.pid
         for save in (1, 2):
             writer.write(write_in(tmp_path, save))
-            assert answers_of(writer) == [Answer(save=save, what="written")]
+            assert answers_of(writer) == [SaveResult(save=save, what="written")]
         assert writer.pid == pid, "one process for all saves"
         assert not writer.is_busy
     assert (tmp_path / FOLDER / "rank-00000.safetensors").read_bytes() == DATA
@@ -78,9 +78,9 @@ def test_a_writer_that_is_killed_fails_its_save_and_is_replaced(tmp_path: Path) 
         first = writer.pid
         os.kill(first, signal.SIGKILL)
         message = f"the checkpoint writer (process {first}) was killed by SIGKILL"
-        assert answers_of(writer) == [Answer(save=1, what="failed", message=message)]
+        assert answers_of(writer) == [SaveResult(save=1, what="failed", message=message)]
         writer.write(write_in(tmp_path, 2))
-        assert answers_of(writer) == [Answer(save=2, what="written")]
+        assert answers_of(writer) == [SaveResult(save=2, what="written")]
         assert writer.pid != first
 
 
@@ -92,7 +92,7 @@ def test_a_writer_that_died_while_idle_is_replaced_before_a_save(
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: not is_alive(first))
         writer.write(write_in(tmp_path))
-        assert answers_of(writer) == [Answer(save=1, what="written")]
+        assert answers_of(writer) == [SaveResult(save=1, what="written")]
     assert f"(process {first}) has ended; a new one is started" in caplog.text
 
 
@@ -113,11 +113,11 @@ def test_a_trainer_that_asks_waits_for_nothing(tmp_path: Path) -> None:
     with writer_in(tmp_path) as writer:
         os.kill(writer.pid, signal.SIGSTOP)
         for _ in range(3):
-            writer.fit(Fit(num_bytes=len(DATA), pieces=pieces))
+            writer.fit(BufferFit(num_bytes=len(DATA), pieces=pieces))
         writer.write(write_in(tmp_path))
         assert writer.answers() == []
         os.kill(writer.pid, signal.SIGCONT)
-        assert answers_of(writer) == [Answer(save=1, what="written")]
+        assert answers_of(writer) == [SaveResult(save=1, what="written")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
@@ -127,7 +127,7 @@ def test_signals_for_the_trainer_do_not_reach_it(tmp_path: Path, number: signal.
         os.kill(writer.pid, number)
         writer.write(write_in(tmp_path))
         os.kill(writer.pid, number)
-        assert answers_of(writer) == [Answer(save=1, what="written")]
+        assert answers_of(writer) == [SaveResult(save=1, what="written")]
         assert os.getpgid(writer.pid) != os.getpgid(0), "nor a terminal's Ctrl-C"
 
 
@@ -188,7 +188,7 @@ def test_no_writer_outlives_its_trainer(how: str) -> None:
 def in_a_large_buffer(writer: Writer, num_bytes: int) -> None:
     """The buffer takes a while to write."""
     os.ftruncate(writer.buffer, num_bytes)
-    writer.fit(Fit(num_bytes=num_bytes, pieces=(("a", "master", 8, 0, 1),)))
+    writer.fit(BufferFit(num_bytes=num_bytes, pieces=(("a", "master", 8, 0, 1),)))
 
 
 def test_what_a_killed_writer_had_begun_is_deleted_by_the_next_save(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_what_a_killed_writer_had_begun_is_deleted_by_the_next_save(tmp_path: Pa
         in_a_large_buffer(writer, len(DATA))
         following = replace(write_in(tmp_path, 2), folder="step-00000008/attempt-0001-aaaaaaaa", failed=FOLDER)
         writer.write(following)
-        assert answers_of(writer) == [Answer(save=2, what="written")]
+        assert answers_of(writer) == [SaveResult(save=2, what="written")]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["attempts", "step-00000008"]
 
 
@@ -214,7 +214,7 @@ def test_a_trainer_that_does_not_listen_holds_up_no_writer(tmp_path: Path) -> No
         in_a_large_buffer(writer, 256 << 20)
         writer.write(write_in(tmp_path))
         wait_until((tmp_path / FOLDER / "rank-00000.json").exists)
-        assert answers_of(writer) == [Answer(save=1, what="written")]
+        assert answers_of(writer) == [SaveResult(save=1, what="written")]
 
 
 def test_a_trainer_may_have_many_files_open(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_trainer_may_have_many_files_open(tmp_path: Path) -> None:
     try:
         with writer_in(tmp_path) as writer:
             writer.write(write_in(tmp_path))
-            assert answers_of(writer) == [Answer(save=1, what="written")]
+            assert answers_of(writer) == [SaveResult(save=1, what="written")]
     finally:
         for other in others:
             os.close(other)

@@ -16,7 +16,7 @@ from pipeline.checkpoints.fragments import RankFile
 from pipeline.checkpoints.rank_file_out import read_report
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import BackgroundWriter, HostBuffer, InlineWriter
-from pipeline.checkpoints.writer_messages import Answer
+from pipeline.checkpoints.writer_messages import SaveResult
 from shards.store import open_store
 from tests.pipeline.checkpoints.writer.test_client import FOLDER, RECORD, SECONDS, write_in
 from tests.pipeline.checkpoints.writer.test_host_buffer import rank_file
@@ -57,8 +57,8 @@ def background_writer(buffer_kind: type[HostBuffer] = HostBuffer) -> tuple[Backg
     return BackgroundWriter(writer, buffer), writer, buffer
 
 
-def answers_of(writer: BackgroundWriter) -> list[Answer]:
-    found: list[Answer] = []
+def answers_of(writer: BackgroundWriter) -> list[SaveResult]:
+    found: list[SaveResult] = []
     deadline = time.monotonic() + SECONDS
     while writer.is_busy and time.monotonic() < deadline:
         found += writer.answers(seconds=1.0)
@@ -146,7 +146,7 @@ def test_a_write_is_over_when_it_returns(tmp_path: Path) -> None:
     store.write(RECORD, b"")
     writer = InlineWriter(store)
     writer.write(write_in(tmp_path), file)
-    assert [answer for answer in writer.answers() if answer.what != "progress"] == [Answer(save=1, what="written")]
+    assert [answer for answer in writer.answers() if answer.what != "progress"] == [SaveResult(save=1, what="written")]
     assert not writer.is_busy
     assert (tmp_path / FOLDER / "rank-00000.safetensors").read_bytes() == b"".join(file.parts())
     assert torch.equal(

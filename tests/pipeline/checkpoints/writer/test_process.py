@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.checkpoints.writer import process as writer_process
-from pipeline.checkpoints.writer_messages import Answer, Fit, Write, from_line, to_line
+from pipeline.checkpoints.writer_messages import BufferFit, SaveResult, Write, from_line, to_line
 from shards.store import open_store
 
 MODULE = "pipeline.checkpoints.writer.process"
@@ -48,12 +48,12 @@ def test_it_serves_until_its_pipe_ends(tmp_path: Path) -> None:
     os.pwrite(buffer, b"0123456789", 0)
     process, commands, answers = start(buffer, parent=os.getpid())
     write = Write(save=1, url=str(tmp_path), folder=FOLDER, record=RECORD, rank=0)
-    os.write(commands, to_line(Fit(num_bytes=10, pieces=())) + to_line(write))
+    os.write(commands, to_line(BufferFit(num_bytes=10, pieces=())) + to_line(write))
     with os.fdopen(answers, "rb") as file:
         said = from_line(file.readline())
         while said.what == "progress":
             said = from_line(file.readline())
-        assert said == Answer(save=1, what="written")
+        assert said == SaveResult(save=1, what="written")
         os.close(commands)
         assert file.read() == b""
     assert process.wait(60) == 0
@@ -63,7 +63,7 @@ def test_it_serves_until_its_pipe_ends(tmp_path: Path) -> None:
     os.close(buffer)
 
 
-@pytest.mark.parametrize("line", [b"nonsense\n", b'{"kind": "Answer", "save": 1, "what": "written"} x\n'])
+@pytest.mark.parametrize("line", [b"nonsense\n", b'{"kind": "SaveResult", "save": 1, "what": "written"} x\n'])
 def test_nonsense_ends_it_with_an_error(line: bytes) -> None:
     buffer = os.memfd_create("test")
     process, commands, answers = start(buffer, parent=os.getpid())

@@ -13,7 +13,7 @@ from pipeline.training.reporting import logger_thread
 from pipeline.training.reporting.logger_choice import Loggers
 from pipeline.training.reporting.logger_thread import LoggerThread
 from pipeline.training.reporting.metrics import Metrics
-from pipeline.training.settings.loggers import Ending, Line, Settings
+from pipeline.training.settings.loggers import Line, Settings, StartEnding
 
 
 class Book:
@@ -24,7 +24,7 @@ class Book:
 
     def __init__(self, *, has: int = 0) -> None:
         self.has, self.rows, self.shown = has, list[Line](), list[tuple[str, Settings]]()
-        self.endings: list[Ending] = []
+        self.endings: list[StartEnding] = []
         self.down, self.held = threading.Event(), threading.Event()
         self.is_refusing_settings = False
         self.num_calls = 0
@@ -53,7 +53,7 @@ class Book:
         self._call()
         self.rows += lines
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: StartEnding) -> None:
         self._call()
         self.endings.append(ending)
 
@@ -75,7 +75,7 @@ class Run:
         for step in steps:
             self.metrics.write(step, {"loss": 1 / step, "epoch": 0.5})
 
-    def end(self, ending: Ending = Ending.DONE) -> float:
+    def end(self, ending: StartEnding = StartEnding.DONE) -> float:
         """The seconds that it took."""
         began = time.monotonic()
         self.thread.end(ending)
@@ -96,7 +96,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     monkeypatch.setattr(logger_thread, "SEND_SECONDS", 0.01)
     monkeypatch.setattr(logger_thread, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(logger_thread, "FAILING_SECONDS", 0.2)
-    monkeypatch.setattr(logger_thread, "END_SECONDS", dict.fromkeys(Ending, 0.4))
+    monkeypatch.setattr(logger_thread, "END_SECONDS", dict.fromkeys(StartEnding, 0.4))
     caplog.set_level(logging.INFO)
 
 
@@ -109,7 +109,7 @@ def test_a_run_that_nothing_disturbs(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert run.book.steps == [1, 2, 3]
     assert run.book.rows[1].values == {"train/loss": 0.5, "train/epoch": 0.5}
     assert abs(run.book.rows[1].time_ms / 1000 - time.time()) < 60
-    assert run.book.endings == [Ending.DONE]
+    assert run.book.endings == [StartEnding.DONE]
     assert caplog.messages == ["Book: in https://***@book/1"]
 
 
@@ -126,7 +126,7 @@ def test_a_run_that_nothing_disturbs(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_a_continued_run_sends_what_the_service_has_not(tmp_path: Path, has: int, sent: list[int]) -> None:
     first = Run(tmp_path, Book())
     first.train(1, 2, 3, 4, 5)
-    first.end(Ending.STOPPED)
+    first.end(StartEnding.STOPPED)
     continued = Run(tmp_path, Book(has=has), step=4)
     continued.train(5, 6)
     continued.end()
@@ -180,14 +180,14 @@ def test_the_end_waits_for_a_bounded_time(tmp_path: Path, how: str, caplog: pyte
 
 def test_services_that_hang_are_waited_for_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a run is no later for a second one."""
-    monkeypatch.setattr(logger_thread, "END_SECONDS", dict.fromkeys(Ending, 4.0))
+    monkeypatch.setattr(logger_thread, "END_SECONDS", dict.fromkeys(StartEnding, 4.0))
     books = [Book() for _ in range(3)]
     for book in books:
         book.held.set()
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     loggers = Loggers([LoggerThread(book, tmp_path / "metrics.jsonl", step=1) for book in books])
     began = time.monotonic()
-    loggers.close(Ending.DONE)
+    loggers.close(StartEnding.DONE)
     assert 4.0 <= time.monotonic() - began < 7.9
     for book in books:
         book.held.clear()
@@ -229,8 +229,8 @@ def test_a_file_that_is_gone_ends_the_thread_in_peace(tmp_path: Path, caplog: py
     thread = LoggerThread(Book(), tmp_path / "metrics.jsonl", step=3)
     until(lambda: not thread._thread.is_alive())
     thread.write(4, {"loss": 1.0})
-    thread.end(Ending.FAILED)
-    thread.join(Ending.FAILED)
+    thread.end(StartEnding.FAILED)
+    thread.join(StartEnding.FAILED)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -239,7 +239,7 @@ def test_lines_of_other_hands_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("\n".join(texts))
     book = Book()
     thread = LoggerThread(book, tmp_path / "metrics.jsonl", step=9)
-    thread.end(Ending.DONE)
-    thread.join(Ending.DONE)
+    thread.end(StartEnding.DONE)
+    thread.join(StartEnding.DONE)
     assert [(line.step, line.values) for line in book.rows] == [(1, {"train/loss": 1.0}), (2, {"eval/loss": 2.0})]
     assert json.dumps(book.endings[0].value) == '"done"'

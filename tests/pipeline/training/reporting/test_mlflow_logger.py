@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.training.reporting.metrics import read_metrics, tag_of
 from pipeline.training.reporting.mlflow_logger import STEP, MlflowLogger, prepare
-from pipeline.training.settings.loggers import Ending, Line, LoggersConfig
+from pipeline.training.settings.loggers import Line, LoggersConfig, StartEnding
 from shards.errors import UserError
 from tests.rigs.kills import run_and_kill, sent_after_a_checkpoint
 from tests.rigs.mlflow_server import MlflowServer, missing_packages, mlflow_server
@@ -106,7 +106,7 @@ def test_lines_that_are_sent_again_are_no_new_points(server: MlflowServer) -> No
     values = [value for _, value in server.points(run, "perf/z")]
     assert len(values) == 3
     assert all(map(math.isnan, values))
-    one.close(Ending.STOPPED)
+    one.close(StartEnding.STOPPED)
     assert server.runs("again")[0].info.status == "KILLED"
     assert logger(server, "again").open() == 3
     assert server.runs("again")[0].info.status == "RUNNING"

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.checkpoints.best import read_best, write_best
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.manifest import Manifest, manifest_from_json
+from pipeline.checkpoints.manifest import CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.evaluation.config import EvaluationConfig
@@ -68,7 +68,7 @@ class _Run:
         return is_due
 
 
-def manifest_at(folder: Path, step: int) -> Manifest:
+def manifest_at(folder: Path, step: int) -> CheckpointManifest:
     (path,) = (folder / "checkpoints").glob(f"step-{step:08d}/*/MANIFEST.json")
     return manifest_from_json(path.read_bytes())
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from jobs.record import read_record
-from pipeline.checkpoints.manifest import Manifest
+from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.rank_file_in import RankFiles
-from pipeline.checkpoints.stored import Choice
+from pipeline.checkpoints.stored import CheckpointChoice
 from pipeline.models.weights.folder import open_weights
 from pipeline.training.saving.finish import TakenRun, labels_of_data, take_weights
 from pipeline.training.settings.job import TrainingJob
@@ -21,7 +21,7 @@ from shards.store import LocalStore
 from tests.rigs.training import FinishedRuns
 
 pytestmark = pytest.mark.slow
-NEWEST = Choice()
+NEWEST = CheckpointChoice()
 
 
 class _RetiringStore(LocalStore):
@@ -69,7 +69,7 @@ def test_a_retired_one_gives_way_to_the_newest_that_is_left(
 def test_a_step_that_was_asked_for_has_no_stand_in(run_dir: Path, tmp_path: Path) -> None:
     source = source_of(run_dir, lambda: retire(run_dir, 12))
     with pytest.raises(UserError, match=r"step-00000012/.* was deleted while it was read: .*another --step"):
-        take_weights(tmp_path / "out", source, choice=Choice(step=12), is_raw=False)
+        take_weights(tmp_path / "out", source, choice=CheckpointChoice(step=12), is_raw=False)
     assert not (tmp_path / "out").exists()
 
 
@@ -96,13 +96,13 @@ def test_what_goes_after_it_was_verified_is_told_from_a_fault(
     """A large checkpoint is verified first, and what does not fit into memory is read again."""
     monkeypatch.setattr(RankFiles, "_hold", lambda *_, **__: None)
 
-    def labels_for(manifest: Manifest) -> tuple[str, ...]:
+    def labels_for(manifest: CheckpointManifest) -> tuple[str, ...]:
         retire(run_dir, manifest.id.step)
         return tuple("abcdefghij")
 
     source = replace(source_of(run_dir, lambda: None), labels_for=labels_for)
     with pytest.raises(UserError, match="was deleted while it was read"):
-        take_weights(tmp_path / "out", source, choice=Choice(step=16), is_raw=False)
+        take_weights(tmp_path / "out", source, choice=CheckpointChoice(step=16), is_raw=False)
     assert not (tmp_path / "out").exists()
 
 
@@ -110,14 +110,14 @@ def test_another_model_than_that_of_the_record_is_refused(run_dir: Path, tmp_pat
     source = source_of(run_dir, lambda: None)
     other = replace(source.job, model=replace(source.job.model, depth=1))
     with pytest.raises(InvalidDataError, match="has other tensors than the model in the run's job"):
-        take_weights(tmp_path / "out", replace(source, job=other), choice=Choice(step=16), is_raw=False)
+        take_weights(tmp_path / "out", replace(source, job=other), choice=CheckpointChoice(step=16), is_raw=False)
 
 
 def test_names_are_those_of_the_data_that_was_trained_on(run_dir: Path, tmp_path: Path, digits_url: str) -> None:
     source = source_of(run_dir, lambda: None)
-    taken: list[Manifest] = []
+    taken: list[CheckpointManifest] = []
 
-    def labels_for(manifest: Manifest) -> tuple[str, ...]:
+    def labels_for(manifest: CheckpointManifest) -> tuple[str, ...]:
         taken.append(manifest)
         return labels_of_data(source.job, manifest)
 

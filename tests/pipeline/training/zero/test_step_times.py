@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from pipeline.training.reporting.metrics import read_metrics
-from pipeline.training.zero.step_times import PARTS, CudaMark, CudaMarks, HostMark, HostMarks, Mark, StepTimes, marks_of
+from pipeline.training.zero.step_times import (
+    PARTS,
+    CudaMark,
+    CudaMarks,
+    DeviceMark,
+    HostMark,
+    HostMarks,
+    StepTimes,
+    marks_of,
+)
 from tests.rigs.training import TINY, FinishedRuns
 
 
@@ -24,7 +33,7 @@ class LateMark:
     def is_past(self) -> bool:
         return self.at <= self.device.reached
 
-    def seconds_to(self, later: Mark) -> float:
+    def seconds_to(self, later: DeviceMark) -> float:
         assert isinstance(later, LateMark)
         assert later.is_past(), "it was read before the device reached it"
         return later.at - self.at
@@ -37,13 +46,13 @@ class LateMarks:
     time: float = 0.0
     reached: float = 0.0
     num_made: int = 0
-    freed: list[Mark] = field(default_factory=list)
+    freed: list[DeviceMark] = field(default_factory=list)
 
-    def now(self) -> Mark:
+    def now(self) -> DeviceMark:
         self.num_made += 1
         return LateMark(self, self.time)
 
-    def free(self, mark: Mark) -> None:
+    def free(self, mark: DeviceMark) -> None:
         self.freed.append(mark)
 
 
