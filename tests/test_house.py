@@ -61,8 +61,8 @@ ORDER = {
         "training/watchdog training/zero",
         "inspection training/save_clock training/settings",
         "checkpoints evaluation",
-        "models ranks",
-        "config_values data training/spikes training/step_draws",
+        "data models ranks",
+        "config_values evaluation_transform training/spikes training/step_draws",
     ),
     "pipeline/checkpoints": (
         "writer",

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from jobs import exit_codes
 from jobs.cluster.preflight_nodes import NodeFound
 from jobs.output import put
-from pipeline.machine.probes import exchange, product_seconds
+from pipeline.machine.node_speed import exchange, product_seconds
 from pipeline.ranks.world import current_world
 from shards.errors import UserError
 

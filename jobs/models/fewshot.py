@@ -11,7 +11,6 @@ from jobs.interrupts import AnsweredInExchanges
 from jobs.output import put
 from jobs.record import write_record
 from jobs.settings.models import FewshotJob
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.fewshot import (
     FewshotScores,
     chosen_data,
@@ -20,6 +19,7 @@ from pipeline.evaluation.fewshot import (
     open_splits,
     represented,
 )
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.weights.folder import filled_model, open_weights
 from pipeline.models.weights.usage import Usage
 from pipeline.ranks.world import current_world, joined

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from jobs.recipes.paper_views import INCEPTION_448
 from jobs.settings.models import EvaluateJob
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation_transform import EvaluationTransform
 
 
 def resize() -> EvaluateJob:

@@ -16,7 +16,7 @@ none looks at EXIF (tf.io.decode_image).
 from dataclasses import dataclass
 
 from pipeline.data.config import AugmentConfig
-from pipeline.data.evaluation_transform import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 
 
 @dataclass(frozen=True, kw_only=True)

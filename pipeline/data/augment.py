@@ -31,7 +31,7 @@ from PIL import Image
 from pipeline.data.area_resize import area_resize
 from pipeline.data.config import AugmentConfig
 from pipeline.data.decode import Pixels
-from pipeline.data.evaluation_transform import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.hashing import CROPS, uniforms
 
 AUGMENT_VERSION = 2

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.decode import DecodeError, Pixels
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.data.label_matrices import label_matrix, weight_matrix
 from pipeline.data.transform import evaluation_view
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.dataset import Dataset
 from shards.errors import UserError, WillNotSucceedError
 from shards.order import BlockSlice

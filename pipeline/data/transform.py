@@ -21,8 +21,8 @@ from pipeline.data.augment import Crop, Viewport, draw_crop, evaluation_viewport
 from pipeline.data.config import AugmentConfig
 from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, turn_of, turned
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.data.view_plan import ViewPlan, largest_denominator, plan_view
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.orientation import UPRIGHT, Turn
 
 _LOG = logging.getLogger(__name__)

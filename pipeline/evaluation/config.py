@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pipeline.data.evaluation_transform import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 from shards.subset_config import HeldOutConfig, SubsetConfig

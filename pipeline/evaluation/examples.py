@@ -12,8 +12,8 @@ from PIL import Image
 
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.counts import answers
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.ranks.collectives import gather_json
 from shards.dataset import Dataset
 from shards.hashing import EXAMPLES, hash_array

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
-from pipeline.data.evaluation_transform import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.build import Model
 from pipeline.ranks.collectives import gather_rows
 from pipeline.ranks.world import World

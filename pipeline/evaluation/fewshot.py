@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.config import FewshotConfig, FewshotImages, FewshotInTraining
 from pipeline.evaluation.features import features_of
 from pipeline.evaluation.probe import fit_probe
 from pipeline.evaluation.ridge import fit_ridge
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.build import Model
 from pipeline.ranks.world import World
 from shards.dataset import Dataset, open_dataset

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.data.transform import crop_decoder
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.ranks.world import World
 from pipeline.training.reporting.metrics import METRICS_FILE
 from pipeline.training.settings.job import TrainingJob

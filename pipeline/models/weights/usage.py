@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config_values import LossName
-from pipeline.data.evaluation_transform import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
 from shards.files.typed_json import record_from
 from shards.schema.config_values import refuse_wrong_values

@@ -13,7 +13,7 @@ from jobs.cli import _overridden as overridden
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
 from jobs.submittable import job_of_words
-from pipeline.data.evaluation_transform import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
 from tests.rigs.training import FinishedRuns, pretrain_words
 

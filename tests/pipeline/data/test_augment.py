@@ -23,7 +23,7 @@ from pipeline.data.augment import (
     training_viewport,
 )
 from pipeline.data.config import AugmentConfig
-from pipeline.data.evaluation_transform import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
 
 PLAIN = (

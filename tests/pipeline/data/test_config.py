@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.data.config import AugmentConfig, DataConfig
-from pipeline.data.evaluation_transform import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.data.transform import evaluation_view
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.dataset import open_dataset
 from shards.errors import WillNotSucceedError
 from shards.reading.read import read_sample

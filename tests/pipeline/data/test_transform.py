@@ -19,7 +19,6 @@ from pipeline.data.augment import Viewport, draw_crop, draws_of, show
 from pipeline.data.config import AugmentConfig
 from pipeline.data.crop_decoder import CropDecoder
 from pipeline.data.decode import DecodeError, decode_stored, turn_of, turned
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.data.transform import (
     checked_decoder,
     crop_decoder,
@@ -28,6 +27,7 @@ from pipeline.data.transform import (
     evaluation_view_of_pixels,
     train_view,
 )
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.images.image_header import read_header
 from shards.orientation import TURNS
 from tests.rigs.images import image_bytes

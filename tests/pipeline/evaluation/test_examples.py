@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation.examples import Example, Examples, pictures
 from pipeline.evaluation.scores import evaluate
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import build_model
 from pipeline.ranks.world import World
 from shards.dataset import open_dataset

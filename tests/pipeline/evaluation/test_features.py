@@ -8,8 +8,8 @@ import torch
 
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.features import features_of
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.build import Model
 from pipeline.ranks.world import World

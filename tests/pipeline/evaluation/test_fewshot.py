@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.config import FewshotConfig, FewshotInTraining
 from pipeline.evaluation.fewshot import (
     FewshotScores,
@@ -17,6 +16,7 @@ from pipeline.evaluation.fewshot import (
     measured,
     represented,
 )
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.ranks.world import World
 from shards.dataset import open_dataset

@@ -11,8 +11,8 @@ from PIL import Image
 
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.predictor import BATCH, Predictor, load_model
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights.folder import filled_model, open_weights, save_weights
 from pipeline.models.weights.usage import Usage

@@ -11,7 +11,6 @@ from jobs.data.pack import PackJob, run
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.targets import (
     Targets,
     by_class_map,
@@ -21,6 +20,7 @@ from pipeline.evaluation.targets import (
     read_class_map,
     read_lists,
 )
+from pipeline.evaluation_transform import EvaluationTransform
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.sources.folders import FolderSource

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipeline.machine.node_speed import exchange, product_seconds
 from pipeline.machine.probes import (
     decoder_checks,
     driver_words,
-    exchange,
     judge_gpu,
-    product_seconds,
     s3_check,
     torch_checks,
 )

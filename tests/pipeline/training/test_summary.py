@@ -11,8 +11,8 @@ from jobs.cli import _overridden
 from jobs.recipes.pretrain import digits_smoke
 from jobs.submittable import job_of_words
 from pipeline.data.config import DataConfig
-from pipeline.data.evaluation_transform import EvaluationTransform
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.training.settings.job import InitialConfig, TrainingJob
 from pipeline.training.summary import (
     Opening,

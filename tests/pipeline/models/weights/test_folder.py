@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from pipeline.data.evaluation_transform import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import Model, ModelConfig, build_model
 from pipeline.models.weights.folder import filled_model, open_weights, save_weights
 from pipeline.models.weights.tensor_checks import TensorByName

@@ -36,7 +36,7 @@ COMMAND = """
 import importlib.metadata, sys
 real = importlib.metadata.version
 importlib.metadata.version = lambda name: "0.99.0+local" if name == "deepspeed" else real(name)
-sys.modules.pop("pipeline.training.zero.deepspeed_import")
+sys.modules.pop("pipeline.training.zero.deepspeed_import", None)
 import pipeline.training.zero.deepspeed_import as ours
 import pipeline.training.prepare as prepare
 prepare.deepspeed_version = ours.deepspeed_version

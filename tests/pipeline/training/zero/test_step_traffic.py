@@ -92,7 +92,7 @@ OURS = "step_sums.py:reduced"
 
 # Function that waits -> how often. DeepSpeed looks at the gradient's norm before it updates; ours is the read of a step
 # that was launched earlier.
-READ = {"streams.py:values": 1}
+READ = {"gpu_streams.py:values": 1}
 BEFORE_UPDATE = {"utils.py:is_invalid_grad_norm": 3, "stage_1_and_2.py:has_overflow": 1}
 WAITS: dict[Case, dict[str, int]] = {
     (1, 1): BEFORE_UPDATE,
@@ -152,7 +152,7 @@ def test_a_step_with_norms_and_similarities(
     kind, count, num_bytes = steps.plain.collectives[OURS]
     assert steps.due.collectives == steps.plain.collectives | {
         OURS: (kind, count, num_bytes + 2 * num_groups * 8),
-        "position_view.py:launched": ("allreduce", 1, FP32 * SIZES["embed.position"]),
+        "norms.py:launched": ("allreduce", 1, FP32 * SIZES["embed.position"]),
     }
     assert steps.due.waits == steps.plain.waits
 
