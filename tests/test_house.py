@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.rigs.faults import every_fault
+from tests.rigs.forks import PRELOADED
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ROOMS = ("shards", "pipeline", "jobs", "patchline")
@@ -71,7 +73,7 @@ ORDER = {
         "commit fragments stored",
         "attempts best rank_file_in",
         "manifest",
-        "config host_memory many_requests rank_file_out saved_job writer_messages",
+        "config gone host_memory many_requests rank_file_out saved_job writer_messages",
     ),
     "pipeline/models": (
         "conversion",
@@ -372,6 +374,14 @@ def test_files_are_named_for_what_they_do() -> Iterator[str]:
     for path in PYTHON:
         if path.name in BANNED_NAMES:
             yield f"{relative(path)}: name it for what it does"
+
+
+@every_fault
+def test_what_the_fork_server_loads_exists() -> Iterator[str]:
+    """It passes over other names in silence, and every fork would load all by itself."""
+    for name in PRELOADED:
+        if find_spec(name) is None:
+            yield f"{name} does not exist"
 
 
 @every_fault

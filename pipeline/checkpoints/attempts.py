@@ -11,8 +11,6 @@ Which checkpoints of a run count, from the records of its attempts. Pure.
 The fence against zombies is on the reading side and needs nothing from the store: attempts are numbered, each says what
 it resumed from, and a manifest is ignored if a later attempt exists that did not resume from it or from its descendant.
 
-What a run says whose folder was deleted under way.
-
 Whether an attempt may still commit: not once a later one has taken over the run, or the run was deleted.
 
 This needs the names of the attempts' records only: one listing and one request, however often the run was started.
@@ -24,21 +22,13 @@ from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter
 
+from pipeline.checkpoints.gone import gone_message
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, Token, id_from_path
 from pipeline.checkpoints.many_requests import each_at_once
 from pipeline.data.skipped import Skipped, StepRange, joined, refuse_disorder
 from shards.errors import InvalidDataError
 from shards.files.seal import sealed, unsealed
 from shards.store import MissingObjectError, Store
-
-
-def gone_message(what: object) -> str:
-    """What a run says that cannot be continued because its folder was deleted under way."""
-    return (
-        f"{what} was deleted or moved while the run was using it, so nothing saved from now on could be continued; "
-        "put it back, or run the same command to start from the beginning"
-    )
-
 
 ATTEMPTS = "attempts"
 MOST_TOKEN_DIGITS = 18  # of an attempt's number

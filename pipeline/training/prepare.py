@@ -23,7 +23,7 @@ from pipeline.training.settings.job import TrainingJob
 from pipeline.training.start import starting_weights, will_compile
 from pipeline.training.start_parts import StartParts
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
-from pipeline.training.zero.deepspeed_import import deepspeed_version, refuse_untested_deepspeed
+from pipeline.training.zero.deepspeed_version import deepspeed_version, refuse_untested_deepspeed
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.schema.config_values import shown_value

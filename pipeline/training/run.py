@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from pipeline.checkpoints.attempts import gone_message
 from pipeline.checkpoints.checkpoint import Checkpoints
+from pipeline.checkpoints.gone import gone_message
 from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.ranks.collectives import broadcast_json

@@ -7,9 +7,12 @@ The first test that forks starts the server for all.
 import multiprocessing
 from multiprocessing.context import ForkServerContext
 
-_STAGES = ("pack", "verify", "pretrain", "finetune", "evaluate", "demo")
+_STAGES = (
+    *("jobs.data.pack", "jobs.data.verify", "jobs.train.pretrain", "jobs.train.finetune"),
+    *("jobs.models.evaluate", "jobs.train.demo"),
+)
 _SLOW = ("torch._dynamo", "torch.utils.tensorboard", "tests.rigs.cpu_deepspeed")
-PRELOADED = ["jobs.cli", *(f"jobs.{stage}" for stage in _STAGES), *_SLOW, "tests.rigs.processes"]
+PRELOADED = ["jobs.cli", *_STAGES, *_SLOW, "tests.rigs.processes"]  # a name that does not exist is passed over
 # Two ranks, or two tests, share two cores, and OpenMP's waiting threads would take a core from working threads.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 

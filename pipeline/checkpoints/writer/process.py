@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.checkpoints.attempts import gone_message
+from pipeline.checkpoints.gone import gone_message
 from pipeline.checkpoints.rank_file_out import RankFileBytes, file_name, report_name, write_rank_file
 from pipeline.checkpoints.writer_messages import (
     BufferFit,

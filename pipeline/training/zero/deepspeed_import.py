@@ -2,45 +2,14 @@
 
 DeepSpeed's autotuner imports MLflow if it is installed (0.7 s per rank), and torch's optimisers import torch._dynamo,
 to be left alone by torch.compile (0.9 s), even if nothing is compiled.
-
-Which versions of DeepSpeed a run trusts: those that the engine and zero_state.py were tested with, and one by name.
-
-They read and overwrite DeepSpeed's flat partitions, which are no public interface: another version may lay them out in
-another way and still train, on wrong numbers.
 """
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any
 
 import torch
-
-from pipeline.training.settings.job import EngineConfig
-from shards.errors import UserError
-from shards.schema.config_values import shown_value
-
-TESTED = ("0.19.8",)
-
-
-def deepspeed_version() -> str:
-    """The installed version, without what a build of one's own adds to it (0.19.8+cu130: 0.19.8)."""
-    return version("deepspeed").partition("+")[0]
-
-
-def refuse_untested_deepspeed(config: EngineConfig, installed: str) -> None:
-    """UserError unless this version is a tested one, or the one that the job allows by name."""
-    if installed in TESTED or config.allow_deepspeed == installed:
-        return
-    todo = f"install {TESTED[-1]} (pip install deepspeed=={TESTED[-1]}), or accept this one"
-    allowed = f"; engine.allow_deepspeed is {shown_value(config.allow_deepspeed)}" if config.allow_deepspeed else ""
-    raise UserError(
-        f"DeepSpeed {installed} is installed{allowed}; tested: {', '.join(TESTED)}. Another version may lay its states "
-        f"out in another way: {todo} with --engine.allow-deepspeed {installed}, which also checks its gradients before "
-        "the first step"
-    )
-
 
 _MARK = "__dynamo_disable"  # where torch/_compile.py keeps what it has made of a function
 

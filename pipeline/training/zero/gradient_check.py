@@ -48,7 +48,7 @@ from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import EngineConfig, TrainingJob, reduced_in, scaled_by_rate, with_buckets_of
 from pipeline.training.zero.batch_plan import BatchPlan
-from pipeline.training.zero.deepspeed_import import TESTED, deepspeed_version
+from pipeline.training.zero.deepspeed_version import TESTED, deepspeed_version
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.layers import is_trained, rate_factors
 from shards.errors import WillNotSucceedError

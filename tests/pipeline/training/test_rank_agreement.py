@@ -11,7 +11,7 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.ranks.world import World
 from pipeline.training.prepare import prepare
 from pipeline.training.rank_agreement import code_facts, disagreements, facts_of, refuse_disagreement
-from pipeline.training.zero.deepspeed_import import TESTED
+from pipeline.training.zero.deepspeed_version import TESTED
 from shards.errors import UserError
 from tests.rigs.forked_ranks import fork_ranks
 from tests.rigs.forks import ONE_THREAD

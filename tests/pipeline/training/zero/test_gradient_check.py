@@ -18,7 +18,7 @@ from pipeline.ranks.world import World
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.zero import gradient_check
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
-from pipeline.training.zero.deepspeed_import import TESTED
+from pipeline.training.zero.deepspeed_version import TESTED
 from pipeline.training.zero.gradient_check import check_gradients, checks_gradients
 from shards.errors import WillNotSucceedError
 from shards.output.quantities import plural

@@ -1,0 +1,9 @@
+"""What a run says whose folder was deleted under way."""
+
+
+def gone_message(what: object) -> str:
+    """What a run says that cannot be continued because its folder was deleted under way."""
+    return (
+        f"{what} was deleted or moved while the run was using it, so nothing saved from now on could be continued; "
+        "put it back, or run the same command to start from the beginning"
+    )
