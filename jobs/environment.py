@@ -1,13 +1,13 @@
-"""Makes a command independent of what its standard streams are: closed, full, without a reader, or not in UTF-8.
+"""Makes a command independent of the state of its standard streams, and of how PyTorch's threads wait.
 
-The log is a help, not the work: if standard error takes nothing more, the command continues. Standard output is the
-result of `show`, `predict` and others, so they end if it takes nothing (jobs/endings.py).
+Streams may be closed, full, without a reader, or not in UTF-8. The log is a help, not the work: if standard error takes
+nothing more, the command continues. Standard output is the result of `show`, `predict` and others, so they end if it
+takes nothing (jobs/endings.py).
 
-Makes the threads of PyTorch's kernels sleep while they wait for each other, unless the user chose otherwise.
-
-By default the threads of libgomp, which comes with PyTorch's wheels, spin until there is work again. If other programs
-need the cores too, spinning threads block the very threads that they wait for, and a run with as many threads as cores
-drops to two thirds of its speed or less. Sleeping costs a tenth on an idle machine. The results are bit-identical.
+Threads sleep while they wait for each other, unless the user chose otherwise. By default the threads of libgomp, which
+comes with PyTorch's wheels, spin until there is work again. If other programs need the cores too, spinning threads
+block the very threads that they wait for, and a run with as many threads as cores drops to two thirds of its speed or
+less. Sleeping costs a tenth on an idle machine. The results are bit-identical.
 """
 
 import io

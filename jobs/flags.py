@@ -1,8 +1,7 @@
 """The flags of a job: every leaf field with its sentence, what it takes and its value, read from the dataclasses.
 
-A field's sentence is the string literal below it in the source.
-
-Run flags: flags that are not fields of the job (where it runs, what it may do this once). Never recorded.
+A field's sentence is the string literal below it in the source. Run flags are not fields of the job: they say where it
+runs and what it may do this once, and are never recorded.
 """
 
 import ast

@@ -1,12 +1,9 @@
-"""A YAML file as a tree that keeps line numbers, and the spelling of every value.
+"""Reads a job from a YAML file: each value strictly by the type of its field, and each fault with its line.
 
-The type of a field decides how its value is read: PyYAML itself reads YAML 1.1, in which `1e-3` is a
-text, `on` is true and `010` is eight. Files are bounded in size and depth. Aliases, tags and duplicate keys are
-refused, so that no value grows or is dropped.
-
-A job from the tree of a YAML file: every value by the type of its field, strictly; every fault with its line.
-
-Numbers may be written as in YAML or in Python (`1e-3`, `16_000_000_000`). Nothing is converted from another type.
+The file becomes a tree that keeps line numbers and the spelling of every value: PyYAML itself reads YAML 1.1, in which
+`1e-3` is a text, `on` is true and `010` is eight. Numbers may be written as in YAML or in Python (`1e-3`,
+`16_000_000_000`); nothing is converted from another type. Files are bounded in size and depth. Aliases, tags and
+duplicate keys are refused, so that no value grows or is dropped.
 """
 
 import re

@@ -1,8 +1,7 @@
 """Errors for wrong words of a command: one message each, with what the user may have meant.
 
-The names of a job's fields, and the one that an unknown name was probably meant to be.
-
-A published model's name beside sizes of the recipe's own, which the name does not change. Pure.
+An unknown field is compared with the names of the job's fields. A published model's name beside sizes of the recipe's
+own is a mistake, too, because the name does not change the sizes.
 """
 
 from collections.abc import Iterator, Sequence

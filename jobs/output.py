@@ -1,8 +1,7 @@
-"""Fits names of files and classes into one line of a terminal.
+"""Where results go: one line of a terminal, into which names are fitted, or the file that --out names.
 
-Writes the file that --out names: whole or absent, with one message where it cannot be.
-
-Writes weights to --out: other content there is replaced only on request, and never deleted.
+A file is written whole or not at all, with one message where that is impossible. Weights replace other content only on
+request, and nothing is ever deleted.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Starts the ranks of one stage on this machine, each in its own process, and waits for them or kills them.
 
-`--processes N`: runs a command as N ranks on this machine; their parent passes signals on to them.
+With `--processes N` a command runs as N ranks; their parent passes signals on to them.
 """
 
 import ctypes

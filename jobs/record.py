@@ -1,18 +1,16 @@
-"""Jobs as YAML: RUN/job.yaml, the record of a run, replayable with `patchline STAGE RUN/job.yaml`; and the files that
-users write, a `recipe:` and the fields that differ from it.
+"""Jobs as YAML: RUN/job.yaml, the record of a run, and the files that users write.
 
-A record has the two entries `stage` and `job`, with every field. A user's file has its fields at the top level, beside
-`recipe:` and, optionally, `stage:`; without a recipe it must have every field.
+`patchline STAGE RUN/job.yaml` replays a record. A record has the two entries `stage` and `job`, with every field. A
+user's file has its fields at the top level, beside `recipe:` and, optionally, `stage:`; without a recipe it must have
+every field.
 
-Fields of jobs that were added or renamed after the first records were written, so that an old RUN/job.yaml replays.
+Fields of jobs that were added or renamed after the first records were written are listed here, so that an old
+RUN/job.yaml replays. The default of an added field is what jobs did before it existed. Add every new field, or older
+records are refused (tests/jobs/test_later_fields.py replays some). If a new field should change what jobs do, its
+default still keeps the old behaviour; recipes and flags turn the new one on.
 
-The default of an added field is what jobs did before it existed. Add every new field here, or older records are refused
-(tests/jobs/test_later_fields.py replays some). If a new field should change what jobs do, its default still keeps the
-old behaviour; recipes and flags turn the new one on.
-
-The values in a record (RUN/job.yaml), as text by the path of their field, a hundred times faster than as a job.
-
-For lists of many runs: nothing is checked but the YAML. `jobs/record.py` reads a record as a job.
+For lists of many runs, the values of a record are read as text by the path of their field, a hundred times faster than
+as a job: only the YAML is checked.
 """
 
 import errno

@@ -1,8 +1,7 @@
-"""The job that the second word of a command stands for: a recipe, a YAML file, an own recipe, a URL or a path.
+"""Turns the second word of a command into a job: a recipe, a YAML file, a user's own recipe, a URL or a path.
 
-The user's own recipes: `my_recipes.py:my_vit` is the function my_vit of that file, which returns a job.
-
-The file is executed, like any script that a user names. It is found by its path only.
+`my_recipes.py:my_vit` is the function my_vit of that file, which returns a job. The file is executed, like any script
+that a user names, and is found only by its path.
 """
 
 import importlib.util

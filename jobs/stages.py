@@ -1,9 +1,8 @@
 """The stages of the command line: what each is for, what its second word is, and what its help shows first.
 
 A new stage is a module of jobs/ with `run(job) -> exit code`, its job's dataclass in a module that loads nothing heavy,
-and an entry in STAGES. The table names modules instead of importing them: a command loads only its own.
-
-What the command line knows of one of its words.
+and an entry in STAGES. Commands in TOOLS run no job: they show jobs, submit them, or look after runs, and parse their
+own words. The tables name modules instead of importing them: a command loads only its own.
 """
 
 import importlib

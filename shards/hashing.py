@@ -1,13 +1,11 @@
-"""A keyed integer hash of our own, so that no library version can change it.
+"""A keyed integer hash of our own, so that no library version can change it, and the list of what keys are derived for.
 
 The mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 OOPSLA 2014). Everything that must be random and repeatable (sample order, augmentation, initial weights) uses it.
 
-The registry of what keys are derived for, so that no two kinds of draws share a key.
-
 A key is derived from some words (seed, epoch, ...) and, last, the number of its purpose. Two purposes never share both
-their number and their count of words, so none can have another's key. Only 5 is used twice, harmlessly: rotations have
-one word before it, dropout four. The numbers decide the results of every run and dataset: never change one.
+their number and their count of words, so no two kinds of draws share a key. Only 5 is used twice, harmlessly: rotations
+have one word before it, dropout four. The numbers decide the results of every run and dataset: never change one.
 
 Four keys have no purpose: initial weights (seed, CRC-32 of the tensor's name), the pictures of a card (its own
 constant, shard), the split of the digits (three constants), and the tries of a mixup weight (key of the weight, try).

@@ -1,10 +1,8 @@
-"""Parquet files of strangers. What the footer declares is bounded before anything is decompressed; then types, nulls
-and ranges are checked by column.
+"""Reads the Parquet tables of a dataset and checks them before anything relies on them.
 
-Every fault is a ValueError, whatever Arrow raises; whoever knows the file's name says it.
-
-What the tables of a dataset must say, given its manifest: each function raises ValueError for the first value that
-cannot be right. All are vectorised; `shards/index.py` has types and ranges of the columns.
+What a footer declares is bounded before anything is decompressed. Types, nulls and ranges are then checked by column,
+and finally the tables are compared with the manifest. All checks are vectorised. Every fault is a ValueError, whatever
+Arrow raises; the caller, who knows the file's name, adds it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

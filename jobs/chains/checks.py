@@ -1,8 +1,8 @@
-"""What a unit of a chain still lacks, from the store and the markers, never from exit codes; and what cannot be mended
-by submitting it again.
+"""What a unit of a chain still lacks, and which faults cannot be fixed by submitting it again.
 
-Results that are there already, but of other settings than those of a chain's step: its words were changed, and the
-chain was submitted again. A training run or a dataset is refused, as the stage itself does; scores are made again.
+This is read from the store and the markers, never from exit codes. Results of other settings than those of a chain's
+step are found, too: its arguments were changed, and the chain was submitted again. A training run or a dataset is then
+refused, as the stage itself does; scores are made again.
 """
 
 import json

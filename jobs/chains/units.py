@@ -1,10 +1,9 @@
-"""The steps of a chain as units: what is submitted together, and what a gate looks at afterwards. Pure, but for links
-in the paths of runs.
+"""The steps of a chain as units: what is submitted together, and what a gate looks at afterwards.
 
-A step of a chain that is a sweep: its tries as an array of jobs, then the best of them with each seed as another.
-
-Which values are best is known once the tries are over: the gate behind them puts them into the words of the
-repetitions. The folders are those of `patchline sweep`, so the same sweep can go on without Slurm.
+All functions are pure but one, which resolves links in the paths of runs. A step that is a sweep becomes two units: its
+tries as an array of jobs, then the best of them with each seed as another. Which values are best is known once the
+tries are over, so the gate behind them puts the values into the arguments of the repetitions. The folders are those of
+`patchline sweep`, so the same sweep can go on without Slurm.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""The batch script of a job: the site's lines, the command's words, and the body that slurm/stage.sbatch is. Pure.
+"""The batch script of a job: the site's lines, the command, and the body of slurm/stage.sbatch. Pure functions.
 
-A job array in pieces that Slurm accepts: MaxArraySize bounds the index, and `%` the tasks that run at once. Pure.
+A job array is cut into pieces that Slurm accepts: MaxArraySize bounds the index, and `%` the tasks that run at once.
 """
 
 import shlex

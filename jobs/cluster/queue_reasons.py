@@ -1,8 +1,7 @@
-"""Why a job waits or ended, in plain words, with the command that mends it. Pure.
+"""Says in plain words why a job waits or ended, with the command that fixes it. Pure functions.
 
 Slurm's words are in squeue's manual page under "JOB REASON CODES" and "JOB STATE CODES", and those of nodes in sinfo's.
-
-What is said about the tasks of a job array: of thousands, a few lines. Pure.
+The thousands of tasks of a job array are described in a few lines.
 """
 
 import re

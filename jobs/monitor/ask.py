@@ -1,7 +1,7 @@
 """`patchline stop` and `save`: ask a run, by files in its folder, to do something.
 
-The jobs of a stage without a run directory, such as packing, found in the queue by what they write: that
-folder, which may be a URL, has nothing of them.
+A stage without a run directory, such as packing, has no such folder: its jobs are found in the queue by what they
+write, which may be a URL.
 """
 
 import logging

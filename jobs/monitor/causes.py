@@ -1,8 +1,7 @@
-"""What went wrong with a run, most likely cause first, each with where it is seen and what mends it. Pure.
+"""What went wrong with a run, most likely cause first, each with its evidence and what fixes it. Pure functions.
 
-A cause is of the last try alone: what an earlier one died of was mended, or is in `patchline report`.
-
-Lines of a job's log that tell by themselves why a run ended. Pure.
+Only the last try is explained: what an earlier one died of was fixed, or is in `patchline report`. Some lines of a
+job's log tell by themselves why a run ended.
 """
 
 import re

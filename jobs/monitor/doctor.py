@@ -1,5 +1,4 @@
-"""`patchline doctor`: what of this machine a run needs, and what to do about what is missing; or of a run, what went
-wrong with it (jobs/monitor/doctor.py)."""
+"""`patchline doctor`: what this machine lacks for a run, and what to do about it; or what went wrong with a run."""
 
 import json
 import sys

@@ -1,7 +1,5 @@
 """`patchline logs RUN`: the last lines of a run's newest job, of all ranks or of one.
 
-Which rank wrote a line of a job's log.
-
 srun labels each line with the number of its task, which under `launcher: srun` is the rank. A torchrun starts all ranks
 of its node as one task: there the line itself must say `[rank3]: ` behind the label, as stage.sbatch makes it.
 """

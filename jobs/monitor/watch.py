@@ -1,10 +1,7 @@
-"""`patchline watch RUN|CHAIN`: a run, its jobs and its log, drawn again every few seconds until q or Ctrl-C; of a chain
-its table above the run that runs now.
+"""`patchline watch RUN|CHAIN`: a run, its jobs and its log, drawn again every few seconds until q or Ctrl-C.
 
-Where standard output is no terminal, a line every half minute. A thread asks Slurm, so that a controller that does not
-answer does not stop the picture.
-
-What `patchline watch CHAIN` shows: the table of the chain, and which of its runs is drawn below it.
+Of a chain, it shows the table, and below it the run that is running. Where standard output is no terminal, it writes a
+line every half minute. A thread asks Slurm, so that a controller that does not answer does not stop the picture.
 """
 
 import os

@@ -1,8 +1,7 @@
-"""What `patchline report` says of a run, read from its folder while it may be training. Reads only.
+"""What `patchline report` says about a run, read from its folder while it may be training.
 
-Any file but the record may be missing, half-written or damaged: each fault is a note beside the other facts.
-
-How the last try of a run's jobs ended, from the line that stage.sbatch left in RUN/submit/tries.jsonl.
+Any file but the record may be missing, half-written or damaged: each fault is a note beside the other facts. How the
+last try of a run's jobs ended is in the line that stage.sbatch left in RUN/submit/tries.jsonl.
 """
 
 import glob

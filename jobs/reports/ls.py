@@ -1,6 +1,6 @@
-"""`patchline ls`: a table of the runs in a folder. It only reads, and never the whole of a large file.
+"""`patchline ls`: a table of the runs in a folder, a line for each, with the reasons for its state below it.
 
-The table of `patchline ls`: a line for each run, as wide as the terminal, and its reasons below it. Pure.
+It only reads, and never the whole of a large file.
 """
 
 import json

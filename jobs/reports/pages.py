@@ -1,7 +1,7 @@
-"""The report of a run as one HTML page: no script, no request, and names are only ever text. It has the style of a
-dataset's card.
+"""The report of a run as one HTML page: no script, no request, and names are only ever text.
 
-How the report shows each curve: its title, its unit, how its values are written, and with which others. Pure.
+It has the style of a dataset's card. The table of curves says each one's title, its unit, how its values are written,
+and with which others it is drawn.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
-"""The pictures of a run's report as inline SVG: numbers in, markup out. Colours are the page's, by CSS class. Pure.
+"""The pictures of a run's report as inline SVG, the confusion matrix among them: numbers in, markup out.
 
-The confusion matrix in a run's report as inline SVG: shares in, markup out. Colours are the page's. Pure.
+Colours are the page's, by CSS class.
 """
 
 import math

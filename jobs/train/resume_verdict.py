@@ -1,12 +1,10 @@
-"""The verdict of `patchline verify-resume` on one interrupted run.
+"""The verdict of `patchline verify-resume` on one interrupted run: a table, an object for scripts, a line a difference.
 
 On the same topology every loss and every tensor must have the same bits. Another topology adds up in another order, so
 its losses may differ by rounding: by `tolerance`, or by ROUNDING, which the tests of elastic continuation hold in fp32,
 or by a few times what unbroken runs on the same topologies differ by, if that is more. Tensors are then compared, but
 not judged: Adam turns the rounding of a gradient that is zero in theory, such as that of a key's bias, into whole
 steps.
-
-What `patchline verify-resume` says: a table, an object for scripts, and a line for each difference. Pure.
 """
 
 import math

@@ -1,8 +1,7 @@
-"""Which runs in the folder of a sweep count: the repetitions in its sweep.json, as long as they have its values.
+"""The runs of a sweep that count, their scores, and what is shown and written of them: a table, and sweep.json.
 
-A sweep again with other values or fewer seeds leaves runs behind, in `seeds` and in `earlier`.
-
-The scores of a sweep's runs, and what is shown and written of them: a table, and sweep.json.
+The repetitions in sweep.json count as long as they have its values: a sweep that is started again with other values or
+fewer seeds leaves runs behind, in `seeds` and in `earlier`.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Runs of a command that starts several, one after the other, each in a folder of its own, and what they scored.
+"""Runs of a command that starts several, one after the other, each in a folder of its own, and their scores.
 
-Whether a run that is there has a job's own values: one rule for chains, sweeps, VTAB and `patchline submit`.
+Chains, sweeps, VTAB and `patchline submit` share one rule for whether an existing run has a job's own values.
 """
 
 import logging

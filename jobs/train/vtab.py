@@ -1,10 +1,9 @@
-"""`patchline vtab WEIGHTS --data-root URL --run-dir DIR`: fine-tunes on each task of VTAB-1k, and shows the mean.
+"""`patchline vtab WEIGHTS --data-root URL --run-dir DIR`: fine-tunes on each task of VTAB-1k, and shows the means.
 
 A task is a dataset URL/TASK of 1,000 images with its test set URL/TASK-test. Each is a run of `patchline finetune
 vtab_TASK` in DIR/TASK, one after the other; with --seeds N, in DIR/seed-0/TASK and so on. The same command again runs
-what is missing, and continues what was interrupted.
-
-The tasks of VTAB-1k with their scores: what is shown and written of them, and the means over groups. Pure.
+what is missing, and continues what was interrupted. With several seeds there is one mean for each, and the mean and
+deviation of these, as in the last row of the paper's Table 2.
 """
 
 import json

@@ -1,19 +1,12 @@
-"""Which attempts and checkpoints the store of a run has.
+"""Attempts, that is starts of a run, and which of their checkpoints count.
 
-A listing may be late: the last checkpoint in the run's ledger counts, and so does its attempt, listed or not.
-
-What an attempt (a start of a run) says about itself, below the checkpoints' root. Pure.
-
-`attempts/0003-5f1c2a9e.json` holds which checkpoint this attempt resumed from, and the data steps that it leaves out.
-
-Which checkpoints of a run count, from the records of its attempts. Pure.
+`attempts/0003-5f1c2a9e.json` says which checkpoint an attempt resumed from, and which data steps it leaves out. A
+listing may be late, so the last checkpoint in the run's ledger counts, and so does its attempt, listed or not.
 
 The fence against zombies is on the reading side and needs nothing from the store: attempts are numbered, each says what
 it resumed from, and a manifest is ignored if a later attempt exists that did not resume from it or from its descendant.
-
-Whether an attempt may still commit: not once a later one has taken over the run, or the run was deleted.
-
-This needs the names of the attempts' records only: one listing and one request, however often the run was started.
+A writer asks before it commits whether a later attempt has taken over the run, or whether the run was deleted. It needs
+only the names of the records for that: one listing and one request, however often the run was started.
 """
 
 import re

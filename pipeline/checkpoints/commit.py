@@ -1,12 +1,8 @@
-"""Commits a checkpoint whose files are all written: the fence, every rank's report, and MANIFEST.json last.
+"""Commits a checkpoint whose files are all written, and deletes those that the run no longer keeps.
 
-Rank 0's writer does this. Its requests are one listing, two questions, one report a rank (many at once), one write.
-
-The manifest of a checkpoint from what all ranks report about their files. Pure.
-
-Deletes the checkpoints that a run no longer keeps: after a commit, and never the one that was just committed.
-
-One listing says what there is. Records are read, and files deleted, many at once.
+Rank 0's writer does this. It asks whether a later attempt has taken over, makes the manifest from every rank's report
+(read many at once), and writes MANIFEST.json last. After a commit, one listing shows the older checkpoints; the one
+that was just committed is never deleted.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,11 +1,10 @@
-"""When checkpoints are saved, where, and which are kept.
+"""Settings that say when checkpoints are saved, where, and which are kept.
 
-How long to train between two checkpoints, from what they cost and how often machines fail. Pure.
-
+`best_interval` chooses how long to train between two checkpoints, from what they cost and how often machines fail:
 J. W. Young, "A first order approximation to the optimum checkpoint interval" (1974); J. T. Daly, "A higher order
 estimate of the optimum checkpoint interval for restart dumps" (2006). With failures that are exponentially distributed
 with the mean M, an interval t and a stall C, a segment takes M exp(R/M) (exp((t + C)/M) - 1) of wall time for t of
-work. The time R to restart is a factor, so the best interval does not depend on it; nor does it depend on how long a
+work. The time R to restart is a factor, so the best interval does not depend on it. Nor does it depend on how long a
 checkpoint is written in the background, since each failure loses that time once, whatever the interval is.
 """
 

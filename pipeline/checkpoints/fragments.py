@@ -1,11 +1,8 @@
-"""What a rank writes into a checkpoint: its fragments as one safetensors file, and the offset of each. Pure.
+"""Fragments of logical tensors: what each rank saves of them, and whole tensors read back from all ranks' files.
 
-A fragment of a logical tensor in memory: what a rank saves, and what it fills when it resumes.
-
-Whole tensors of a checkpoint, one after the other, as a weights file has them.
-
-Of ViT-H/14 under ZeRO-3, 512 ranks hold 184,000 fragments. The tensors are read in groups, each with all the pieces
-that one file has of it in one request: at most groups x files requests, and one group in memory.
+A rank's fragments form one safetensors file. Whole tensors are read one after the other, as a weights file has them: of
+ViT-H/14 under ZeRO-3, 512 ranks hold 184,000 fragments, so tensors are read in groups, each with all the pieces that
+one file has of it in one request. That is at most groups x files requests, with one group in memory.
 """
 
 from collections.abc import Callable, Iterator

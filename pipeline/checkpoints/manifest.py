@@ -1,14 +1,12 @@
-"""What a sharded checkpoint says about itself. Pure.
+"""A checkpoint's manifest: which files it has, what is in them, and what a run needs to continue. Pure functions.
 
     step-00000120/attempt-0003-5f1c2a9e/rank-00000.safetensors   fragments of logical tensors
     step-00000120/attempt-0003-5f1c2a9e/rank-00000.json          what this rank wrote, for the manifest
     step-00000120/attempt-0003-5f1c2a9e/MANIFEST.json            written last: the checkpoint exists from then on
 
-A manifest carries a digest of itself (seal.py), which is compared before anything in it counts. Formats 1 and 2 had
-none, and one sha256 for a whole file. Format 1 held the position as `data_state`, without the step, and the saved job
-as a part of `record`.
-
-What is saved of each parameter beside the optimiser's moments, which keep PyTorch's names.
+A manifest carries a digest of itself (shards/files/seal.py), which is compared before anything in it counts. Formats 1
+and 2 had none, and one sha256 for a whole file. Format 1 held the position as `data_state`, without the step, and the
+saved job as a part of `record`. Each parameter is saved with the optimiser's moments, which keep PyTorch's names.
 """
 
 import json

@@ -1,14 +1,11 @@
 """Reads the rank files of one checkpoint. No byte is used before its checksum and its place have been compared.
 
 `verify` reads a whole file, part by part, and keeps what there is room for, since a resumed rank mostly needs its own
-file. What is read later is taken from there, or is read and compared again: the bytes that are used are the bytes that
-were hashed.
+file. What is read later is taken from there, or is read and compared again.
 
-Which ranges of which files to read for many pieces of tensors: few and large, and no byte twice. Pure.
-
-A rank's file holds its fragments one after the other, each with all of its slots. What a slot, a group of tensors or
-another rank needs of a file are many short pieces close to each other, while a request costs as much as some megabytes.
-Ranges consist of whole parts of their file, since each part has a checksum.
+A rank's file holds its fragments one after the other, each with all of its slots. A slot, a group of tensors or another
+rank needs many short pieces that lie close to each other, while a request costs as much as some megabytes. So a plan
+joins them into a few large ranges that read no byte twice. Ranges consist of whole parts, which have the checksums.
 """
 
 import hashlib

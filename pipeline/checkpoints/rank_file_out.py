@@ -1,16 +1,11 @@
-"""What one rank reports about the file that it has written: a small object beside it, from which rank 0's writer makes
-the manifest.
+"""Writes one rank's file of a checkpoint, and a small report beside it, from which rank 0's writer makes the manifest.
 
     rank-00000.safetensors   the file
     rank-00000.json          its size, the checksums of its parts, and where each piece of a tensor begins
 
-The checksums of a rank file, made while it is written.
-
-Writes a large file past the page cache (open(2), O_DIRECT), as far as its file system and the bytes allow it.
-
-Nobody reads a checkpoint soon, and room in the page cache costs a virtual machine dearly: measured on one, a writer's
-thread took 3.0 s of CPU time for 1 GB through the page cache (clearing new pages and copying into them) and 0.7 s past
-it, most of it for hashing.
+Checksums are computed while the file is written. Large files go past the page cache (open(2), O_DIRECT) as far as the
+file system allows: nobody reads a checkpoint soon, and on a virtual machine a writer's thread took 3.0 s of CPU time
+for 1 GB through the page cache (clearing new pages and copying into them), but 0.7 s past it, mostly for hashing.
 """
 
 import errno

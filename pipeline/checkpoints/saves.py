@@ -1,13 +1,12 @@
 """The saves of a run, one at a time, on all ranks together.
 
 A save begins with a copy of each rank's state. Then every rank writes its file, and rank 0 commits once the ranks have
-agreed, in the sums of a step, that all files are there. `wait` agrees by reductions of its own.
-
-How the ranks agree on a save without a collective of its own: each step's sums carry what became of it. Pure.
+agreed that all files are there. They agree without a collective of their own: the sums that each step reduces anyway
+carry what became of the save. `wait`, at the end of a run, reduces by itself.
 
     writing      each rank says written, failed or overtaken once it knows; the sums decide once all have said one
     committing   all have written; rank 0 says committed, failed or overtaken
-    nothing      no save is under way; what late sums still say is of the one before
+    nothing      no save is running; what late sums still say is about the one before
 
 All ranks see the same sums at the same step, so they are always in the same phase.
 """

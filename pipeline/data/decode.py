@@ -1,14 +1,12 @@
-"""Image bytes -> uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock).
+"""Decodes image bytes to uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock).
 
 Pillow decides what is an image, as in `verify --deep` and nearly every other loader; what it refuses, mostly truncated
 files, is a DecodeError. The fast decoders refuse the slightest damage: such images go to Pillow, which uses what is
 left of them.
 
-Removes colour profiles from PNGs before OpenCV decodes them.
-
-No decoder here applies them. But libpng checks them and repeats the profile's name, which is the image's to choose, in
-warnings that it writes to the file descriptor of standard error itself, past everything that escapes control characters
-(libpng 1.6.58, `png_icc_profile_error`).
+Colour profiles are removed from PNGs first. No decoder here applies them, but libpng checks them and repeats the
+profile's name, which is the image's to choose, in warnings that it writes to the file descriptor of standard error
+itself, past everything that escapes control characters (libpng 1.6.58, `png_icc_profile_error`).
 """
 
 import io

@@ -1,11 +1,9 @@
-"""Few-shot accuracy of a frozen representation: a linear classifier from a few images of each class, by ridge
-regression and, as a cross-check, by a linear probe; over several choices of these images.
+"""Few-shot accuracy of a frozen representation: a linear classifier from a few images of each class.
 
-First `represented`, by all ranks, reads the images; then `measured`, by one, is numbers in, numbers out.
+The classifier is fitted by ridge regression and, as a cross-check, by a linear probe, over several choices of images.
+First all ranks read the images in `represented`; then one rank computes `measured`: numbers in, numbers out.
 
-Which images of a dataset are the shots of a few-shot measurement: a pure function of labels, sample ids and a seed.
-
-Each class's samples are ranked by a keyed hash of their ids, and the first k are its k shots: so 5 shots are among the
+Each class's samples are ranked by a keyed hash of their ids, and the first k are its k shots. So 5 shots are among the
 10 of the same seed, whatever else is asked for, and nothing depends on the order in which samples are read.
 """
 

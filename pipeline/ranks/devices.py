@@ -1,20 +1,17 @@
-"""Which device a rank computes on: pure, from what torch sees and what the environment announces.
+"""Which device a rank computes on, what it can do, and how to make it compute the same bits again.
 
-No rank takes the CPU by itself where a GPU was meant: a node whose driver is broken would join the others with gloo
-while they use NCCL, or train a hundred times slower.
+The choice is a pure function of what torch sees and what the environment announces. No rank takes the CPU by itself
+where a GPU was meant: a node whose driver is broken would join the others with gloo while they use NCCL, or train a
+hundred times slower. All ranks compute on the same kind of device, and each on a GPU of its own. They agree over the
+store at which they meet, because the backend of the process group depends on it.
 
-All ranks compute on the same kind of device, and on GPUs of their own: agreed upon over the store at which they
-meet, before there is a process group, whose backend depends on it.
+PyTorch cannot tell whether a CPU computes bf16 with its own instructions: `torch.cpu` lists what the CPU has, even if
+oneDNN was told not to use it, and oneDNN claims to support bf16 on every CPU with AVX-512, although it converts each
+number to fp32 and back.
 
-Whether a device computes bf16 with instructions of its own, and how slow it is if it does not. Pure.
-
-PyTorch cannot tell: `torch.cpu` lists what the CPU has, even if oneDNN was told not to use it, and oneDNN claims to
-support bf16 on every CPU with AVX-512, although it converts each number to fp32 and back.
-
-Kernels of a GPU that compute the same bits again.
-
-By default, several are free not to: attention's backward pass and cuDNN's convolutions add in whatever order their
-blocks finish. Sources: PyTorch's notes on reproducibility, and NVIDIA's on cuBLAS ("Results reproducibility").
+By default, several GPU kernels may give different bits each time: attention's backward pass and cuDNN's convolutions
+add in whatever order their blocks finish. Sources: PyTorch's notes on reproducibility, and NVIDIA's on cuBLAS ("Results
+reproducibility").
 """
 
 import json

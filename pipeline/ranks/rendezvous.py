@@ -1,12 +1,11 @@
-"""Where several ranks meet: the store that rank 0 serves, and the interface on which gloo listens.
+"""Where the ranks of a run meet: the store that rank 0 serves, and the interface on which gloo listens.
 
-Neither asks who connects, so each listens only at the address that the ranks share. Left to itself, torch's TCPStore
+Neither asks who connects, so each listens only at the address that the ranks share. By default, torch's TCPStore
 listens on every interface, and gloo on the one that the host's name resolves to.
 
-A process group of one rank that opens no socket: the exchanges of a rank with itself are copies.
-
-Gloo and NCCL listen on a port even with one rank. The interface is that of `torch.distributed.ProcessGroup` in Python,
-as in torch/testing/_internal/distributed/multi_threaded_pg.py: only what Patchline and DeepSpeed call.
+A rank that is alone opens no socket, although Gloo and NCCL would listen on a port even then: its process group copies
+from itself to itself. It has the methods of `torch.distributed.ProcessGroup` in Python that Patchline and DeepSpeed
+call, as in torch/testing/_internal/distributed/multi_threaded_pg.py.
 """
 
 import errno

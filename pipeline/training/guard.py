@@ -1,9 +1,8 @@
 """Notices loss spikes, and losses and gradients that are not finite, and ends a run that does not recover.
 
-Every decision follows from values that all ranks share, and from the losses that the checkpoints carry: all ranks
-decide alike, and a resumed run as the unbroken one.
-
-What the guard found at a step: one line each in RUN/guard.jsonl, which is only ever appended to.
+Every decision follows from values that all ranks share, and from the losses that the checkpoints carry. So all ranks
+decide alike, and a resumed run decides as the unbroken one. What the guard finds at a step becomes a line in
+RUN/guard.jsonl, a file that is only ever appended to.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Checks a job against its data and its ranks, before any rank is joined.
 
-How many classes a run's model has, and the warning if its data has fewer.
+It also decides how many classes the model has, and warns if the data has fewer.
 """
 
 import logging

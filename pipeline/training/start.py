@@ -1,13 +1,11 @@
-"""Where a run starts. In this order:
+"""Decides where a run starts, and fills the engine accordingly. In this order:
 
     1. the newest of its own checkpoints that stands and verifies
     2. the weights that the job names (--initial.weights)
     3. scratch: the initial values of the job's seed
 
-And what is decided before it does, by every rank in the same way (rank_agreement.py): whether blocks are compiled, and
-the precision.
-
-The precision that a run computes in: decided when it first starts, and kept. Pure.
+Before that, every rank decides in the same way (rank_agreement.py) whether blocks are compiled, and the precision,
+which a run keeps once it has started.
 """
 
 import logging

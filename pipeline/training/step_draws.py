@@ -1,17 +1,16 @@
-"""Which patches masked patch prediction corrupts (appendix B.1.2): no boundary between ranks or micro-batches matters.
+"""Random draws of a step that no boundary between ranks or micro-batches changes.
 
-Half of the patches of each image, exactly (rounded down, at least 1): 80 % of them become the [mask] embedding, 10 %
-another patch of the same image, and 10 % stay. The paper does not say whose patch takes the place: one of the same
-image needs no other image, so that no rank asks another. The draws are a function of (seed, step, place in the global
-batch) alone, as those of stochastic depth are.
+They are functions of (seed, step, place in the global batch) alone, made on the host and passed to the model. So a run
+that continues, on any number of ranks, and a block that is computed again in the backward pass or compiled have the
+same draws.
 
-Stochastic depth (Huang et al., arXiv 1603.09382) that no boundary between ranks or micro-batches can change.
+Masked patch prediction (appendix B.1.2) corrupts exactly half of the patches of each image (rounded down, at least 1):
+80 % of them become the [mask] embedding, 10 % another patch of the same image, and 10 % stay. The paper does not say
+whose patch takes the place; one of the same image needs no other image, so that no rank asks another.
 
-In each step, each image leaves out branches of the transformer: attention and MLP of block l of L, each with the
-probability rate x l / (L - 1), l from 0, as in timm (drop_path_rate). A branch that is kept is divided by the
-probability of that, so an evaluation needs all branches and no factor. The draws are a function of (seed, step, place
-in the global batch) alone, made on the host and passed to the model: a run that continues, on any number of ranks, and
-a block that is computed again in the backward pass or compiled have the same.
+Stochastic depth (Huang et al., arXiv 1603.09382) leaves out branches of the transformer for each image: attention and
+MLP of block l of L, each with the probability rate x l / (L - 1), l from 0, as in timm (drop_path_rate). A branch that
+is kept is divided by the probability of that, so an evaluation needs all branches and no factor.
 """
 
 import numpy as np

@@ -2,8 +2,7 @@
 
 It has three phases, and each can be killed and run again: every tar is read once and described in the work folder; the
 record of all tars is frozen as plan/plan.json; indexes, tables and, last, the manifest are made from the descriptions.
-
-Which samples of existing tars are refused: whether labels must be integers, and when too many are refused.
+The record also says whether labels must be integers, and with how many refused samples the command gives up.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Files of one JSON object per line, in which a killed process or a stray hand may have left anything.
+"""Reads and appends to files of one JSON object per line, whatever a killed process or a stray hand has left in them.
 
-The end of a file of JSON lines, read without the rest: the metrics of 300,000 steps are 200 MB.
+The end of a file can be read without the rest: the metrics of 300,000 steps are 200 MB.
 """
 
 import json

@@ -1,13 +1,9 @@
 """Reads of one stream in the background: a limited number at once, urgent ones first, slow ones requested twice.
 
-How many reads may run at once: fewer when the storage says it is too many, then slowly more again (AIMD, as in TCP).
-
-Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance", Computer Networks 17, 1989.
-
-When a read is slow, compared with the latest ones, whatever their sizes.
-
-A second request for the slowest few percent removes most of the tail at little cost: Dean and Barroso, "The Tail at
-Scale", CACM 56(2), 2013.
+The limit shrinks when the storage says that it is too much, and then slowly grows again (AIMD, as in TCP: Chiu and
+Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance", Computer Networks 17, 1989). A read
+is slow compared with the latest ones, whatever their sizes; a second request for the slowest few percent removes most
+of the tail at little cost (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013).
 """
 
 import math

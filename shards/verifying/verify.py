@@ -1,8 +1,7 @@
 """Reads a dataset back and lists everything that is not as its manifest says.
 
-Proof from the plan's own files that every scanned image is in exactly one shard or among the dropped ones.
-
-What loaders refuse in a dataset's files, by the same checks: `verify` lists it.
+It also proves from the plan's own files that every scanned image is in exactly one shard or among the dropped ones, and
+lists what the loaders would refuse, by the loaders' own checks.
 """
 
 import tarfile

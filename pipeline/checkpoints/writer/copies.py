@@ -1,12 +1,10 @@
-"""Saves in the background: the trainer waits for one copy of its state, and a writer process does the rest.
+"""Saves in the background or inline: all ranks do the same, and the log says which and why.
 
-Saves without a writer process: the trainer does the same work itself, and waits for it.
+In the background, the trainer waits for one copy of its state, and a writer process does the rest. Without a writer
+process, the trainer writes the file itself and waits for it.
 
-Whether a run saves in the background: all ranks do, or none, and the log says which and why.
-
-A rank's copy of its own state in host memory: the rank file, byte by byte, in memory that the writer shares.
-
-Allocated and touched once, reused by every save. On a GPU it is pinned, and the copies run on a stream of their own.
+The copy is the rank file, byte by byte, in host memory that the writer shares. The memory is allocated and touched once
+and reused by every save. On a GPU it is pinned, and the copies run on a stream of their own.
 """
 
 import logging

@@ -2,13 +2,10 @@
 
     python -m pipeline.checkpoints.writer.process COMMANDS ANSWERS BUFFER PARENT
 
-It never outlives its trainer: the kernel kills it with its parent, and it ends when its pipe does. It takes no signal
-that is meant for the trainer. The rank's file is written by a thread of low priority, so that hashing takes the
-processor time that training leaves, until the trainer waits for it; a commit is small, and others wait for it: its
-thread has normal priority.
-It loads neither torch nor NumPy.
-
-What is done for a save after its state was copied, in the writer process or, without one, in the trainer itself.
+It never outlives its trainer: the kernel kills it with its parent, and it ends when its pipe does. It ignores signals
+that are meant for the trainer. A thread of low priority writes the rank's file, so that hashing takes the processor
+time that training leaves, until the trainer waits for it. A commit is small, and others wait for it: its thread has
+normal priority. The process loads neither torch nor NumPy. Without a writer, the trainer does the same work itself.
 """
 
 import ctypes

@@ -1,8 +1,6 @@
-"""Our own weights folder, `model.safetensors` and `config.json`.
+"""Our own weights folder, `model.safetensors` and `config.json`, which is written whole or not at all.
 
 Files of other libraries are read and written in conversion/. Nothing is unpickled.
-
-Writes a folder of weights, ours or another library's, whole or absent.
 """
 
 import hashlib

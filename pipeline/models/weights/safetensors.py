@@ -1,14 +1,11 @@
-"""Reads safetensors files. The header is checked against the file before any tensor is read.
+"""Reads and writes safetensors files: a head (safetensors_head.py), then tensor after tensor.
 
-A file is the length of the header (8 bytes), a JSON header, then the tensors. The bytes of each tensor must be those of
-its type and shape, and all tensors together must fill the file: no overlap, no gap, nothing behind the last one. The
-format allows headers of 100 MB; a model of 1000 layers needs 2.
+The header is checked against the file before any tensor is read. The bytes of each tensor must be those of its type and
+shape, and all tensors together must fill the file: no overlap, no gap, nothing behind the last one. The format allows
+headers of 100 MB; a model of 1000 layers needs 2. Files are read, not mapped: a mapped file that becomes shorter kills
+the process.
 
-Files are read, not mapped: a mapped file that becomes shorter kills the process.
-
-Writes safetensors files as a stream: the head (safetensors_head.py), then tensor after tensor.
-
-The rank files of checkpoints and the weights are both written here. All tensors are float32.
+The rank files of checkpoints and the weights are both written as a stream. All tensors are float32.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""The largest micro-batch that fits a device, or the nearest plans that would. Pure.
+"""The largest micro-batch that fits a device, or the nearest plans that would.
 
-One micro-batch for all ranks: the largest that fits the smallest budget, or that of the checkpoint.
+All ranks take one micro-batch: the largest that fits the smallest budget, or that of the checkpoint.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """What rank 0 reports while it trains: the live line, a line at each event, metrics.jsonl and TensorBoard.
 
-How fast a run goes, from the ledger's accounts: what training takes, and what saving and evaluating add to it.
+Rates come from the ledger's accounts: the time that training takes, and what saving and evaluating add to it.
 """
 
 import logging

@@ -1,10 +1,9 @@
-"""What a step costs, beside its loss: the parts of its time, MFU and memory, for rank 0's lines of metrics.
+"""What a step costs: the parts of its time, MFU and memory, for rank 0's lines of metrics.
 
-Model FLOP utilisation: the operations of a step that the model needs, relative to what the devices could do.
-
-As in PaLM (Chowdhery et al., 2022, appendix B): a block that is computed again in the backward pass counts once. There
-are two peaks: the data sheet's, which is known for some GPUs in bf16, and what a product of matrices reaches on this
-device in the precision of the run.
+Model FLOP utilisation is the number of operations that a step's model needs, relative to what the devices could do, as
+in PaLM (Chowdhery et al., 2022, appendix B): a block that is computed again in the backward pass counts once. There are
+two peaks: the data sheet's, which is known for some GPUs in bf16, and what a product of matrices reaches on this device
+in the precision of the run.
 """
 
 import resource

@@ -1,12 +1,9 @@
 """Weights & Biases: one run for all starts of ours, online or, with WANDB_MODE=offline, in files in RUN/wandb.
 
 W&B takes each step once, and only in order. Online, its server says with which step a run continues. Offline, each
-start writes a file of its own, and the files of the starts before say which steps they have.
-
-Reads the last step out of W&B's own file of a run, and tells whether something still writes it.
-
-The file is LevelDB's log: blocks of 32 KiB with pieces of records, each with a checksum, after a head of 7 bytes. A
-record is a message of wandb_internal.proto. The process that writes it may be killed at any byte.
+start writes a file of its own, and the files of the starts before say which steps they have, and whether something
+still writes them. Such a file is LevelDB's log: blocks of 32 KiB with pieces of records, each with a checksum, after a
+head of 7 bytes. A record is a message of wandb_internal.proto. The process that writes it may be killed at any byte.
 """
 
 import threading

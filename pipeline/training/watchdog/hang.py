@@ -1,7 +1,4 @@
-"""Who hangs, in words. Pure.
-
-RUN/stacks: what every thread of a rank was doing when the run hung.
-"""
+"""Says which ranks hang, and writes to RUN/stacks what every thread of a rank was doing when the run hung."""
 
 import faulthandler
 import threading
