@@ -186,7 +186,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _origin(stage: str, word: str) -> dict[str, Any]:
-    """Where the job is from, for the stages that put it on record."""
+    """The job's origin, for the stages that record it."""
     if stage not in WITH_SMOKE:
         return {}
     from jobs.origin import origin_of  # noqa: PLC0415 - which help can do without

@@ -59,7 +59,8 @@ class Flag:
 
     @property
     def usage(self) -> str:
-        """As help shows it: `--steps INT`, `--deep`, and, of a switch that is on, `--data.augment.[no-]flip`."""
+        """The flag as help shows it: `--steps INT`, `--deep`, and, of a switch that is on,
+        `--data.augment.[no-]flip`."""
         if self.takes:
             return f"{self.name} {self.takes}"
         return self._with("[no-]") if self.default else self.name
@@ -217,12 +218,12 @@ class RunOptions:
     profile: range | None = None
 
     def words(self) -> list[str]:
-        """As each rank gets them."""
+        """The words that each rank gets."""
         steps = self.profile
         return [*(f"--{switch}" for switch in self.switches), *([f"--profile={steps[0]}:{steps[-1]}"] if steps else [])]
 
     def arguments(self) -> dict[str, Any]:
-        """As a stage's `run` takes them beside its job."""
+        """The arguments that a stage's `run` takes beside its job."""
         switches: dict[str, Any] = dict.fromkeys(self.switches, True)
         return switches | ({"profile": self.profile} if self.profile else {})
 
@@ -233,7 +234,7 @@ def run_flags_of(stage: str) -> tuple[RunFlag, ...]:
 
 
 def shown_run_flags(stage: str) -> list[Flag]:
-    """As help and completion show them."""
+    """The run flags as help and completion show them."""
     return [
         Flag(name=flag.name, takes=flag.value, sentence=flag.says, default=flag.default if flag.value else False)
         for flag in run_flags_of(stage)

@@ -7,7 +7,8 @@ from pipeline.runs.starts import Origin, last_origin
 
 
 def origin_of(stage: str, word: str) -> Origin:
-    """Of the second word of `patchline STAGE`, which names a recipe, a YAML file, or a run whose record is replayed."""
+    """The origin that follows from the second word of `patchline STAGE`, which names a recipe, a YAML file, or a run
+    whose record is replayed."""
     if is_own(word) or has_recipe(stage, word):
         return Origin(recipe=word)
     if not is_file(word):

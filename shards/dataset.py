@@ -145,8 +145,8 @@ class Dataset:
         return rows
 
     def source_of(self, shard: int, row: int) -> str:
-        """Where a sample came from. The index is read again for this, because it is needed only for damaged samples;
-        the last shard's names are kept, because more of its samples may be damaged."""
+        """Reads where a sample came from. The index is read again for this, because it is needed only for damaged
+        samples; the last shard's names are kept, because more of its samples may be damaged."""
         number, sources = self._held.sources
         if number != shard:
             with self.naming(index_path(shard)):

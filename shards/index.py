@@ -213,7 +213,7 @@ def _lengths(lists: pa.Array) -> NDArray[np.int64]:
 
 
 def read_sources(data: bytes) -> list[str]:
-    """Where each sample of an index file came from."""
+    """Reads where each sample of an index file came from."""
     names: list[str] = read_index(data, ["source"]).column("source").to_pylist()
     return names
 

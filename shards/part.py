@@ -38,7 +38,7 @@ class Part(Dataset):
         return self._runs.at(sample_ids)
 
     def _read_blocks(self) -> BlockTable:
-        """Of every block of the dataset that has samples of the part, these."""
+        """Reads, of every block that has samples of the part, these samples."""
         whole = super()._read_blocks()
         first = self._runs.num_below(whole.first_sample_id)
         num_samples = self._runs.num_below(whole.first_sample_id + whole.num_samples) - first

@@ -96,7 +96,7 @@ class Pool:
         return task.future
 
     def submit_later(self, run: Callable[[], Result], seconds: float) -> Future[Result]:
-        """As `submit`, of an urgent task that becomes due in `seconds`."""
+        """Like `submit`, for an urgent task that becomes due in `seconds`."""
         task = _Task(Future(), run)
         with self._changed:
             self._check_open()

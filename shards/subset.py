@@ -30,7 +30,7 @@ class Runs:
 
     @property
     def num_samples(self) -> int:
-        """Of all runs."""
+        """The number of samples of all runs."""
         return int(self.ends[-1]) if self.ends.size else 0
 
     def ids(self) -> Ids:

@@ -32,7 +32,8 @@ _OTHERS_NAMES = (("key", r"(?s)^.", "a name"), ("ext", r"^[^/\x00-\x1f\x7f]+\z",
 
 
 def refuse_rows(rows: SampleRows, record: ShardRecord, *, num_classes: int) -> None:
-    """Of a shard's index: as many samples as the manifest says, one behind the other in its tar, labels of classes."""
+    """Refuses a shard's index unless it has as many samples as the manifest says, one behind the other in its tar,
+    labels of classes."""
     num_samples = rows.offset.size
     refuse_count(num_samples, record)
     ends = rows.offset + rows.size
@@ -50,7 +51,7 @@ def refuse_rows(rows: SampleRows, record: ShardRecord, *, num_classes: int) -> N
 
 
 def refuse_places(index: pa.Table, *, shard: int, is_ours: bool) -> None:
-    """Of all columns of a shard's index: its rows are numbered, one weight per label or none, and names as packing
+    """Checks all columns of a shard's index: its rows are numbered, one weight per label or none, and names as packing
     writes them. Keys and suffixes in tars made by others are their own."""
     rows = np.arange(index.num_rows)
     _refuse_others(index.column("shard").to_numpy(), np.full(index.num_rows, shard), "shard")
@@ -65,13 +66,14 @@ def refuse_places(index: pa.Table, *, shard: int, is_ours: bool) -> None:
 
 
 def refuse_count(num_rows: int, record: ShardRecord) -> None:
-    """Of a shard's index: one row per sample."""
+    """Refuses a shard's index that has not one row per sample."""
     if num_rows != record.num_samples:
         raise ValueError(f"it has {num_rows} rows; allowed: {record.num_samples}, as the manifest says")
 
 
 def refuse_blocks(blocks: BlockTable, manifest: Manifest) -> None:
-    """Of the block table: it cuts each shard into blocks of `samples_per_block`, one behind the other in the tar."""
+    """Refuses a block table unless it cuts each shard into blocks of `samples_per_block`, one behind the other in the
+    tar."""
     most = manifest.samples_per_block
     num_samples = _column(manifest, "num_samples")
     a_shard = -(-num_samples // most)
@@ -91,7 +93,7 @@ def refuse_blocks(blocks: BlockTable, manifest: Manifest) -> None:
 
 
 def refuse_labels(labels: pa.Table, *, num_classes: int) -> None:
-    """Of the classes: numbered from 0, as many as the manifest says, each with a name of its own."""
+    """Refuses classes unless they are numbered from 0, as many as the manifest says, each with a name of its own."""
     if labels.num_rows != num_classes:
         raise ValueError(f"it has {labels.num_rows} rows; allowed: {num_classes}, the classes of the manifest")
     _refuse_others(labels.column("label").to_numpy(), np.arange(num_classes), "label")
@@ -103,8 +105,8 @@ def refuse_labels(labels: pa.Table, *, num_classes: int) -> None:
 
 
 def refuse_block_reads(blocks: BlockTable, rows: SampleRows, first_sample_id: int) -> None:
-    """Of rows that begin with `first_sample_id` and are of one block: their bytes lie in it, too. The block table alone
-    bounds what a reader holds."""
+    """Checks rows that begin with `first_sample_id` and are of one block: their bytes lie in it, too. The block table
+    alone bounds what a reader holds."""
     block = int(np.searchsorted(blocks.first_sample_id, first_sample_id, side="right")) - 1
     first, end = int(rows.offset[0]), int(rows.offset[-1] + rows.size[-1])
     if first < blocks.first_byte[block] or end > blocks.end_byte[block]:

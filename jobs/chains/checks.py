@@ -128,7 +128,7 @@ def failed_alone(unit: Unit, jobs: Sequence[ChainJob]) -> set[int]:
 
 
 def state_of(state: Path, job: ChainJob) -> Path:
-    """Where the jobs of stages without a run directory leave their records."""
+    """The folder in which the jobs of stages without a run directory leave their records."""
     return state / "jobs" / job.tag
 
 
@@ -230,7 +230,7 @@ def _is_after(path: Path, cause: Path) -> bool:
 
 
 def _is_on_record(unit: Unit, *, state: Path) -> bool:
-    """Of a stage that writes nothing: stage.sbatch recorded that all its ranks ended well."""
+    """Whether stage.sbatch recorded that all ranks ended well, for a stage that writes nothing."""
     epoch = read_record_of(state).epoch
     return any(
         '"end": "done"' in path.read_text(errors="replace")

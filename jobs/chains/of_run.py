@@ -53,7 +53,7 @@ def _tasks(folder: Path, place: str) -> Iterator[ChainTask]:
 
 
 def _of_unit(unit: Unit, number: int, jobs: Sequence[ChainJob], chain_name: str, state: Path) -> Iterator[ChainTask]:
-    """As jobs/chains/unit_jobs.py names them."""
+    """The jobs of a unit, by the names that jobs/chains/unit_jobs.py gives them."""
     name = f"{unit.name}-{chain_name[-8:]}" if unit.links > 1 else unit.name
     for job in jobs:
         is_of = unit.num_tasks == 1 or number in job.tasks

@@ -121,7 +121,7 @@ def read_plan_of(state: Path) -> ChainPlan:
 
 
 def plan_json(plan: ChainPlan) -> str:
-    """As it is frozen."""
+    """The plan as JSON, as it is frozen."""
     return json.dumps(asdict(plan), indent=1) + "\n"
 
 

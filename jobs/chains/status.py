@@ -144,7 +144,7 @@ def runs_of(folder: Path) -> dict[Path, str]:
 
 
 def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> list[str]:
-    """As they are shown: how the chain stands, and a line for each step; `is_short`: not for those that are complete.
+    """The lines that are shown: how the chain stands, and one for each step; `is_short` leaves out complete ones.
     Pure."""
     done = sum(step.state == "complete" for step in status.steps)
     count = f"{done} of {plural(len(status.steps), 'step')} complete"
@@ -176,7 +176,7 @@ def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> li
 
 
 def chain_json(status: ChainStatus) -> dict[str, Any]:
-    """As one object."""
+    """The chain's state as one JSON object."""
     return {
         "chain": str(status.folder),
         "ending": status.ending or None,

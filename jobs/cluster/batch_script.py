@@ -161,7 +161,7 @@ def _options(request: Request, cluster: ClusterConfig) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """As sbatch reads a value in a line #SBATCH."""
+    """The value, quoted as sbatch reads it in a line #SBATCH."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

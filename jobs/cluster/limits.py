@@ -22,8 +22,8 @@ _ANYWAY = "or submit with --no-check"
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionLimits:
-    """Of one partition, or the widest of several. Seconds and nodes; None: no limit, or not known. `default_seconds`:
-    of a job that asks for no time."""
+    """The limits of one partition, or the widest of several, in seconds and nodes; None: no limit, or not known.
+    `default_seconds`: of a job that asks for no time."""
 
     name: str
     seconds: int | None = None
@@ -37,7 +37,8 @@ def partition_for(cluster: ClusterConfig, *, has_ranks: bool) -> str:
 
 
 def limits_of(partition: str, environ: Mapping[str, str]) -> PartitionLimits:
-    """Of a partition, of several as in `a,b`, or of the default one (empty). Without limits if Slurm does not say."""
+    """Returns the limits of a partition, of several as in `a,b`, or of the default one (empty), as far as Slurm
+    says."""
     if shutil.which("scontrol", path=environ.get("PATH")) is None:
         return PartitionLimits(name=partition)
     done = ran(["scontrol", "--oneliner", "show", "partition"], environ)

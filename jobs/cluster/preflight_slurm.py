@@ -240,6 +240,6 @@ def _answer(words: list[str], environ: Mapping[str, str]) -> str:
 
 
 def _number(text: str) -> int | None:
-    """Of `300 sec` or `1001`."""
+    """Reads the number in `300 sec` or `1001`."""
     match = re.match(r"\d+", text)
     return int(match[0]) if match else None

@@ -139,7 +139,7 @@ def parsed(text: str) -> JobFacts | None:
 
 
 def _name_of(known: Mapping[str, str]) -> str:
-    """As squeue shows it: 12, 12_3, or 12_[4-9] of tasks that wait."""
+    """The job's name as squeue shows it: 12, 12_3, or 12_[4-9] of tasks that wait."""
     array, task = known.get("ArrayJobId", ""), known.get("ArrayTaskId", "")
     if not array or not task:
         return known["JobId"]

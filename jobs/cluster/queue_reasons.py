@@ -113,7 +113,7 @@ def finding_of(job: JobFacts, *, run_dir: str = "") -> QueueFinding:
 
 
 def _of_launch(job: JobFacts, run_dir: str) -> QueueFinding:
-    """Of a job whose script never began, so that it has no log."""
+    """The finding for a job whose script never began, so that it has no log."""
     which = f"log {printable_name(job.log)}" if job.log else "log"
     words = f"could not start: its node could not open its {which}, or enter the folder it was submitted from"
     checks = f"`patchline preflight --cluster FILE --run-dir {shlex.quote(run_dir) if run_dir else 'RUN'}`"
@@ -179,8 +179,9 @@ _RUNS = ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
 def findings_of_tasks(tasks: Sequence[JobFacts], *, run_dir: str = "") -> list[QueueFinding]:
-    """Of one job its own finding. Of an array the tasks that run, at most four, then a line for each reason why others
-    wait and for each way in which others ended. `run_dir`: the job's run, if it has one of its own."""
+    """Returns one job's own finding. For an array, it returns the tasks that run, at most four, then a line for each
+    reason why others wait and for each way in which others ended. `run_dir`: the job's run, if it has one of its
+    own."""
     if len(tasks) == 1:
         (job,) = tasks
         said = finding_of(job, run_dir=run_dir)

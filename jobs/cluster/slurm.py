@@ -46,7 +46,7 @@ class QueuedJob:
 
     @property
     def number(self) -> int:
-        """Of the job, or of the array that it is in."""
+        """The number of the job, or of the array that it is in."""
         return int(self.job.partition("_")[0])
 
     def part_of(self, name: str) -> "QueuedJob | None":

@@ -101,7 +101,7 @@ def _image_files(job: InspectJob) -> list[Path]:
 
 
 def _folder(job: InspectJob) -> Path:
-    """Where the figures go; made if it is not there. UserError if it cannot be made."""
+    """The folder of the figures, which is made if it is missing. UserError if it cannot be made."""
     given = Path(job.weights)
     folder = Path(job.out) if job.out else (given.parent if given.name == "weights" else given) / FOLDER
     try:

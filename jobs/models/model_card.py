@@ -196,5 +196,5 @@ def _plain(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """As inline code, in which nothing is Markdown."""
+    """The text as inline code, in which nothing is Markdown."""
     return f"`{_plain(text).replace('`', chr(39))}`"

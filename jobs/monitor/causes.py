@@ -157,7 +157,7 @@ def _of_log(found: Evidence) -> Iterator[Cause]:
 
 
 def _of_script(found: Evidence) -> Iterator[Cause]:
-    """Of a job that ended before its ranks had started: what the batch script said last is why."""
+    """Why a job ended before its ranks had started: what the batch script said last."""
     line = next((one for one in reversed(found.log) if one.text.startswith(_SCRIPT)), None)
     if line and not found.exits and found.next_job is None:
         words = f"its job ended before the ranks had started: {line.text.removeprefix(_SCRIPT).strip()[:400]}"

@@ -122,7 +122,7 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
 
 
 def _unstarted(run_dir: Path) -> ReportFacts:
-    """Of a run whose first job waits, or ended before it had written the run's record."""
+    """The evidence of a run whose first job waits, or ended before it had written the run's record."""
     return ReportFacts(
         name=run_dir.resolve().name or str(run_dir),
         stage="",
@@ -176,7 +176,7 @@ def _log(path: Path) -> tuple[LogLine, ...]:
 
 
 def _exits(run_dir: Path) -> tuple[Ended, ...]:
-    """Of the last try."""
+    """The exit codes of the last try."""
     with suppress(OSError):
         folders = [path for path in (run_dir / "submit").iterdir() if _EXITS.fullmatch(path.name)]
         newest = max(folders, key=lambda path: (path / "started").stat().st_mtime, default=None)
@@ -196,7 +196,7 @@ def _codes(folder: Path) -> Iterator[tuple[tuple[int, int], Ended]]:
 
 
 def _beats(run_dir: Path) -> tuple[tuple[Beat, float], ...]:
-    """Of the newest attempt."""
+    """The heartbeats of the newest attempt."""
     found = []
     for path in sorted((run_dir / HEARTBEATS).glob("rank-*.json"))[:_MOST_RANKS]:
         with suppress(OSError, ValueError, InvalidDataError):
@@ -209,7 +209,7 @@ def _beats(run_dir: Path) -> tuple[tuple[Beat, float], ...]:
 
 
 def _stacks(run_dir: Path, beats: tuple[tuple[Beat, float], ...]) -> tuple[str, ...]:
-    """Of the attempt of the heartbeats."""
+    """The stacks of the heartbeats' attempt."""
     if not beats or not beats[0][0].attempt:
         return ()
     names = sorted(path.name for path in (run_dir / STACKS).glob("rank-*.txt"))

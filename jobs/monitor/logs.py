@@ -133,7 +133,7 @@ def wish_of(words: list[str]) -> Wish:
 
 
 def shown(line: bytes) -> str:
-    """As a terminal may have it."""
+    """The line, escaped for a terminal."""
     return printable_name(line[:_MOST_LINE].decode(errors="replace"))
 
 

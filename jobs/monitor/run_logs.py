@@ -38,7 +38,7 @@ def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
 
 
 def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """As `newest_log`; asks Slurm where the newest job's log is if the files do not tell."""
+    """Like `newest_log`, but asks Slurm where the newest job's log is if the files do not tell."""
     path, started = newest_log(run_dir), started_in(run_dir)
     is_known = path and (not started or started[0] in dict(_pointed(run_dir)) or _names(path, started[0]))
     if is_known or not started:

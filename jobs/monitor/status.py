@@ -93,8 +93,8 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
 def _statuses(
     runs: Sequence[tuple[Run, Path]], environ: Mapping[str, str] | None, silence: str
 ) -> list[tuple[Run, Status]]:
-    """Of all runs. After its first silence Slurm is not asked again, since each question takes seconds; `silence`: what
-    was said of one before."""
+    """The statuses of all runs. After its first silence Slurm is not asked again, since each question takes seconds;
+    `silence`: what was said of one before."""
     found = []
     for one, path in runs:
         try:

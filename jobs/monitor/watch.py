@@ -53,8 +53,8 @@ class Snapshot:
 
 
 def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
-    """Of a run or a chain. `environ`: None without Slurm. UserError if Slurm does not answer about a run, or the chain
-    cannot be read."""
+    """The snapshot of a run or a chain. `environ`: None without Slurm. UserError if Slurm does not answer about a run,
+    or the chain cannot be read."""
     if not is_chain(str(folder)):
         return Snapshot(run_dir=folder, status=status_of(folder, environ) if environ is not None else None)
     chain = status_of_chain(folder, environ)
@@ -191,7 +191,7 @@ def _wish(words: list[str]) -> tuple[Path, int]:
 
 
 def _view(asked: Asked) -> View | None:
-    """Of the run; None for a chain of which none runs."""
+    """The view of the run; None for a chain of which none runs."""
     asked.renew()
     answer = asked.answer
     if answer.run_dir is None:

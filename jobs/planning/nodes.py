@@ -75,7 +75,7 @@ def _cluster(job: PlanJob) -> Cluster:
 
 
 def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For scripts: one object per number of nodes."""
+    """The rows for scripts: one object for each number of nodes."""
     return [{**asdict(plan), "simulated": asdict(found) if found else None} for plan, found in rows]
 
 

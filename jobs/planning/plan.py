@@ -152,7 +152,7 @@ def forecast_rows(found: Forecast) -> Rows:
 
 
 def _gigabytes(num_bytes: int) -> str:
-    """In GB, or in a smaller unit if two decimals of a GB would say little."""
+    """The size in GB, or in a smaller unit if two decimals of a GB would say little."""
     return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= _LEAST_GIGABYTES else size(num_bytes)
 
 
@@ -163,12 +163,12 @@ def _days(days: float) -> str:
 
 
 def _in_plan(text: str) -> str:
-    """With the names that the flags of the training job have here."""
+    """The message, with the names that the training job's flags have here."""
     return _OF_TRAINING.sub("--training.", text)
 
 
 def operations(exaflops: float) -> str:
-    """In exaFLOPs, as in the paper's table, or in a smaller unit if that would round to nothing."""
+    """The operations in exaFLOPs, as in the paper's table, or in a smaller unit if that would round to nothing."""
     for unit, in_one in (("exaFLOPs", 1.0), ("petaFLOPs", 1e3), ("teraFLOPs", 1e6)):
         if exaflops * in_one >= _LEAST_SHOWN:
             return f"{exaflops * in_one:,.{_digits(exaflops * in_one)}f} {unit}"

@@ -114,7 +114,7 @@ def _refuse_no_page(out: str) -> None:
 
 
 def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
-    """Of all runs in these folders, each once."""
+    """The points of all runs in these folders, each once."""
     points, notes, seen = list[Point](), list[str](), set[Path]()
     for given in folders:
         root = Path(given)

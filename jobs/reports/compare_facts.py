@@ -211,7 +211,7 @@ def repeated(runs: Sequence[Point], *, name: str) -> Point:
 
 
 def facts_of(point: Point) -> dict[str, Any]:
-    """As in --json."""
+    """The facts as --json has them."""
     by_shots = {"fewshot": point.fewshot, "fewshot_deviation": point.fewshot_deviation}
     return asdict(point) | {name: {str(shots): x for shots, x in found.items()} for name, found in by_shots.items()}
 
@@ -264,7 +264,7 @@ def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:
 
 
 def _num_classes(folder: Path) -> int:
-    """Of the model that the run left; 0 if there is none yet."""
+    """The number of classes of the model that the run left; 0 if there is none yet."""
     try:
         found = parse_json(read_local_file(folder / "weights" / "config.json", most_bytes=_MOST_CONFIG_BYTES))
         number = found["model"]["num_classes"] if isinstance(found, dict) else 0

@@ -79,7 +79,7 @@ def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Mar
 
 
 def _wanted(points: Sequence[Point]) -> Iterator[_Plot]:
-    """Of each dataset, accuracy over compute and over data; then few-shot accuracy over data."""
+    """The plots: for each dataset, accuracy over compute and over data; then few-shot accuracy over data."""
     axes: dict[str, tuple[str, Callable[[Point], float | None]]] = {
         "compute": ("exaFLOPs", lambda one: one.exaflops),
         "data": ("images of pre-training", lambda one: one.num_images),

@@ -74,7 +74,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def dot_class(place: int) -> str:
-    """Of the marks of a line, by its place among all."""
+    """The CSS class of a line's marks, by the line's place among all."""
     colour = place % NUM_COLOURS
     return f"part-{colour}" if place < NUM_COLOURS else f"ring line-{colour}"
 
@@ -99,7 +99,7 @@ def _line(
 
 
 def _joined(marks: Sequence[PlotPoint]) -> list[tuple[float, float]]:
-    """Where the line of these marks goes: through each, and through the mean of those that are alike in x."""
+    """The points of the line of these marks: through each, and through the mean of those that are alike in x."""
     groups: list[list[PlotPoint]] = []
     for one in sorted(marks, key=lambda one: one.x):
         if groups and one.x <= _ALIKE * groups[-1][0].x:

@@ -124,7 +124,7 @@ def means_of(runs: Sequence[Sequence[AlsoScored]]) -> tuple[tuple[AlsoScored, ..
 
 
 def deviation_of(found: Sequence[float]) -> float | None:
-    """Of a sample; None of one."""
+    """The standard deviation of a sample; None for one value."""
     return statistics.stdev(found) if len(found) > 1 else None
 
 

@@ -88,7 +88,7 @@ def is_newest(run_dir: Path, line: Line) -> bool:
 
 
 def line_breaks(path: Path, num_bytes: int) -> int:
-    """In the first bytes of a file."""
+    """Counts the line breaks in the first bytes of a file."""
     count = 0
     with open_local_file(path) as file:
         while num_bytes > 0 and (data := file.read(min(_CHUNK, num_bytes))):
@@ -108,7 +108,7 @@ def try_words(line: Line) -> str:
 
 
 def _codes(line: Line) -> Iterator[int]:
-    """Of ranks that did not end well, at most four."""
+    """The exit codes of ranks that did not end well, at most four."""
     codes = line.get("exit_codes")
     found = [code for code in codes if type(code) is int and 0 < code < 256] if isinstance(codes, list) else []
     yield from [code for code in found if code != exit_codes.CONTINUE][:4] or found[:4]
@@ -247,7 +247,7 @@ def _curves(run_dir: Path, notes: _Notes, *, is_running: bool) -> Curves:
 
 
 def _ledger(run_dir: Path, notes: _Notes, *, is_running: bool) -> list[Line]:
-    """As for metrics."""
+    """Reads the ledger as `_metrics` reads the metrics."""
     with notes.judging(LEDGER):
         found = read_lines(run_dir / LEDGER, is_usable=_is_of_ledger)
         num_unusable = found.num_unusable - (is_running and found.has_half_line)

@@ -110,7 +110,7 @@ def _columns_that_fit(cells: Sequence[Cells], columns: int) -> list[int]:
 
 
 def _widths(cells: Sequence[Cells], kept: Sequence[int], columns: int) -> list[int]:
-    """Of the columns; the names of runs and recipes share what the others leave."""
+    """The columns' widths; the names of runs and recipes share what the others leave."""
     others = [_widest(cells, at) for at in kept[2:]]
     room = max(_LEAST_NAME + _LEAST_RECIPE, columns - sum(others) - len(_GAP) * (len(kept) - 1))
     name, recipe = _widest(cells, 0), _widest(cells, 1)

@@ -209,7 +209,7 @@ def text_width(text: str) -> float:
 
 
 def _width(character: str) -> float:
-    """In widths of an em."""
+    """The text's width in em."""
     if unicodedata.combining(character):
         return 0.0
     if unicodedata.east_asian_width(character) in "WF" or character in "MW@%mw…—":

@@ -164,7 +164,7 @@ class ScoreSheet:
 
 
 def read_scores(run_dir: Path) -> ScoreSheet:
-    """Of RUN/scores; empty if it is not there."""
+    """Reads RUN/scores; empty if it is missing."""
     folder = run_dir / FOLDER
     if not (folder / "scores.json").is_file():
         return ScoreSheet()

@@ -92,7 +92,7 @@ class Worth:
 
 
 def worth_of(run_dir: Path, *, wall_seconds: float) -> Worth:
-    """From the run's own files; what cannot be read is a reason."""
+    """What the run is worth, from its own files; what cannot be read is a reason."""
     reasons: list[str] = []
     point, url, days = None, "", None
     try:
@@ -141,7 +141,7 @@ def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None
 
 
 def _repeats(run_dir: Path) -> Repeats | None:
-    """Of a repetition of a sweep whose sweep.json has a mean."""
+    """The mean that the sweep.json of a repetition has."""
     sweep = sweep_of(run_dir)
     found = read_sweep(sweep) if sweep else None
     if found is None or not is_repetition(run_dir, found):
@@ -171,7 +171,7 @@ def _vtab(path: Path) -> tuple[tuple[str, float, float | None], ...]:
 
 
 def _dataset(url: str) -> str:
-    """That of Table 2 whose name the last part of an address has; empty for any other."""
+    """The dataset of Table 2 that the last part of an address names; empty for any other."""
     name = _SPLIT.sub("", url.rstrip("/").rpartition("/")[2].lower())
     return _NAMES.get(re.sub(r"[^a-z0-9]", "", name), "")
 

@@ -61,7 +61,7 @@ class Command:
 
     @property
     def log_dir(self) -> Path:
-        """Where all ranks write; beside the run directory."""
+        """The folder to which all ranks write, beside the run directory."""
         return self.run.run_dir.with_name(f"{self.run.run_dir.name}-logs")
 
     def begin(self, topology: TrialTopology) -> Ranks:

@@ -203,7 +203,7 @@ def _verdict(one: ResumeOutcome) -> str:
 
 
 def _explained(one: ResumeOutcome) -> list[str]:
-    """In the order in which it happened."""
+    """The interruptions in the order in which they happened."""
     lines = []
     if one.losses:
         first = one.first_above or one.losses[0]

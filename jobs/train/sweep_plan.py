@@ -70,7 +70,7 @@ class SweepPlan:
         ]
 
     def first_values(self) -> tuple[tuple[str, str], ...]:
-        """Of each swept flag, in place of the best before they are known."""
+        """The first value of each swept flag, in place of the best before they are known."""
         return tuple((flag, values[0]) for flag, values in self.grid)
 
     def own(self, trials: Sequence[Trial]) -> list[Trial]:

@@ -32,7 +32,7 @@ def best_of(scores: Sequence[TrialScore]) -> TrialScore | None:
 
 
 def scores_of(plan: SweepPlan, override: Override) -> tuple[list[TrialScore], list[TrialScore]]:
-    """Of the tries, and of the repetitions of the best of them; none of these before there is a best one."""
+    """The scores of the tries, and of the repetitions of the best one once there is one."""
     tries = [score_of(one, override) for one in plan.tries()]
     best = best_of(tries)
     if plan.grid and best is None:
@@ -41,7 +41,7 @@ def scores_of(plan: SweepPlan, override: Override) -> tuple[list[TrialScore], li
 
 
 def facts_of(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[TrialScore]) -> dict[str, Any]:
-    """As in sweep.json."""
+    """The results as sweep.json has them."""
     best, accuracies = best_of(tries), [one.accuracy for one in seeds if one.accuracy is not None]
     is_whole = bool(seeds) and len(accuracies) == len(seeds)
     return {
@@ -104,7 +104,7 @@ def _edge(flag: str, values: Sequence[str], best: str) -> str:
 
 
 def _deviation(accuracies: Sequence[float]) -> float:
-    """Of a sample; 0 for one."""
+    """The standard deviation of a sample; 0 for one value."""
     return statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
 
 
@@ -169,7 +169,7 @@ def _has_values(folder: Path, values: Any) -> bool:
 
 
 def _plain(path: Path) -> Path:
-    """From the root on, without dots, which have no name; links stay."""
+    """The path from the root on, without dots, which have no name; links stay."""
     return Path(os.path.normpath(path.absolute()))
 
 

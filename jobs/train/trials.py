@@ -136,7 +136,7 @@ def make_room(trials: Sequence[Trial], override: Override, *, free: Collection[s
 
 
 def _facts(trial: Trial) -> RunFacts | None:
-    """None if there is no run."""
+    """The facts of a trial's run; None if there is no run."""
     try:
         leaves = read_leaves(trial.folder / "job.yaml")
     except (OSError, InvalidDataError):
@@ -197,6 +197,6 @@ def run_all(trials: Sequence[Trial], environ: Mapping[str, str], override: Overr
 
 
 def _is_done(trial: Trial, override: Override) -> bool:
-    """Of a dataset that has moved, and of more steps, the command itself decides."""
+    """Whether the trial is done. About a dataset that has moved, and more steps, the command itself decides."""
     facts = _facts(trial)
     return facts is not None and facts.state == "done" and not _changes(trial, override, is_done=True, exactly=True)

@@ -39,12 +39,12 @@ class TaskRow:
 
     @property
     def accuracy(self) -> float | None:
-        """None: not known yet, or never."""
+        """The task's accuracy; None: not known yet, or never."""
         return self.score.accuracy if self.score else None
 
 
 def facts_of(rows: Sequence[TaskRow]) -> dict[str, Any]:
-    """As in vtab.json."""
+    """The scores as vtab.json has them."""
     return {
         "tasks": {
             row.task.name: {
@@ -93,7 +93,7 @@ def _summary(rows: Sequence[TaskRow], tasks: Sequence[VtabTask]) -> str:
 
 
 def mean_of(rows: Sequence[TaskRow], tasks: Sequence[VtabTask]) -> float | None:
-    """Over the tasks; None if one of them has no score."""
+    """The mean over the tasks; None if one of them has no score."""
     found = [row.accuracy for row in rows if row.task in tasks and row.accuracy is not None]
     return statistics.fmean(found) if len(found) == len(tasks) else None
 
@@ -207,8 +207,8 @@ Rows = Mapping[int, Sequence[TaskRow]]
 
 
 def facts_of_seeds(by_seed: Rows) -> dict[str, Any]:
-    """As in vtab.json: of each group and of all tasks the mean over the seeds, which `deviations` has of a sample, and
-    in `seeds` what vtab.json has of one."""
+    """The scores as vtab.json has them: of each group and of all tasks the mean over the seeds, which `deviations` has
+    of a sample, and in `seeds` what vtab.json has of one."""
     spans: dict[str, Sequence[VtabTask]] = {**GROUPS, "mean": TASKS}
     found = {name: _spread(_means(by_seed, tasks)) for name, tasks in spans.items()}
     return {

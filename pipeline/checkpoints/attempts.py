@@ -63,7 +63,7 @@ def attempt_from_json(data: bytes) -> Attempt:
 
 
 def record_path(token: str) -> str:
-    """Where the record of the attempt with this token is."""
+    """The path of the record of the attempt with this token."""
     return f"{ATTEMPTS}/{token}.json"
 
 

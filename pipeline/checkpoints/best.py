@@ -39,14 +39,14 @@ class Best:
 
     @property
     def id(self) -> CheckpointId:
-        """Of the checkpoint. ValueError if the folder is not that of a checkpoint."""
+        """The id of the checkpoint. ValueError if the folder is not that of a checkpoint."""
         found = id_from_path(f"{self.checkpoint}/{MANIFEST_NAME}")
         if found is None:
             raise ValueError(f"checkpoint is {shown_value(self.checkpoint)}; allowed: step-N/attempt-TOKEN")
         return found
 
     def is_better_than(self, other: "Best") -> bool:
-        """By accuracy; at the same accuracy, by a lower loss."""
+        """Whether it has a higher accuracy or, at the same accuracy, a lower loss."""
         return (self.accuracy, -self.loss) > (other.accuracy, -other.loss)
 
 

@@ -176,8 +176,8 @@ class Checkpoints:
             raise WillNotSucceedError(reason)
 
     def manifest(self, checkpoint: CheckpointId) -> CheckpointManifest:
-        """That of a committed checkpoint, read from the store (not collective). StorageError if it is not as it was
-        written."""
+        """The manifest of a committed checkpoint, read from the store (not collective). StorageError if it is not as it
+        was written."""
         path = f"{checkpoint.folder}/{MANIFEST_NAME}"
         try:
             return manifest_from_json(self.store.read(path))

@@ -249,7 +249,8 @@ def is_checkpoint_file(path: str) -> bool:
 def overlapping(
     locations: tuple[FragmentLocation, ...], *, start: int, length: int
 ) -> list[tuple[FragmentLocation, int, int]]:
-    """Where the elements [start, start + length) lie: (location, first element, number of elements) each."""
+    """The pieces that hold the elements [start, start + length) lie: (location, first element, number of elements)
+    each."""
     end = start + length
     found = []
     for location in locations:

@@ -102,7 +102,7 @@ class Wanted:
 
     @property
     def place(self) -> ByteRange:
-        """Where they are."""
+        """The bytes of the file that hold them."""
         begin = self.location.offset + (self.first - self.location.start) * FLOAT_BYTES
         return ByteRange(file=self.location.file, begin=begin, end=begin + self.target.numel() * FLOAT_BYTES)
 

@@ -139,7 +139,7 @@ class Saves:
 
     @property
     def step(self) -> int:
-        """Of the save that is under way; 0 if there is none."""
+        """The step of the save that is running; 0 if there is none."""
         return self._save.draft.id.step if self._save else 0
 
     def begin(self, laid_out: RankFile, draft: CheckpointManifest) -> None:

@@ -54,7 +54,8 @@ class _Axis:
         return -(-self.stop * self.num_inputs // self.num_outputs)
 
     def sums(self, covered: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Of values[first:end], what each output covers, int64[stop - start, ...]: `num_inputs` times its average."""
+        """Sums, over values[first:end], what each output covers, int64[stop - start, ...]: `num_inputs` times its
+        average."""
         borders = np.arange(self.start, self.stop + 1, dtype=np.int64) * self.num_inputs
         whole, part = np.divmod(borders - self.first * self.num_outputs, self.num_outputs)
         before = np.zeros((covered.shape[0] + 1, *covered.shape[1:]), dtype=np.int64)  # the sum of all before each

@@ -163,7 +163,8 @@ class TrainBatches:
         return bool(self._waiting) and _has_succeeded(self._waiting[0]) and self._waiting[0].result().is_complete
 
     def counts(self) -> dict[str, float]:
-        """By name of COUNT_NAMES: requests, bytes, retries and replaced samples so far, and the bytes held now."""
+        """The counts by name of COUNT_NAMES: requests, bytes, retries and replaced samples so far, and the bytes held
+        now."""
         return self._reader.counts() | {
             "samples": self.quarantine.num_read,
             "replaced": self.quarantine.num_replaced,

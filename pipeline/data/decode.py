@@ -57,7 +57,7 @@ class DecodeError(Exception):
 
 
 def turn_of(orientation: int) -> Turn:
-    """By the index's orientation, 1 to 8; the tag in the bytes is ignored. Raises DecodeError."""
+    """The turn for the index's orientation, 1 to 8; the tag in the bytes is ignored. Raises DecodeError."""
     if orientation not in TURNS:
         raise DecodeError(f"orientation {orientation}; allowed: 1 to 8")
     return TURNS[orientation]
@@ -87,7 +87,7 @@ def scaled_size(height: int, width: int, denominator: int) -> tuple[int, int]:
 
 
 def is_jpeg(data: bytes | memoryview) -> bool:
-    """By its first bytes, like all decoders here."""
+    """Whether the first bytes say so, which is how all decoders here decide."""
     return bool(data[:3] == b"\xff\xd8\xff")
 
 

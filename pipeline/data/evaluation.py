@@ -30,7 +30,7 @@ _FEW_SLICES = 2
 
 
 def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:
-    """For every label of the dataset, its number among the `known` names of a model; UserError if one is unknown."""
+    """Maps every label of the dataset to its number among the `known` names of a model; UserError if one is unknown."""
     numbers = {name: number for number, name in enumerate(known)}
     unknown = [name for name in dataset.label_names if name not in numbers]
     if unknown:

@@ -94,7 +94,8 @@ def _whole(value: object) -> int:
 
 
 def differences_of(saved: Mapping[str, Any], now: StreamPosition, *, allow_other_decoder: bool) -> list[Difference]:
-    """As `StreamPosition.differences`, from plain values that somebody stored and that may be no position at all."""
+    """Like `StreamPosition.differences`, but from plain values that somebody stored and that may be no position at
+    all."""
     found = differences(_by_field(saved), _by_field(now.to_json()))
     return [change for change in found if not (allow_other_decoder and is_of_decoder(change))]
 

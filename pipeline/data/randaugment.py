@@ -174,7 +174,7 @@ def _cut(values: NDArray[np.float32]) -> Pixels:
 
 
 def _blend(start: NDArray[np.float32] | np.float32, end: NDArray[np.float32], strength: Strength) -> Pixels:
-    """From `start` (factor 0) to `end` (factor 1) and beyond."""
+    """Blends from `start` (factor 0) to `end` (factor 1) and beyond."""
     factor = np.float32(strength.magnitude / 10 * 1.8 + 0.1)
     blended = end - start
     blended *= factor

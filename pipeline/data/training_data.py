@@ -39,7 +39,7 @@ class TrainingData:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Of each dataset as packed, whatever part of it is used."""
+        """The fingerprint of each dataset as packed, whatever part of it is used."""
         return tuple(dataset.packed_fingerprint for dataset in self.datasets)
 
     @cached_property
@@ -54,7 +54,7 @@ class TrainingData:
 
     @cached_property
     def label_maps(self) -> tuple[NDArray[np.int64], ...]:
-        """For each dataset, its labels' numbers among `label_names`: int64[its classes]."""
+        """Maps each dataset's labels to their numbers among `label_names`: int64[its classes]."""
         numbers = {name: number for number, name in enumerate(self.label_names)}
         return tuple(
             np.array([numbers[name] for name in dataset.label_names], dtype=np.int64) for dataset in self.datasets

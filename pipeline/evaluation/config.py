@@ -49,7 +49,7 @@ class EvaluationConfig:
 
 
 def _set_name(url: str) -> str:
-    """That of its folder, with _ for what is no letter, digit, dot or dash."""
+    """The set's name, from its folder, with _ for what is no letter, digit, dot or dash."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", url.rstrip("/").rpartition("/")[2])[:64]
 
 
@@ -97,7 +97,7 @@ class FewshotConfig:
 
     @property
     def shots_flag(self) -> str:
-        """As on the command line: `--shots` of `patchline fewshot`, `--fewshot.shots` in training."""
+        """The flag on the command line: `--shots` of `patchline fewshot`, `--fewshot.shots` in training."""
         return "--fewshot.shots" if isinstance(self, FewshotInTraining) else "--shots"
 
 

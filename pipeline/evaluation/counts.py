@@ -13,8 +13,8 @@ _MOST_CELLS = 1 << 22  # of the confusion matrix: that of 2,000 classes
 
 
 def answers(logits_BK: torch.Tensor, targets_BL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each image the class that the model says, whether the image has a target (`targets_BL` is padded with -1), and
-    whether it is right."""
+    """For each image, the class that the model says, whether the image has a target (`targets_BL` is padded with -1),
+    and whether it is right."""
     # The first of equal logits, as argmax: topk may take any of them.
     said_B, is_scored_B = logits_BK.argmax(dim=1), (targets_BL >= 0).any(dim=1)
     return said_B, is_scored_B, (said_B[:, None] == targets_BL).any(dim=1) & is_scored_B
@@ -79,9 +79,9 @@ class Counts:
         return float((confidence - right).abs().sum() / images.sum())
 
     def of_classes(self, labels: Sequence[str], classes: Sequence[str]) -> dict[str, Any]:
-        """For each label of the dataset how many images count and how many of them are right; and the confusion matrix,
-        as [label, class, images] for what is not 0; `confusion_right` has the same of the right answers. Numbers are
-        places in `labels` and `classes`. No matrix for more than 4 million pairs."""
+        """Counts for each label of the dataset how many images count and how many of them are right; and the confusion
+        matrix, as [label, class, images] for what is not 0; `confusion_right` has the same of the right answers.
+        Numbers are places in `labels` and `classes`. No matrix for more than 4 million pairs."""
         images, right = (part.long().tolist() for part in self.of_group)
         found: dict[str, Any] = {"labels": list(labels), "images": images, "right": right}
         if not self.confusion.numel():

@@ -93,7 +93,7 @@ class Examples:
 def pictures(
     dataset: Dataset, sample_ids: list[int], *, image_size: int, transform: EvaluationTransform, threads: int
 ) -> list[tuple[str, bytes]]:
-    """For each sample what the model sees of it, as a small image file: (media type, bytes). Not collective."""
+    """Shows for each sample what the model sees of it, as a small image file: (media type, bytes). Not collective."""
     batches = evaluation_batches(
         dataset,
         batch_size=max(1, len(sample_ids)),

@@ -94,7 +94,7 @@ class FewshotScores:
 
 
 def mean_and_deviation(accuracies: tuple[float, ...]) -> tuple[float, float]:
-    """Over seeds; the deviation is that of a sample, and 0 for one seed."""
+    """The mean and deviation over seeds; the deviation is that of a sample, and 0 for one seed."""
     return statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
 
 
@@ -190,7 +190,7 @@ def measured(found: Represented, config: FewshotConfig, *, device: torch.device)
 def _scores(
     seeds: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor], *, config: FewshotConfig, advance: Callable[[], None]
 ) -> ShotScores:
-    """Of one number of shots: `seeds` is float32[seeds, K, shots, D]."""
+    """The scores with one number of shots: `seeds` is float32[seeds, K, shots, D]."""
     _, num_classes, shots, _ = seeds.shape
     labels_N = torch.arange(num_classes, device=seeds.device).repeat_interleave(shots)
     ridge, probe, strengths = [], [], []

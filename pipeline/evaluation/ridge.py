@@ -53,7 +53,7 @@ class LinearClassifier:
 
 
 def whitening_of(features_ND: torch.Tensor) -> Whitening:
-    """Of training images; the deviation is that of the population."""
+    """The whitening of training images; the deviation is that of the population."""
     wide_ND = features_ND.double()
     return Whitening(mean=wide_ND.mean(dim=0), std=wide_ND.std(dim=0, correction=0) + LEAST_STD)
 

@@ -45,7 +45,7 @@ class Scores:
     loss: float
 
     def values(self, prefix: str) -> dict[str, float]:
-        """For a line of metrics."""
+        """The values for a line of metrics."""
         names = ("accuracy", "loss", "top5", "mean_per_class", "calibration_error")
         return {f"{prefix}{name}": float(getattr(self, name)) for name in names}
 

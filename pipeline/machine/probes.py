@@ -115,7 +115,7 @@ def _compile_check(device: "object") -> Check:
 
 
 def driver_words(text: str) -> str:
-    """From /proc/driver/nvidia/version."""
+    """The driver's name and version, from /proc/driver/nvidia/version."""
     found = re.search(r"\b(\d{3}\.\d+(\.\d+)?)\b", text)
     return (
         f"NVIDIA driver {found[1]}" if found else "an NVIDIA driver of unknown version" if text else "no driver found"

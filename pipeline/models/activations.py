@@ -217,12 +217,12 @@ def _standardised(channels_out: int, num_weights_each: int, how: Pass) -> int:
 
 
 def _statistic_bytes(how: Pass) -> int:
-    """Of a norm's mean or deviation: fp32 on a GPU."""
+    """The bytes of a norm's mean or deviation, which is fp32 on a GPU."""
     return _FP32 if how.is_on_gpu else how.element_bytes
 
 
 def _mask_bytes(config: ModelConfig, how: Pass) -> int:
-    """Of dropout, for each element: a byte on a GPU, on a CPU a number like the element."""
+    """The bytes of dropout's mask for each element: one on a GPU, a number like the element on a CPU."""
     return 0 if not config.dropout else 1 if how.is_on_gpu else how.element_bytes
 
 

@@ -17,8 +17,8 @@ _ROUNDING_SECONDS = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """Of several runs. `goodput`: the work of all divided by their wall time. `spread`: the standard deviation of the
-    goodput between runs. `num_failures`: the mean of a run."""
+    """The outcome of several simulated runs. `goodput`: the work of all divided by their wall time. `spread`: the
+    standard deviation of the goodput between runs. `num_failures`: the mean of a run."""
 
     goodput: float
     spread: float
@@ -54,7 +54,8 @@ class _Nodes:
         heapq.heapify(self._fails)
 
     def next_failure(self, now: float) -> float:
-        """Of all nodes, for a job that starts at `now`: those that failed while no job ran are replaced by then."""
+        """The next failure among all nodes, for a job that starts at `now`: those that failed while no job ran are
+        replaced by then."""
         while self._fails[0] <= now:
             heapq.heapreplace(self._fails, now + self._draw.expovariate(self._rate))
         return self._fails[0]

@@ -41,7 +41,7 @@ class Regime:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedOutcome:
-    """Of a run: expected values. `goodput`: the share of the wall time that is work of the finished run.
+    """Expected values of a run. `goodput`: the share of the wall time that is work of the finished run.
     `held_seconds`: the wall time in which a job holds its nodes. `num_pieces`: jobs that the limit alone would
     make of it."""
 
@@ -62,8 +62,9 @@ class _Expected:
 
 
 def outcome(regime: Regime, *, work_seconds: float) -> ExpectedOutcome:
-    """Of a run that would take `work_seconds` if nothing interrupted it. Its last job ends early, but has a whole
-    start-up and a whole last save: after the last failure one more job starts, and the limit's number is rounded up."""
+    """The expected outcome of a run that would take `work_seconds` if nothing interrupted it. Its last job ends early,
+    but has a whole start-up and a whole last save: after the last failure one more job starts, and the limit's number
+    is rounded up."""
     job = _job(regime)
     num_jobs = work_seconds / job.work
     num_whole = math.ceil(num_jobs * (1 - _ROUNDING))

@@ -22,7 +22,7 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the device, as CUDA reports it."""
+        """The device's memory, as CUDA reports it."""
         return int(self.memory_gib * _GIB)
 
 

@@ -74,7 +74,7 @@ class Bf16:
 
 
 def bf16_of_gpu(name: str, *, capability: tuple[int, int]) -> Bf16:
-    """By the GPU's name and compute capability."""
+    """Whether a GPU computes bf16, by its name and compute capability."""
     number = f"compute capability {capability[0]}.{capability[1]}"
     if capability[0] >= _LEAST_MAJOR:
         return Bf16(is_native=True, reason=f"{name} computes bf16 natively ({number})")
@@ -82,7 +82,7 @@ def bf16_of_gpu(name: str, *, capability: tuple[int, int]) -> Bf16:
 
 
 def bf16_of_cpu(flags: frozenset[str], environ: Mapping[str, str]) -> Bf16:
-    """By the CPU's flags, without those that the environment tells PyTorch or oneDNN not to use.
+    """Whether a CPU computes bf16, by its flags, without those that the environment tells PyTorch or oneDNN not to use.
 
     With ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY a CPU acts as an older one. The factors are of a training step of
     digits_smoke.

@@ -58,14 +58,14 @@ class _Alone(dist.ProcessGroup):
         """Nothing is put off."""
 
     def _copy(self, *tensors: Any, **_options: Any) -> dist.Work:
-        """Of an output and an input, then options."""
+        """Copies an input to an output; options follow."""
         output, tensor = tensors[:2]
         with torch.no_grad():  # like a collective's kernel, which autograd does not see
             output.view(-1).copy_(tensor.reshape(-1))
         return _Done()
 
     def _copy_all(self, *lists: Any, **_options: Any) -> dist.Work:
-        """Of lists of outputs and inputs: tensors, or lists of one tensor for each rank."""
+        """Copies lists of inputs to outputs: tensors, or lists of one tensor for each rank."""
         for output, tensor in zip(*lists[:2], strict=True):
             self._copy(_only(output), _only(tensor))
         return _Done()

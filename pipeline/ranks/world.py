@@ -108,7 +108,8 @@ def set_defaults(values: Mapping[str, str]) -> None:
 
 
 def fix_kernels(world: World) -> None:
-    """From now on, this process takes only kernels of its GPU that compute the same bits again; CPUs always do."""
+    """Makes this process, from now on, take only kernels of its GPU that compute the same bits again; CPUs always
+    do."""
     if world.device.type == "cuda":
         use_deterministic_kernels(os.environ)
 

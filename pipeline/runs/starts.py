@@ -55,7 +55,7 @@ class ProcessMark:
 
 
 def own_mark() -> ProcessMark:
-    """Of this process."""
+    """The mark of this process."""
     found = _stat(os.getpid())
     return ProcessMark(host=socket.gethostname(), kernel=_kernel(), pid=os.getpid(), began=found[1] if found else 0)
 
@@ -110,7 +110,7 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a job is from: the recipe's name or FILE.py:FUNCTION, and the YAML file, if one was given. Either is empty
+    """A job's origin: the recipe's name or FILE.py:FUNCTION, and the YAML file, if one was given. Either is empty
     if there is none; of a record of another run, both are those of that run."""
 
     recipe: str = ""
@@ -211,7 +211,7 @@ def read_starts(run_dir: Path) -> list[Start]:
 
 
 def last_origin(run_dir: Path) -> Origin:
-    """Where the run's latest job is from, as far as its starts tell; of the end of the file alone."""
+    """The origin of the run's latest job, as far as the end of its starts file tells."""
     try:
         tail = read_tail(run_dir / FILE_NAME, most_bytes=_TAIL_BYTES)
     except (OSError, InvalidDataError):

@@ -128,7 +128,7 @@ def _by_beat(signs: Signs, beat: LastBeat) -> tuple[State, str]:
 
 
 def _ended(signs: Signs, last_step: int | None) -> tuple[State, str]:
-    """Of a run that ended by itself. A stop saves the step that it ends with."""
+    """The state of a run that ended by itself. A stop saves the step that it ends with."""
     if signs.saved_step is not None and last_step is not None and signs.saved_step >= last_step > 0:
         return "stopped", ""
     where = f"in step {last_step:,}" if last_step else "before its first step"

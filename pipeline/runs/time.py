@@ -52,7 +52,8 @@ class RunTime:
 
 
 def time_of(lines: Sequence[Line], starts: Sequence[Start], *, unix_end: float | None) -> RunTime:
-    """From the ledger's lines and the starts, each in order. `unix_end`: the last sign of the run, or now."""
+    """Computes a run's time from the ledger's lines and the starts, each in order. `unix_end`: the last sign of the
+    run, or now."""
     begins = [one["unix_time"] - _seconds(one, "total") for one in lines[:1]]
     begins += [start.unix_time - start.total_seconds for start in starts[:1]]
     if not begins:
@@ -87,7 +88,7 @@ def _before_first(line: Line, starts: Sequence[Start], begin: float) -> float:
 
 
 def _seconds(line: Line, account: str) -> float:
-    """Of a line of the ledger; the total is that of its accounts, which it may not have."""
+    """The seconds of a line of the ledger; the total is that of its accounts, which it may not have."""
     seconds = line["seconds"]
     return float(sum(seconds[name] for name in ACCOUNTS) if account == "total" else seconds[account])
 
@@ -154,7 +155,7 @@ def _rewinds(lines: Sequence[Line]) -> list[Restart]:
 
 
 def _unrecorded(lines: Sequence[Line]) -> list[Restart]:
-    """Of a run of an earlier version, which put no starts on record: those that saved something."""
+    """The starts that saved something, for a run of an earlier version, which recorded no starts."""
     return [
         Restart(
             attempt=str(line.get("attempt")),

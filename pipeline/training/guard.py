@@ -46,7 +46,7 @@ class BadStep:
     was_skipped: bool
 
     def words(self) -> str:
-        """In a sentence without its end."""
+        """The finding as a sentence without its end."""
         if self.kind == "spike":
             history = f"z {self.z:.1f}, median {self.median:.4g}, MAD {self.mad:.3g}"
             return f"step {self.step}: the loss {self.loss:.4g} is a spike ({history})"

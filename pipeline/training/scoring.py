@@ -86,7 +86,7 @@ class HeldOut:
         return found
 
     def _averaged_scores(self, dataset: Dataset) -> dict[str, float]:
-        """Of the averaged weights, those that the run ends with."""
+        """The scores of the averaged weights, which the run ends with."""
         self.engine.swap_averages()
         try:
             found = self._scores_on(dataset).values("test_ema_") | self._scores_on_others("ema_")

@@ -127,7 +127,8 @@ class Gradients:
         return (self._on_device(factors),)
 
     def masked(self, step: int, chosen: slice, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the model takes each patch from, and the mean colours that it is to predict: int64[n, N] each."""
+        """The place from which the model takes each patch, and the mean colours that it is to predict: int64[n, N]
+        each."""
         model = self.job.model
         num_patches = model.grid[0] * model.grid[1]
         sources, chosen_patches = patch_sources(step, self._places(chosen), seed=self.job.seed, num_patches=num_patches)

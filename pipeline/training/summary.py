@@ -89,7 +89,7 @@ def _batch(plan: BatchPlan) -> str:
 
 
 def num_parameters(shapes: Iterable[tuple[int, ...]]) -> int:
-    """In tensors of these shapes."""
+    """The number of parameters in tensors of these shapes."""
     return sum(math.prod(shape) for shape in shapes)
 
 

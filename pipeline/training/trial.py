@@ -97,8 +97,8 @@ def one_pass(
 
 
 def refuse_lack_of_memory(error: RuntimeError, plan: BatchPlan, *, rank: int, num_steps: int) -> None:
-    """For an error after `num_steps` steps of this process, whose GPU ran out of memory although the trial went well:
-    WillNotSucceedError in its first steps, TransientError later. Another error passes."""
+    """Turns an error after `num_steps` steps, in which the GPU ran out of memory although the trial went well, into a
+    message: WillNotSucceedError in its first steps, TransientError later. Another error passes."""
     if not isinstance(error, torch.OutOfMemoryError):
         return
     message = (

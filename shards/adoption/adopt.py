@@ -73,7 +73,7 @@ def refuse_quarantine(facts: list[TarFacts], store: Store, max_quarantined: floa
 
 
 def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
-    """Of the kind of reason that most refused samples of a description have, the most frequent one and its cause."""
+    """Among the kind of reason that most refused samples of a description have, the most frequent one and its cause."""
     refused = table.filter(table["reason"].is_valid())
     columns = (general_reasons(refused["reason"]), refused["reason"], refused["cause"])
     rows = list(zip(*(column.to_pylist() for column in columns), strict=True))

@@ -33,7 +33,7 @@ class RefusalCause(StrEnum):
 
 
 class SampleRefusedError(ImageRefusedError):
-    """As ImageRefusedError, with the cause beside the text."""
+    """Like ImageRefusedError, with the cause beside the text."""
 
     def __init__(self, reason: str, cause: RefusalCause) -> None:
         super().__init__(reason)

@@ -71,7 +71,7 @@ class AdoptSpec:
         return _label_names(self.labels_file) if self.labels_file else None
 
     def settings(self) -> dict[str, object]:
-        """As plan.json records them, with the names instead of their file."""
+        """The settings as plan.json records them, with the names instead of their file."""
         settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
         return settings | {"labels_file": list(self.known_labels() or ())}
 
@@ -134,7 +134,7 @@ def read_tar(task: TarTask) -> tuple[int, TarFacts]:
 
 
 def adopted_path(number: int) -> str:
-    """Where the description of a tar is until the index is written."""
+    """The path of a tar's description until the index is written."""
     return f"work/adopted-{number:06d}.parquet"
 
 

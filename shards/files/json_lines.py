@@ -137,7 +137,7 @@ class Tail:
         return None
 
     def _end_of_line(self, position: int, *, most: int) -> int:
-        """Of the line with a position, up to `most`; -1 for none."""
+        """The end of the line with a position, up to `most`; -1 if there is none."""
         if position < 0:
             return -1
         end = self.data.find(b"\n", position, most)

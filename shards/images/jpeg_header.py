@@ -88,5 +88,5 @@ def _frame(contents: bytes) -> tuple[int, int, str]:
 
 
 def _orientation(exif: Iterable[bytes]) -> int:
-    """From all segments: a block of more than 64 KiB is split over several."""
+    """The orientation, from all segments: a block of more than 64 KiB is split over several."""
     return orientation_of(b"".join(exif).removeprefix(PREFIX))

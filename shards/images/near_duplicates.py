@@ -38,8 +38,8 @@ class EvaluationIndex:
         self._words = [_SortedWord(coarse, number) for number in range(_NUM_WORDS)]
 
     def closest(self, queries: NDArray[np.uint8], *, max_distance: int) -> tuple[Rows, NDArray[np.int32]]:
-        """For each of uint8[m, 32], the closest evaluation hash that matches: its row, int64[m] (-1: none), and the
-        number of bits that differ, int32[m]. If several are equally close, the lowest row.
+        """Finds for each of uint8[m, 32] the closest evaluation hash that matches: its row, int64[m] (-1: none), and
+        the number of bits that differ, int32[m]. If several are equally close, the lowest row.
 
         The cost per query falls with their number: a million or more at once is best.
         """

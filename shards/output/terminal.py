@@ -70,7 +70,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def printable_name(name: str) -> str:
-    """As `printable`, for names of files and classes: line breaks and tabs are escaped too."""
+    """Like `printable`, for names of files and classes: line breaks and tabs are escaped too."""
     return printable(name).replace("\t", "\\t").replace("\n", "\\n")
 
 

@@ -46,7 +46,7 @@ class PackSpec:
         return bool(self.dedup.against)
 
     def settings(self) -> dict[str, object]:
-        """As plan.json records them."""
+        """The settings as plan.json records them."""
         settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
         if self.unlabeled == "refuse":  # as in plans that were made before there was a choice
             del settings["unlabeled"]

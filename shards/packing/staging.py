@@ -50,7 +50,7 @@ class StagedReader:
     store: Store
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """In order; from S3, several are fetched at once."""
+        """Reads files in order; from S3, several are fetched at once."""
         for image in in_order_within(self._read, locators, threads=READS_AHEAD, most_bytes=MOST_BYTES_AHEAD):
             if isinstance(image, Exception) and not isinstance(image, OSError | ImageRefusedError):
                 raise image

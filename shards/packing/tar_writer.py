@@ -56,7 +56,7 @@ class TarWriter:
         self._write_held()
 
     def sha256(self) -> str:
-        """Of the bytes added so far."""
+        """The sha256 of the bytes added so far."""
         self._write_held()
         return self._hash.hexdigest()
 

@@ -39,7 +39,7 @@ class ParquetPieces:
 
     @property
     def schema(self) -> pa.Schema:
-        """As Arrow sees it."""
+        """The schema as Arrow sees it."""
         return self._opened().schema_arrow
 
     def batches(
@@ -99,7 +99,8 @@ class _PagesFile(io.RawIOBase):
         self._checks: dict[int, PageCheck] = {}
 
     def watch(self, chunks: Sequence[Chunk]) -> None:
-        """From now on, only these columns are read. ValueError if they overlap; without any, everything can be read."""
+        """Lets only these columns be read from now on. ValueError if they overlap; without any, everything can be
+        read."""
         self._watched = sorted(chunks, key=lambda chunk: chunk.begin) or None
         self._checks = {}
         for before, after in zip(self._watched or (), (self._watched or ())[1:], strict=False):

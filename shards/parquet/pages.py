@@ -92,7 +92,7 @@ class PageCheck:
             raise self._fault(str(error)) from error
 
     def repeated_bytes(self, data: bytes) -> int:
-        """Of the column's first bytes: the most bytes that a value may have which the file holds only once; 0 if each
+        """From the column's first bytes: the most bytes that a value may have which the file holds only once; 0 if each
         value is there as often as it is used."""
         try:
             page = _page(data, 0)

@@ -208,7 +208,8 @@ class SampleReader:
         return self._allowed[1]
 
     def _ask_for_single(self, number: int, shard: int, row: int, rows: SampleRows, *, allowed: int) -> _Found | None:
-        """None if it would exceed what single reads may hold: it has to wait for its block."""
+        """Requests a single sample; None if it would exceed what single reads may hold: it has to wait for its
+        block."""
         if fault := too_large(rows, row, most_bytes=self.most_sample_bytes):
             return _Found(sample_id=number, rows=rows, row=row, fetched=None, fault=fault)
         first, end = int(rows.offset[row]), int(rows.offset[row] + rows.size[row])

@@ -41,7 +41,7 @@ class StreamReader:
         return sum(reader.held_bytes for reader in self._readers)
 
     def counts(self) -> dict[str, float]:
-        """By name of TRAFFIC_NAMES: what this stream read and retried so far, index files included."""
+        """The counts by name of TRAFFIC_NAMES: what this stream read and retried so far, index files included."""
         return {name: float(value) for name, value in asdict(self._reads.traffic.counts()).items()}
 
     def dataset(self, dataset: Dataset) -> Dataset:

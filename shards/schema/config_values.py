@@ -49,7 +49,7 @@ class Range:
         )
 
     def __str__(self) -> str:
-        """As messages say it: `1 or more`, `0 (off) to below 1`."""
+        """The range as messages say it: `1 or more`, `0 (off) to below 1`."""
         low = _spelt(self.least) if self.above is None else f"above {_spelt(self.above)}"
         low += f" ({self.zero})" if self.zero else ""
         if self.most is None and self.below is None:

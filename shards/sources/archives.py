@@ -122,7 +122,7 @@ class TarReader:
     store: Store
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """In order; from a bucket, several are fetched at once."""
+        """Reads files in order; from a bucket, several are fetched at once."""
         if isinstance(self.store, LocalStore):
             with _OpenFiles(self.store) as files:
                 yield from (files.read(locator) for locator in locators)

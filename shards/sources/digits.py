@@ -34,7 +34,7 @@ class DigitsSource:
         refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
-        """In the order of load_digits."""
+        """The images in the order of load_digits."""
         _, labels = _load()
         for index in split_indices(self.split).tolist():
             yield Entry(locator=str(index), name=f"digits/{index:04d}.png", labels=(str(labels[index]),))

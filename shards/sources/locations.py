@@ -18,7 +18,7 @@ class Locations:
     root: str
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """In order; those on servers are fetched ahead."""
+        """Reads files in order; those on servers are fetched ahead."""
         entries = [Entry(locator=locator, name="") for locator in locators]
         return (image for _, image in self.images(entries, max_bytes=MOST_BYTES))
 

@@ -69,7 +69,7 @@ class Tree:
     root: str
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """In order; from a bucket, several are fetched at once."""
+        """Reads files in order; from a bucket, several are fetched at once."""
         entries = (Entry(locator=locator, name="") for locator in locators)
         return (image for _, image in self._read(entries, MOST_BYTES))
 

@@ -135,7 +135,7 @@ class _TimedReads(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """As its parent, read until the deadline."""
+    """A response that is read until the deadline."""
 
     def __init__(self, deadline: _Deadline, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -144,7 +144,7 @@ class _Response(http.client.HTTPResponse):
 
 class _TimedHandler(urllib.request.AbstractHTTPHandler):
     def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> http.client.HTTPResponse:
-        """As its parent, with connections whose responses end at the deadline."""
+        """Opens an address with a connection whose responses end at the deadline."""
 
         def connection(host: str, *, timeout: _Silence, **more: Any) -> http.client.HTTPConnection:
             made: http.client.HTTPConnection = http_class(host, timeout=timeout, **more)
@@ -155,11 +155,11 @@ class _TimedHandler(urllib.request.AbstractHTTPHandler):
 
 
 class _HTTPHandler(_TimedHandler, urllib.request.HTTPHandler):
-    """For http."""
+    """Opens http addresses with a deadline."""
 
 
 class _HTTPSHandler(_TimedHandler, urllib.request.HTTPSHandler):
-    """For https."""
+    """Opens https addresses with a deadline."""
 
 
 @cache

@@ -36,7 +36,8 @@ def in_order(
 def in_order_within(
     function: Callable[[Item, Hold], Result], items: Iterable[Item], *, threads: int, most_bytes: int
 ) -> Generator[Result | Exception, None, None]:
-    """As `in_order`, for large results of unknown size: those that wait to be taken hold at most `most_bytes` together.
+    """Like `in_order`, for large results of unknown size: those that wait to be taken hold at most `most_bytes`
+    together.
 
     `function` calls its `Hold` before it takes memory. The result that is needed next never waits, so that nothing can
     be stuck; it may come on top of `most_bytes`.
@@ -54,7 +55,7 @@ class _Room:
         self._changed = threading.Condition()
 
     def hold_of(self, number: int) -> Hold:
-        """For the item of this number, counted from 0."""
+        """The hold of the item with this number, counted from 0."""
 
         def hold(num_bytes: int) -> None:
             with self._changed:

@@ -8,7 +8,7 @@ from typing import Self
 
 
 class ForkLock:
-    """As threading.Lock, but unlocked in a forked child."""
+    """A lock like threading.Lock that is unlocked in a forked child."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class ForkLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """In a child, before it has a second thread."""
+        """Renews the lock in a child, before the child has a second thread."""
         self._lock = threading.Lock()
 
 

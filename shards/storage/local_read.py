@@ -107,21 +107,21 @@ class CountedFile(io.FileIO):
         self._traffic, self._num_bytes, self._seconds = traffic, 0, 0.0
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        """As FileIO's."""
+        """Does what FileIO's method does."""
         began = time.perf_counter()
         count = super().readinto(buffer) or 0
         self._add(count, began)
         return count
 
     def readall(self) -> bytes:
-        """As FileIO's."""
+        """Does what FileIO's method does."""
         began = time.perf_counter()
         data = super().readall()
         self._add(len(data), began)
         return data
 
     def close(self) -> None:
-        """As FileIO's."""
+        """Does what FileIO's method does."""
         super().close()
         traffic, self._traffic = self._traffic, None
         if traffic:

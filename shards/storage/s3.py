@@ -94,7 +94,7 @@ class S3Store:
             yield file
 
     def local_path(self, path: str) -> None:
-        """None: a bucket has no files."""
+        """Returns None, because a bucket has no files."""
 
     def size(self, path: str) -> int:
         """Bytes of the object."""

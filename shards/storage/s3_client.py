@@ -105,7 +105,7 @@ class Body:
         return data
 
     def readinto(self, buffer: memoryview) -> int:
-        """As `read`, into `buffer`; returns the number of bytes."""
+        """Reads into `buffer` and returns the number of bytes."""
         try:
             return int(self._stream.readinto(buffer))
         except _BROKEN_BODY as error:
@@ -144,7 +144,7 @@ class ClientOfProcess:
         return self._of_process().reading
 
     def fresh(self) -> Any:
-        """As `get`, over a new connection for each request."""
+        """Like `get`, but over a new connection for each request."""
         return self._of_process().fresh
 
     def retrying(self) -> Any:

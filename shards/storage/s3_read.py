@@ -48,7 +48,7 @@ class ObjectRead:
         self._retries = RequestRetries(source.name, source.budget, pause=pause)
 
     def pieces(self) -> Generator[bytes, None, None]:
-        """As they arrive, each of at most PIECE_BYTES."""
+        """The pieces as they arrive, each of at most PIECE_BYTES."""
         pieces, seconds = self._pieces(), 0.0
         try:
             while True:

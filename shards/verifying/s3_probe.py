@@ -35,7 +35,7 @@ SAFE = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Where the probe writes: `prefix` ends with a slash. `clients`: (addressing, checksums) -> client."""
+    """The place to which the probe writes: `prefix` ends with a slash. `clients`: (addressing, checksums) -> client."""
 
     bucket: str
     prefix: str
@@ -279,7 +279,7 @@ def _clock(place: _Place) -> Verdict:
 
 
 def judge_skew(seconds: float) -> Verdict:
-    """By how much this machine's clock is ahead of the server's, whose dates have whole seconds. Pure."""
+    """Judges by how much this machine's clock is ahead of the server's, whose dates have whole seconds. Pure."""
     value = f"{abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the server's"
     if abs(seconds) <= _SOME_SKEW:
         return Verdict(name="S3 clock", status="ok", value=value)

@@ -71,7 +71,8 @@ def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[Left
 
 
 def check_adopted_quarantine(table: pa.Table, num_scanned: int) -> Iterator[str]:
-    """For adopted tars, nothing else lists the refused samples: every position is a sample's and appears once."""
+    """Checks that every position is a sample's and appears once: for adopted tars, nothing else lists the refused
+    ones."""
     positions = table.column("position").to_numpy()
     if len(np.unique(positions)) != len(positions):
         yield "a position is in it more than once"

@@ -105,7 +105,7 @@ class HostBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """Of the rank file that it holds."""
+        """The size of the rank file that it holds."""
         return self._bytes.numel()
 
     def fit(self, num_bytes: int) -> None:

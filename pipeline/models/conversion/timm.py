@@ -138,7 +138,7 @@ def layout(config: ModelConfig, *, class_row: bool) -> Layout:
 
 
 def _bit_layout(config: ModelConfig) -> Layout:
-    """In timm the head is a 1x1 convolution."""
+    """The layout of a BiT model, whose head is a 1x1 convolution in timm."""
     mappings = _stages("", "", config.resnet, is_bit=True) if config.resnet else {}
     mappings |= same("norm.", "norm.")
     if config.num_classes:

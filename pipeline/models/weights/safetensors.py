@@ -102,8 +102,8 @@ def header_length(first_bytes: bytes, *, num_bytes: int) -> int:
 
 
 def read_header(header: bytes, *, num_bytes: int) -> tuple[Mapping[str, TensorPlace], Mapping[str, str]]:
-    """Where each tensor is in a file of `num_bytes`, and the metadata, from the bytes of its header. ValueError if they
-    do not describe such a file."""
+    """Reads where each tensor is in a file of `num_bytes`, and the metadata, from the bytes of its header. ValueError
+    if they do not describe such a file."""
     values = parse_json(header)
     if not isinstance(values, dict):
         raise ValueError(f"its header is {shown_value(values)}; allowed: an object")

@@ -41,7 +41,7 @@ def budget_of(world: World, *, read_ahead_bytes: int) -> Budget:
 
 
 def gpu_budget(total_bytes: int, *, where: str) -> Budget:
-    """Of a GPU with so many bytes, as CUDA reports them."""
+    """The budget of a GPU with this many bytes, as CUDA reports them."""
     reserve = _GPU_CONTEXT_BYTES + int(_GPU_FRAGMENTED * total_bytes)
     return Budget(total_bytes=total_bytes, reserve_bytes=reserve, where=where)
 
@@ -70,7 +70,7 @@ def _host_available(proc: Path) -> int:
 
 
 def _rests_of_version_2(proc: Path, cgroup: Path) -> list[int]:
-    """Of the process's own group and of each above it."""
+    """What is left in the process's own group and in each above it."""
     own = next((line[3:] for line in _text(proc / "self" / "cgroup").splitlines() if line.startswith("0::")), "/")
     folder = cgroup / own.strip("/")
     folders = [one for one in (folder, *folder.parents) if one.is_relative_to(cgroup)]

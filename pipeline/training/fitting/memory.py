@@ -155,7 +155,7 @@ class _Gradients:
         return self._own if self._stage == 3 else 0
 
     def as_backward_begins(self) -> int:
-        """Of the second micro-batch, if there are several."""
+        """The memory as the backward pass begins, of the second micro-batch if there are several."""
         if self._is_bf16_optimizer:
             return self.weight * self.number
         held = {1: self.weight * self.number, 2: self._own, 3: 0}[self._stage] if self.is_summed else 0

@@ -49,7 +49,7 @@ def _is_float(value: object) -> bool:
 
 
 def _line(text: bytes) -> Line | None:
-    """None if it is no line of metrics, such as one that is being written."""
+    """Parses a line; None if it is no line of metrics, such as one that is being written."""
     values = object_in(text) if text.endswith(b"\n") else None
     if values is None or not is_step(values.get("step")):
         return None

@@ -100,7 +100,7 @@ class MlflowLogger:
         self._client.log_batch(self._run, params=missing, tags=[RunTag("mlflow.note.content", note)])
 
     def write(self, lines: Sequence[Line]) -> None:
-        """As few requests as MLflow's limit allows; a line is never divided."""
+        """Sends the lines in as few requests as MLflow's limit allows; a line is never divided."""
         waiting: list[Metric] = []
         for line in lines:
             points = list(self._points(line))

@@ -29,7 +29,8 @@ POSITION = "embed.position"  # the table of learned 1-D position embeddings; no 
 
 
 class PositionView:
-    """Of an engine's model, after each step whose number is a multiple of the job's interval, and after its last."""
+    """Pictures of the positions of an engine's model, after each step whose number is a multiple of the job's interval,
+    and after its last."""
 
     def __init__(self, job: TrainingJob, engine: Engine, world: World, streams: Streams) -> None:
         self.engine, self.world, self.streams = engine, world, streams
@@ -60,7 +61,7 @@ GRADIENT, PARAMETER = "grad_norm", "param_norm"
 
 
 class Norms:
-    """Of an engine's model, in each step whose number is a multiple of `every` (0: in none)."""
+    """Norms of an engine's model, in each step whose number is a multiple of `every` (0: in none)."""
 
     def __init__(self, engine: Engine, *, every: int, device: torch.device) -> None:
         self.engine, self.every, self.device = engine, every, device

@@ -84,7 +84,8 @@ class Throughput:
         return _step_seconds(self._marks[0], self._last) or _step_seconds(self._start, self._last)
 
     def seconds_left(self, steps: int) -> float:
-        """For the remaining steps of `num_steps`, with checkpoints and evaluations as often as so far."""
+        """The seconds that are left for the remaining steps of `num_steps`, with checkpoints and evaluations as often
+        as so far."""
         done = max(1, self._last.step - self._start.step)
         aside = (self._last.aside - self._start.aside) / done
         return (steps - self._last.step) * (self.step_seconds() + aside)

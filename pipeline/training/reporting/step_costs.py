@@ -85,7 +85,7 @@ _STATM = Path("/proc/self/statm")
 
 
 class StepCosts:
-    """Of a job whose precision is decided. Measures the device's peak when it is made."""
+    """The costs of a job's steps; its precision must be decided. Measures the device's peak when it is made."""
 
     def __init__(self, job: TrainingJob, world: World, times: StepTimes) -> None:
         self.times, self._world = times, world

@@ -67,7 +67,7 @@ def is_open(path: Path) -> bool:
 
 
 def _step_of(history: Any) -> int:
-    """Of one row; 0 if it has none that makes sense."""
+    """The step of one row; 0 if it has none that makes sense."""
     if history.HasField("step"):
         return int(history.step.num) if is_step(history.step.num) else 0
     for item in history.item:
@@ -167,7 +167,8 @@ class WandbLogger:
         return self._opened_step
 
     def _last_offline_step(self) -> int:
-        """Of the files of earlier starts, once nothing writes them: W&B's own process outlives a killed run."""
+        """The last step in the files of earlier starts, once nothing writes them: W&B's own process outlives a killed
+        run."""
         files = sorted((self._run_dir / _FOLDER).glob(f"*run-*-{self._identity}/run-{self._identity}.wandb"))
         deadline, pause = time.monotonic() + _WRITER_SECONDS, threading.Event()
         while busy := [file for file in files if is_open(file)]:

@@ -88,7 +88,7 @@ class Saving:
 
     @property
     def saved_step(self) -> int | None:
-        """Of the newest committed checkpoint."""
+        """The step of the newest committed checkpoint."""
         return self.saved.step if self.saved else None
 
     def save(
@@ -141,7 +141,7 @@ class Saving:
             self._ended(ended)
 
     def last_step(self) -> int | None:
-        """Of the newest checkpoint, once no save is under way. Collective if one is."""
+        """The step of the newest checkpoint, once no save is running. Collective if one is."""
         self.wait()
         return self.saved_step
 
@@ -152,7 +152,7 @@ class Saving:
             self.saves.settle()
 
     def manifest(self) -> CheckpointManifest:
-        """Of the newest committed checkpoint, as it is in the store."""
+        """The manifest of the newest committed checkpoint, as it is in the store."""
         if self.saved is None:
             raise AssertionError("a checkpoint is committed")
         return self.checkpoints.manifest(self.saved)

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 def decide_when_to_save(
     job: TrainingJob, saving: Saving, *, dataset: Dataset | None, resumed_from: CheckpointManifest | None
 ) -> "WhenToSave":
-    """For a run that continues from a checkpoint, None if there is none, and is evaluated on `dataset`, None if it is
-    not. Rank 0 logs when it saves. Collective."""
+    """Decides when to save, for a run that continues from a checkpoint, None if there is none, and is evaluated on
+    `dataset`, None if it is not. Rank 0 logs when it saves. Collective."""
     words = words_of(job.checkpoint, is_scored=dataset is not None)
     if words and saving.reporter:
         log.info("%s", words)

@@ -125,7 +125,7 @@ def reduced_in(config: EngineConfig) -> Literal["bf16", "fp32"]:
 
 
 def with_buckets_of(config: EngineConfig, *, on_cpu: bool) -> EngineConfig:
-    """With the buckets that the engine uses there."""
+    """The job with the buckets that the engine uses there."""
     if not on_cpu:
         return config
     reduce, gather = min(config.reduce_bucket, MOST_ON_CPU), min(config.allgather_bucket, MOST_ON_CPU)

@@ -153,7 +153,7 @@ class Logger(Protocol):
         it has none."""
 
     def place(self) -> str:
-        """Where the run is to be seen; after `open`."""
+        """The address at which the run can be seen; known after `open`."""
 
     def show_job(self, text: str, settings: Settings) -> None:
         """The job as YAML, and the settings that runs are compared by."""

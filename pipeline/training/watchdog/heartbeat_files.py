@@ -53,7 +53,7 @@ class Beat:
 
     @property
     def place(self) -> Place:
-        """Where the rank stands."""
+        """The rank's place."""
         return Place(phase=Phase(self.phase), step=self.step, batch=self.batch)
 
 
@@ -153,7 +153,7 @@ class BeatWriter:
             self._changed.wait_for(lambda: self._next is None and not self._is_writing, seconds)
 
     def close(self, *, seconds: float) -> None:
-        """As `flush`; nothing is written afterwards."""
+        """Flushes; nothing is written afterwards."""
         self.flush(seconds=seconds)
         with self._changed:
             self._next, self._is_closed = None, True

@@ -81,7 +81,7 @@ class Stopping:
 
     @property
     def exit_code(self) -> int:
-        """Of a run that ends now: 75 if a checkpoint is committed, else 130 after Ctrl-C, else 74."""
+        """The exit code of a run that ends now: 75 if a checkpoint is committed, else 130 after Ctrl-C, else 74."""
         if self.saved_step is not None:
             return CONTINUE
         return INTERRUPTED if self._num_interrupts else NOTHING_SAVED

@@ -28,8 +28,8 @@ def without(name: str) -> Iterator[None]:
 
 
 def leave_dynamo_out() -> None:
-    """For a process that compiles nothing: the functions of optimisers that torch.compile is to leave alone are called
-    as they are, without loading what would see to that. Does nothing once torch._dynamo is loaded."""
+    """Saves time in a process that compiles nothing: the functions of optimisers that torch.compile is to leave alone
+    are called as they are, without loading what would see to that. Does nothing once torch._dynamo is loaded."""
     if "torch._dynamo" in sys.modules:
         return
     for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):

@@ -33,7 +33,7 @@ def freeze(model: nn.Module, config: OptimizerConfig) -> None:
 
 
 def rate_factors(names: Iterable[str], config: OptimizerConfig) -> dict[str, float]:
-    """For each parameter of a model, what multiplies the learning rate: 1 for the head, layer_decay to the power of n
+    """The factors of the learning rate for each parameter of a model: 1 for the head, layer_decay to the power of n
     for the layer n below it."""
     places = {name: _place(name) for name in names}
     if config.layer_decay == 1.0:

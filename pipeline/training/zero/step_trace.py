@@ -84,7 +84,7 @@ def refuse_later_steps(steps: range, *, num_steps: int) -> None:
 
 
 def say_untraced(steps: range, world: World) -> None:
-    """Of a run that is done: on rank 0, if there were steps to trace."""
+    """Says on rank 0, once the run is done, that steps were to be traced and were not."""
     if world.is_first:
         _say_untraced(steps)
 
