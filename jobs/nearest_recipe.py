@@ -1,6 +1,6 @@
 """Which recipe a run's record is compared with: a record has every field, and no recipe.
 
-It is the one that the run's start put on record, if this version has a recipe of that name. Of any other run it is the
+It is the one that the run's start recorded, if this version has a recipe of that name. Of any other run it is the
 recipe of its stage from which the fewest fields differ, of several the first. Where a run computes and where its data
 is (paths, URLs, device, threads) does not count, nor does what a run decides when it starts.
 """

@@ -71,7 +71,7 @@ def comment_of(work: list[str]) -> str:
 
 def submit_folder(run_dir: str, stage: str) -> Path:
     """Where the script and the log go: RUN/submit, or ./patchline-STAGE for a stage without a run directory. Without
-    links and `..`: one folder, however it is reached."""
+    links and `..`: one folder, by whatever path it is named."""
     return (Path(run_dir) / "submit" if run_dir else Path(f"patchline-{stage}")).resolve()
 
 
@@ -98,7 +98,7 @@ def work_name(words: Sequence[str], job: Any) -> str:
 
 
 def place_of(path: str) -> str:
-    """One text for a folder or a URL, however it is written."""
+    """One text for a folder or a URL, even if it is spelled differently."""
     return path.rstrip("/") if "://" in path else str(Path(path).resolve())
 
 

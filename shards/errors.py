@@ -8,7 +8,7 @@ class UserError(Exception):
 class InvalidDataError(UserError):
     """A file, or what it says, is damaged or hostile: not regular, too large, of a wrong type or out of its range.
 
-    Before the first step this ends a command as the user's mistake; training that is under way ends with 78 instead,
+    Before the first step this ends a command as the user's mistake; training that is running ends with 78 instead,
     since the same command would end in the same way.
     """
 

@@ -106,7 +106,7 @@ def refuse_chain(word: str, *, hint: str = "") -> None:
 
 
 def chain_name(folder: str) -> str:
-    """The name of a chain's jobs in the queue: of one folder, however it is reached."""
+    """The name of a chain's jobs in the queue: the same for one folder, by whatever path it is named."""
     return f"patchline-chain-{hashlib.sha256(str(Path(folder).resolve() / STATE).encode()).hexdigest()[:16]}"
 
 

@@ -1,6 +1,6 @@
 """`patchline submit STAGE RECIPE --cluster FILE [--nodes N] [...]`: writes the batch script of a job, and submits it.
 
-The words of the stage are checked as the stage would check them, and the script by `sbatch --test-only`, before it is
+The stage's arguments are checked as the stage would check them, and the script by `sbatch --test-only`, before it is
 submitted. A run that has a job in the queue gets no second one, and one that is done gets none. Loads torch only to
 read the DONE of a run, and to plan the saves of training on GPUs.
 

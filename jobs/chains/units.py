@@ -41,7 +41,7 @@ class Unit:
     may_fail: bool = False
     """Whether a run that cannot succeed ends alone, as one of a sweep's tries; else it ends the chain."""
     best_of: tuple[str, ...] = ()
-    """The words of a sweep whose best values replace the first ones in these words, once its tries are over."""
+    """The arguments of a sweep whose best values replace the first ones in these words, once its tries are over."""
     names: tuple[str, ...] = ()
     """The names in the queue of the jobs of each of its runs, empty for a stage without a run directory: from where
     the chain was submitted, since a link may point elsewhere on a node."""
@@ -133,7 +133,7 @@ def _sweep_units(step: StepConfig, words: list[tuple[str, ...]], after: tuple[st
 def _words(
     step: StepConfig, folder: Path, outputs: dict[str, list[str]], stages: dict[str, str]
 ) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The words of each of the step's runs, and what each writes."""
+    """The arguments of each of the step's runs, and what each writes."""
     row, second = SUBMITTED[step.stage], step.recipe
     given: list[list[str]] = [list(variant) for variant in step.variants] or [[]]
     for name in INPUTS:

@@ -1,5 +1,5 @@
 """What looks like a secret, and must not reach Slurm: it stores the environment that a job inherits and its script, and
-shows the words of a command to everybody."""
+shows a command's arguments to everybody."""
 
 import re
 from collections.abc import Iterable, Mapping

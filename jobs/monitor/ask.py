@@ -44,7 +44,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def output_lines(outputs: Outputs) -> list[str]:
-    """Each job, what it waits for, where its log is, and the command that mends it."""
+    """Each job, what it waits for, where its log is, and the command that fixes it."""
     lines = []
     for word, jobs in outputs.items():
         lines.append(printable_name(word))

@@ -1,4 +1,4 @@
-"""`patchline status [RUN|CHAIN...]`: where runs and chains stand, what their jobs wait for, and the command that mends
+"""`patchline status [RUN|CHAIN...]`: where runs and chains stand, what their jobs wait for, and the command that fixes
 it."""
 
 import json

@@ -75,7 +75,7 @@ def run_of(chain: ChainStatus) -> Path | None:
 
 
 def table_lines(chain: ChainStatus, *, columns: int, most: int) -> list[str]:
-    """The chain's table in at most so many lines: without the complete steps, if there are too many."""
+    """The chain's table in at most this number of lines: without the complete steps, if there are too many."""
     lines = lines_of(chain, columns=columns)
     if len(lines) > most:
         lines = lines_of(chain, columns=columns, is_short=True)

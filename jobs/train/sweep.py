@@ -73,7 +73,7 @@ def check(plan: SweepPlan, override: Override) -> None:
 
 
 def write(plan: SweepPlan, override: Override) -> None:
-    """Writes sweep.json, from what stands in the runs' folders."""
+    """Writes sweep.json, from what is in the runs' folders."""
     write_whole(plan.folder / "sweep.json", sweep_json(facts_of(plan, *scores_of(plan, override))))
 
 

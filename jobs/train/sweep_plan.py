@@ -31,7 +31,7 @@ _NOT_SWEPT = {"--run-dir": "the sweep has one folder", "--seed": "the best is re
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """The words of a sweep, taken apart. `grid`: the values of each swept flag; empty: only repetitions. The tries are
+    """The arguments of a sweep, parsed. `grid`: the values of each swept flag; empty: only repetitions. The tries are
     scored on the dataset `select_on`, or on what the flags `held_out` hold out of the training data, and all runs are
     compared by `metric`. `part`: of the runs of `phase`, those with this number and every `parts`-th after it."""
 
@@ -113,7 +113,7 @@ def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sorted:
-    """The words of a sweep by what they are for."""
+    """The arguments of a sweep, by what they are for."""
 
     options: dict[str, str] = field(default_factory=dict)
     grid: dict[str, tuple[str, ...]] = field(default_factory=dict)

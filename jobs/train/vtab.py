@@ -106,7 +106,7 @@ _OWN = ("--data-root", "--run-dir", "--tasks", "--seeds")
 
 @dataclass(frozen=True, kw_only=True)
 class _Words:
-    """The words of a command, taken apart. `seeds`: of each task's runs; None: one, with the seed of its recipe."""
+    """The arguments of the command, parsed. `seeds`: of each task's runs; None: one, with the seed of its recipe."""
 
     root: str
     folder: Path

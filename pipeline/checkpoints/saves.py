@@ -101,7 +101,7 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class _Save:
-    """The save that is under way. `number`: that of its answers; `began`: by the monotonic clock."""
+    """The save that is running. `number`: that of its answers; `began`: by the monotonic clock."""
 
     number: int
     began: float
@@ -110,8 +110,8 @@ class _Save:
 
 class Saves:
     """Begins a save and follows it. `keep`: folders of checkpoints that retention must leave; change it at any time.
-    `rewind_steps`: so many steps before the newest checkpoint, retention leaves one for a rewind. `num_begun`: saves
-    that the writer has seen already, since it tells them by their numbers."""
+    `rewind_steps`: retention leaves one checkpoint this number of steps before the newest, for a rewind. `num_begun`:
+    saves that the writer has seen already, since it tells them by their numbers."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Saves:
         return self._save.draft.id.step if self._save else 0
 
     def begin(self, laid_out: RankFile, draft: CheckpointManifest) -> None:
-        """Copies this rank's state and has it written; no other save may be under way. Not collective, but all ranks
+        """Copies this rank's state and has it written; no other save may be running. Not collective, but all ranks
         call it at the same step."""
         if self._save:
             raise AssertionError(f"a save begins while that of step {self.step} is under way ({self.phase.value})")
@@ -186,7 +186,7 @@ class Saves:
         return Saved(id=save.draft.id, fault=fault, seconds=time.monotonic() - save.began)
 
     def wait(self) -> Saved | None:
-        """The end of the save that is under way, which all ranks wait for; None if there is none. Collective."""
+        """The end of the save that is running, which all ranks wait for; None if there is none. Collective."""
         ended = None
         while self.is_under_way and ended is None:
             if self._answer is None and self._is_asked:

@@ -14,7 +14,7 @@ from pipeline.evaluation.ridge import LinearClassifier, whitening_of
 
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # the strongest first: each fit starts from the one before
 DEFAULT_STRENGTH = 1e-1  # if no shot can be held out
-_HELD_OUT = 5  # of so many shots, one is held out
+_HELD_OUT = 5  # one of this number of shots is held out
 _MOST_ITERATIONS = 200
 
 

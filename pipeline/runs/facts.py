@@ -115,7 +115,7 @@ class _Reader:
 def read_facts(
     run_dir: Path, *, num_steps: int | None, is_scored: bool, score: str = "test_accuracy", now: float | None = None
 ) -> RunFacts:
-    """What is known of the run. Raises nothing for what stands in the folder.
+    """What is known of the run. Raises nothing, whatever is in the folder.
 
     `num_steps`: of its job; `is_scored`: whether it is evaluated as it trains, so that a score may stand further back;
     `score`: what the metrics call the share that is its accuracy.

@@ -122,7 +122,7 @@ NO_ORIGIN = Origin()
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A start: when it was put on record, the time ledger at that moment, the step that it resumed from (None: it began
+    """A start: when it was recorded, the time ledger at that moment, the step that it resumed from (None: it began
     from scratch), its ranks, what it found, where its job is from, and the process of its first rank."""
 
     attempt: str

@@ -1,4 +1,4 @@
-"""The state of a run, from what stands in its folder. Pure.
+"""The state of a run, from what is in its folder. Pure.
 
     done            the DONE marker is that of the recorded number of steps
     running         the process of its first rank is there, or wrote a heartbeat a moment ago, and has not ended
@@ -50,7 +50,7 @@ class LastStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Signs:
-    """What stands in a run's folder. None: it is not there, or cannot be used.
+    """What is in a run's folder. None: it is missing, or cannot be used.
 
     `num_steps`: of the job. `done_step`: in the DONE marker. `saved_step`: in the ledger. `told_step`: in the metrics.
     `quiet_seconds`: since the metrics or the ledger were written. `has_attempts`: the run has begun at least once.

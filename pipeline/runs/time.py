@@ -29,7 +29,7 @@ WORDS = {
 class Restart:
     """A start after the first, or a rewind. `step`: the one that it continued from, None from scratch. `lost_steps`:
     those that were done and lost, as far as the metrics told. `seconds`: lost work and waiting; `startup_seconds`: of
-    the new start; if that saved nothing, until it was put on record. `topology`: ranks, ZeRO stage, device, if they
+    the new start; if that saved nothing, until it was recorded. `topology`: ranks, ZeRO stage, device, if they
     changed."""
 
     attempt: str
@@ -99,7 +99,7 @@ def _before(lines: Sequence[Line], unix_time: float) -> Line | None:
 
 
 def _began(start: Start, lines: Sequence[Line]) -> float:
-    """When a start began, which is before it was put on record."""
+    """When a start began, which is before it was recorded."""
     base = _before(lines, start.unix_time)
     return start.unix_time - max(0.0, start.startup_seconds - (_seconds(base, "startup") if base else 0.0))
 

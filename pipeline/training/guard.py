@@ -65,7 +65,7 @@ def add_finding(run_dir: str, finding: BadStep, *, action: str, **more: int) -> 
 
 
 log = logging.getLogger(__name__)
-LastSaved = Callable[[], int | None]  # the step of the newest checkpoint, once no save is under way; collective
+LastSaved = Callable[[], int | None]  # the step of the newest checkpoint, once no save is running; collective
 
 
 class RewindNeededError(Exception):

@@ -149,7 +149,7 @@ class Loop:
         return LoopEnd.ASKED if self._is_saved() else LoopEnd.NOTHING_SAVED
 
     def _save(self, *, may_be_skipped: bool = False) -> None:
-        """`may_be_skipped`: if a save is under way, and the model is not the best so far."""
+        """`may_be_skipped`: if a save is running, and the model is not the best so far."""
         may_be_skipped = may_be_skipped and not self.when.best.is_due(self.step)
         self.when.begins(self.step)
         num_updates, losses = self.guard.updates.num_updates, self.guard.losses
@@ -157,7 +157,7 @@ class Loop:
         self.when.began()
 
     def _is_saved(self) -> bool:
-        """Whether this step is committed, once the save that is under way has ended."""
+        """Whether this step is committed, once the save that is running has ended."""
         self.saving.wait()
         self.when.look()
         return self.saving.saved_step == self.step

@@ -1,8 +1,8 @@
 """Goes back to a checkpoint from before a finding of the guard, and leaves out the data around it.
 
-The engine is filled again in place, as a new process fills its own. A new attempt is put on record first, with the data
+The engine is filled again in place, as a new process fills its own. A new attempt is recorded first, with the data
 steps that it leaves out: killed at any moment, the run resumes as it would have continued. What the attempt before it
-saved after that checkpoint does not count any more, nor does a save of it that is still under way.
+saved after that checkpoint does not count any more, nor does a save of it that is still running.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""When time asks for a checkpoint: every so many seconds, or at an interval that follows from what checkpoints take.
+"""When time asks for a checkpoint: every N seconds, or at an interval that follows from what checkpoints take.
 
 Clocks and measured times differ between ranks, so rank 0 alone decides. Its wish travels with the sums of a step, as a
 request to save does (signals.py).

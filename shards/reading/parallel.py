@@ -42,7 +42,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, work
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(environment,))
     try:
         yield from _in_pool(pool, function, chain(first, left), window=2 * workers)
-    except (KeyboardInterrupt, GeneratorExit):  # nobody waits for the tasks under way
+    except (KeyboardInterrupt, GeneratorExit):  # nobody waits for the running tasks
         for worker in list((pool._processes or {}).values()):
             worker.terminate()
         raise

@@ -130,7 +130,7 @@ class SampleReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes under way, held, or in batches that are still referred to."""
+        """Bytes that are being read, held, or in batches that are still referred to."""
         return self._held.now
 
     def drop(self) -> None:

@@ -37,7 +37,7 @@ class StreamReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes under way, held, or in batches that are still referred to."""
+        """Bytes that are being read, held, or in batches that are still referred to."""
         return sum(reader.held_bytes for reader in self._readers)
 
     def counts(self) -> dict[str, float]:

@@ -27,7 +27,7 @@ def in_order(
 ) -> Generator[Result | Exception, None, None]:
     """`function` of every item, in order. An exception comes in its item's place, so that one does not end the others.
 
-    At most `window` items are under way or wait to be taken. Items are drawn in the caller's thread, as results are
+    At most `window` items are being made or wait to be taken. Items are drawn in the caller's thread, as results are
     taken. A caller that stops early waits only for calls that have begun.
     """
     return _in_order(lambda _, item: function(item), items, threads, window, None)

@@ -29,7 +29,7 @@ STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TEMPORARY_PREFIX) + r"(.+)\.[0-9a-f]{16}", re.DOTALL)  # as `create` names them
 _OPEN_TRIES = 5
-# A retry mends none of these. A full or failing disk (ENOSPC, EDQUOT, EIO) is not among them.
+# A retry fixes none of these. A full or failing disk (ENOSPC, EDQUOT, EIO) is not among them.
 _MISTAKES = (
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL),

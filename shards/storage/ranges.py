@@ -103,7 +103,7 @@ class HedgedRequest:
     is_over: bool = False  # one of the requests has the bytes, or the first one has failed before there was a second
 
     def done(self, _: Future[bytes]) -> None:
-        """Nobody needs what is still under way."""
+        """Nobody needs what is still being read."""
         self.stop.set()
         if self.hedge:
             self.hedge.cancel()
@@ -145,7 +145,7 @@ class RangeReads:
         close_all(self.pools)
 
     def _read(self, request: HedgedRequest, future: Future[bytes]) -> bytes:
-        """The first request. If it fails while the hedge is under way, the hedge decides."""
+        """The first request. If it fails while the hedge is running, the hedge decides."""
         self._plan_hedge(request, future)
         try:
             return self._run(request, future, request.store)

@@ -47,7 +47,7 @@ def gpu_budget(total_bytes: int, *, where: str) -> Budget:
 
 
 def host_budget(free_bytes: int, *, num_local_ranks: int) -> Budget:
-    """A rank's share of a host that has so many bytes left."""
+    """A rank's share of the bytes that a host has left."""
     share = max(0, free_bytes) // num_local_ranks
     reserve = _LIBRARIES_BYTES + int(_HOST_FRAGMENTED * share)
     return Budget(total_bytes=share, reserve_bytes=reserve, where="this host")

@@ -25,7 +25,7 @@ from pipeline.models.flops import num_parameters
 from pipeline.training.settings.job import TrainingJob, reduced_in, with_buckets_of
 
 _FP32, _BF16 = 4, 2
-# Stage 3 keeps up to so many gathered weights, which are needed again soon; in a pass, gathering copies them once.
+# Stage 3 keeps up to this many gathered weights, which are needed again soon; in a pass, gathering copies them once.
 _MOST_GATHERED = 1_000_000_000
 _IMAGE_BUFFERS = 2  # a rank's share of the batch on the device, and the next one's
 

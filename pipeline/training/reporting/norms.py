@@ -1,10 +1,10 @@
-"""Norms of gradients and parameters by group of layers, every so many steps, as a pure function of the step.
+"""Norms of gradients and parameters by group of layers, every `every` steps, as a pure function of the step.
 
 Each rank adds up the squares of what it holds: its part of the reduced gradients before clipping, and of the fp32
 masters before the update. The sums over ranks are part of the reduction that every step makes, and they reach the host
 with the loss: a step that is due sends some more numbers, and nothing waits for them.
 
-The picture of the position embeddings' similarity, every so many steps and after the last one.
+The picture of the position embeddings' similarity, at an interval of steps and after the last one.
 
 Every rank puts its part of the fp32 master into a table of zeros, and one sum over ranks makes the table whole, under
 any ZeRO stage. Rank 0 compares the positions on its device and sends the outcome to the host, which takes it a step

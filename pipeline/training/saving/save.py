@@ -102,7 +102,7 @@ class Saving:
         """Begins a checkpoint of this moment, after these losses. All ranks call it at the same step, when all outcomes
         are read.
 
-        A save that is still under way is waited for, or this one is skipped (`checkpoint.when_busy`, if it may be). One
+        A save that is still running is waited for, or this one is skipped (`checkpoint.when_busy`, if it may be). One
         failure is logged; `checkpoint.max_failed` in a row end the run.
         """
         step, saves = position.next_step, self.saves
@@ -132,7 +132,7 @@ class Saving:
         self._ended(self.saves.advance(result.sums))
 
     def wait(self) -> None:
-        """Returns once no save is under way. Collective if one is."""
+        """Returns once no save is running. Collective if one is."""
         if self.saves.is_under_way:
             began = time.monotonic()
             with self.watch.writing():

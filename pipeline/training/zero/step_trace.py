@@ -27,7 +27,7 @@ class StepTrace:
     def __init__(self, run_dir: Path, steps: range, times: StepTimes, *, device: torch.device) -> None:
         self._folder, self._steps, self._times, self._device = run_dir / FOLDER, steps, times, device
         self._profiler: profile | None = None
-        self._named = ExitStack()  # the step under way
+        self._named = ExitStack()  # the running step
         self._traced: list[int] = []
 
     def begins(self, step: int) -> None:
