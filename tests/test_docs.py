@@ -52,6 +52,28 @@ def test_every_file_and_function_that_is_named_exists() -> Iterator[str]:
             yield f"docs/architecture.md names {file}:{name}, but the file has no {name}"
 
 
+def sections(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@every_fault
+def test_every_link_of_a_page_leads_somewhere() -> Iterator[str]:
+    for page in (*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md"), CHECKOUT / "slurm" / "README.md"):
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, section = link.partition("#")
+            if ":" in path:
+                continue  # of another site
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists():
+                yield f"{page.relative_to(CHECKOUT)}: {link} does not exist"
+            elif section and target.suffix == ".md" and section not in sections(target):
+                yield f"{page.relative_to(CHECKOUT)}: {link}: the page has no such section"
+
+
 def test_every_folder_of_the_code_has_its_line() -> None:
     folders = {path.parent.relative_to(CHECKOUT) for room in ROOMS for path in (CHECKOUT / room).rglob("__init__.py")}
     assert [str(folder) for folder in sorted(folders) if f"| `{folder}/` |" not in ARCHITECTURE] == []

@@ -85,6 +85,6 @@ def test_examples_of_watching(finished_runs: FinishedRuns, tmp_path: Path) -> No
     assert (tmp_path / "digits.html").exists()
 
 
-@pytest.mark.parametrize("page", sorted((CHECKOUT / "docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted((CHECKOUT / "docs").rglob("*.md")), ids=lambda page: page.name)
 def test_no_number_is_still_to_do(page: Path) -> None:
     assert "TODO" not in page.read_text(), f"{page.name} has a place that waits for a number"
