@@ -114,11 +114,11 @@ def test_values_added_to_the_last_step_are_in_its_row(tmp_path: Path) -> None:
 _ADDED = """
 import sys
 from pathlib import Path
-from pipeline.training.settings.loggers import Ending, Line, LoggersConfig
+from pipeline.training.settings.loggers import StartEnding, Line, LoggersConfig
 from pipeline.training.reporting.wandb_logger import WandbLogger, prepare
 
 prepare()
-for number, ending in enumerate((Ending.STOPPED, Ending.DONE)):
+for number, ending in enumerate((StartEnding.STOPPED, StartEnding.DONE)):
     one = WandbLogger(LoggersConfig(wandb=True), identity="0123456789abcdef", name="n", run_dir=Path(sys.argv[1]))
     assert one.open() == 2 * number
     if number == 0:
