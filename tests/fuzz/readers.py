@@ -24,11 +24,11 @@ from pipeline.models.weights.folder import Weights, filled_model, open_weights
 from pipeline.runs.facts import read_facts
 from pipeline.runs.state import STATES
 from pipeline.training.reporting.ledger import Ledger
+from pipeline.training.reporting.logger_choice import logger_id
 from pipeline.training.reporting.logger_thread import lines_between
 from pipeline.training.reporting.metrics import METRICS_FILE, cut_after, read_metrics
 from pipeline.training.saving.finish import Done, read_done
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.loggers import logger_id
 from pipeline.training.summary import scores_of
 from shards.card.card import gather_facts
 from shards.card.card_page import render

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training.settings.loggers import logger_id, read_logger_id
+from pipeline.training.reporting.logger_choice import logger_id, read_logger_id
 from shards.errors import InvalidDataError
 
 
