@@ -46,7 +46,7 @@ ORDER = {
         "cluster warmup",
         "help job_files planning",
         "endings mistakes ranks recipes",
-        "environment exit_codes flags interrupts output settings stages",
+        "environment exit_codes flags interrupts out_file output settings stages",
     ),
     "pipeline": (
         "training/run",

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 from jobs import exit_codes
-from jobs.output import put, write_out
+from jobs.out_file import write_out
+from jobs.output import put
 from pipeline.config_values import Device
 from pipeline.runs.facts import read_facts
 from shards.errors import UserError

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.output import PAGES, put, refuse_no_page, write_page
+from jobs.out_file import PAGES, refuse_no_page, write_page
+from jobs.output import put
 from jobs.reports.compare_facts import Point, facts_of, gather, told_apart
 from jobs.reports.compare_page import render
 from jobs.reports.ls import folders_below

@@ -5,7 +5,8 @@ import math
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.output import WIDTH, put, refuse_no_page, wrapped, write_page
+from jobs.out_file import refuse_no_page, write_page
+from jobs.output import WIDTH, put, wrapped
 from jobs.reports.facts import ReportFacts, gather
 from jobs.reports.pages import render
 from jobs.reports.scores import read_scores
