@@ -14,9 +14,10 @@ from pathlib import Path
 from shards.errors import UserError
 from shards.files.json_lines import write_whole
 
+PAGES = (".html", ".htm")
+# The user's mistake; any other fault, such as a full disk, is one outside.
+_NOT_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _MOST_NAMES = 3
-
-
 _PART = ".part"  # of an interrupted write
 
 
@@ -64,13 +65,6 @@ def _files(folder: Path) -> set[str]:
     if not folder.is_dir():
         return {folder.name}
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-
-
-PAGES = (".html", ".htm")
-
-
-# The user's mistake; any other fault, such as a full disk, is one outside.
-_NOT_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 
 
 def write_out(path: Path, data: bytes, *, todo: str) -> None:

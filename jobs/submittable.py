@@ -70,8 +70,8 @@ def comment_of(work: list[str]) -> str:
 
 
 def submit_folder(run_dir: str, stage: str) -> Path:
-    """Where the script and the log go: RUN/submit, or ./patchline-STAGE for a stage without a run directory. Without
-    links and `..`: one folder, by whatever path it is named."""
+    """The folder of the script and the log: RUN/submit, or ./patchline-STAGE for a stage without a run directory.
+    Without links and `..`: one folder, by whatever path it is named."""
     return (Path(run_dir) / "submit" if run_dir else Path(f"patchline-{stage}")).resolve()
 
 

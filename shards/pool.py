@@ -52,7 +52,7 @@ class Pool:
         _POOLS.add(self)
 
     def _empty(self) -> None:
-        """Without a task or a thread: at the start, and in the child of a fork, which has neither."""
+        """Leaves the pool without a task or a thread: at the start, and in the child of a fork, which has neither."""
         self._changed = threading.Condition()
         self._urgent: deque[_Task] = deque()
         self._patient: deque[_Task] = deque()
@@ -276,7 +276,7 @@ _POOLS: "weakref.WeakSet[Pool]" = weakref.WeakSet()
 
 
 def _close_at_exit() -> None:
-    """Before the interpreter stops daemon threads wherever they are, with their locks taken."""
+    """Closes all pools before the interpreter stops daemon threads wherever they are, with their locks taken."""
     close_all(list(_POOLS))
 
 

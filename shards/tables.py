@@ -66,7 +66,7 @@ def refuse_places(index: pa.Table, *, shard: int, is_ours: bool) -> None:
 
 
 def refuse_count(num_rows: int, record: ShardRecord) -> None:
-    """Refuses a shard's index that has not one row per sample."""
+    """Refuses a shard's index that does not have one row per sample."""
     if num_rows != record.num_samples:
         raise ValueError(f"it has {num_rows} rows; allowed: {record.num_samples}, as the manifest says")
 
@@ -93,7 +93,8 @@ def refuse_blocks(blocks: BlockTable, manifest: Manifest) -> None:
 
 
 def refuse_labels(labels: pa.Table, *, num_classes: int) -> None:
-    """Refuses classes unless they are numbered from 0, as many as the manifest says, each with a name of its own."""
+    """Refuses classes unless they are numbered from 0, are as many as the manifest says, and have names of their
+    own."""
     if labels.num_rows != num_classes:
         raise ValueError(f"it has {labels.num_rows} rows; allowed: {num_classes}, the classes of the manifest")
     _refuse_others(labels.column("label").to_numpy(), np.arange(num_classes), "label")

@@ -147,7 +147,7 @@ def _planned(job: PackJob, spec: PackSpec, store: Store) -> Plan:
 
 
 def _refuse_quarantine(plan: Plan, job: PackJob, store: Store) -> None:
-    """If too much of the source is refused, logs the first reasons before the error."""
+    """Logs the first reasons before the error, if too much of the source is refused."""
     try:
         refuse_quarantine(plan, max_quarantined=job.max_quarantined, url=store.url)
     except UserError:

@@ -117,7 +117,7 @@ def _start(exported: Exported) -> str:
 
 
 def _title(exported: Exported) -> str:
-    """Also says sizes that are not those published under the name."""
+    """The card's title, with any sizes that are not those published under the name."""
     name = model_name(exported.config.name, sizes_of(exported.config))
     return f"{_code(name)} at {exported.config.image_size} px"
 

@@ -130,7 +130,8 @@ def _log(path: Path | None) -> tuple[str, ...]:
 
 
 def drawn(view: View, *, columns: int, rows: int) -> "list[Text]":
-    """At most `rows` lines of at most `columns` cells: the run, its jobs, and the end of its log in what is left."""
+    """Draws at most `rows` lines of at most `columns` cells: the run, its jobs, and the end of its log in what is
+    left."""
     lines = [*_head(view, columns), *_slurm(view, columns)][: max(1, rows - 2)]
     room = rows - len(lines) - 3
     if room > 0 and view.log:

@@ -77,7 +77,7 @@ def imagenet_512_l16() -> TrainingJob:
 
 
 def imagenet_518_h14_central_crop() -> TrainingJob:
-    """As imagenet_518_h14, but evaluated on the central crop out of 604 px. OURS: no source has it.
+    """The recipe imagenet_518_h14, evaluated on the central crop out of 604 px. OURS: no source has it.
 
     Source: ours: the proportion 448 to 384 of big_vision's transfer.py. Expected: not known; imagenet_518_h14 has the
     paper's number. To evaluate: patchline evaluate central_crop --weights DIR/weights --data.transform.short-side 604
@@ -87,7 +87,7 @@ def imagenet_518_h14_central_crop() -> TrainingJob:
 
 
 def imagenet_512_l16_central_crop() -> TrainingJob:
-    """As imagenet_512_l16, but evaluated on the central crop out of 597 px. OURS: no source has it.
+    """The recipe imagenet_512_l16, evaluated on the central crop out of 597 px. OURS: no source has it.
 
     Source: ours: the proportion 448 to 384 of big_vision's transfer.py. Expected: not known; imagenet_512_l16 has the
     paper's number. To evaluate: patchline evaluate central_crop --weights DIR/weights --data.transform.short-side 597

@@ -70,8 +70,8 @@ def also_of(
 
 
 def also_in(lines: Sequence[Line], job: TrainingJob, *, is_best: bool) -> list[AlsoScored]:
-    """On the other datasets that the run is scored on, after its last step that was scored, or, with `is_best`, after
-    the step with the best accuracy (early stopping)."""
+    """The scores on the other datasets that the run is scored on, after its last step that was scored, or, with
+    `is_best`, after the step with the best accuracy (early stopping)."""
     key = _key(lines)
     scored = [line for line in lines if is_share(line.get(key))]
     if not scored:

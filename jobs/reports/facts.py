@@ -247,7 +247,7 @@ def _curves(run_dir: Path, notes: _Notes, *, is_running: bool) -> Curves:
 
 
 def _ledger(run_dir: Path, notes: _Notes, *, is_running: bool) -> list[Line]:
-    """Reads the ledger as `_metrics` reads the metrics."""
+    """Reads the ledger's usable lines, and notes the others."""
     with notes.judging(LEDGER):
         found = read_lines(run_dir / LEDGER, is_usable=_is_of_ledger)
         num_unusable = found.num_unusable - (is_running and found.has_half_line)

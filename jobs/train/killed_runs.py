@@ -39,7 +39,7 @@ class TrialTopology:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """When to kill: after the line of `step`, or while the checkpoint of `step` is saved; there is one every
+    """The moment of a kill: after the line of `step`, or while the checkpoint of `step` is saved; there is one every
     `save_steps`. `delay`: the share of a step, or of a short while, that is waited then."""
 
     step: int

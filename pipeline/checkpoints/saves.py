@@ -33,9 +33,9 @@ NAMES = (WRITTEN, FAILED, COMMITTED, OVERTAKEN)
 
 
 class SavePhase(Enum):
-    """Where a save stands, for all ranks."""
+    """The phase of a save, the same on all ranks."""
 
-    NOTHING = "no save is under way"
+    NOTHING = "no save is running"
     WRITING = "the ranks write their files"
     COMMITTING = "rank 0 commits"
 
@@ -146,7 +146,7 @@ class Saves:
         """Copies this rank's state and has it written; no other save may be running. Not collective, but all ranks
         call it at the same step."""
         if self._save:
-            raise AssertionError(f"a save begins while that of step {self.step} is under way ({self.phase.value})")
+            raise AssertionError(f"a save begins while that of step {self.step} is running ({self.phase.value})")
         self.num_begun += 1
         self._save = _Save(number=self.num_begun, began=time.monotonic(), draft=draft)
         self._answer, self.phase = None, SavePhase.WRITING

@@ -141,7 +141,8 @@ def _opened(data: bytes | memoryview, size: tuple[int, int]) -> Iterator[Image.I
 
 
 def _refuse_size(found: tuple[int, int], expected: tuple[int, int]) -> None:
-    """Before a decoder allocates what a broken or hostile header promises; OpenCV itself would allow 2 ** 30 pixels."""
+    """Refuses a size before a decoder allocates what a broken or hostile header promises; OpenCV itself would allow 2
+    ** 30 pixels."""
     if found[0] * found[1] > _MAX_PIXELS:
         raise DecodeError(f"{found[0]} x {found[1]} pixels are above {_MAX_PIXELS}")
     _refuse_other_size(found, expected)

@@ -71,7 +71,8 @@ class BatchStream:
 
     @property
     def typed_position(self) -> StreamPosition:
-        """Where the batch after the last one taken begins, and everything that determines which batch that is."""
+        """The position at which the batch after the last one taken begins, and everything that determines which batch
+        that is."""
         return self._position
 
     @property

@@ -128,7 +128,7 @@ def _fill_from_all(data: bytes | memoryview, plan: ViewPlan, *, out: Pixels) -> 
 
 
 def _gives_the_right_pixels(decoder: CropDecoder) -> bool:
-    """On a few small images, all that the library does at once: another libjpeg or OpenCV could differ."""
+    """Tries on a few small images all that the library does at once: another libjpeg or OpenCV could differ."""
     crop = Crop(top=15, left=9, height=43, width=39, flip=True)
     *usual, progressive = _trial_images()
     for data, denominator, orientation in product((*usual, progressive), (1, 2), (1, 8)):

@@ -55,7 +55,7 @@ def _set_name(url: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FewshotImages:
-    """Where the images of a few-shot measurement are, and how they are prepared."""
+    """The images of a few-shot measurement: where they are, and how they are prepared."""
 
     url: str = ""
     """Dataset to take the shots from: a folder or s3://bucket/prefix."""

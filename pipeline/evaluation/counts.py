@@ -13,8 +13,8 @@ _MOST_CELLS = 1 << 22  # of the confusion matrix: that of 2,000 classes
 
 
 def answers(logits_BK: torch.Tensor, targets_BL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each image, the class that the model says, whether the image has a target (`targets_BL` is padded with -1),
-    and whether it is right."""
+    """Returns for each image the class that the model says, whether the image has a target (`targets_BL` is padded with
+    -1), and whether it is right."""
     # The first of equal logits, as argmax: topk may take any of them.
     said_B, is_scored_B = logits_BK.argmax(dim=1), (targets_BL >= 0).any(dim=1)
     return said_B, is_scored_B, (said_B[:, None] == targets_BL).any(dim=1) & is_scored_B

@@ -46,7 +46,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 class _Nodes:
-    """When each node fails next; a node that has failed is replaced."""
+    """The moment at which each node fails next; a node that has failed is replaced."""
 
     def __init__(self, draw: random.Random, regime: Regime, num_nodes: int) -> None:
         self._draw, self._rate = draw, 1 / (regime.mean_to_failure * num_nodes)
@@ -67,7 +67,7 @@ class _Run:
         self.num_failures = 0
 
     def wall_seconds(self) -> float:
-        """Until the last save of the run is committed."""
+        """The wall time until the last save of the run is committed."""
         now, committed = 0.0, 0.0
         while True:
             failure = self.nodes.next_failure(now)

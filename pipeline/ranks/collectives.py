@@ -70,7 +70,7 @@ def second_group() -> dist.ProcessGroup:
 
 
 def timeouts(group: dist.ProcessGroup) -> set[timedelta]:
-    """After how long an exchange in a group fails, on each kind of device."""
+    """The time after which an exchange in a group fails, on each kind of device."""
     return {group._get_backend(device).options._timeout for device in group._device_types}
 
 

@@ -33,7 +33,7 @@ class Curve:
     num_not_finite: int
 
     def envelope(self, columns: int = COLUMNS) -> list[tuple[int, float]]:
-        """At most four points of every column: its first, least, most and last, in order."""
+        """Keeps at most four points of every column: its first, least, most and last, in order."""
         first, last = self.steps[0], self.steps[-1]
         if len(self.steps) <= 2 * columns:
             return list(zip(self.steps, self.values, strict=True))

@@ -94,13 +94,14 @@ class _Reader:
         return None
 
     def last_seen(self, state: State) -> float | None:
-        """When the run was. The files of a copy have the time of the copy, but for a run that began again in it."""
+        """The last sign of the run. The files of a copy have the time of the copy, but for a run that began again in
+        it."""
         if self.copied_from is not None and state != "running":
             return self.copied_from
         return max(self.times) if self.times else self.recorded()
 
     def recorded(self) -> float | None:
-        """When the run's record was written, the first file of a run."""
+        """The time at which the run's record, its first file, was written."""
         with self.judging("job.yaml"):
             return (self.run_dir / "job.yaml").stat().st_mtime
         return None

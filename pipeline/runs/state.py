@@ -83,7 +83,7 @@ def state_of(signs: Signs) -> tuple[State, str]:
 
 
 def _by_process(signs: Signs, *, is_there: bool) -> tuple[State, str]:
-    """On the host of rank 0. Its heartbeat, if there is one, says how it ended."""
+    """The state by rank 0's process, on its host. Its heartbeat, if there is one, says how it ended."""
     beat = signs.beat
     if beat and beat.is_hanging:
         return _by_beat(signs, beat)

@@ -99,7 +99,7 @@ def _before(lines: Sequence[Line], unix_time: float) -> Line | None:
 
 
 def _began(start: Start, lines: Sequence[Line]) -> float:
-    """When a start began, which is before it was recorded."""
+    """The time at which a start began, which is before it was recorded."""
     base = _before(lines, start.unix_time)
     return start.unix_time - max(0.0, start.startup_seconds - (_seconds(base, "startup") if base else 0.0))
 

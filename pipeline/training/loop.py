@@ -98,7 +98,7 @@ class Loop:
         return LoopEnd.ALL_STEPS
 
     def _begins(self, batch: Batch) -> None:
-        """Before the first step of this loop, with its batch."""
+        """Shows the first batch of this loop, and ends the part of the start that waited for it."""
         if self.reporter:
             self.reporter.shows(*self.train_step.first_images(batch, NUM_IMAGES))
         self.watch.parts.ends("first_batch")

@@ -31,7 +31,7 @@ class RewindPlan:
 
 
 def plan_rewind(finding: BadStep, skipped: Skipped, *, config: GuardConfig) -> RewindPlan:
-    """Where to go back to, for a run that has left out `skipped` so far."""
+    """Plans where to go back to, for a run that has left out `skipped` so far."""
     skip = range_around(finding.data_step, length=config.skip_steps, skipped=skipped)
     return RewindPlan(skip=skip, last_step=step_of(skip.first, skipped))
 

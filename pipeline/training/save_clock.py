@@ -72,7 +72,7 @@ class SaveClock:
 
 
 def words_of(config: CheckpointConfig, *, is_scored: bool) -> str:
-    """When a run saves, in words; empty if it is only every N steps. `is_scored`: whether it is evaluated."""
+    """Says in words when a run saves; empty if it is only every N steps. `is_scored`: whether it is evaluated."""
     steps = [f"every {plural(config.every_steps, 'step')}"] if config.every_steps else []
     seconds = [f"every {duration(config.every_seconds)}"] if config.every_seconds else []
     if config.auto_interval:

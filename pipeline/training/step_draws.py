@@ -44,7 +44,7 @@ _MASKED, _MASKED_OR_OTHER = 0.8, 0.9
 def patch_sources(
     step: int, positions_in_batch: NDArray[np.int64], *, seed: int, num_patches: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where each patch is taken from, int64[n, N]: 0 to N - 1, or N for [mask]; and whether it is to be predicted,
+    """The source of each patch, int64[n, N]: 0 to N - 1, or N for [mask]; and whether it is to be predicted,
     bool[n, N]. `positions_in_batch`, int64[n]: places in the global batch. ValueError for fewer than 2 patches."""
     if num_patches < 2:
         raise ValueError(f"num_patches is {num_patches}; allowed: 2 or more, since half are corrupted")

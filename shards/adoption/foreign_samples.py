@@ -85,7 +85,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class TarFault:
-    """Where webdataset's readers stop: they take it for the tar's end, or fail (`is_fatal`)."""
+    """A place at which webdataset's readers stop: they take it for the tar's end, or fail (`is_fatal`)."""
 
     reason: str
     is_fatal: bool

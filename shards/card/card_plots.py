@@ -196,7 +196,7 @@ def _side_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def _round_ticks(low: int, high: int) -> list[tuple[float, str]]:
-    """At most five round whole numbers, `low` itself first if it is 1."""
+    """Chooses at most five round whole numbers, `low` itself first if it is 1."""
     rough = max((high - low) / 4, 1)
     size = 10 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)

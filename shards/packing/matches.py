@@ -33,7 +33,8 @@ _SCHEMA = pa.schema(
 def closest_matches(
     store: Store, spec: PackSpec, dropped: pa.Table, overlaps: pa.Table, sets: tuple[EvaluationSet, ...]
 ) -> pa.Table:
-    """At most MOST_MATCHES pairs, nearest first: half of them the closest, half the farthest that still match."""
+    """Chooses at most MOST_MATCHES pairs, nearest first: half of them the closest, half the farthest that still
+    match."""
     ordered = overlaps.sort_by([("distance", "ascending"), ("position", "ascending")])
     if ordered.num_rows > MOST_MATCHES:
         half = MOST_MATCHES // 2

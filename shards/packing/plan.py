@@ -24,7 +24,7 @@ Count = Annotated[int, Range(0, MOST_SAMPLES)]
 
 
 class AdoptedError(ValueError):
-    """Not a plan, but the record of an index of existing tars."""
+    """The file is not a plan, but the record of an index of existing tars."""
 
 
 @dataclass(frozen=True, kw_only=True)

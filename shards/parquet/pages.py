@@ -92,8 +92,8 @@ class PageCheck:
             raise self._fault(str(error)) from error
 
     def repeated_bytes(self, data: bytes) -> int:
-        """From the column's first bytes: the most bytes that a value may have which the file holds only once; 0 if each
-        value is there as often as it is used."""
+        """Reads from the column's first bytes the most bytes that a value may have which the file holds only once; 0 if
+        each value is there as often as it is used."""
         try:
             page = _page(data, 0)
         except (LookupError, TypeError, ValueError):  # add() says what is wrong

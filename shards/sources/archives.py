@@ -60,7 +60,7 @@ class ClassTarsSource:
         return TarReader(store=open_store(self.root))
 
     def known_labels(self) -> None:
-        """Not known before the scan."""
+        """The labels are not known before the scan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class TarOfTarsSource:
         return TarReader(store=self._store_and_name()[0])
 
     def known_labels(self) -> None:
-        """Not known before the scan."""
+        """The labels are not known before the scan."""
 
     def _outer_members(self, store: Store, path: str) -> Iterator[Member]:
         try:

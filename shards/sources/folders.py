@@ -47,7 +47,7 @@ class FolderSource:
         return Tree(root=self.root)
 
     def known_labels(self) -> None:
-        """Not known before the scan."""
+        """The labels are not known before the scan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class FlatSource:
         return Tree(root=self.root)
 
     def known_labels(self) -> None:
-        """Not known before the scan."""
+        """The labels are not known before the scan."""
 
     def _labelled_by_name(self) -> Iterator[Entry]:
         pattern = re.compile(self.label_pattern)

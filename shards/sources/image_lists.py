@@ -71,7 +71,7 @@ class ManifestSource:
         return Locations(root=self._root())
 
     def known_labels(self) -> None:
-        """Not known before the scan."""
+        """The labels are not known before the scan."""
 
     def _paths(self) -> list[str]:
         if not self.files:

@@ -81,8 +81,8 @@ def parse_long_name(data: bytes) -> str:
 
 
 def parse_pax(data: bytes) -> dict[str, str]:
-    """Of the records `LENGTH KEY=VALUE` of a pax header, those that say where or what its file is: path, size and
-    GNU.sparse.*. Raises ValueError if they are damaged."""
+    """Reads from the records `LENGTH KEY=VALUE` of a pax header those that say where or what its file is: path, size
+    and GNU.sparse.*. Raises ValueError if they are damaged."""
     records = {}
     position = 0
     while position < len(data) and data[position]:

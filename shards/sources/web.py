@@ -87,7 +87,8 @@ def _wait(hold: Hold, num_bytes: int) -> float:
 
 
 class _Deadline:
-    """When an image must be complete, redirects and headers included, without the time spent waiting for room."""
+    """The time by which an image must be complete, redirects and headers included, without the time spent waiting for
+    room."""
 
     def __init__(self) -> None:
         self._until = time.monotonic() + FETCH_SECONDS
@@ -164,7 +165,7 @@ class _HTTPSHandler(_TimedHandler, urllib.request.HTTPSHandler):
 
 @cache
 def _opener() -> urllib.request.OpenerDirector:
-    """Without the handlers of file:, ftp: and data: that urlopen has."""
+    """An opener without the handlers of file:, ftp: and data: that urlopen has."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),

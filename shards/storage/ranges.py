@@ -44,7 +44,7 @@ class LatencyTracker:
         self._seconds_per_byte.append(seconds / (REQUEST_BYTES + num_bytes))
 
     def slow_after(self, num_bytes: int) -> float:
-        """After how many seconds a read of `num_bytes` is slower than 99 of 100."""
+        """The seconds after which a read of `num_bytes` is slower than 99 of 100."""
         if len(self._seconds_per_byte) < KNOWN_READS:
             return FIRST_SECONDS + num_bytes / FIRST_BYTES_PER_SECOND
         ranked = sorted(self._seconds_per_byte)
@@ -184,7 +184,7 @@ class RangeReads:
         return data
 
     def _begins_hedge(self, request: HedgedRequest) -> bool:
-        """Not if that was done too often, or if the storage has too much to do."""
+        """Whether a second request may begin: not if that was done too often, or if the storage has too much to do."""
         with self._lock:
             allowed = 1 + self.config.hedge_share * self._num_begun
             if request.is_over or self._num_hedges >= allowed or self._limit.was_just_cut():

@@ -101,7 +101,7 @@ class RequestRetries:
         self._budget.earn(share)
 
     def again_after_answer(self, fault: str) -> bool:
-        """After an answer with too few bytes: pauses and returns True; False after `fruitless_tries`.
+        """Pauses, after an answer with too few bytes, and returns True; False after `fruitless_tries`.
 
         StorageError if the budget or the deadline is used up.
         """
@@ -109,7 +109,7 @@ class RequestRetries:
         return self._again(fault, self._fruitless < self._budget.config.fruitless_tries, is_answer=True)
 
     def again_after_failure(self, fault: str, *, is_answer: bool) -> bool:
-        """After a request that was answered by an error, or not at all. If the storage has answered before, retries
+        """Handles a request that was answered by an error, or not at all. If the storage has answered before, retries
         continue until the deadline; if it never has, its address is probably wrong."""
         limit = self._budget.config.fruitless_tries
         is_allowed = self._budget.has_answered or self._failures + 1 < limit

@@ -306,7 +306,7 @@ def _cleaned(place: _Place) -> Verdict:
 
 
 def _said(error: Exception) -> str:
-    """Without the message of the server, which may say anything."""
+    """The error without the message of the server, which may say anything."""
     response: dict[str, Any] = getattr(error, "response", {})
     code = str(response.get("Error", {}).get("Code", "")) or type(error).__name__
     return f"the server answers {code}"

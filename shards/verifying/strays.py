@@ -21,7 +21,8 @@ class DatasetFault:
 
 
 def strays(store: Store, manifest: Manifest) -> Iterator[DatasetFault]:
-    """For adopted tars, only index/ and our own work files are checked: anything else may lie next to them."""
+    """Finds files that do not belong there. For adopted tars, only index/ and our own work files are checked: anything
+    else may lie next to them."""
     known = {record.path for record in manifest.shards} | set(manifest.files)
     folders = ("index",) if manifest.adopted else ("shards", "index", "plan")
     for path in (path for folder in folders for path in store.list(folder)):

@@ -55,7 +55,7 @@ class DoneCopies:
         return True
 
     def wait(self) -> None:
-        """At once."""
+        """Returns at once, because the copies were already made."""
 
     def order(self) -> None:
         """Nothing is left to come first."""

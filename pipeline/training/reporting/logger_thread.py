@@ -129,7 +129,7 @@ class LoggerThread:
             self._changed.notify()
 
     def join(self, ending: StartEnding, *, began: float | None = None) -> None:
-        """After `end`: waits until the service has everything, for a bounded time; then says what it has not. `began`:
+        """Waits, after `end`, until the service has everything, for a bounded time; then says what it has not. `began`:
         the monotonic time of `end`, if other services have been waited for since."""
         began, has_said = time.monotonic() if began is None else began, False
         while self._thread.is_alive():

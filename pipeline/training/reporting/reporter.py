@@ -309,7 +309,7 @@ class Reporter:
         self._once |= {"checkpoint/failed": float(num_failed)}
 
     def write_rest(self) -> None:
-        """At the end: what the next line was to have goes into the last one, such as the last commit."""
+        """Adds, at the end, what the next line was to have to the last one, such as the last commit."""
         if self._once and self._line_step:
             self.metrics.amend(self._line_step, self._once)
         self._once = {}

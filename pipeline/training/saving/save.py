@@ -146,7 +146,7 @@ class Saving:
         return self.saved_step
 
     def settle(self) -> None:
-        """Before the process ends: returns once nothing is left to write or to delete."""
+        """Waits, before the process ends, until nothing is left to write or to delete."""
         self.wait()
         with self.watch.writing():
             self.saves.settle()

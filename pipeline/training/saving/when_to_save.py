@@ -62,7 +62,7 @@ class WhenToSave:
         self._follow()
 
     def look(self) -> None:
-        """After each step and each save: a commit that all ranks know of by now is measured, and may be the best."""
+        """Measures, after each step and each save, a commit that all ranks know of by now, which may be the best."""
         if self._saved and self._saved != self._seen:
             self._committed(self._saved)
         if self.saving.num_failed > self._num_failed:

@@ -35,8 +35,9 @@ _GRACE_SECONDS = (2.0, 60.0)  # in which the ranks write their stacks, at least 
 
 
 def collective_timeout(config: HangConfig) -> timedelta:
-    """After how long an exchange between ranks fails: the last resort if a heartbeat does not end a hung run. Twice the
-    longest limit, so that the heartbeat, which can name a rank, comes first, also while a rank saves alone."""
+    """The time after which an exchange between ranks fails: the last resort if a heartbeat does not end a hung run.
+    Twice the longest limit, so that the heartbeat, which can name a rank, comes first, also while a rank saves
+    alone."""
     return max(COLLECTIVE_TIMEOUT, timedelta(seconds=2 * max(config.step_seconds, config.other_seconds)))
 
 

@@ -26,8 +26,8 @@ _OF_A_STEP = (Phase.WAITING_FOR_DATA, Phase.COMPUTING, Phase.EVALUATING)
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a rank stands. `step`, from 1 on, and `batch` of an evaluation; 0: none yet. `is_first`: something of this
-    kind is done for the first time, and may compile."""
+    """The place in a run at which a rank is. `step`, from 1 on, and `batch` of an evaluation; 0: none yet. `is_first`:
+    something of this kind is done for the first time, and may compile."""
 
     phase: Phase
     step: int = 0

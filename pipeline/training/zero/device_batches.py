@@ -31,7 +31,7 @@ class Batches(Protocol):
 
     @property
     def typed_position(self) -> StreamPosition:
-        """Where the batch after the one returned last begins."""
+        """The position at which the batch after the one returned last begins."""
 
     def counts(self) -> dict[str, float]:
         """What the stream has read so far, by name of pipeline.data.batches.COUNT_NAMES."""
@@ -51,19 +51,19 @@ class HostBatches:
 
     @property
     def typed_position(self) -> StreamPosition:
-        """See Batches."""
+        """Implements `Batches`."""
         return self._stream.typed_position
 
     def counts(self) -> dict[str, float]:
-        """See Batches."""
+        """Implements `Batches`."""
         return self._stream.counts()
 
     def __next__(self) -> Batch:
-        """See Batches."""
+        """Implements `Batches`."""
         return next(self._stream)
 
     def launched(self) -> None:
-        """See Batches. The CPU has done the work, too."""
+        """Implements `Batches`. The CPU has done the work, too."""
 
 
 @dataclass
@@ -99,15 +99,15 @@ class DeviceBatches:
 
     @property
     def typed_position(self) -> StreamPosition:
-        """See Batches. A batch that was only copied ahead does not count."""
+        """Implements `Batches`. A batch that was only copied ahead does not count."""
         return self._position
 
     def counts(self) -> dict[str, float]:
-        """See Batches."""
+        """Implements `Batches`."""
         return self._stream.counts()
 
     def __next__(self) -> Batch:
-        """See Batches. Work launched from now on waits for its copy; the host does not."""
+        """Implements `Batches`. Work launched from now on waits for its copy; the host does not."""
         self._is_used()
         copied, self._ahead = self._ahead or self._copied(), None
         with self._times.part("to_device"):
@@ -116,8 +116,8 @@ class DeviceBatches:
         return copied.batch
 
     def launched(self) -> None:
-        """See Batches. The next batch follows to the device at once if it is complete: the host waits for no data
-        here, since what it has launched so far is not yet the whole step."""
+        """Implements `Batches`. The next batch follows to the device at once if it is complete: the host waits for no
+        data here, since what it has launched so far is not yet the whole step."""
         self._is_used()
         if self._ahead is None and self._stream.is_ready:
             self._ahead = self._copied()

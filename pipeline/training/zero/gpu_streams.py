@@ -48,32 +48,32 @@ class CudaStreams:
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def copying(self) -> AbstractContextManager[object]:
-        """See Streams."""
+        """Implements `Streams`."""
         stream: AbstractContextManager[object] = torch.cuda.stream(self._copies)
         return stream
 
     def record(self) -> torch.cuda.Event:
-        """See Streams. A host that waits for it sleeps: the threads that decode need its core."""
+        """Implements `Streams`. A host that waits for it sleeps: the threads that decode need its core."""
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def wait(self, event: Event) -> None:
-        """See Streams."""
+        """Implements `Streams`."""
         if not isinstance(event, torch.cuda.Event):
             raise TypeError(f"{event!r} is no event of a GPU")
         torch.cuda.current_stream(self._device).wait_event(event)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """See Streams."""
+        """Implements `Streams`."""
         target.copy_(source, non_blocking=True)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See Streams. PyTorch reuses its memory only after copies out of it are done."""
+        """Implements `Streams`. PyTorch reuses its memory only after copies out of it are done."""
         return tensor.pin_memory()
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See Streams."""
+        """Implements `Streams`."""
         return torch.empty_like(tensor, device=self._device)
 
 
@@ -81,27 +81,27 @@ class HostStreams:
     """Those of a CPU, where everything is done when it is launched."""
 
     def copying(self) -> AbstractContextManager[object]:
-        """See Streams."""
+        """Implements `Streams`."""
         return nullcontext()
 
     def record(self) -> Event:
-        """See Streams."""
+        """Implements `Streams`."""
         return _Past()
 
     def wait(self, event: Event) -> None:
-        """See Streams."""
+        """Implements `Streams`."""
         event.synchronize()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """See Streams."""
+        """Implements `Streams`."""
         target.copy_(source)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See Streams: there is no device that copies."""
+        """Implements `Streams`: there is no device that copies."""
         return tensor
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See Streams."""
+        """Implements `Streams`."""
         return torch.empty_like(tensor)
 
 

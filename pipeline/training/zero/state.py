@@ -131,7 +131,7 @@ def spoil_gradients(zero: Any, gradients: Iterable[torch.Tensor]) -> torch.Tenso
 
 
 def publish_masters(zero: Any, *, also: Callable[[], None]) -> None:
-    """After the masters were overwritten: updates the model's own (low-precision) weights from them on all ranks.
+    """Updates, after the masters were overwritten, the model's own (low-precision) weights from them on all ranks.
     `also`: does the same for weights that the optimiser does not know."""
     if not hasattr(zero, "fp32_partitioned_groups_flat"):
         zero.update_lp_params()

@@ -49,11 +49,11 @@ class HostMark:
     at: float
 
     def is_past(self) -> bool:
-        """See Mark."""
+        """Implements `DeviceMark`."""
         return True
 
     def seconds_to(self, later: DeviceMark) -> float:
-        """See Mark."""
+        """Implements `DeviceMark`."""
         if not isinstance(later, HostMark):
             raise TypeError(f"{later!r} is no moment of the CPU")
         return later.at - self.at
@@ -63,11 +63,11 @@ class HostMarks:
     """Those of a CPU."""
 
     def now(self) -> DeviceMark:
-        """See Marks."""
+        """Implements `Marks`."""
         return HostMark(time.perf_counter())
 
     def free(self, mark: DeviceMark) -> None:
-        """See Marks. Nothing is kept."""
+        """Implements `Marks`. Nothing is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class CudaMark:
     event: torch.cuda.Event
 
     def is_past(self) -> bool:
-        """See Mark."""
+        """Implements `DeviceMark`."""
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def seconds_to(self, later: DeviceMark) -> float:
-        """See Mark."""
+        """Implements `DeviceMark`."""
         if not isinstance(later, CudaMark):
             raise TypeError(f"{later!r} is no moment of a GPU")
         return float(self.event.elapsed_time(later.event)) / 1000
@@ -94,13 +94,13 @@ class CudaMarks:
         self._device, self._free = device, deque[CudaMark]()
 
     def now(self) -> DeviceMark:
-        """See Marks."""
+        """Implements `Marks`."""
         mark = self._free.popleft() if self._free else CudaMark(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
         mark.event.record(torch.cuda.current_stream(self._device))
         return mark
 
     def free(self, mark: DeviceMark) -> None:
-        """See Marks."""
+        """Implements `Marks`."""
         if isinstance(mark, CudaMark):
             self._free.append(mark)
 

@@ -241,7 +241,7 @@ def begun_twice(world: World, folder: Path) -> str:
 
 def test_one_save_at_a_time(tmp_path: Path) -> None:
     (said,) = run_ranks(begun_twice, tmp_path, num_ranks=1)
-    assert said.startswith("a save begins while that of step 4 is under way")
+    assert said.startswith("a save begins while that of step 4 is running")
 
 
 def saved_again_after_a_lost_answer(world: World, folder: Path) -> tuple[list[str], int]:
