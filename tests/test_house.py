@@ -95,7 +95,7 @@ ORDER = {
         "files images",
         "local_file store",
         "storage",
-        "parquet read_config subset_config",
+        "class_names parquet read_config subset_config",
         "mixing order pool schema subset",
         "errors hashing orientation output sample_rows",
     ),

@@ -24,7 +24,7 @@ from shards.packing.plan import Plan, read_plan, refuse_other_versions
 from shards.packing.planning import make_plan
 from shards.packing.scan import ScanTask, scan_slice
 from shards.packing.spec import PackSpec
-from shards.packing.summary import packed_words, refused_words
+from shards.packing.summary import class_warnings, class_words, packed_words, refused_words
 from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
 from shards.reading.parallel import run_tasks
 from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source
@@ -139,8 +139,13 @@ def _hash_evaluation_sets(job: PackJob, spec: PackSpec) -> None:
 def _planned(job: PackJob, spec: PackSpec, store: Store) -> Plan:
     listing: Listing = listed(store, spec.source, scan_hash=spec.scan_hash())
     plan = make_plan(store, spec, listing, workers=job.workers)
-    images = f"{plural(plan.num_samples, 'image')} of {plural(len(plan.label_names), 'class')}"
+    images = f"{plural(plan.num_samples, 'image')} of {class_words(plan.label_names)}"
     log.info("plan: %s into %s", images, plural(plan.num_shards, "shard"))
+    if plan.num_unlabeled:
+        images = plural(plan.num_unlabeled, "image")
+        log.warning("without a label and left out: %s; --unlabeled keep packs them", images)
+    for warning in class_warnings(plan.label_names):
+        log.warning("%s", warning)
     if plan.num_relabelled:
         log.info("%s with other labels than the image they copy", plural(plan.num_relabelled, "duplicate"))
     return plan

@@ -43,6 +43,11 @@ def with_classes(job: TrainingJob, data: TrainingData, held_out: Sequence[Datase
         )
     for each in held_out:
         label_map(each, data.label_names)
+    if say and data.num_classes == 1:
+        only = shown_value(data.label_names[0])
+        log.warning(
+            "%s has only one class, %s: there is nothing to tell it from, so a model learns nothing", data.url, only
+        )
     if say and data.num_classes < wanted:
         log.warning(unused_classes(data.num_classes, wanted))
     return replace(job, model=replace(job.model, num_classes=wanted))

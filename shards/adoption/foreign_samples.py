@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
+from shards.class_names import class_name, labels_fault
 from shards.errors import ImageRefusedError, UserError
 from shards.schema.config_values import refuse_wrong_values, shown_value
 from shards.sources.entry import printable
-from shards.sources.table_labels import excess_of
 from shards.sources.tar_members import AmbiguousMemberError, BrokenOffTarError, DamagedTarError, Member, is_hidden
 
 MOST_LABEL_BYTES = 4 << 20  # JSON takes thirty times its size in memory
@@ -190,10 +190,10 @@ def _as_labels(values: list[object]) -> tuple[str, ...]:
             raise SampleRefusedError(
                 f"the label {shown_value(value)} is neither an integer nor a name", RefusalCause.NO_LABEL
             )
-    labels = tuple(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+    labels = tuple(dict.fromkeys(class_name(str(value)) for value in values if value not in (None, "")))
     if not labels:
         raise SampleRefusedError("no label", RefusalCause.NO_LABEL)
-    if reason := excess_of(labels):
+    if reason := labels_fault(labels):
         raise SampleRefusedError(reason, RefusalCause.NO_LABEL)
     return labels
 

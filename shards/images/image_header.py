@@ -31,6 +31,12 @@ _PILLOW_FORMATS = {"gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
+_ISO_BRANDS = {
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIC"),
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageHeader:
     """The properties of an image that go into the index; of an animation, those of its first frame or its canvas.
@@ -74,6 +80,8 @@ def _format(data: bytes) -> str:
     for ext, magic in _MAGIC.items():
         if data.startswith(magic):
             return ext
+    if data[4:8] == b"ftyp" and (name := _ISO_BRANDS.get(data[8:12])):
+        raise ImageRefusedError(f"{name} is not read here; convert it to JPEG or PNG first")
     raise ImageRefusedError("not a JPEG, PNG, WebP, GIF, TIFF or BMP image")
 
 

@@ -18,7 +18,7 @@ from shards.manifest import MOST_SAMPLES, sha256_hex
 from shards.packing.duplicates import Labels
 from shards.packing.scan import SCAN_SCHEMA, read_scan
 from shards.packing.spec import PackSpec
-from shards.packing.survey import reasons
+from shards.packing.survey import NO_LABEL, reasons
 from shards.schema.config_values import Range
 from shards.store import open_store
 from shards.tables import MOST_ROWS, TableSchema, read_checked
@@ -155,13 +155,15 @@ def _dropped(table: pa.Table, task: DealTask) -> pa.Table:
     """Rows that the scan refused, that have wrong labels or formats, or that are copies of others."""
     why = task.drops.filter(pc.is_in(task.drops.column("position"), value_set=table.column("position")))
     refused = table.filter(pc.invert(pc.is_in(table.column("position"), value_set=why.column("position"))))
+    reason = reasons(refused, task.spec, task.known_labels)
+    kind = pc.if_else(pc.fill_null(pc.equal(reason, NO_LABEL), False), "unlabeled", "refused")
     refused = pa.table(
         {
             "position": refused.column("position"),
             "locator": refused.column("locator"),
             "source": refused.column("source"),
-            "kind": pa.repeat("refused", refused.num_rows),
-            "reason": reasons(refused, task.spec, task.known_labels),
+            "kind": kind,
+            "reason": reason,
             "match": pa.nulls(refused.num_rows, pa.string()),
             "distance": pa.nulls(refused.num_rows, pa.int32()),
         }

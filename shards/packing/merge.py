@@ -46,7 +46,7 @@ _INDEX_RULES = TableSchema(schema=INDEX_SCHEMA, may_be_null=frozenset(INDEX_SCHE
 _WORK_FILE = re.compile(r"work/(listing\.json|listing-\d+\.parquet|staged-\d+\.bin|evaluation-\d+-\d+\.parquet)")
 _SHARD_FILE = re.compile(r"(?:shards/shard-(?=\d+\.tar)|index/shard-(?=\d+\.parquet))(\d+)\.\w+")
 _DATASET_FILE = re.compile(
-    rf"{_WORK_FILE.pattern}|{_SHARD_FILE.pattern}|manifest\.json|(blocks|labels|quarantine)\.parquet"
+    rf"{_WORK_FILE.pattern}|{_SHARD_FILE.pattern}|manifest\.json|quarantine\.csv|(blocks|labels|quarantine)\.parquet"
     r"|plan/(plan\.json|(scan|samples)-\d+\.parquet|(dropped|matches)\.parquet)"
 )
 

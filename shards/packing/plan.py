@@ -31,9 +31,9 @@ class AdoptedError(ValueError):
 class Plan:
     """The content of plan.json. `files` has the sha256 of every other file below plan/.
 
-    `num_quarantined` of the scanned images are in no shard: `num_refused` cannot be packed, the others are copies
-    (`num_duplicates`, `num_evaluation`). `num_relabelled` duplicates had other labels than the image
-    that stays. `evaluation_sets` has the fingerprint of each set.
+    `num_quarantined` of the scanned images are in no shard: `num_refused` cannot be packed, `num_unlabeled` have no
+    label, the others are copies (`num_duplicates`, `num_evaluation`). `num_relabelled` duplicates had other labels than
+    the image that stays. `evaluation_sets` has the fingerprint of each set.
     """
 
     format_version: int
@@ -49,6 +49,7 @@ class Plan:
     num_shards: Count
     evaluation_sets: dict[str, str]
     files: dict[str, str]
+    num_unlabeled: Count = 0
 
     @cached_property
     def hash(self) -> str:
@@ -56,8 +57,9 @@ class Plan:
         return sha256_hex(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """JSON with sorted keys."""
-        return json.dumps(asdict(self), sort_keys=True, indent=1).encode() + b"\n"
+        """JSON with sorted keys; without `num_unlabeled` if it is 0, as before it existed."""
+        said = {name: value for name, value in asdict(self).items() if name != "num_unlabeled" or value}
+        return json.dumps(said, sort_keys=True, indent=1).encode() + b"\n"
 
     @staticmethod
     def from_bytes(data: bytes) -> "Plan":

@@ -1,5 +1,6 @@
 """Makes the plan from the scan: survey, duplicates, permutation, dealing. Takes about 40 bytes of memory per image."""
 
+import shlex
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from shards.hashing import PACKING, hash_array
 from shards.index import table_bytes
 from shards.manifest import FORMAT_VERSION, sha256_hex
 from shards.output.progress import Progress
+from shards.output.terminal import printable_name
 from shards.packing.deal import DROPPED_SCHEMA, DealTask, GatherTask, deal, dropped_rows, gather, shards_per_file
 from shards.packing.duplicates import Duplicates, candidates, find_duplicates
 from shards.packing.evaluation_sets import EvaluationSet, find_sets
@@ -25,8 +27,11 @@ from shards.packing.scan import read_scan, scan_path
 from shards.packing.spec import PackSpec
 from shards.packing.survey import SCANS_A_TASK, Survey, SurveyTask, survey
 from shards.reading.parallel import run_tasks
+from shards.sources.kinds import FolderSource, Source
 from shards.storage.temporary import temporary_folder
 from shards.store import Store
+
+_EXAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,8 @@ class _Surveyed:
     sha_prefix: NDArray[np.uint64]
     labels: set[str]
     overlaps: pa.Table
+    num_unlabeled: int
+    examples: list[tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +62,14 @@ def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -
     """Deal the scanned samples to shards, in the order of a keyed hash of their positions."""
     known, sets = known_labels(spec), tuple(find_sets(spec.dedup.against))
     found = _survey(store, spec, listing, known, sets, workers=workers)
-    num_scanned, num_refused = len(found.is_fit), int((~found.is_fit).sum())
+    num_scanned, num_refused = len(found.is_fit), int((~found.is_fit).sum()) - found.num_unlabeled
     stays = found.is_fit.copy()
     stays[found.overlaps.column("position").to_numpy()] = False
     duplicates = _duplicates(store, spec, found, stays)
     stays[duplicates.rows] = False
     num_samples = int(stays.sum())
     if not num_samples:
-        left_out = f"{num_refused} are refused, {found.overlaps.num_rows} are of evaluation sets"
-        message = f"the source has no usable image: of {num_scanned}, {left_out}"
-        raise UserError(f"{message}; see column reason of {store.url}/plan/scan-*, or --dedup.against")
+        raise UserError(_no_image_words(store, spec.source, found, num_refused))
     names = known if known is not None else sorted_labels(found.labels)
     decided = _Decided(stays=stays, duplicates=duplicates, known_labels=known, label_names=names)
     with temporary_folder("patchline-plan-") as folder:
@@ -78,6 +83,7 @@ def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -
         num_samples=num_samples,
         num_quarantined=num_scanned - num_samples,
         num_refused=num_refused,
+        num_unlabeled=found.num_unlabeled,
         num_duplicates=len(duplicates.rows),
         num_relabelled=duplicates.num_relabelled,
         num_evaluation=found.overlaps.num_rows,
@@ -87,6 +93,24 @@ def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -
     )
     store.write(PLAN_PATH, plan.to_bytes())
     return plan
+
+
+def _no_image_words(store: Store, source: Source, found: _Surveyed, num_refused: int) -> str:
+    counts = [
+        (num_refused, "cannot be packed"),
+        (found.num_unlabeled, "have no label (--unlabeled keep packs them without)"),
+        (found.overlaps.num_rows, "are of evaluation sets (--dedup.against)"),
+    ]
+    said = ", ".join(f"{count} {what}" for count, what in counts if count)
+    examples = [printable_name(f"  {source}: {reason}") for source, reason in found.examples[:_EXAMPLES]]
+    todo = f"all reasons: column reason of {store.url}/plan/scan-*"
+    if isinstance(source, FolderSource) and found.num_unlabeled == len(found.is_fit):
+        folder = shlex.quote(source.root.rstrip("/").rpartition("/")[0] or "..")
+        todo = (
+            f"the classes are the folders in --source.root {source.root}, and there is none; give the folder above it "
+            f"(--source.root {folder}), or take patchline pack flat for labels in file names or in a table"
+        )
+    return "\n".join([f"the source has no usable image: of {len(found.is_fit)}, {said}", *examples, todo])
 
 
 def known_labels(spec: PackSpec) -> tuple[str, ...] | None:
@@ -142,6 +166,8 @@ def _survey(
         sha_prefix=np.concatenate([item.sha_prefix for item in ordered]),
         labels=set().union(*(item.labels for item in ordered)),
         overlaps=_overlaps(ordered, sets),
+        num_unlabeled=sum(item.num_unlabeled for item in ordered),
+        examples=[example for item in ordered for example in item.examples],
     )
 
 

@@ -12,6 +12,7 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from shards.class_names import class_name, labels_fault
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import read_header
 from shards.images.perceptual import perceptual_hash
@@ -132,13 +133,19 @@ def _staged(file: StagedFile, images: Iterator[tuple[Entry, ImageBytes]]) -> Ite
 
 
 def _record(entry: Entry, image: ImageBytes, spec: PackSpec) -> dict[str, object]:
+    labels = tuple(dict.fromkeys(class_name(label) for label in entry.labels))
+    fault = labels_fault(labels)
+    if entry.weights and len(labels) < len(entry.labels):
+        fault = "a label with a weight appears twice"
     named: dict[str, object] = {
         "locator": entry.locator.encode("utf-8", "surrogateescape"),
         "source": entry.name,
-        "labels": entry.labels,
-        "weights": entry.weights,
+        "labels": () if fault else labels,
+        "weights": () if fault else entry.weights,
     }
     try:
+        if fault:
+            raise ImageRefusedError(fault)
         return named | _facts(image, spec)
     except ImageRefusedError as error:
         return named | {"reason": str(error)}

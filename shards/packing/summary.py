@@ -1,19 +1,24 @@
-"""The summary at the end of packing: what is in the dataset, what is not, and why."""
+"""The summary at the end of packing: what is in the dataset, what is not and why, on the screen and as a CSV."""
 
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 
-from shards.index import KINDS, read_quarantine
-from shards.manifest import QUARANTINE_PATH, Manifest
+from shards.class_names import listed, near_equal
+from shards.index import KINDS, read_labels, read_quarantine
+from shards.manifest import LABELS_PATH, QUARANTINE_PATH, Manifest
 from shards.output.quantities import duration, plural, size
 from shards.output.terminal import printable_name
 from shards.packing.deal import read_dropped
 from shards.packing.plan import DROPPED_PATH
 from shards.store import Store
 
-_EXAMPLES = 3
+CSV_PATH = "quarantine.csv"
+_EXAMPLES = 20
+_MOST_GROUPS = 5
 
 
 def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
@@ -22,22 +27,56 @@ def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
     images = f"{plural(manifest.num_samples, 'image')} of {plural(manifest.num_classes, 'class')}"
     shards = plural(len(manifest.shards), "shard")
     lines = [f"{store.url}: {images} in {shards}, {size(num_bytes)}, in {duration(seconds)}"]
+    labels = read_labels(store.read(LABELS_PATH))
+    if empty := labels.filter(pc.equal(labels["num_samples"], 0))["name"].to_pylist():
+        lines.append(f"without any image: {class_words(empty)}")
     if manifest.num_quarantined:
-        lines += _left_out(read_quarantine(store.read(QUARANTINE_PATH)))
-        lines.append(f"the list: {store.url}/{QUARANTINE_PATH}")
+        quarantine = read_quarantine(store.read(QUARANTINE_PATH))
+        write_csv(store, quarantine)
+        lines += _left_out(quarantine)
+        lines.append(f"the list: {store.url}/{CSV_PATH}, and for programs {QUARANTINE_PATH}")
     return "\n".join(lines)
+
+
+def class_words(names: Sequence[str]) -> str:
+    """The number of classes and their names, the first and the last five if they are many."""
+    return printable_name(f"{plural(len(names), 'class')} ({listed(names)})")
+
+
+def class_warnings(names: Sequence[str]) -> Iterator[str]:
+    """What is probably wrong with these classes: one alone, or names that are nearly equal."""
+    if len(names) == 1:
+        yield printable_name(
+            f"there is only one class, {names[0]!r}, so there is nothing to tell it from; give each class its own "
+            "folder (pack folder), or labels by --source.label-pattern or in a table"
+        )
+    groups = near_equal(names)
+    for group in groups[:_MOST_GROUPS]:
+        shown = ", ".join(repr(name) for name in group)
+        yield printable_name(f"the classes {shown} differ only in case, spaces or similar characters; are they one?")
+    if len(groups) > _MOST_GROUPS:
+        yield f"{len(groups) - _MOST_GROUPS:,} more groups of classes have such names"
 
 
 def refused_words(store: Store) -> str:
     """The same from the plan alone, for a source with too many refused images to be packed."""
-    lines = _left_out(read_dropped(store.read(DROPPED_PATH)))
-    return "\n".join([*lines, f"the list: {store.url}/{DROPPED_PATH}"])
+    dropped = read_dropped(store.read(DROPPED_PATH))
+    write_csv(store, dropped.drop_columns(["locator"]))
+    return "\n".join([*_left_out(dropped), f"the list: {store.url}/{CSV_PATH}"])
+
+
+def write_csv(store: Store, table: pa.Table) -> None:
+    """Writes the images that are left out as a table that a spreadsheet opens."""
+    data = io.BytesIO()
+    pa.csv.write_csv(table, data)
+    store.write(CSV_PATH, data.getvalue())
 
 
 def _left_out(table: pa.Table) -> list[str]:
     counts = {kind: int(pc.sum(pc.equal(table["kind"], kind)).as_py() or 0) for kind in KINDS}
     words = {
         "refused": f"{counts['refused']:,} refused",
+        "unlabeled": f"{counts['unlabeled']:,} without a label (--unlabeled keep packs them)",
         "duplicate": plural(counts["duplicate"], "duplicate"),
         "evaluation": f"{counts['evaluation']:,} of evaluation sets",
     }

@@ -19,6 +19,8 @@ from shards.store import open_store
 
 # Scan files per task: matching many images at once costs much less than matching them a few at a time.
 SCANS_A_TASK = 32  # a million images
+NO_LABEL = "no label"
+_EXAMPLES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,8 @@ class Overlap:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """A summary of consecutive scan files. `sha_prefix` is the first 8 bytes of each image's sha256."""
+    """A summary of consecutive scan files. `sha_prefix` is the first 8 bytes of each image's sha256. `labels` includes
+    those of images that are not fit; `examples` names the first of these images, each with the reason."""
 
     first_number: int
     sha256: tuple[str, ...]
@@ -53,19 +56,26 @@ class Survey:
     sha_prefix: NDArray[np.uint64]
     labels: list[str]
     overlaps: list[Overlap]
+    num_unlabeled: int
+    examples: list[tuple[str, str]]
 
 
 def survey(task: SurveyTask) -> Survey:
     """Raises UserError if a scan file is missing or was made with other settings."""
-    columns = ["labels", "ext", "mode", "sha256", "reason", *(["phash"] if task.spec.is_hashed else [])]
+    columns = ["labels", "ext", "mode", "sha256", "source", "reason", *(["phash"] if task.spec.is_hashed else [])]
     hashes, tables, fits, labels = [], [], [], set[str]()
+    num_unlabeled, examples = 0, list[tuple[str, str]]()
     for place, slice_sha256 in enumerate(task.slices_sha256):
         data, table = _read_scan(task, task.first_number + place, slice_sha256, columns)
-        is_fit = reasons(table, task.spec, task.known_labels).is_null()
-        labels.update(pc.unique(pc.list_flatten(table.column("labels").filter(is_fit))).to_pylist())
+        why = reasons(table, task.spec, task.known_labels)
+        is_fit, is_unlabeled = why.is_null(), pc.fill_null(pc.equal(why, NO_LABEL), False)
+        labels.update(pc.unique(pc.list_flatten(table.column("labels"))).to_pylist())
+        num_unlabeled += int(pc.sum(is_unlabeled).as_py() or 0)
+        some = table.select(["source"]).append_column("reason", why).filter(pc.invert(is_fit))
+        examples += [(row["source"], row["reason"]) for row in some.slice(0, _EXAMPLES).to_pylist()]
         hashes.append(sha256_hex(data))
         fits.append(is_fit.to_numpy(zero_copy_only=False))
-        tables.append(table.drop_columns(["labels", "ext", "mode", "reason"]))
+        tables.append(table.drop_columns(["labels", "ext", "mode", "source", "reason"]))
     whole, every_fit = pa.concat_tables(tables), np.concatenate(fits)
     sha256, _ = bytes_rows(whole.column("sha256"))
     return Survey(
@@ -76,6 +86,8 @@ def survey(task: SurveyTask) -> Survey:
         sha_prefix=np.ascontiguousarray(sha256[:, :8]).view(np.uint64).reshape(-1),
         labels=sorted(labels),
         overlaps=_overlaps(task, whole, sha256, every_fit) if task.evaluation_sets else [],
+        num_unlabeled=num_unlabeled,
+        examples=examples[:_EXAMPLES],
     )
 
 
@@ -85,7 +97,7 @@ def reasons(table: pa.Table, spec: PackSpec, known_labels: tuple[str, ...] | Non
     found = [table.column("reason").combine_chunks()]
     if spec.unlabeled == "refuse":
         is_empty = pc.equal(pc.list_value_length(labels), 0)
-        found.append(pc.if_else(is_empty, pa.scalar("no label"), pa.scalar(None, pa.string())))
+        found.append(pc.if_else(is_empty, pa.scalar(NO_LABEL), pa.scalar(None, pa.string())))
     if known_labels is not None:
         found.append(_unknown_labels(labels, known_labels))
     found.append(_formats(table, spec))

@@ -10,7 +10,9 @@ from typing import Protocol
 
 from shards.errors import ImageRefusedError
 
-IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp"))
+IMAGE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif")
+)
 
 # Most bytes of all images read ahead of their turn; the image whose turn it is comes on top.
 MOST_BYTES_AHEAD = 64 << 20

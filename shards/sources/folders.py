@@ -1,18 +1,23 @@
 """Images in files: one folder per class, or labels in the file names or in a table."""
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
+from shards.class_names import class_name
 from shards.errors import ImageRefusedError, UserError
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.entry import Entry, ImageBytes, printable
+from shards.sources.splits import refuse_split_classes
 from shards.sources.table_labels import label_names
-from shards.sources.tables import read_rows
+from shards.sources.tables import path_in, read_rows
 from shards.sources.tree import Tree, list_images, refused_entry
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +37,17 @@ class FolderSource:
         refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
-        """Sorted by path."""
+        """Sorted by path. UserError if the folders are splits."""
+        folders: dict[str, str] = {}
         for path, num_bytes in list_images(self.root):
             label, slash, _ = path.partition("/")
-            labels = (printable(label),) if slash else ()
-            yield Entry(locator=path, name=printable(path), labels=labels, num_bytes=num_bytes)
+            name = class_name(printable(label))
+            if slash and (other := folders.setdefault(name, label)) != label:
+                folders[name] = label
+                message = "the folders %s and %s are one class: they differ only in spaces or in their Unicode form"
+                log.warning(message, ascii(other), ascii(label))
+            yield Entry(locator=path, name=printable(path), labels=(name,) if slash else (), num_bytes=num_bytes)
+        refuse_split_classes(self.root, folders)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """File by file."""
@@ -131,9 +142,7 @@ class FlatSource:
             try:
                 if isinstance(values, ImageRefusedError):
                     raise values
-                path = _bytes(values[0]).removeprefix(b"./")
-                if not path:
-                    raise ImageRefusedError("the row names no image")
+                path = _bytes(path_in(values[0]).removeprefix("./") or ".")
                 labels = label_names(values[1], separator=self.separator)
                 yield path, "\0".join(labels).encode(), b""
             except ImageRefusedError as refusal:
@@ -150,7 +159,5 @@ class FlatSource:
         yield Entry(locator=locator, name=printable(locator), labels=tuple(dict.fromkeys(labels)), num_bytes=num_bytes)
 
 
-def _bytes(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    return b"" if value is None else str(value).encode("utf-8", "surrogateescape")
+def _bytes(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")

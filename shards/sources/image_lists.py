@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from shards.errors import ImageRefusedError, UserError
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.found_files import find_files
 from shards.sources.locations import Locations
+from shards.sources.splits import refuse_mixed_splits
 from shards.sources.table_labels import label_names, weighted
-from shards.sources.tables import TABLE_SUFFIXES, RowValues, read_rows
+from shards.sources.tables import TABLE_SUFFIXES, RowValues, path_in, read_rows
 from shards.sources.tree import refused_entry
 from shards.sources.url_secrets import is_address, secret_reason, shown_address
 from shards.sources.web import is_web
@@ -76,7 +77,9 @@ class ManifestSource:
     def _paths(self) -> list[str]:
         if not self.files:
             raise UserError("--source.files is missing; give CSV or Parquet files that list images")
-        return find_files(self.files, suffixes=TABLE_SUFFIXES)
+        found = find_files(self.files, suffixes=TABLE_SUFFIXES)
+        refuse_mixed_splits(found)
+        return found
 
     def _root(self) -> str:
         if self.root:
@@ -93,9 +96,10 @@ class ManifestSource:
         row = f"{printable(path.rpartition('/')[2])} row {number}"
         if isinstance(values, ImageRefusedError):
             return refused_entry(row, str(values))
-        location = _text(values[0])
-        if not location:
-            return refused_entry(row, "the row names no image")
+        try:
+            location = path_in(values[0])
+        except ImageRefusedError as refusal:
+            return refused_entry(row, str(refusal))
         if len(location) > _MOST_CHARACTERS:
             return refused_entry(row, f"its path is too long: {len(location)} characters, allowed: {_MOST_CHARACTERS}")
         name = printable(location)
@@ -113,9 +117,3 @@ class ManifestSource:
         if not weights:
             labels = tuple(dict.fromkeys(labels))
         return Entry(locator=location, name=name, labels=labels, weights=weights)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "surrogateescape")
-    return "" if value is None else str(value)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from shards.class_names import MOST_LABELS
 from shards.parquet.pages import refuse_encrypted
-from shards.sources.table_labels import MOST_LABELS
 from shards.storage.objects import MissingObjectError
 
 if TYPE_CHECKING:

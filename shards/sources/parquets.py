@@ -5,12 +5,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Self
 
+from shards.class_names import class_name, labels_fault, repeated_fault
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.files.typed_json import parse_json
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import find_files, open_found
 from shards.sources.parquet_groups import MOST_GROUP_IMAGES, refuse_groups, unreadable
+from shards.sources.splits import refuse_mixed_splits
 from shards.sources.table_labels import label_names
 from shards.sources.tables import check_columns
 from shards.storage.ahead import in_order
@@ -53,6 +55,8 @@ class ParquetSource:
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="source.")
+        if reason := _names_fault(self.label_names):
+            raise UserError(f"--source.label-names: {reason}; give each class its own name")
 
     def entries(self) -> Iterator[Entry]:
         """File by file, one entry per row group; only the files' footers are read."""
@@ -78,7 +82,7 @@ class ParquetSource:
     def known_labels(self) -> tuple[str, ...] | None:
         """The names given, or those in the files, in the order of their integers."""
         if self.label_names:
-            return self.label_names
+            return tuple(class_name(name) for name in self.label_names)
         (first,) = self._footers(self.paths()[:1], Buckets())
         return first[1][0] or None
 
@@ -86,7 +90,9 @@ class ParquetSource:
         """All files, sorted."""
         if not self.files:
             raise UserError("--source.files is missing; give Parquet files or patterns such as 'DIR/*.parquet'")
-        return find_files(self.files, suffixes=(".parquet",))
+        found = find_files(self.files, suffixes=(".parquet",))
+        refuse_mixed_splits(found)
+        return found
 
     def _footers(self, paths: list[str], buckets: Buckets) -> Iterator[tuple[str, tuple[tuple[str, ...], list[Entry]]]]:
         """(label names, entries) of each file; the footers of files in a bucket are fetched ahead."""
@@ -104,7 +110,13 @@ class ParquetSource:
             with ParquetPieces(open_found(path, buckets), ours=False) as opened:
                 self._check(path, opened.schema)
                 refuse_groups(opened, self._columns(), most_rows=MOST_GROUP_IMAGES)
-                return self._names(opened.schema), [
+                names = self._names(opened.schema)
+                if reason := _names_fault(names):
+                    todo = (
+                        "give other names for all classes in --source.label-names, for example 'crane' and 'crane (2)'"
+                    )
+                    raise UserError(f"{printable(path)}: {reason}; {todo}")
+                return names, [
                     Entry(
                         locator=f"{path}:{number}",
                         name=f"{_file_name(path)}:{number}",
@@ -136,13 +148,13 @@ class ParquetSource:
     def _names(self, schema: "pa.Schema") -> tuple[str, ...]:
         """The names of integer labels; empty if neither the settings nor the file give them."""
         if self.label_names:
-            return self.label_names
+            return tuple(class_name(name) for name in self.label_names)
         try:
             feature = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"][self.label_column]
             while isinstance(feature, list) or "feature" in feature:  # a list of labels
                 feature = feature[0] if isinstance(feature, list) else feature["feature"]
             names = feature["names"]
-            return tuple(names) if all(isinstance(name, str) for name in names) else ()
+            return tuple(class_name(name) for name in names) if all(isinstance(name, str) for name in names) else ()
         except (KeyError, TypeError, ValueError, IndexError):
             return ()
 
@@ -231,6 +243,14 @@ class _OpenFile:
             refuse_groups(opened, self._columns, most_rows=MOST_GROUP_IMAGES)
             self._path = path
         return self._opened
+
+
+def _names_fault(names: Sequence[str]) -> str:
+    """What is wrong with the names of integer labels; empty if nothing is."""
+    names = [class_name(name) for name in names]
+    if "" in names:
+        return f"class {names.index('')} has an empty name"
+    return repeated_fault(names) or next((reason for name in names if (reason := labels_fault((name,)))), "")
 
 
 def _is_bytes(kind: "pa.DataType") -> bool:

@@ -1,15 +1,24 @@
 """Labels and weights in the cells of a table: one or many, text or numbers."""
 
 import math
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any
 
+from shards.class_names import MOST_LABELS, class_name, labels_fault
 from shards.errors import ImageRefusedError
 from shards.sources.entry import printable
 
-MOST_LABELS = 10_000  # of one image
-MOST_LABEL_CHARACTERS = 1024
+# How programs write a missing value as text: what pandas.read_csv takes for one, and MySQL's \\N. A lower-case "none"
+# is left out, since it is a usual name of a class.
+_MISSING = frozenset(
+    {
+        *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
+        *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "\\N"),
+    }
+)
+_WHOLE = re.compile(r"(-?[0-9]+)(?:\.0+)?")
 
 # Labels, and their weights: none, or one per label.
 Weighted = tuple[tuple[str, ...], tuple[float, ...]]
@@ -19,28 +28,25 @@ def label_names(value: Any, *, separator: str = "", names: Sequence[str] = ()) -
     """The labels in a cell: text, a whole number, or a list of these. Raises ImageRefusedError for anything else.
 
     Bytes come from a CSV and are split at `separator` if it is given. Whole numbers are indices into `names`; a number
-    without a name is a label itself. None, empty text and NaN are no label.
+    without a name is a label itself. None, empty text, NaN, negative numbers (-1 is how Hugging Face and TensorFlow
+    Datasets write "unknown") and the usual words for a missing value are no label.
     """
     values = value if isinstance(value, list) else _cut(value, separator) if isinstance(value, bytes) else [value]
     if len(values) > MOST_LABELS:
         raise ImageRefusedError(f"too many labels: {len(values)}, allowed: {MOST_LABELS}")
     labels = tuple(name for item in values if (name := _label_name(item, names)))
-    if reason := excess_of(labels):
+    if reason := labels_fault(labels):
         raise ImageRefusedError(reason)
     return labels
 
 
-def excess_of(labels: Sequence[str]) -> str:
-    """Why labels are too many or too long; empty if they are not."""
-    if len(labels) > MOST_LABELS:
-        return f"too many labels: {len(labels)}, allowed: {MOST_LABELS}"
-    longest = max((len(label) for label in labels), default=0)
-    is_too_long = longest > MOST_LABEL_CHARACTERS
-    return f"its label is too long: {longest} characters, allowed: {MOST_LABEL_CHARACTERS}" if is_too_long else ""
-
-
 def _cut(value: bytes, separator: str) -> list[str]:
-    text = value.decode("utf-8", "backslashreplace")
+    try:
+        text = value.decode()
+    except UnicodeDecodeError as error:
+        raise ImageRefusedError(
+            f"its label {value.decode(errors='backslashreplace')!r} is not UTF-8; save the list as UTF-8"
+        ) from error
     return text.split(separator) if separator else [text]
 
 
@@ -51,12 +57,21 @@ def _label_name(value: Any, names: Sequence[str]) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, int) and not isinstance(value, bool):
-        return names[value] if 0 <= value < len(names) else str(value)
+        return "" if value < 0 else names[value] if value < len(names) else str(value)
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, str):
-        return printable(value).strip()
+        return _text_name(class_name(printable(value)))
     raise ImageRefusedError(f"a label is a {type(value).__name__}; allowed: text, whole numbers and lists of them")
+
+
+def _text_name(text: str) -> str:
+    """A label that is written as text: 3.0 is class 3, -1 is none."""
+    if text in _MISSING:
+        return ""
+    if text[-1:].isdecimal() and (number := _WHOLE.fullmatch(text)):
+        return "" if number[1].startswith("-") else number[1]
+    return text
 
 
 def weighted(labels: tuple[str, ...], value: Any, *, separator: str) -> Weighted:

@@ -1,23 +1,26 @@
 """Rows of CSV and Parquet files, streamed: some columns, one row at a time, from disk or a bucket."""
 
-import sys
+import codecs
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.schema.config_values import shown_value
-from shards.sources.entry import printable
+from shards.sources.entry import IMAGE_SUFFIXES, printable
 from shards.sources.found_files import open_found
 from shards.sources.parquet_groups import MOST_GROUP_ROWS, refuse_groups, unreadable
 from shards.storage.buckets import Buckets
 
-if TYPE_CHECKING:
-    import pyarrow.csv as pc
-
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = _MOST_LINE_BYTES = 1 << 20
 _BATCH_ROWS = 4096
+_DELIMITERS = (b",", b";", b"\t")
+# A cell is quoted or bare. A quote at the beginning of a bare cell has no second one.
+_CELLS = {
+    delimiter: re.compile(rb' *+"((?:[^"]|"")*+)" *(?=%b|$)|(?! *")([^%b]*)' % (delimiter, delimiter))
+    for delimiter in _DELIMITERS
+}
 _MOST_COLUMNS = 10_000
 _MOST_SHOWN = 16
 _MOST_SHRUNK, _SMALL = 200, 64 << 20  # text in a .gz: times the file's bytes (lists shrink to a tenth); so much in any
@@ -29,8 +32,8 @@ RowValues = tuple[Any, ...] | ImageRefusedError
 def read_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, RowValues]]:
     """(number, values of `columns`) of each row; the keys of `columns` are the options that name them.
 
-    The header of a CSV is row 1; rows of Parquet are counted from 0. A CSV row with too many or too few columns is
-    refused. UserError if the file is unreadable or lacks a column.
+    A CSV row is numbered by its line, Parquet's rows from 0. A CSV row with too many or too few columns is refused.
+    UserError if the file is unreadable or lacks a column, and for a line whose quotes do not come in pairs.
     """
     if not path.lower().endswith(TABLE_SUFFIXES):
         raise UserError(f"{printable(path)!r} is not a table; give a file that ends in {', '.join(TABLE_SUFFIXES)}")
@@ -44,6 +47,19 @@ def read_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, RowV
         raise InvalidDataError(
             f"{printable(path)} cannot be read: {error}; give a whole CSV or Parquet file"
         ) from error
+
+
+def path_in(cell: Any) -> str:
+    """The path or URL in a cell. Raises ImageRefusedError if there is none, or one with a line break.
+
+    A backslash in a path is taken for a slash, as on Windows.
+    """
+    path = cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else "" if cell is None else str(cell)
+    if not path:
+        raise ImageRefusedError("the row names no image")
+    if "\n" in path or "\r" in path:
+        raise ImageRefusedError("its path has a line break")
+    return path if "\\" not in path or "://" in path else path.replace("\\", "/")
 
 
 def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> None:
@@ -73,117 +89,108 @@ def _parquet_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> It
 
 
 def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:
-    refused: dict[int, ImageRefusedError] = {}
-
-    def refuse(row: "pc.InvalidRow") -> str:
-        message = f"the row has {row.actual_columns} columns, the header has {row.expected_columns}"
-        refused[row.number] = ImageRefusedError(message)
-        return "skip"
-
-    number = 1
-    try:
-        _refuse_endless_header(path, buckets)
-        _refuse_bomb(path, buckets)
-        with _open_csv(path, buckets, None, refuse) as reader:
-            check_columns(path, reader.schema.names, columns)
-        refused.clear()
-        number = 2
-        with _open_csv(path, buckets, list(columns.values()), refuse) as reader:
-            for batch in _batches(reader, refuse):
-                for values in zip(*(batch.column(column).to_pylist() for column in columns.values()), strict=True):
-                    while number in refused:
-                        yield number, refused.pop(number)
-                        number += 1
-                    yield number, values
-                    number += 1
-    except ValueError as error:
-        if "straddling" not in str(error):
-            raise
-        what = f"row {number} or a later one has more than {_BLOCK_BYTES:,} bytes"
-        raise InvalidDataError(f"{printable(path)}: {what}, the most allowed; is a quote not closed?") from error
-    yield from sorted(refused.items())
+    """A row is a line: a value with a line break could as well be a quote that is not closed, which swallows rows."""
+    lines = enumerate(_lines(path, buckets), start=1)
+    first = next(((number, line) for number, line in lines if line.strip()), None)
+    if first is None:
+        raise InvalidDataError(f"{printable(path)} cannot be read: it is empty; give a whole CSV or Parquet file")
+    delimiter, header = _header(path, *first, columns)
+    places = [header.index(column) for column in columns.values()]
+    for number, line in lines:
+        is_plain = b'"' not in line and b" " not in line
+        cells = line.split(delimiter) if is_plain else _cells(path, number, line, delimiter)
+        while len(cells) > len(header) and not cells[-1]:
+            cells.pop()  # of a separator at the end of the line
+        if len(cells) == len(header):
+            yield number, tuple([cells[place] for place in places])
+        elif cells != [b""]:
+            message = f"the row has {len(cells)} columns, the header has {len(header)}"
+            yield number, ImageRefusedError(message)
 
 
-def _batches(reader: "pc.CSVStreamingReader", refuse: Any) -> Iterator[Any]:
-    while True:
-        with _not_printed(refuse):
-            batch = next(reader, None)
-        if batch is None:
-            return
-        yield batch
+def _header(path: str, number: int, line: bytes, columns: Mapping[str, str]) -> tuple[bytes, list[str]]:
+    """The separator and the names of the columns. Where the usual separator does not give the wanted columns, another
+    one that does is taken."""
+    usual = b"\t" if path.lower().removesuffix(".gz").endswith(".tsv") else b","
+    have: list[str] = []
+    for delimiter in (usual, *(other for other in _DELIMITERS if other != usual)):
+        if line.count(delimiter) >= _MOST_COLUMNS:
+            message = f"{printable(path)} has {1 + line.count(delimiter):,} columns; allowed: {_MOST_COLUMNS:,}"
+            raise InvalidDataError(message)
+        names = [cell.decode() for cell in _cells(path, number, line, delimiter)]
+        while len(names) > 1 and not names[-1]:
+            names.pop()
+        if all(names.count(column) == 1 for column in columns.values()):
+            return delimiter, names
+        have = have or names
+    if any(name.lower().endswith(tuple(IMAGE_SUFFIXES)) for name in have):
+        row = ", ".join(shown_value(name) for name in have[:_MOST_SHOWN])
+        raise UserError(
+            f"{printable(path)} has no header: its first line is {row}; add a line with the columns' names, "
+            f"such as {','.join(columns.values())}"
+        )
+    check_columns(path, have, columns)
+    raise AssertionError("a header with all columns was not taken")
 
 
-@contextmanager
-def _not_printed(refuse: Any) -> Iterator[None]:
-    """Arrow cannot show `refuse` a row that is not UTF-8: it prints that this failed, and then raises an error that
-    says more."""
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda failed: None if failed.object is refuse else hook(failed)
-    try:
-        yield
-    finally:
-        sys.unraisablehook = hook
+def _cells(path: str, number: int, line: bytes, delimiter: bytes) -> list[bytes]:
+    """The values of a line, without spaces around them; InvalidDataError if its quotes do not come in pairs."""
+    if b'"' not in line:
+        return [cell.strip(b" ") for cell in line.split(delimiter)]
+    cells, place = list[bytes](), 0
+    while place <= len(line):
+        found = _CELLS[delimiter].match(line, place)
+        quoted, bare = found.groups() if found else (None, b'"')
+        if quoted is None and bare.count(b'"') % 2:
+            row = shown_value(line[:100].decode("utf-8", "replace"))
+            raise InvalidDataError(
+                f"{printable(path)}, line {number}: the quotes of {row} do not come in pairs around a value; "
+                'each row is one line; write a quote inside a value as "", and the value in quotes'
+            )
+        cells.append(bare.strip(b" ") if quoted is None else quoted.replace(b'""', b'"'))
+        place = found.end() + 1 if found else len(line) + 1
+    return cells
 
 
-def _refuse_endless_header(path: str, buckets: Buckets) -> None:
-    """Arrow takes 10 kB of memory for each column, and would call a line without an end an empty file."""
-    file, name = _opened(path, buckets)
+def _lines(path: str, buckets: Buckets) -> Iterator[bytes]:
+    """The lines of a text without their ends (LF, CR LF or CR). UserError for a line or a text of absurd length."""
+    rest, number = b"", 0
+    for block in _blocks(path, buckets):
+        text = rest + block
+        # The last line may continue in the next block, and a CR at the end may be half of a CR LF.
+        end = 1 + max(text.rfind(b"\n"), text.rfind(b"\r", 0, len(text) - 1))
+        lines, rest = text[:end].splitlines(), text[end:]
+        yield from lines
+        number += len(lines)
+        if len(rest) > _MOST_LINE_BYTES:
+            what = f"line {number + 1} has more than {_MOST_LINE_BYTES:,} bytes, the most allowed"
+            raise InvalidDataError(f"{printable(path)}: {what}; is it a text file with one row per line?")
+    yield from rest.splitlines()
+
+
+def _blocks(path: str, buckets: Buckets) -> Iterator[bytes]:
+    """The text of a file in UTF-8, without the mark of its encoding."""
+    import pyarrow as pa
+
+    file, num_bytes = open_found(path, buckets), 0
+    most = max(_SMALL, _MOST_SHRUNK * file.size())
+    if path.lower().endswith(".gz"):
+        file = pa.CompressedInputStream(file, "gzip")
+    decoder = None
     with file:
-        block = file.read(_BLOCK_BYTES)
-    header = block.splitlines()[0] if block else b""
-    if len(header) == _BLOCK_BYTES:
-        what = f"its first line has no end in {_BLOCK_BYTES:,} bytes; is it a text file with one row per line?"
-        raise InvalidDataError(f"{printable(path)} is no table: {what}")
-    num_columns = 1 + header.count(_delimiter(name))
-    if num_columns > _MOST_COLUMNS:
-        raise InvalidDataError(f"{printable(path)} has {num_columns:,} columns; allowed: {_MOST_COLUMNS:,}")
-
-
-def _refuse_bomb(path: str, buckets: Buckets) -> None:
-    """A megabyte of gzip may be a gigabyte of empty lines, which take a minute and say nothing."""
-    if not path.lower().endswith(".gz"):
-        return
-    with open_found(path, buckets) as packed:
-        most = max(_SMALL, _MOST_SHRUNK * packed.size())
-    file, _ = _opened(path, buckets)
-    with file:
-        num_bytes = 0
         while block := file.read(_BLOCK_BYTES):
+            if num_bytes == 0 and block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                decoder = codecs.getincrementaldecoder("utf-16")()
+            elif num_bytes == 0:
+                block = block.removeprefix(codecs.BOM_UTF8)
             num_bytes += len(block)
-            if num_bytes > most:
+            if path.lower().endswith(".gz") and num_bytes > most:
                 what = f"it unpacks to more than {most:,} bytes; allowed: {_MOST_SHRUNK} times its own size"
                 raise InvalidDataError(f"{printable(path)}: {what}; unpack it yourself if it is right")
-
-
-def _open_csv(path: str, buckets: Buckets, columns: list[str] | None, refuse: Any) -> "pc.CSVStreamingReader":
-    import pyarrow as pa
-    import pyarrow.csv as pc
-
-    file, name = _opened(path, buckets)
-    with _not_printed(refuse):
-        return pc.open_csv(
-            file,
-            # With threads, refused rows would come in no fixed order.
-            read_options=pc.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-            parse_options=pc.ParseOptions(
-                delimiter=_delimiter(name).decode(), newlines_in_values=True, invalid_row_handler=refuse
-            ),
-            # Bytes, since paths need not be UTF-8.
-            convert_options=pc.ConvertOptions(
-                include_columns=columns, column_types={column: pa.binary() for column in columns or ()}
-            ),
-        )
-
-
-def _opened(path: str, buckets: Buckets) -> tuple[Any, str]:
-    """The text of a CSV file, and the file's name without .gz."""
-    import pyarrow as pa
-
-    file, name = open_found(path, buckets), path.lower()
-    if name.endswith(".gz"):
-        return pa.CompressedInputStream(file, "gzip"), name.removesuffix(".gz")
-    return file, name
-
-
-def _delimiter(name: str) -> bytes:
-    return b"\t" if name.endswith(".tsv") else b","
+            text = block if decoder is None else decoder.decode(block).encode()
+            if b"\0" in text:
+                message = "it has NUL characters; is it UTF-16 or UTF-32 without a byte order mark? Save it as UTF-8"
+                raise InvalidDataError(f"{printable(path)} is no table: {message}")
+            yield text
+    if decoder is not None:
+        yield decoder.decode(b"", final=True).encode()

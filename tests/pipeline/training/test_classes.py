@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.data import pack
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.training_data import open_training_data
 from pipeline.models import build_model
@@ -16,6 +17,8 @@ from pipeline.training.prepare import refuse_other_head, unused_classes, with_cl
 from pipeline.training.settings.job import InitialConfig
 from shards.dataset import open_dataset
 from shards.errors import UserError
+from shards.sources.folders import FolderSource
+from tests.rigs.images import image_bytes
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,20 @@ def test_fewer_than_the_data_has_are_refused(digits_url: str) -> None:
     job = replace(recipe, data=replace(recipe.data, url=digits_url), model=replace(recipe.model, num_classes=9))
     with pytest.raises(UserError, match=r"has 10 classes, the model has 9; set --model\.num-classes 10"):
         with_classes(job, open_training_data(job.data), [], say=True)
+
+
+def test_one_class_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(4):
+        (tmp_path / "images/IMG").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"images/IMG/{number}.png").write_bytes(image_bytes(number))
+    pack.run(pack.PackJob(source=FolderSource(root=str(tmp_path / "images")), out=str(tmp_path / "data")))
+    recipe = digits_smoke()
+    data = open_training_data(replace(recipe.data, url=str(tmp_path / "data")))
+    caplog.clear()
+    with_classes(recipe, data, [], say=True)
+    assert caplog.messages == [
+        f"{tmp_path}/data has only one class, 'IMG': there is nothing to tell it from, so a model learns nothing"
+    ]
 
 
 @pytest.mark.parametrize(

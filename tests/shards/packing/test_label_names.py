@@ -24,9 +24,11 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
     [
         (b"", "names no class"),
         (b"\xef\xbb\xbf", "names no class"),
-        (b"a\nb\na\n", "names 1 classes twice"),
+        (b"a\nb\na\n", "the classes 0 and 2 are both named 'a'"),
+        ("caf\u00e9\ncafe\u0301\n".encode(), "the classes 0 and 1 are both named"),
+        (b"a\nb\x0cc\n", r"its label 'b.x0cc' holds"),
         (b"\xff\n", r"cannot be read: .*labels.txt is not UTF-8: byte 0 \(line 1\) is 0xff"),
-        (b"a" * 1025, r"names a class with 1,025 characters \(a{200}\.\.\.\); allowed: 1,024"),
+        (b"a" * 1025, "its label is too long: 1025 characters, allowed: 1024"),
     ],
 )
 def test_files_that_do_not_serve(tmp_path: Path, content: bytes, message: str) -> None:

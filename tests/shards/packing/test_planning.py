@@ -130,7 +130,12 @@ def test_labels_may_be_given_in_a_file_and_others_are_refused(store: Store, spec
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read"), (b"", "names no class"), (b"a\nb\na\n", "names 1 classes twice"), (b"\xff", "cannot")],
+    [
+        (None, "cannot be read"),
+        (b"", "names no class"),
+        (b"a\nb\na\n", "the classes 0 and 2 are both"),
+        (b"\xff", "cannot"),
+    ],
 )
 def test_a_bad_labels_file_is_refused(spec: PackSpec, tmp_path: Path, content: bytes | None, message: str) -> None:
     if content is not None:

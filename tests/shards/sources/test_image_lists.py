@@ -26,7 +26,7 @@ def read(source: ManifestSource) -> list[tuple[Entry, ImageBytes]]:
 
 
 def test_a_csv_with_all_that_is_odd(tmp_path: Path) -> None:
-    for name in (b"a.jpg", b"sub/x y.jpg", "猫\n.jpg".encode(), b"caf\xe9.jpg"):
+    for name in (b"a.jpg", b"sub/x y.jpg", "猫 5.jpg".encode(), b"caf\xe9.jpg"):
         path = tmp_path / os.fsdecode(name)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(name)
@@ -34,7 +34,7 @@ def test_a_csv_with_all_that_is_odd(tmp_path: Path) -> None:
         b"path,label,score\n"
         b"a.jpg,cat,\n"
         b"a.jpg,cat|dog|cat,\n"  # the same image again
-        b"sub/x y.jpg,cat|dog,0.5|0.25\n" + '"猫\n.jpg",猫,1\n'.encode() + b"caf\xe9.jpg,,\n"
+        b"sub/x y.jpg,cat|dog,0.5|0.25\n" + '"猫 5.jpg",猫,1\n'.encode() + b"caf\xe9.jpg,,\n"
         b",cat,1\n"
         b"a.jpg,cat,1|2\n"
         b"a.jpg,cat,much\n"
@@ -47,7 +47,7 @@ def test_a_csv_with_all_that_is_odd(tmp_path: Path) -> None:
         ("a.jpg", ("cat",), ()),
         ("a.jpg", ("cat", "dog"), ()),
         ("sub/x y.jpg", ("cat", "dog"), (0.5, 0.25)),
-        ("猫\n.jpg", ("猫",), (1.0,)),
+        ("猫 5.jpg", ("猫",), (1.0,)),
         ("caf\\xe9.jpg", (), ()),
         ("list.csv row 7", (), ()),
         ("a.jpg", (), ()),
@@ -57,7 +57,7 @@ def test_a_csv_with_all_that_is_odd(tmp_path: Path) -> None:
         ("../list.csv", ("cat",), (1.0,)),
     ]
     assert [image for _, image in images[:5]] == [
-        *(b"a.jpg", b"a.jpg", b"sub/x y.jpg", "猫\n.jpg".encode(), b"caf\xe9.jpg")
+        *(b"a.jpg", b"a.jpg", b"sub/x y.jpg", "猫 5.jpg".encode(), b"caf\xe9.jpg")
     ]
     assert [str(image) for _, image in images[5:10]] == [
         "the row names no image",
@@ -67,6 +67,22 @@ def test_a_csv_with_all_that_is_odd(tmp_path: Path) -> None:
         "No such file or directory",
     ]
     assert "no '..'" in str(images[10][1])
+
+
+def test_paths_as_windows_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/a.jpg").write_bytes(b"a")
+    (tmp_path / "list.csv").write_text("path,label\nsub\\a.jpg,cat\n .\\sub\\a.jpg , cat\n")
+    assert [image for _, image in read(ManifestSource(files=(str(tmp_path / "list.csv"),)))] == [b"a", b"a"]
+
+
+def test_a_path_with_a_line_break_is_refused_by_its_row(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"path": ["a\nb.jpg", "c\rd.jpg"], "label": ["x", "x"]}), tmp_path / "list.parquet")
+    images = read(ManifestSource(files=(str(tmp_path / "list.parquet"),)))
+    assert [(entry.name, str(image)) for entry, image in images] == [
+        ("list.parquet row 0", "its path has a line break"),
+        ("list.parquet row 1", "its path has a line break"),
+    ]
 
 
 def test_parquet_lists_of_labels_and_locations_of_every_kind(tmp_path: Path, s3_bucket: str) -> None:

@@ -1,0 +1,58 @@
+"""Names of classes: the form in which sources, datasets and evaluations compare them, and what is wrong with some."""
+
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from shards.schema.config_values import shown_value
+
+MOST_LABELS = 10_000  # of one image
+MOST_LABEL_CHARACTERS = 1024
+_MOST_LISTED, _LISTED_ENDS = 12, 5
+_LINE_BREAKS = "\u2028\u2029"
+
+
+def class_name(text: str) -> str:
+    """The name of a class: in Unicode's form NFC, without spaces around it."""
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def labels_fault(labels: Sequence[str]) -> str:
+    """Why an image cannot have these labels; empty if it can."""
+    if len(labels) > MOST_LABELS:
+        return f"too many labels: {len(labels)}, allowed: {MOST_LABELS}"
+    for label in labels:
+        if len(label) > MOST_LABEL_CHARACTERS:
+            return f"its label is too long: {len(label)} characters, allowed: {MOST_LABEL_CHARACTERS}"
+        if not label.isprintable() and (held := next((one for one in label if _is_control(one)), "")):
+            return f"its label {shown_value(label)} holds {held!r}; allowed: text without control characters"
+    return ""
+
+
+def repeated_fault(names: Sequence[str]) -> str:
+    """Which name two classes share, and the ids of both; empty if all names differ."""
+    ids: dict[str, int] = {}
+    for number, name in enumerate(names):
+        if ids.setdefault(name, number) != number:
+            return f"the classes {ids[name]} and {number} are both named {shown_value(name)}"
+    return ""
+
+
+def near_equal(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Names that differ only in case, in spaces or in Unicode's compatibility forms, such as a ligature: each such
+    group once."""
+    groups = defaultdict(list)
+    for name in names:
+        groups[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names on one line: all of up to twelve, otherwise the first and the last five."""
+    if len(names) <= _MOST_LISTED:
+        return ", ".join(names)
+    return ", ".join([*names[:_LISTED_ENDS], "...", *names[-_LISTED_ENDS:]])
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) == "Cc" or character in _LINE_BREAKS

@@ -1,0 +1,185 @@
+"""Collections as strangers bring them: what becomes a class, what is refused, and what is said about it."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.data.pack import PackJob, run
+from shards.dataset import open_dataset
+from shards.errors import UserError
+from shards.index import read_labels
+from shards.sources.folders import FlatSource, FolderSource
+from shards.sources.image_lists import ManifestSource
+from shards.sources.kinds import Source
+from shards.sources.parquets import ParquetSource
+from shards.store import open_store
+from tests.rigs.images import image_bytes
+
+Make = Callable[[Path], Source]
+
+
+def put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def folders(names: list[str], *, num: int = 2) -> Make:
+    """`num` images in each folder."""
+
+    def make(root: Path) -> Source:
+        for place, name in enumerate(names):
+            for number in range(num):
+                put(root / "images" / name / f"{number}.png", image_bytes(100 * place + number))
+        return FolderSource(root=str(root / "images"))
+
+    return make
+
+
+def listed(labels: list[str]) -> Make:
+    """A CSV with one image for each label."""
+
+    def make(root: Path) -> Source:
+        for number in range(len(labels)):
+            put(root / f"{number}.png", image_bytes(number))
+        rows = [f"{number}.png,{label}" for number, label in enumerate(labels)]
+        (root / "list.csv").write_text("\n".join(["path,label", *rows]), encoding="utf-8")
+        return ManifestSource(files=(str(root / "list.csv"),))
+
+    return make
+
+
+def parquet(labels: list[int | None], names: list[str] | None = None, *, given: tuple[str, ...] = ()) -> Make:
+    """Images with integer labels, whose names are in the file's metadata or given."""
+
+    def make(root: Path) -> Source:
+        images = [{"bytes": image_bytes(number), "path": None} for number in range(len(labels))]
+        table = pa.table({"image": images, "label": pa.array(labels, pa.int64())})
+        if names is not None:
+            feature = {"label": {"names": names, "_type": "ClassLabel"}}
+            said = json.dumps({"info": {"features": feature}}).encode()
+            table = table.replace_schema_metadata({b"huggingface": said})
+        pq.write_table(table, root / "a.parquet")
+        return ParquetSource(files=(str(root / "a.parquet"),), label_names=given)
+
+    return make
+
+
+def parquet_files(*paths: str) -> Make:
+    def make(root: Path) -> Source:
+        for number, path in enumerate(paths):
+            table = pa.table({"image": [{"bytes": image_bytes(number), "path": None}], "label": [number]})
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(table, root / path)
+        return ParquetSource(files=(str(root),))
+
+    return make
+
+
+def pack(source: Source, out: Path, **more: object) -> list[tuple[str, int]]:
+    """Packs it; returns the classes with their numbers of images."""
+    assert run(PackJob(source=source, out=str(out), **more)) == 0  # type: ignore[arg-type]
+    labels = read_labels(open_store(str(out)).read("labels.parquet"))
+    return [(row["name"], row["num_samples"]) for row in labels.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("make", "classes", "said"),
+    [
+        pytest.param(parquet([-1, 0, 1, 2]), {"0": 1, "1": 1, "2": 1}, "left out: 1 image;", id="-1"),
+        pytest.param(parquet([-1, 0, 1], ["a", "b"]), {"a": 1, "b": 1}, "--unlabeled keep", id="-1 and names"),
+        pytest.param(parquet([0, 1, None]), {"0": 1, "1": 1}, "without a label", id="null"),
+        pytest.param(listed(["-1", "0", "1"]), {"0": 1, "1": 1}, "without a label", id="-1 as text"),
+        pytest.param(listed(["NaN", "None", "null", "NULL", "", "cat"]), {"cat": 1}, "5 images;", id="missing"),
+        pytest.param(listed(["0", "0.0", "1"]), {"0": 2, "1": 1}, "2 classes (0, 1)", id="0 and 0.0"),
+        pytest.param(listed(["caf\u00e9", "cafe\u0301"]), {"caf\u00e9": 2}, "1 class", id="two Unicode forms"),
+        pytest.param(folders(["\u00e9", "e\u0301", "z"]), {"\u00e9": 4, "z": 2}, "are one class", id="of folders"),
+        pytest.param(folders(["cat", "cat ", "dog"]), {"cat": 4, "dog": 2}, "are one class", id="a trailing space"),
+        pytest.param(folders(["Cat", "cat"]), {"Cat": 2, "cat": 2}, "'Cat', 'cat' differ only in case", id="case"),
+        pytest.param(folders(["IMG"]), {"IMG": 2}, "there is only one class, 'IMG'", id="one class"),
+        pytest.param(folders(["train", "plane"]), {"plane": 2, "train": 2}, "(plane, train)", id="a class named train"),
+    ],
+)
+def test_what_becomes_a_class(
+    make: Make, classes: dict[str, int], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert dict(pack(make(tmp_path), tmp_path / "out")) == classes
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(parquet([0, 1, 2], ["crane", "ant", "crane"]), "0 and 2 are both named 'crane'", id="file"),
+        pytest.param(parquet([0], given=("a", "a ")), "--source.label-names: .*0 and 1 are both named 'a'", id="given"),
+        pytest.param(parquet([0], ["caf\u00e9", "cafe\u0301"]), "0 and 1 are both named", id="Unicode forms"),
+        pytest.param(parquet([0, 1], ["a", " "]), "class 1 has an empty name", id="no name"),
+        pytest.param(parquet([0, 1], ["a", "b\nc"]), r"its label 'b.nc' holds '.n'", id="a line break"),
+        pytest.param(folders(["train", "val"]), r"names of splits(.|\n)*--source.root \S+/val", id="folders"),
+        pytest.param(folders(["Train/cat", "Test/dog"]), "'Test', 'Train', which are names", id="folders in them"),
+        pytest.param(folders(["training", "validation", "x"]), "which are names of splits", id="beside another"),
+        pytest.param(folders(["test"]), "'test', which are names of splits", id="one split"),
+        pytest.param(folders(["."]), r"2 have no label(.|\n)*give the folder above it", id="one class's own folder"),
+        pytest.param(
+            parquet_files("train-0.parquet", "train-1.parquet", "validation-0.parquet", "test-0.parquet"),
+            r"of the splits test \(1 file\), train \(2 files\), validation \(1 file\), .*--split test",
+            id="parquet files",
+        ),
+        pytest.param(parquet_files("a/train/0.parquet", "a/test/0.parquet"), "are of the splits", id="their folders"),
+    ],
+)
+def test_what_is_refused_before_anything_is_packed(make: Make, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        pack(make(tmp_path), tmp_path / "out")
+    assert not (tmp_path / "out/shards").exists()
+
+
+def test_unlabelled_images_of_a_test_split_are_kept(tmp_path: Path) -> None:
+    source = parquet([-1] * 4, ["ant", "bee"])(tmp_path)
+    assert pack(source, tmp_path / "out", unlabeled="keep") == [("ant", 0), ("bee", 0)]
+    assert open_dataset(str(tmp_path / "out")).num_samples == 4
+
+
+def test_one_split_among_folders_named_alike_is_packed(tmp_path: Path) -> None:
+    (tmp_path / "test").mkdir()
+    source = parquet_files("train-0.parquet", "train-1.parquet")(tmp_path / "test")
+    assert pack(source, tmp_path / "out") == [("0", 1), ("1", 1)]
+
+
+HEIC = b"\x00\x00\x00\x18ftypheic" + bytes(200)
+
+
+def test_a_class_without_an_image_stays_and_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root, photo = tmp_path / "images", image_bytes(1)
+    put(root / "ok/0.png", photo)
+    put(root / "ok/1.png", image_bytes(2))
+    put(root / "phone/0.HEIC", HEIC)
+    put(root / "scan/0.png", b"")
+    put(root / "twin/0.png", photo)
+    with caplog.at_level(logging.INFO):
+        found = pack(FolderSource(root=str(root)), tmp_path / "out", max_quarantined=0.9)
+    assert found == [("ok", 2), ("phone", 0), ("scan", 0), ("twin", 0)]
+    assert "without any image: 3 classes (phone, scan, twin)" in caplog.text
+    assert "phone/0.HEIC: HEIC is not read here; convert it to JPEG or PNG first" in caplog.text
+    assert "scan/0.png: empty file" in caplog.text
+    reasons = (tmp_path / "out/quarantine.csv").read_text()
+    assert '"phone/0.HEIC","scan","refused","HEIC is not read here' in reasons
+
+
+def test_nothing_to_pack_gives_reasons(tmp_path: Path) -> None:
+    for number in range(6):
+        put(tmp_path / f"images/a/{number}.jpg", b"no image")
+    with pytest.raises(UserError, match=r"of 6, 6 cannot be packed\n  a/0.jpg: not a JPEG, PNG"):
+        pack(FolderSource(root=str(tmp_path / "images")), tmp_path / "out")
+
+
+def test_names_of_one_camera_are_one_class_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(3):
+        put(tmp_path / f"images/IMG_{number}.png", image_bytes(number))
+    assert pack(FlatSource(root=str(tmp_path / "images")), tmp_path / "out") == [("IMG", 3)]
+    assert "there is only one class, 'IMG'" in caplog.text
