@@ -1,4 +1,4 @@
-"""Prints the tables of sizes and of pre-training costs in docs/models.md, from the functions that count them.
+"""Prints the tables of sizes and of pre-training costs in docs/reference/models.md, from the functions that count them.
 
 python -m docs.models_tables
 """

@@ -1,8 +1,8 @@
 """Pages of the documentation agree with the code.
 
 docs/architecture.md names files and functions that exist and every folder of the code, and its picture is up to date;
-docs/models.md has the tables that the functions print, and names tests that exist; docs/troubleshooting.md quotes
-messages exactly as they are in the code.
+docs/reference/models.md has the tables that the functions print, and names tests that exist; docs/benchmarks.md has the
+parity of every model; docs/troubleshooting.md quotes messages exactly as they are in the code.
 """
 
 import ast
@@ -23,7 +23,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 ARCHITECTURE = (CHECKOUT / "docs" / "architecture.md").read_text()
 ROOMS = ("shards", "pipeline", "jobs", "patchline")
 NAMED = sorted(set(re.findall(r"`([a-z0-9_/]+\.(?:py|md|sbatch))(?::([\w.]+))?`", ARCHITECTURE)))
-MODELS = (CHECKOUT / "docs" / "models.md").read_text()
+MODELS = (CHECKOUT / "docs" / "reference" / "models.md").read_text()
+BENCHMARKS = (CHECKOUT / "docs" / "benchmarks.md").read_text()
 TROUBLESHOOTING = (CHECKOUT / "docs" / "troubleshooting.md").read_text()
 OTHERS = {"CUDA out of memory", "Address already in use"}  # messages of PyTorch and of the system
 QUOTED = [" ".join(text.split()) for text in re.findall(r"^\*\*`(.*?)`\*\*", TROUBLESHOOTING, re.MULTILINE | re.DOTALL)]
@@ -111,7 +112,7 @@ def test_every_row_of_the_papers_table_is_one_that_is_tested() -> None:
 
 
 def test_the_parity_table_has_every_row_and_none_beyond_the_bound() -> None:
-    lines = MODELS[MODELS.index("| " + " | ".join(HEADER)) :].split("\n\n")[0].splitlines()[2:]
+    lines = BENCHMARKS[BENCHMARKS.index("| " + " | ".join(HEADER)) :].split("\n\n")[0].splitlines()[2:]
     cells = [tuple(line.strip("| ").split(" | ")) for line in lines]
     assert [row[:-1] for row in cells] == [words_of(row) for row in ROWS]
     assert all(0 < float(row[-1]) < BOUND for row in cells)

@@ -1,6 +1,6 @@
 """Compares the logits of our models with timm's or Hugging Face's, in fp32, with the same random weights.
 
-python -m tests.pipeline.models.parity    prints the table that docs/models.md shows (a few minutes on two cores, 3 GB)
+python -m tests.pipeline.models.parity    prints the table that docs/benchmarks.md shows (minutes on two cores, 3 GB)
 
 test_parity.py checks that every row is within the bound. The weights are copied by the mappings in names_elsewhere.py.
 """
