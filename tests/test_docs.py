@@ -2,7 +2,7 @@
 
 docs/architecture.md names files and functions that exist and every folder of the code, and its picture is up to date;
 docs/reference/models.md has the tables that the functions print, and names tests that exist; docs/benchmarks.md has the
-parity of every model; docs/troubleshooting.md quotes messages exactly as they are in the code.
+parity of every model; docs/reference/messages.md quotes messages exactly as they are in the code.
 """
 
 import ast
@@ -25,9 +25,9 @@ ROOMS = ("shards", "pipeline", "jobs", "patchline")
 NAMED = sorted(set(re.findall(r"`([a-z0-9_/]+\.(?:py|md|sbatch))(?::([\w.]+))?`", ARCHITECTURE)))
 MODELS = (CHECKOUT / "docs" / "reference" / "models.md").read_text()
 BENCHMARKS = (CHECKOUT / "docs" / "benchmarks.md").read_text()
-TROUBLESHOOTING = (CHECKOUT / "docs" / "troubleshooting.md").read_text()
+MESSAGES = (CHECKOUT / "docs" / "reference" / "messages.md").read_text()
 OTHERS = {"CUDA out of memory", "Address already in use"}  # messages of PyTorch and of the system
-QUOTED = [" ".join(text.split()) for text in re.findall(r"^\*\*`(.*?)`\*\*", TROUBLESHOOTING, re.MULTILINE | re.DOTALL)]
+QUOTED = [" ".join(text.split()) for text in re.findall(r"^\*\*`(.*?)`\*\*", MESSAGES, re.MULTILINE | re.DOTALL)]
 _FIELD = re.compile(r"%[sdr]|%\.\d+f")
 
 

@@ -96,7 +96,7 @@ def run(job: DoctorJob, *, environ: Mapping[str, str]) -> int:
         raise UserError(f"--s3-url is {job.s3_url!r}; give s3://bucket/prefix, and a folder as --folder")
     probes = [_TORCH, _DECODER, Probe(name="disk", words=("disk", job.folder), todo="mount it again, or give --folder")]
     if job.s3_url:
-        todo = "correct AWS_ENDPOINT_URL, or start the server; see docs/troubleshooting.md#storage"
+        todo = "correct AWS_ENDPOINT_URL, or start the server; see docs/reference/messages.md#storage"
         probes.append(Probe(name="S3", words=("s3", job.s3_url), todo=todo))
     checks = [*local_checks(), *run_probes(probes, seconds=job.seconds)]
     counts = {status: sum(one.status == status for one in checks) for status in STATUSES}
