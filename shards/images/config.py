@@ -17,7 +17,7 @@ CODEC_PACKAGES = ("pillow",)  # the bytes of a copy depend on its version, which
 PERCEPTUAL_HASH = "imagehash-phash-256-by-frequency-1"
 HASH_PACKAGES = ("imagehash", "pillow", "scipy")
 HASH_BITS = 256
-DEFAULT_MAX_DISTANCE = 64  # measured in docs/near_duplicates.md
+DEFAULT_MAX_DISTANCE = 64  # measured in docs/benchmarks.md
 
 _MOST_BYTES = (1 << 31) - 1
 _MOST_PIXELS = 178_956_970  # Pillow opens nothing larger

@@ -2,7 +2,7 @@
 
 The hash is `imagehash.phash` with `hash_size=16`: the signs of the 16x16 lowest coefficients of the cosine transform
 of the image in grey at 64x64. Its bits are put in the order of their frequency, so that the first 64 describe the
-coarsest structure, which changes least; near_duplicates.py builds on that. docs/near_duplicates.md has the
+coarsest structure, which changes least; near_duplicates.py builds on that. docs/benchmarks.md has the
 measurements behind the choice.
 """
 

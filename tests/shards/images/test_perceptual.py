@@ -149,7 +149,7 @@ def test_what_can_not_be_decoded_is_refused(hashes_of: Callable[[bytes], object]
 
 
 def test_copies_of_photographs_are_found_and_others_are_not(test_data: Path) -> None:
-    """docs/near_duplicates.md has the numbers on all 500 of the sample."""
+    """docs/benchmarks.md has the numbers on all 500 of the sample."""
     files = sorted((test_data / "imagenet-sample").glob("*.JPEG"))[:60]
     if not files:
         pytest.skip("no photographs: imagenet-sample is not in the test data")
