@@ -1,5 +1,5 @@
 """What goes wrong under Slurm, each shown with a script of the kind that people write, which loses work, and with
-slurm/stage.sbatch in the same place, which does not. docs/slurm.md has the table.
+slurm/stage.sbatch in the same place, which does not. docs/reference/slurm.md has the table.
 
 The stage is a short program, since only the scripts differ; test_stage.py has real training.
 """
