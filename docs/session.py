@@ -1,5 +1,5 @@
-"""A first session in a real terminal of 80 columns: an empty clone, the demo, a folder of photographs with some broken
-files, training, Ctrl-C, and an export. Every screen is shown as it appeared.
+"""This is a first session in a real terminal of 80 columns: an empty clone, the demo, a folder of photographs with
+some broken files, training, Ctrl-C, and an export. Every screen is shown as it appeared.
 
     python -m docs.session --photographs DIR      # DIR/CLASS/*.jpg; needs tmux; half an hour on two cores
 
@@ -40,9 +40,12 @@ class Terminal:
 
     def run(self, command: str, *, while_it_runs: str = "", keys: str = "", clear: bool = True) -> str:
         """Types a command, waits for the next prompt and keeps the screen. `while_it_runs`: when this pattern first
-        appears, the screen is kept as well and `keys` (such as C-c) are pressed. `clear`: clears the screen first."""
+        appears, `keys` (such as C-c) are pressed. `clear`: clears the screen first; else the screen that is kept
+        replaces the one before, which it contains."""
         if clear:
             self.clear()
+        else:
+            self.shown.pop()
         wanted, waits = self._prompts() + 1, bool(while_it_runs)
         self._type(command)
         began = time.monotonic()
@@ -51,11 +54,9 @@ class Terminal:
                 raise TimeoutError(f"{command} has not ended after {LONGEST_SECONDS:.0f} s:\n{self.screen()}")
             if waits and re.search(while_it_runs, self.screen()):
                 waits = False
-                self.keep("while it runs")
-                if keys:
-                    _tmux("send-keys", "-t", self.name, keys)
+                _tmux("send-keys", "-t", self.name, keys)
             time.sleep(POLL_SECONDS)
-        self.keep(f"after {time.monotonic() - began:.0f} s")
+        self.shown.append(f"```\n{without_setup(self.screen())}\n```\n")
         if waits:
             raise RuntimeError(f"{command} ended without showing {while_it_runs!r}:\n{self.screen()}")
         return self.screen()
@@ -71,10 +72,6 @@ class Terminal:
     def screen(self) -> str:
         """Everything shown since the screen was cleared, including lines that have scrolled away."""
         return _tmux("capture-pane", "-t", self.name, "-p", "-S", "-").rstrip().removesuffix("$").rstrip()
-
-    def keep(self, when: str) -> None:
-        """Keeps the screen as a block of Markdown."""
-        self.shown.append(f"*{when}*\n\n```\n{without_setup(self.screen())}\n```\n")
 
     def title(self, text: str) -> None:
         """Adds a heading."""
@@ -137,8 +134,8 @@ def photographs(source: Path, target: Path) -> None:
 def demo(screen: Terminal) -> None:
     """The first two commands of the README."""
     screen.title("The demo, in an empty clone")
-    screen.run("make demo", while_it_runs=r"\n\d+/300  loss.*left")
-    screen.run("source .venv/bin/activate")
+    screen.run("make demo")
+    screen.run("source .venv/bin/activate", clear=False)
 
 
 def pack(screen: Terminal) -> None:
