@@ -132,7 +132,7 @@ def photographs(source: Path, target: Path) -> None:
 
 
 def demo(screen: Terminal) -> None:
-    """The first two commands of the README."""
+    """The demo of the README."""
     screen.title("The demo, in an empty clone")
     screen.run("make demo")
     screen.run("source .venv/bin/activate", clear=False)
