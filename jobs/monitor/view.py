@@ -22,7 +22,7 @@ from shards.output.terminal import printable_name
 if TYPE_CHECKING:
     from rich.text import Text
 
-FINDINGS = "guard.jsonl"  # as in findings.py
+FINDINGS = "guard.jsonl"  # as in guard.py
 _TAIL_BYTES, _LOG_BYTES = 1 << 16, 1 << 14
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"running": "green", "done": "green", "failed": "red"}  # the others are yellow

@@ -36,7 +36,7 @@ _MOST_DIMENSIONS = 8  # of a tensor
 _STRICT = ConfigDict(strict=True, extra="forbid")
 _FOLDER = re.compile(r"step-([0-9]{8,18})/attempt-([0-9]+-[0-9a-z]+)")
 _RANK_FILE = r"rank-[0-9]{5,9}\.safetensors"
-_REPORT = r"rank-[0-9]{5,9}\.json"  # of one rank about its file (rank_report.py)
+_REPORT = r"rank-[0-9]{5,9}\.json"  # of one rank about its file (rank_file_out.py)
 _FILE = re.compile(rf"{_RANK_FILE}|{_REPORT}|{re.escape(MANIFEST_NAME)}")
 
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]

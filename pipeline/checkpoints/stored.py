@@ -1,6 +1,6 @@
 """The checkpoints of a run as a command sees them that only reads, alone, maybe while the run goes on and retires them.
 
-Which of them stand is decided as the run itself decides it (fence.py).
+Which of them stand is decided as the run itself decides it (attempts.py).
 """
 
 from dataclasses import dataclass

@@ -148,13 +148,12 @@ def train_batches(
 ) -> Iterator[BatchStream]:
     """This rank's part of every global batch of the dataset at `url`, a folder or s3://bucket/prefix ("": config's).
 
-    `position`: another stream's `position`, to continue after the last batch that it returned, with any number of
-    ranks and threads; None: from the start. `config`: how to shuffle, read and augment; None: the defaults, with the
-    largest number of lanes (at most 64) that divides the global batch. Its num_threads 0 means all cores that this
-    process may use, and its memory_limit_bytes holds for this rank. `quarantine`: the file that lists replaced
-    samples, created with the first of them. `pin_memory`: buffers from which a GPU copies asynchronously; such a copy
-    must finish before two more batches have been requested. Raises UserError for what does not fit, before anything
-    is read ahead.
+    `position`: another stream's `position`, to continue after the last batch that it returned, with any number of ranks
+    and threads; None: from the start. `config`: how to shuffle, read and augment; None: the defaults, with
+    gcd(global_batch, 64) lanes. Its num_threads 0 means all cores that this process may use, and its memory_limit_bytes
+    holds for this rank. `quarantine`: the file that lists replaced samples, created with the first of them.
+    `pin_memory`: buffers from which a GPU copies asynchronously; such a copy must finish before two more batches have
+    been requested. Raises UserError for what does not fit, before anything is read ahead.
     """
     _check_sizes(global_batch=global_batch, image_size=image_size, rank=rank, num_ranks=num_ranks)
     global_batch, image_size, seed = map(index, (global_batch, image_size, seed))  # NumPy's, too

@@ -1,4 +1,4 @@
-"""Runs the probes of machine_probe.py beside each other, each in a process of its own with a deadline.
+"""Runs the probes of probes.py beside each other, each in a process of its own with a deadline.
 
 A driver or a file server that does not answer holds up its own probe only. A process that cannot be killed, because the
 kernel waits for such a thing, is left alone.

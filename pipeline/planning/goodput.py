@@ -1,10 +1,11 @@
 """How much of a run's wall time trains, if nodes fail and the queue ends jobs: an expected value in closed form. Pure.
 
-Failures are exponentially distributed with the mean M (Young 1974, Daly 2006; interval.py says more). A job starts up
-for S seconds, then trains t seconds at a time. Each time it saves: training waits C seconds for the copy, and the save
-is committed W seconds after it began, while training continues. A failure sets the run back to the newest commit. So
-commit k = 0, 1, ... of a job comes S + t + W + k (t + C) seconds after the job's start, is worth t seconds of work, and
-happens if no failure comes before it. Without a limit, the expected work of a job is therefore the geometric series
+Failures are exponentially distributed with the mean M (Young 1974, Daly 2006; pipeline/checkpoints/config.py says
+more). A job starts up for S seconds, then trains t seconds at a time. Each time it saves: training waits C seconds for
+the copy, and the save is committed W seconds after it began, while training continues. A failure sets the run back to
+the newest commit. So commit k = 0, 1, ... of a job comes S + t + W + k (t + C) seconds after the job's start, is worth
+t seconds of work, and happens if no failure comes before it. Without a limit, the expected work of a job is therefore
+the geometric series
 
     t exp(-(S + t + W) / M) / (1 - exp(-(t + C) / M))
 

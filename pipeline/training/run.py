@@ -5,10 +5,10 @@
 3. join the other ranks             signals are watched from here on; ranks that differ are refused
                                     (rank_agreement.py)
 4. find the checkpoint              pipeline/checkpoints/checkpoint.py; a job that is not the same run is refused
-5. build                            build.py: the micro-batch that fits (agreed_plan.py), the check of gradients, the
+5. build                            build.py: the micro-batch that fits (fitting/fit.py), the check of gradients, the
                                     engine, filled (start.py), the stream of batches, the reporter, the saves
 6. loop                             loop.py; if the guard wants to go back, rewind.py, then 5 again with the same engine
-7. finish                           done.py: weights, then the DONE marker
+7. finish                           saving/finish.py: weights, then the DONE marker
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The trainer's end of its checkpoint writer (writer_process.py): starts it, and talks to it without ever waiting,
+"""The trainer's end of its checkpoint writer (process.py): starts it, and talks to it without ever waiting,
 unless asked to.
 """
 

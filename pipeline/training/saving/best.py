@@ -1,7 +1,7 @@
 """The checkpoint with the best score on the held-out dataset: saved when it is scored, named in RUN/best.json, kept.
 
-All ranks decide alike, because all have the same scores. Only checkpoints that stand count (fence.py): what a branch of
-the run that was overtaken has scored is no score of this one.
+All ranks decide alike, because all have the same scores. Only checkpoints that stand count (attempts.py): what a
+branch of the run that was overtaken has scored is no score of this one.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Ends the process if a stop cannot wait until the end of a step, whatever the main thread is doing.
 
 A signal (signals.py) is a stop request, and the loop acts on it at the end of the step. A thread checks that it does.
-The thread notices signals even while the main thread is in a collective or a compilation (wakeup.py). After INT, TERM
+The thread notices signals even while the main thread is in a collective or a compilation (signals.py). After INT, TERM
 or HUP:
 
     before the first step              ends at once: there is nothing to lose
