@@ -41,8 +41,7 @@ from shards.output.terminal import columns_of, message_text
 
 log = logging.getLogger("patchline")
 # Asked by slurm/stage.sbatch, and by the jobs of chains and of preflight; not for users.
-GATE = "__gate"
-HIDDEN = {"__done": "jobs.chains.done_check", "__probe": "jobs.cluster.node_probe"}
+HIDDEN = ("__done", "__gate", "__probe")
 
 
 def entry() -> None:
@@ -90,7 +89,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         return _run([*argv[1:], "--help"], interrupts)
     if argv[0] == ASK:
         return _show("".join(f"{word}\n" for word in candidates(argv[1:])), requested=True)
-    if argv[0] == GATE or argv[0] in HIDDEN:
+    if argv[0] in HIDDEN:
         return _of_scripts(argv[0], argv[1:])
     if argv[0] == "--version":
         return _show(f"patchline {version('patchline')}\n", requested=True)
@@ -122,11 +121,12 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
 
 def _of_scripts(name: str, words: list[str]) -> int:
     """What the batch scripts ask."""
-    if name in HIDDEN:
-        return int(importlib.import_module(HIDDEN[name]).run(words))
-    return int(
-        importlib.import_module("jobs.chains.advance").gate(words, override=_overridden, environ=dict(os.environ))
-    )
+    if name == "__done":
+        return int(importlib.import_module("jobs.chains.done").tell_done(words))
+    if name == "__probe":
+        return int(importlib.import_module("jobs.cluster.preflight_nodes").probe_node(words))
+    gate = importlib.import_module("jobs.chains.advance").gate
+    return int(gate(words, override=_overridden, environ=dict(os.environ)))
 
 
 def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:

@@ -1,88 +1,22 @@
 """What a unit of a chain still lacks, and which faults cannot be fixed by submitting it again.
 
-This is read from the store and the markers, never from exit codes. Results of other settings than those of a chain's
-step are found, too: its arguments were changed, and the chain was submitted again. A training run or a dataset is then
-refused, as the stage itself does; scores are made again.
+This is read from the store and the markers, never from exit codes.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jobs import exit_codes
+from jobs.chains.done import has_steps, is_after, is_scored
 from jobs.chains.state import ChainJob, read_record_of
 from jobs.chains.units import Unit
 from jobs.data.pack import complete, spec_of
-from jobs.record import read_leaves, read_record
 from jobs.submittable import Override, job_of_words
-from jobs.train.trials import run_changes
-from pipeline.checkpoints.saved_job import STEPS
 from pipeline.training.reporting.ledger import last_line
-from pipeline.training.saving.same_run import WARMUP
-from shards.dataset import open_dataset
-from shards.errors import InvalidDataError, UnreachableError, UserError
-from shards.local_file import read_local_text
 from shards.packing.missing import unpacked_parts, unscanned_parts
 from shards.packing.plan import read_plan
-from shards.schema.differences import differences
 from shards.store import open_store
-
-_MOST_BYTES = 1 << 20
-_MOST_SHOWN = 8
-_NOT_OF_SCORES = ("run_dir", "device", "threads", "json")
-
-
-def refuse_changed(stage: str, words: Sequence[str], job: Any) -> None:
-    """UserError if what the step would make is complete, or planned, with other values."""
-    if stage == "pack":
-        read_plan(open_store(job.out), spec_of(job))
-    if stage in ("pretrain", "finetune") and (Path(job.run_dir) / "DONE").exists():
-        refuse_other_run(job, extends="--extend" in words)
-
-
-def refuse_other_run(job: Any, *, extends: bool) -> None:
-    """UserError if the run that is done in the job's folder was of other values, or of another length. `extends`:
-    whether it may become longer. A damaged marker or record is no run that is done."""
-    from pipeline.training.saving.finish import done_from_json  # noqa: PLC0415 - loads torch
-
-    run_dir = Path(job.run_dir)
-    try:
-        done = done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
-        num_steps = int(read_leaves(run_dir / "job.yaml").get("job.steps", "0"))
-    except (OSError, ValueError, InvalidDataError):
-        return
-    found = run_changes(done.job.job | {STEPS: num_steps}, asdict(job), is_done=True, extends=extends)
-    found = [each for each in found if each.field != "data.url" or not _holds(each.now, done.position.dataset)]
-    lengths = [each for each in found if each.field == STEPS]  # is said first, without the warm-up, which follows it
-    found = lengths + [each for each in found if each.field != STEPS and not (lengths and each.field == WARMUP)]
-    if found:
-        hint = "; to continue it with more steps, add --extend" if lengths and job.steps > num_steps else ""
-        raise UserError(
-            f"{job.run_dir} holds a run that finished with other values: {'; '.join(map(str, found[:_MOST_SHOWN]))}. "
-            f"Use the same values, move it away, or give another --run-dir{hint}"
-        )
-
-
-def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
-    """Whether the record of an evaluation is that of this job, apart from where and how it is computed."""
-    try:
-        recorded = read_record(run_dir / "job.yaml", stage=stage, kind=type(job))
-    except (OSError, UserError):
-        return False
-    return all(each.field in _NOT_OF_SCORES for each in differences(asdict(recorded), asdict(job)))
-
-
-def _holds(url: str, fingerprint: str | tuple[str, ...]) -> bool:
-    """Whether the dataset at the URL is the one with this fingerprint."""
-    try:
-        return bool(url) and open_dataset(url).fingerprint == fingerprint
-    except UnreachableError:
-        raise
-    except UserError:
-        return False
-
 
 STOPPED_BY_HAND = "cancelled"  # RUN/submit/cancelled, of `patchline cancel RUN`
 _HOPELESS = ("at fault", "gave up", "told to stop")  # as stage.sbatch writes them to tries.jsonl
@@ -191,42 +125,12 @@ def _missing_of_pack(unit: Unit, override: Override) -> list[int]:
 
 def _is_complete(unit: Unit, words: Sequence[str], job: Any, *, state: Path) -> bool:
     if unit.stage in ("pretrain", "finetune"):
-        return _has_steps(job, extends="--extend" in words)
+        return has_steps(job, extends="--extend" in words)
     if unit.stage in ("evaluate", "fewshot"):
-        return _is_scored(unit.stage, job)
+        return is_scored(unit.stage, job)
     if unit.stage == "report":
-        return _is_after(Path(job.out) if job.out else Path(job.run) / "report.html", Path(job.run) / "DONE")
+        return is_after(Path(job.out) if job.out else Path(job.run) / "report.html", Path(job.run) / "DONE")
     return _is_on_record(unit, state=state)
-
-
-def _has_steps(job: Any, *, extends: bool) -> bool:
-    """UserError if the run is done, but of other values."""
-    run_dir = Path(job.run_dir)
-    if not (run_dir / "DONE").exists():
-        return False
-    from jobs.chains import done_check  # noqa: PLC0415 - loads torch
-
-    if done_check.run([str(run_dir)]) != exit_codes.DONE:
-        return False
-    refuse_other_run(job, extends=extends)
-    return bool(int(read_leaves(run_dir / "job.yaml").get("job.steps", "0")) >= job.steps)
-
-
-def _is_scored(stage: str, job: Any) -> bool:
-    """Its scores are of this job, and of no older one or older weights: the record is written first."""
-    run_dir = Path(job.run_dir)
-    path = run_dir / ("scores.json" if stage == "evaluate" else "fewshot.json")
-    try:
-        json.loads(path.read_text())
-    except (OSError, ValueError):
-        return False
-    causes = (run_dir / "job.yaml", Path(job.weights) / "model.safetensors")
-    return is_scored_by(stage, job, run_dir) and all(_is_after(path, cause) for cause in causes)
-
-
-def _is_after(path: Path, cause: Path) -> bool:
-    """Whether a file is there, and not older than what it was made of; both times are of one file system."""
-    return path.is_file() and (not cause.exists() or path.stat().st_mtime >= cause.stat().st_mtime)
 
 
 def _is_on_record(unit: Unit, *, state: Path) -> bool:

@@ -3,14 +3,10 @@
 The stage's arguments are checked as the stage would check them, and the script by `sbatch --test-only`, before it is
 submitted. A run that has a job in the queue gets no second one, and one that is done gets none. Loads torch only to
 read the DONE of a run, and to plan the saves of training on GPUs.
-
-Whether a run needs another job, before `patchline submit` has one wait in the queue: one that is done, or that its
-file STOP keeps stopped, needs none.
 """
 
 import json
 import logging
-import shlex
 import shutil
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -20,6 +16,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.chains.checks import STOPPED_BY_HAND
+from jobs.chains.done import has_ended, refuse_stopped
 from jobs.chains.file import ChainConfig, StepConfig, read_chain
 from jobs.chains.state import alone, append_line
 from jobs.chains.submit_chain import submit_chain
@@ -33,38 +30,9 @@ from jobs.output import put
 from jobs.stages import WITH_SMOKE
 from jobs.submittable import Override, job_of_words, submit_folder, submitted_stage, value_in, work_name
 from jobs.train.sweep import USAGE as SWEEP
-from jobs.train.trials import run_changes
-from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value, whole_number
-
-
-def refuse_stopped(job: object) -> None:
-    """UserError if a file STOP keeps the run of a job of training stopped."""
-    if isinstance(job, TrainingJob) and (stop := Path(job.run_dir) / "STOP").exists():
-        shown, todo = printable_name(str(stop)), printable_name(f"rm {shlex.quote(str(stop))}")
-        raise UserError(f"{shown} keeps the run stopped, so its job would end at once; to continue it, first: {todo}")
-
-
-def has_ended(job: object, *, extend: bool) -> bool:
-    """Whether the run of a job of training is done: RUN/DONE vouches for its weights, at the last step of this job.
-    UserError if it finished with other values, as training itself would say. If its data differs, training decides."""
-    if not isinstance(job, TrainingJob) or not (Path(job.run_dir) / "DONE").exists():
-        return False
-    from pipeline.training.saving.finish import read_done  # noqa: PLC0415 - loads torch
-    from pipeline.training.saving.same_run import refuse_changes  # noqa: PLC0415
-
-    done = read_done(Path(job.run_dir))
-    if done is None or (extend and done.step != job.steps):  # the extended run keeps a warm-up that is not known here
-        return False
-    own_classes = job.model.num_classes or done.job.model.get("num_classes", 0)  # 0: those of the data
-    job = replace(job, model=replace(job.model, num_classes=own_classes))
-    is_done = done.step == job.steps
-    begin = replace(done.position, seed=job.seed, global_batch=job.global_batch, image_size=job.model.image_size)
-    refuse_changes(done.job, done.position, job=job, start=begin, is_done=is_done, extend=extend)
-    return is_done and not run_changes(done.job.job, asdict(job), is_done=True, extends=extend)
-
 
 log = logging.getLogger(__name__)
 USAGE = (
@@ -126,7 +94,7 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
 
 def _is_done(job: Any, words: Sequence[str]) -> bool:
     """Whether the run of the job is done, and says so. UserError for one that is stopped, or was done with others."""
-    if has_ended(job, extend="--extend" in words):
+    if has_ended(job, extends="--extend" in words):
         log.info("%s is done; nothing was submitted", printable_name(job.run_dir))
         return True
     refuse_stopped(job)

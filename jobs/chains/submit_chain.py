@@ -9,7 +9,8 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.chains.advance import Chain, advance, script_of
-from jobs.chains.checks import STOPPED_BY_HAND, refuse_changed
+from jobs.chains.checks import STOPPED_BY_HAND
+from jobs.chains.done import refuse_changed
 from jobs.chains.file import ChainConfig
 from jobs.chains.state import (
     CANCELLED,

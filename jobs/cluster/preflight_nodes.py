@@ -4,18 +4,21 @@ matrices on every node and an exchange between all. Pure judgements of what the 
 A job waits for nodes no longer than it is told to (`srun --immediate`), and Slurm ends it after a few minutes.
 """
 
+import json
 import re
 import secrets
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+from jobs import exit_codes
 from jobs.cluster.preflight_slurm import options_of
 from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.slurm import ran
+from jobs.output import put
 from shards.errors import UserError
 from shards.files.typed_json import read_record
 from shards.output.terminal import printable_name
@@ -128,6 +131,22 @@ def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, enviro
     if fault and '"product_seconds"' not in text:
         return [_unanswered("nodes, deep", fault, wait_seconds)]
     return judge_deep(text, nodes=nodes)
+
+
+def probe_node(words: Sequence[str]) -> int:
+    """`patchline __probe NODE`, which each rank of the deep job runs: prints a line of JSON after each of its two
+    steps. `words`: the node's name in Slurm."""
+    if len(words) != 1:
+        raise UserError(f"__probe takes the name of the node, got {len(words)} words")
+    from pipeline.machine.node_speed import exchange, product_seconds  # noqa: PLC0415 - loads torch
+    from pipeline.ranks.world import current_world  # noqa: PLC0415
+
+    world = current_world("auto")
+    found = NodeFound(node=words[0], rank=world.rank, product_seconds=product_seconds(world.device))
+    put(json.dumps(asdict(found)) + "\n")
+    fault = exchange(world) if world.num_ranks > 1 else ""
+    put(json.dumps(asdict(found) | {"has_exchanged": True, "fault": fault}) + "\n")
+    return exit_codes.FAULTS_FOUND if fault else exit_codes.DONE
 
 
 def judge_deep(text: str, *, nodes: int) -> list[Verdict]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chains.checks import is_scored_by, missing_tasks, refuse_changed
+from jobs.chains.checks import missing_tasks
+from jobs.chains.done import is_scored_by, refuse_changed
 from jobs.chains.units import Unit
 from jobs.cli import _overridden as overridden
 from jobs.record import write_record

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chains.submit import refuse_stopped
+from jobs.chains.done import refuse_stopped
 from jobs.recipes.evaluate import RECIPES as EVALUATIONS
 from jobs.recipes.pretrain import RECIPES
 from shards.errors import UserError
