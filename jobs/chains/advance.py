@@ -28,7 +28,7 @@ from jobs.chains.state import (
     read_record_of,
     state_folder,
 )
-from jobs.chains.unit_jobs import gate_cluster, gate_request, requests_of
+from jobs.chains.unit_jobs import gate_request, requests_of
 from jobs.chains.units import Unit, resolved, sweep_of
 from jobs.cluster.batch_script import Request, batch_script, stage_body
 from jobs.cluster.settings import ClusterConfig, read_cluster
@@ -41,11 +41,8 @@ from shards.output.quantities import plural
 log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 600.0  # of a gate, while Slurm does not answer
 _PAUSE_SECONDS = 10.0
+_GATE_MARGIN = 30  # seconds: a gate's time limit is short
 _REFUSALS = 3  # of an answering Slurm, before a gate believes them
-
-
-class HopelessError(Exception):
-    """The chain cannot go on; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +106,7 @@ def advance(chain: Chain) -> int:
             return exit_codes.DONE if how == DONE else exit_codes.WILL_NOT_SUCCEED
         try:
             complete = _advance_units(chain)
-        except HopelessError as error:
+        except WillNotSucceedError as error:
             return give_up(chain, str(error))
         if complete == {unit.name for unit in chain.plan.units}:
             (chain.state / DONE).touch()
@@ -134,8 +131,8 @@ def _advance_units(chain: Chain) -> set[str]:
         if waiting := chain.jobs_of(unit, queue):
             _ensure_gate(chain, unit, record, queue, behind=waiting)
             continue
-        ready = _resolved(unit, chain.override)
-        failed = failed_alone(unit, [job for job in record.jobs if (job.unit, job.kind) == (unit.name, "job")])
+        ready = resolved(unit, chain.override)
+        failed = failed_alone(unit, record.jobs_of(unit.name))
         missing = missing_tasks(ready, state=chain.state, override=chain.override)
         missing = [task for task in missing if task not in failed]
         if not missing:
@@ -146,13 +143,6 @@ def _advance_units(chain: Chain) -> set[str]:
     return complete
 
 
-def _resolved(unit: Unit, override: Override) -> Unit:
-    try:
-        return resolved(unit, override)
-    except WillNotSucceedError as error:
-        raise HopelessError(str(error)) from error
-
-
 def _complete(chain: Chain, unit: Unit) -> None:
     if unit.best_of:
         write(sweep_of(unit.best_of), chain.override)
@@ -161,16 +151,17 @@ def _complete(chain: Chain, unit: Unit) -> None:
 
 
 def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) -> None:
-    """Submits what is missing. HopelessError if it would end the same way, or if too many rounds brought nothing."""
-    mine = [job for job in record.jobs if job.unit == unit.name and job.kind != GATE]
+    """Submits what is missing. WillNotSucceedError if it would end the same way, or if too many rounds brought
+    nothing."""
+    mine = record.jobs_of(unit.name)
     number = max((job.round for job in mine), default=-1) + 1
     last = [job for job in mine if job.round == number - 1]
     if reason := hopeless(unit, last, state=chain.state):
-        raise HopelessError(reason)
+        raise WillNotSucceedError(reason)
     idle = idle_rounds(mine, missing, saved_steps(unit))
     if idle > chain.plan.rounds:
         what = "it" if unit.num_tasks == 1 else f"{plural(len(missing), 'task')} of it"
-        raise HopelessError(
+        raise WillNotSucceedError(
             f"{unit.name} is not complete: {what} was submitted {plural(idle, 'time')} in a row without anything new; "
             f"see the logs in {chain.state / 'jobs'}, and submit the chain again to go on"
         )
@@ -217,19 +208,18 @@ def _ensure_gate(
     chain: Chain, unit: Unit, record: Record, queue: list[QueuedJob], *, behind: Sequence[QueuedJob]
 ) -> None:
     """A gate behind jobs that wait or run: a dependency counts as met if a job is only on its way to be requeued."""
-    mine = [job for job in record.jobs if job.unit == unit.name]
+    gates = record.gates_of(unit.name)
     is_gate = re.compile(rf"{GATE}\.{re.escape(unit.name)}\.e[0-9]+\.r")
     if any(one.number != chain.me for one in chain.own(queue) if is_gate.match(one.tag)):
         return
-    number = max((job.round for job in mine), default=0)
+    number = max((job.round for job in (*record.jobs_of(unit.name), *gates)), default=0)
     ids = list(dict.fromkeys(one.number for one in behind))
-    count = sum(job.kind == GATE for job in mine)
-    _submit_gate(chain, unit, ids, number=number, epoch=record.epoch, again=f".g{count}")
+    _submit_gate(chain, unit, ids, number=number, epoch=record.epoch, again=f".g{len(gates)}")
 
 
 def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
-    """The number of the job: of a new one, or of one that was submitted just before a crash. HopelessError if the
-    chain has been cancelled meanwhile."""
+    """The number of the job: of a new one, or of one that was submitted just before a crash. WillNotSucceedError if
+    the chain has been cancelled meanwhile."""
     tag, record = request.comment.rpartition(",")[2], read_record_of(chain.state)
     own = chain.own(queued(chain.environ, with_ended=True))
     there = [one for one in own if one.tag == tag and (not record.life or record.life in one.names)]
@@ -237,7 +227,7 @@ def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
         number = there[0].number
     else:
         if how := ending(chain.state):
-            raise HopelessError(f"the chain is {how}")
+            raise WillNotSucceedError(f"the chain is {how}")
         path = chain.state / "jobs" / f"{tag}.sbatch"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.touch(mode=0o600)
@@ -252,5 +242,5 @@ def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
 
 def script_of(chain: Chain, request: Request) -> str:
     """The batch script of one of the chain's jobs."""
-    is_gate = request.words[0] == "__gate"
-    return batch_script(request, gate_cluster(chain.cluster) if is_gate else chain.cluster, body=stage_body())
+    cluster = replace(chain.cluster, margin_seconds=_GATE_MARGIN) if request.words[0] == "__gate" else chain.cluster
+    return batch_script(request, cluster, body=stage_body())

@@ -62,16 +62,6 @@ class ChainJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainStep:
-    """A unit, and how far it is: complete, submitted or waiting; `jobs`: all of it, the gates last."""
-
-    name: str
-    stage: str
-    state: str
-    jobs: tuple[ChainJob, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Record:
     """What happened since the last beginning of the chain, which is the `epoch`-th. `life`: a word of its own, by which
     its jobs are told from those of a chain that was in this folder before; empty: of an older version."""
@@ -80,6 +70,14 @@ class Record:
     jobs: tuple[ChainJob, ...]
     complete: frozenset[str]
     life: str = ""
+
+    def jobs_of(self, unit: str) -> list[ChainJob]:
+        """The jobs of a unit, without its gates."""
+        return [job for job in self.jobs if job.unit == unit and job.kind != GATE]
+
+    def gates_of(self, unit: str) -> list[ChainJob]:
+        """The gates behind a unit."""
+        return [job for job in self.jobs if job.unit == unit and job.kind == GATE]
 
 
 def state_folder(word: str) -> Path:
@@ -175,18 +173,6 @@ def add_job(state: Path, job: ChainJob) -> None:
 def ending(state: Path) -> str:
     """Why nothing more is submitted: gave-up, cancelled or done; empty if the chain goes on."""
     return next((name for name in (CANCELLED, GAVE_UP, DONE) if (state / name).exists()), "")
-
-
-def chain_steps(word: str) -> list[ChainStep]:
-    """The steps of the chain in a folder, with their jobs, for those who show them. Asks nobody but the files."""
-    state = state_folder(word)
-    plan, record = read_plan_of(state), read_record_of(state)
-    steps = []
-    for unit in plan.units:
-        own = sorted((job for job in record.jobs if job.unit == unit.name), key=lambda job: job.kind == GATE)
-        how = "complete" if unit.name in record.complete else "submitted" if own else "waiting"
-        steps.append(ChainStep(name=unit.name, stage=unit.stage, state=how, jobs=tuple(own)))
-    return steps
 
 
 @contextmanager

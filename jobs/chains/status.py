@@ -7,17 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.chains.state import (
-    CANCELLED,
-    DONE,
-    GATE,
-    GAVE_UP,
-    ChainStep,
-    chain_steps,
-    ending,
-    read_plan_of,
-    state_folder,
-)
+from jobs.chains.state import CANCELLED, DONE, GAVE_UP, Record, ending, read_plan_of, read_record_of, state_folder
+from jobs.chains.units import Unit
 from jobs.cluster.queue import tasks_of
 from jobs.cluster.queue_reasons import QueueFinding, findings_of_tasks, num_tasks
 from jobs.cluster.slurm import QueuedJob, queued_with
@@ -72,55 +63,50 @@ def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainSta
     """What the files and, with an environment, Slurm say; the files alone if it does not answer. UserError if the
     frozen chain cannot be read."""
     state, queue, complaint = state_folder(str(folder)), list[QueuedJob](), ""
+    plan = read_plan_of(state)
     try:
-        queue = queued_with(read_plan_of(state).name, environ) if environ is not None else []
+        queue = queued_with(plan.name, environ) if environ is not None else []
     except UserError as error:
         environ, complaint = None, str(error)
     how, message = ending(state), ""  # after the queue: a job that ends the chain leaves the queue after that
     if how == GAVE_UP:
         message = read_local_file(state / GAVE_UP, most_bytes=_MOST_MESSAGE).decode(errors="replace").strip()
-    own = _own_runs(state)
-    steps = list[StepStatus]()
-    for step in chain_steps(str(folder)):
-        run_dir = own.get(step.name, "")
+    record, steps = read_record_of(state), list[StepStatus]()
+    for unit in plan.units:
+        dirs = unit.run_dirs()
+        run_dir = str(Path(plan.chdir) / dirs[0]) if len(dirs) == 1 and dirs[0] else ""
         try:
-            steps.append(_step(step, queue, environ, run_dir=run_dir))
+            steps.append(_step(unit, record, queue, environ, run_dir=run_dir))
         except UserError as error:  # from here on it is not asked again
             environ, complaint = None, str(error)
-            steps.append(_step(step, queue, None, run_dir=run_dir))
+            steps.append(_step(unit, record, queue, None, run_dir=run_dir))
     is_stalled = not how and not queue and environ is not None and state.stat().st_uid == os.getuid()
     return ChainStatus(
         folder=folder, ending=how, message=message, steps=tuple(steps), complaint=complaint, is_stalled=is_stalled
     )
 
 
-def _own_runs(state: Path) -> dict[str, str]:
-    """The run directory of each unit that has one."""
-    plan = read_plan_of(state)
-    dirs = {unit.name: unit.run_dirs() for unit in plan.units}
-    return {name: str(Path(plan.chdir) / found[0]) for name, found in dirs.items() if len(found) == 1 and found[0]}
-
-
 def _step(
-    step: ChainStep, queue: Sequence[QueuedJob], environ: Mapping[str, str] | None, *, run_dir: str
+    unit: Unit, record: Record, queue: Sequence[QueuedJob], environ: Mapping[str, str] | None, *, run_dir: str
 ) -> StepStatus:
-    mine = [one for one in queue if one.tag.startswith(f"{step.name}.e")]
+    jobs, gates = record.jobs_of(unit.name), record.gates_of(unit.name)
+    mine = [one for one in queue if one.tag.startswith(f"{unit.name}.e")]
     running = sum(num_tasks(one.job) for one in mine if one.state in _RUNS)
     waiting = sum(num_tasks(one.job) for one in mine) - running
-    state, findings = step.state, list[QueueFinding]()
-    if step.state == "waiting":
+    findings = list[QueueFinding]()
+    if unit.name in record.complete:
+        state = "complete"
+    elif not (jobs or gates):
         state = "waits for its turn"
-    elif step.state == "submitted":
+    else:
         state = "running" if running else "in the queue" if waiting else "submitted"
-        kinds = ("job",) if mine else ("job", GATE)
-        asked = [[job.job for job in step.jobs if job.kind == kind][-1:] for kind in kinds]
-        numbers = [number for one in asked for number in one]
-        findings = _said_of(numbers, run_dir, environ) if environ is not None else []
+        asked = jobs[-1:] if mine else [*jobs[-1:], *gates[-1:]]
+        findings = _said_of([job.job for job in asked], run_dir, environ) if environ is not None else []
     return StepStatus(
-        name=step.name,
-        stage=step.stage,
+        name=unit.name,
+        stage=unit.stage,
         state=state,
-        jobs=tuple(job.job for job in step.jobs),
+        jobs=tuple(job.job for job in (*jobs, *gates)),
         running=running,
         queued=waiting,
         findings=tuple(findings),

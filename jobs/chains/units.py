@@ -6,13 +6,13 @@ tries are over, so the gate behind them puts the values into the arguments of th
 `patchline sweep`, so the same sweep can go on without Slurm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.chains.file import INPUTS, STATE, ChainConfig, StepConfig
 from jobs.resolve import default_job
-from jobs.submittable import SECOND, SUBMITTED, Override, run_name, value_in
+from jobs.submittable import SECOND, SUBMITTED, Override, place_of, run_name, value_in
 from jobs.train.sweep import swept_fields
 from jobs.train.sweep_plan import SweepPlan, plan_of
 from jobs.train.sweep_results import best_of
@@ -51,6 +51,11 @@ class Unit:
         """The tasks of its array; 1: no array."""
         return max(self.num_parts, len(self.words))
 
+    def outputs(self) -> list[str]:
+        """The folder or URL that each of its words writes to, empty for a stage that writes nothing."""
+        flag = SUBMITTED[self.stage].out
+        return [value_in(words, flag) if flag else "" for words in self.words]
+
     def run_dirs(self) -> list[str]:
         """The run directory of each of its words, empty for a stage without one."""
         return [value_in(words, "--run-dir") for words in self.words]
@@ -58,45 +63,50 @@ class Unit:
 
 def units_of(chain: ChainConfig) -> tuple[Unit, ...]:
     """All units, each after those that it needs. UserError for steps that do not fit each other."""
-    outputs: dict[str, list[str]] = {}
-    stages: dict[str, str] = {}
-    last: dict[str, str] = {}  # of a step, its last unit
     units: list[Unit] = []
+    last: dict[str, Unit] = {}  # of each step
     before: tuple[str, ...] = ()
     for step in chain.steps:
-        words, outs = _words(step, Path(chain.folder), outputs, stages)
         needed = dict.fromkeys((*(step.after or before), *(getattr(step, name) for name in INPUTS)))
-        after = tuple(last[name] for name in needed if name)
-        new = _sweep_units(step, words, after) if step.sweep else _units(step, words, after)
-        outs = new[-1].run_dirs() if step.sweep else outs
-        units += new
-        outputs[step.name], stages[step.name], last[step.name] = outs, step.stage, new[-1].name
+        unit = Unit(
+            name=step.name,
+            step=step.name,
+            stage=step.stage,
+            words=_words(step, Path(chain.folder), last),
+            after=tuple(last[name].name for name in needed if name),
+            at_once=step.at_once,
+            nodes=step.nodes,
+            time=step.time,
+            cpus=step.cpus,
+            links=step.links,
+        )
+        if step.sweep:
+            units += _sweep_units(unit, step.sweep)
+        elif step.stage == "pack" and step.tasks > 1:
+            units += _packing_units(unit, step.tasks)
+        else:
+            units.append(unit)
+        last[step.name] = units[-1]
         before = (step.name,)
     _refuse_shared(units)
     _refuse_state(units, (Path(chain.folder) / STATE).resolve())
     return tuple(replace(unit, names=tuple(one and run_name(one) for one in unit.run_dirs())) for unit in units)
 
 
-def _units(step: StepConfig, words: list[tuple[str, ...]], after: tuple[str, ...]) -> list[Unit]:
-    common = {"step": step.name, "stage": step.stage, "nodes": step.nodes, "time": step.time, "cpus": step.cpus}
-    if step.stage != "pack" or step.tasks == 1:
-        return [
-            Unit(name=step.name, words=tuple(words), after=after, at_once=step.at_once, links=step.links, **common)  # type: ignore[arg-type]
-        ]
-    units = []
+def _packing_units(unit: Unit, num_tasks: int) -> list[Unit]:
+    """A unit for each phase of the packing. The tasks share two of them."""
+    units: list[Unit] = []
     for phase in PHASES:
         is_array = phase in ("scan", "shards")
-        units.append(
-            Unit(
-                name=f"{step.name}.{phase}",
-                words=((*words[0], f"--phase={phase}"),),
-                after=after,
-                num_parts=step.tasks if is_array else 1,
-                at_once=step.at_once if is_array else 0,
-                **common,  # type: ignore[arg-type]
-            )
+        one = replace(
+            unit,
+            name=f"{unit.name}.{phase}",
+            words=((*unit.words[0], f"--phase={phase}"),),
+            after=(units[-1].name,) if units else unit.after,
+            num_parts=num_tasks if is_array else 1,
+            at_once=unit.at_once if is_array else 0,
         )
-        after = (units[-1].name,)
+        units.append(one)
     return units
 
 
@@ -105,35 +115,29 @@ def sweep_of(words: Sequence[str]) -> SweepPlan:
     return plan_of(words, default_job(words[0], words[1]))
 
 
-def _sweep_units(step: StepConfig, words: list[tuple[str, ...]], after: tuple[str, ...]) -> list[Unit]:
+def _sweep_units(unit: Unit, sweep: tuple[str, ...]) -> list[Unit]:
     """The tries, if there is a grid, and the repetitions of the best of them."""
-    if len(words) > 1:
-        raise UserError(f"step {step.name}: a sweep is of one command, and its `weights:` are of {len(words)} runs")
-    command = (*words[0], *step.sweep)
+    if len(unit.words) > 1:
+        raise UserError(
+            f"step {unit.step}: a sweep is of one command, and its `weights:` are of {len(unit.words)} runs"
+        )
+    command = (*unit.words[0], *sweep)
     plan = sweep_of(command)
     if plan.phase or plan.is_dry:
-        raise UserError(f"step {step.name}: a sweep in jobs takes no --phase, --part or --dry-run; leave it out")
-    common = {"step": step.name, "stage": step.stage, "nodes": step.nodes, "time": step.time, "cpus": step.cpus}
-    units = []
-    for kind, trials in (("tries", plan.tries()), ("seeds", plan.repetitions(plan.first_values()))):
-        unit = Unit(
-            name=f"{step.name}.{kind}",
-            words=tuple(trial.words for trial in trials),
-            after=after,
-            at_once=step.at_once,
-            may_fail=kind == "tries",
-            best_of=command if kind == "seeds" else (),
-            **common,  # type: ignore[arg-type]
-        )
-        units += [unit] * bool(trials)
-        after = (units[-1].name,) if units else after
+        raise UserError(f"step {unit.step}: a sweep in jobs takes no --phase, --part or --dry-run; leave it out")
+    units: list[Unit] = []
+    if tries := plan.tries():
+        words = tuple(trial.words for trial in tries)
+        units.append(replace(unit, name=f"{unit.name}.tries", words=words, may_fail=True))
+    if repetitions := plan.repetitions(plan.first_values()):
+        words = tuple(trial.words for trial in repetitions)
+        after = (units[-1].name,) if units else unit.after
+        units.append(replace(unit, name=f"{unit.name}.seeds", words=words, after=after, best_of=command))
     return units
 
 
-def _words(
-    step: StepConfig, folder: Path, outputs: dict[str, list[str]], stages: dict[str, str]
-) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The arguments of each of the step's runs, and what each writes."""
+def _words(step: StepConfig, folder: Path, last: Mapping[str, Unit]) -> tuple[tuple[str, ...], ...]:
+    """The arguments of each of the step's runs. `last`: the last unit of each step before it."""
     row, second = SUBMITTED[step.stage], step.recipe
     given: list[list[str]] = [list(variant) for variant in step.variants] or [[]]
     for name in INPUTS:
@@ -141,10 +145,11 @@ def _words(
         if not source:
             continue
         wanted = "data" if name == "data" else "run"
-        if SUBMITTED[stages[source]].gives != wanted:
+        stage = last[source].stage
+        if SUBMITTED[stage].gives != wanted:
             what = "dataset" if wanted == "data" else "run"
-            raise UserError(f"step {step.name}, {name}: {source} is a step of {stages[source]}, which makes no {what}")
-        paths = [f"{out}/weights" if name == "weights" else out for out in outputs[source]]
+            raise UserError(f"step {step.name}, {name}: {source} is a step of {stage}, which makes no {what}")
+        paths = [f"{out}/weights" if name == "weights" else out for out in last[source].outputs()]
         if len(paths) > 1 and step.variants:
             raise UserError(f"step {step.name} and step {source} both have variants; write a step for each run")
         given = [list(extra) for extra in given for _ in paths] if len(given) == 1 else given
@@ -156,17 +161,15 @@ def _words(
     if bool(second) == is_second_taken:
         allowed = ", or ".join(f"`{name}:`" for name, flag in row.takes.items() if flag == SECOND)
         raise UserError(f"step {step.name} needs {'either ' + allowed + ' or ' if allowed else ''}`recipe:`")
-    words, outs = [], []
+    words = []
     for place, extra in enumerate(given):
         head = [step.stage, *([second] if second else [extra.pop(0)])]
         rest = [*step.flags, *extra, *_workers(step)]
-        out = value_in(rest, row.out) if row.out else ""
-        if row.out and not out:
-            out = str(folder / step.name / str(place)) if len(given) > 1 else str(folder / step.name)
+        if row.out and not value_in(rest, row.out):
+            out = folder / step.name / str(place) if len(given) > 1 else folder / step.name
             rest.append(f"{row.out}={out}")
         words.append((*head, *rest))
-        outs.append(out)
-    return words, outs
+    return tuple(words)
 
 
 def _workers(step: StepConfig) -> list[str]:
@@ -177,9 +180,9 @@ def _workers(step: StepConfig) -> list[str]:
 def _refuse_state(units: Sequence[Unit], state: Path) -> None:
     """UserError if a step writes to the folder of the chain's own state."""
     for unit in units:
-        flag = SUBMITTED[unit.stage].out
-        for out in [value_in(words, flag) for words in unit.words if flag]:
+        for out in unit.outputs():
             if out and "://" not in out and Path(out).resolve().is_relative_to(state):
+                flag = SUBMITTED[unit.stage].out
                 raise UserError(
                     f"step {unit.step} writes to {out}, where the chain keeps its state; give another {flag}"
                 )
@@ -189,12 +192,10 @@ def _refuse_shared(units: Sequence[Unit]) -> None:
     """UserError if two steps, or two variants of one, write to one folder."""
     seen: dict[str, tuple[str, str]] = {}
     for unit in units:
-        flag = SUBMITTED[unit.stage].out
-        for number, words in enumerate(unit.words):
-            out = value_in(words, flag) if flag else ""
+        for number, out in enumerate(unit.outputs()):
             if not out:
                 continue
-            place = out.rstrip("/") if "://" in out else str(Path(out).resolve())
+            place = place_of(out)
             writer = (unit.step, f"{unit.name}/{number}" if unit.stage != "pack" else "")
             other, _ = seen.setdefault(place, writer)
             if seen[place] != writer:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.chains.of_run import chain_tasks
 from jobs.chains.state import is_chain, refuse_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
+from jobs.chains.unit_jobs import chain_tasks
 from jobs.cluster.queue import JobFacts, facts_of, nodes_in, numbers_of
 from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
 from jobs.monitor.ask import output_lines, outputs_in, outputs_json

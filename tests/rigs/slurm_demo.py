@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jobs.chains.state import DONE, GATE, chain_steps, ending
+from jobs.chains.state import DONE, ending, read_plan_of, read_record_of, state_folder
 from jobs.output import put
 from shards.files.json_lines import read_tail
 from shards.output.quantities import clock
@@ -84,13 +84,14 @@ class Demo:
         return ended
 
     def _tell_chain(self) -> None:
-        for step in chain_steps(str(self.folder / "chain-of-digits")):
-            for job in step.jobs:
-                if job.kind != GATE:
-                    tasks = f", {len(job.tasks)} tasks" if len(job.tasks) > 1 else ""
-                    self.once(f"{step.name}: job {job.job} submitted{tasks}")
-            if step.state == "complete":
-                self.once(f"{step.name}: complete, says its gate")
+        state = state_folder(str(self.folder / "chain-of-digits"))
+        record = read_record_of(state)
+        for unit in read_plan_of(state).units:
+            for job in record.jobs_of(unit.name):
+                tasks = f", {len(job.tasks)} tasks" if len(job.tasks) > 1 else ""
+                self.once(f"{unit.name}: job {job.job} submitted{tasks}")
+            if unit.name in record.complete:
+                self.once(f"{unit.name}: complete, says its gate")
 
     def _tell_training(self) -> None:
         run_dir = self.folder / "chain-of-digits" / RUN

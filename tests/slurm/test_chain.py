@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chains.state import ChainJob, chain_steps, read_record_of, state_folder
+from jobs.chains.state import ChainJob, read_record_of, state_folder
+from jobs.chains.status import status_of_chain
 from tests.rigs.slurm import SlurmCluster
 from tests.slurm.test_stage import PATCHLINE, program
 from tests.slurm.test_submit import settings_in, submit
@@ -90,7 +91,7 @@ def test_a_whole_chain_ends_by_itself_and_submits_nothing_twice(slurm_cluster: S
     path.write_text("no chain any more")
     folder = tmp_path / "a chain"
     assert wait_until_over(slurm_cluster, folder) == "done", logs(folder)
-    assert [step.state for step in chain_steps(str(folder))] == ["complete"] * 9
+    assert [step.state for step in status_of_chain(folder, None).steps] == ["complete"] * 9
     packing = ("pack.scan", "pack.plan", "pack.shards", "pack.merge")
     for unit in (*packing, "pretrain", "finetune", "evaluate", "fewshot", "report"):
         assert len(jobs_of(folder, unit)) == 1, logs(folder)

@@ -14,7 +14,6 @@ from jobs.chains.state import (
     alone,
     append_line,
     chain_name,
-    chain_steps,
     ending,
     is_chain,
     plan_json,
@@ -22,6 +21,7 @@ from jobs.chains.state import (
     read_record_of,
     state_folder,
 )
+from jobs.chains.status import status_of_chain
 from jobs.chains.units import Unit
 from shards.errors import TransientError, UserError
 
@@ -56,8 +56,10 @@ def test_the_record_counts_from_the_last_beginning(tmp_path: Path) -> None:
     add_line(state, complete="pack.scan")
     with (state / RECORD).open("a") as file:
         file.write('"x"\n3\nnull\n{"unit": "train"}\n{"unit": "train", "ki\n')
-    assert read_record_of(state).jobs == (job,)
-    assert [(step.state, step.jobs) for step in chain_steps(str(tmp_path))] == [("complete", (job,)), ("waiting", ())]
+    found = read_record_of(state)
+    assert (found.jobs, found.complete) == ((job,), frozenset({"pack.scan"}))
+    assert (found.jobs_of("pack.scan"), found.jobs_of("train"), found.gates_of("pack.scan")) == ([job], [], [])
+    assert [step.state for step in status_of_chain(tmp_path, None).steps] == ["complete", "waits for its turn"]
     add_line(state, began=True)
     found = read_record_of(state)
     assert (found.epoch, found.jobs, found.complete) == (2, (), frozenset())

@@ -1,4 +1,4 @@
-"""The jobs of a chain for a run, found from the run's folder."""
+"""The jobs of a chain for a run, found from the run's folder; test_advance.py has their batch scripts."""
 
 import shlex
 from dataclasses import replace
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chains.of_run import ChainTask, chain_tasks
 from jobs.chains.state import ChainJob, add_job, add_line, plan_json, state_folder
+from jobs.chains.unit_jobs import ChainTask, chain_tasks
 from jobs.chains.units import Unit
 from tests.jobs.chains.test_state import PLAN
 from tests.rigs.processes import patchline
