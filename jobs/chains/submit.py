@@ -21,11 +21,17 @@ from jobs.chains.file import ChainConfig, StepConfig, read_chain
 from jobs.chains.state import alone, append_line
 from jobs.chains.submit_chain import submit_chain
 from jobs.cluster.batch_script import Request, batch_script, names_of, stage_body
-from jobs.cluster.limits import limits_of, partition_for, refuse_over_limits
 from jobs.cluster.secret_names import refuse_secret_words, withheld
 from jobs.cluster.settings import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
 from jobs.cluster.slurm import QueuedJob, need_sbatch, queued_with, settled_with, slurms_answer, submitted
-from jobs.cluster.submit_checks import refuse_local, refuse_unprintable, refuse_unreachable, refuse_wrong_place
+from jobs.cluster.submit_checks import (
+    limits_of,
+    refuse_local,
+    refuse_over_limits,
+    refuse_unprintable,
+    refuse_unreachable,
+    refuse_wrong_place,
+)
 from jobs.output import put
 from jobs.stages import WITH_SMOKE
 from jobs.submittable import Override, job_of_words, submit_folder, submitted_stage, value_in, work_name
@@ -136,7 +142,7 @@ def _chain_of_sweep(words: list[str], options: Options) -> ChainConfig:
 
 def _check(words: list[str], options: Options, cluster: ClusterConfig, environ: Mapping[str, str], *, job: Any) -> None:
     run_dir, has_ranks = getattr(job, "run_dir", ""), submitted_stage(words[0]).has_ranks
-    partition = partition_for(cluster, has_ranks=has_ranks)
+    partition = cluster.partition_for(has_ranks=has_ranks)
     refuse_unreachable(words, cluster)
     refuse_wrong_place(cluster, run_dir=run_dir, nodes=options.nodes, limit=options.time_limit, job=job)
     refuse_local(run_dir, nodes=options.nodes, partition=partition, environ=environ)

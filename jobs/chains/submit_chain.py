@@ -2,7 +2,8 @@
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,18 @@ from jobs.chains.state import (
 from jobs.chains.unit_jobs import gate_request, requests_of
 from jobs.chains.units import Unit, units_of
 from jobs.cluster.batch_script import Request
-from jobs.cluster.limits import gate_minutes, limits_of, partition_for, refuse_over_limits
 from jobs.cluster.secret_names import refuse_secret_words
 from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.slurm import most_array_tasks, need_sbatch, settled_with, slurms_answer
-from jobs.cluster.submit_checks import refuse_local, refuse_unprintable, refuse_unreachable, refuse_wrong_place
+from jobs.cluster.submit_checks import (
+    gate_minutes,
+    limits_of,
+    refuse_local,
+    refuse_over_limits,
+    refuse_unprintable,
+    refuse_unreachable,
+    refuse_wrong_place,
+)
 from jobs.output import put
 from jobs.submittable import SUBMITTED, Override, job_of_words, value_in
 from shards.errors import UserError
@@ -40,6 +48,7 @@ from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 _MOST_ASKED = 20  # answers of `sbatch --test-only`
+UnitJob = tuple[Unit, tuple[str, ...], Any]  # with the words of one of its runs, and their job
 
 
 def submit_chain(
@@ -56,7 +65,9 @@ def submit_chain(
     would refuse, and with `has_checks` for what cannot work."""
     units = units_of(config)
     jobs = [(unit, words, _job_of(unit, words, override)) for unit in units for words in unit.words]
-    _refuse_names(config, jobs)
+    refuse_unprintable(config.folder, what="folder")
+    for _, words, _ in jobs:
+        refuse_unprintable(value_in(words, "--run-dir"))
     if has_checks:
         _check_all(jobs, cluster, environ)
     plan = ChainPlan(
@@ -65,14 +76,17 @@ def submit_chain(
         rounds=config.rounds,
         chdir=str(Path.cwd()),
         command=cluster.command,
-        gate_minutes=gate_minutes(limits_of(partition_for(cluster, has_ranks=False), environ)),
+        gate_minutes=gate_minutes(limits_of(cluster.partition_for(has_ranks=False), environ)),
     )
     state = state_folder(str(Path(config.folder).resolve()))
     chain = Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override)
     if is_dry:
         return _show(chain)
     need_sbatch(environ)
-    _refuse_changed(jobs)  # before the frozen chain is replaced
+    for unit, words, job in jobs:  # before the frozen chain is replaced
+        if not unit.best_of:  # which values those have is known once the tries are over
+            with _named(unit):
+                refuse_changed(unit.stage, words, job)
     for request in _first_requests(chain):
         text = script_of(chain, replace(request, dependency=""))
         slurms_answer([], environ, text=text, what=f"the job {printable_name(request.name)}")
@@ -83,61 +97,42 @@ def submit_chain(
     return _advance(chain)
 
 
-def _refuse_names(config: ChainConfig, jobs: Sequence[tuple[Unit, tuple[str, ...], Any]]) -> None:
-    refuse_unprintable(config.folder, what="folder")
-    for _, words, _ in jobs:
-        refuse_unprintable(value_in(words, "--run-dir"))
+@contextmanager
+def _named(unit: Unit) -> Iterator[None]:
+    """Errors name the step that has the unit."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"step {unit.step}: {error}") from error
 
 
 def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
-    try:
+    with _named(unit):
         refuse_secret_words(words)  # before a message quotes them
         job = job_of_words(list(words), override)
         if unit.best_of and not job.evaluation.url:
             raise UserError("--evaluation.url is missing: the dataset on which the best of the sweep are scored")
         return job
-    except UserError as error:
-        raise UserError(f"step {unit.step}: {error}") from error
 
 
-def _check_all(
-    jobs: Sequence[tuple[Unit, tuple[str, ...], Any]], cluster: ClusterConfig, environ: Mapping[str, str]
-) -> None:
+def _check_all(jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
     refuse_unreachable([word for _, words, _ in jobs for word in words], cluster)
-    partition = partition_for(cluster, has_ranks=True)
+    partition = cluster.partition_for(has_ranks=True)
     for unit, words, job in jobs:
         run_dir = value_in(words, "--run-dir")
-        try:
+        with _named(unit):
             refuse_wrong_place(cluster, run_dir=run_dir, nodes=unit.nodes, limit=unit.time, job=job)
             refuse_local(run_dir, nodes=unit.nodes, partition=partition, environ=environ)
-        except UserError as error:
-            raise UserError(f"step {unit.step}: {error}") from error
-    _refuse_over_limits(tuple(dict.fromkeys(unit for unit, _, _ in jobs)), cluster, environ)
-
-
-def _refuse_changed(jobs: Sequence[tuple[Unit, tuple[str, ...], Any]]) -> None:
-    for unit, words, job in jobs:
-        if unit.best_of:  # which values it has is known once its tries are over
-            continue
-        try:
-            refuse_changed(unit.stage, words, job)
-        except UserError as error:
-            raise UserError(f"step {unit.step}: {error}") from error
-
-
-def _refuse_over_limits(units: Sequence[Unit], cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
-    of_ranks, of_one = (limits_of(partition_for(cluster, has_ranks=each), environ) for each in (True, False))
-    for unit in units:
+    of_ranks, of_one = (limits_of(cluster.partition_for(has_ranks=each), environ) for each in (True, False))
+    for unit in dict.fromkeys(unit for unit, _, _ in jobs):
         has_ranks = SUBMITTED[unit.stage].has_ranks
-        try:
+        with _named(unit):
             refuse_over_limits(
                 of_ranks if has_ranks else of_one,
                 nodes=unit.nodes + cluster.spares * has_ranks,
                 time_limit=unit.time or cluster.time_limit,
                 margin=cluster.margin_seconds,
             )
-        except UserError as error:
-            raise UserError(f"step {unit.step}: {error}") from error
 
 
 def _make_folder(state: Path) -> None:

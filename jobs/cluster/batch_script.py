@@ -138,7 +138,7 @@ def _options(request: Request, cluster: ClusterConfig) -> list[str]:
         "chdir": _quoted(str(request.chdir)),
         "output": _quoted(log),
         "open-mode": "append",
-        "partition": (cluster.cpu_partition if not request.has_ranks else "") or cluster.partition,
+        "partition": cluster.partition_for(has_ranks=request.has_ranks),
         "account": cluster.account,
         "qos": cluster.qos,
         "constraint": _quoted(cluster.constraint) if cluster.constraint and request.has_ranks else "",

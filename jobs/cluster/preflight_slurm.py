@@ -5,16 +5,14 @@ import re
 from collections.abc import Mapping
 
 from jobs import exit_codes
-from jobs.cluster.settings import ClusterConfig
-from jobs.cluster.slurm import ran, slurms_answer
+from jobs.cluster.settings import ClusterConfig, asked_seconds, seconds_of
+from jobs.cluster.slurm import partitions, ran, slurms_answer
 from shards.errors import UserError
 from shards.output.quantities import duration
 from shards.output.terminal import printable_name
 from shards.verifying.verdict import Verdict
 
 _FIELD = re.compile(r"^(\w+)\s*=\s?(.*?)\s*$", re.MULTILINE)
-_WORD = re.compile(r"(\w+)=(\S*)")
-_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
 _LEAST_KILL_WAIT, _MOST_SLURMD_TIMEOUT, _LEAST_ARRAY = 30, 600, 1001
 _USABLE = ("idle", "mixed", "allocated", "completing", "reserved")
 
@@ -50,30 +48,6 @@ def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, st
 def fields_of(text: str) -> dict[str, str]:
     """`Name = value` of each line. Pure."""
     return {match[1]: match[2] for match in _FIELD.finditer(text)}
-
-
-def seconds_of(limit: str) -> int | None:
-    """Seconds of a limit as Slurm shows it, such as 1-00:00:00; None for UNLIMITED. Pure."""
-    match = _LIMIT.fullmatch(limit)
-    if not match:
-        return None
-    days, hours, minutes, seconds = (int(match[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-def asked_seconds(limit: str) -> int | None:
-    """Seconds of a limit as it is given to sbatch: 90 is minutes, 1-12 days and hours. None if there is none. Pure."""
-    if not limit:
-        return None
-    days, has_days, rest = limit.rpartition("-")
-    numbers = [int(word) for word in rest.split(":")]
-    if has_days:
-        hours, minutes, seconds = [*numbers, 0, 0][:3]
-    elif len(numbers) == 1:
-        hours, minutes, seconds = 0, numbers[0], 0
-    else:
-        hours, minutes, seconds = [0, *numbers][-3:]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def judge_partition(name: str, partition: Mapping[str, str], *, what: str = "partition") -> Verdict:
@@ -223,12 +197,8 @@ def _admission(cluster: ClusterConfig, nodes: int, environ: Mapping[str, str]) -
 def _partition(names: str, environ: Mapping[str, str]) -> dict[str, str] | None:
     """The fields of the first partition that is named, else of the default one; None if there is none."""
     name = names.partition(",")[0]
-    done = ran(["scontrol", "--oneliner", "show", "partition", *([name] if name else [])], environ)
-    for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        fields = dict(_WORD.findall(line))
-        if name or fields.get("Default") == "YES":
-            return fields
-    return None
+    found = partitions(environ, name)
+    return next((fields for fields in found if name or fields.get("Default") == "YES"), None)
 
 
 def _answer(words: list[str], environ: Mapping[str, str]) -> str:

@@ -17,6 +17,7 @@ from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 _WORD = re.compile(r"[A-Za-z0-9_.,:;&|*+@/=()\[\]{}-]+")
 _OPTION = re.compile(rf"--[a-z][a-z0-9-]*(={_WORD.pattern})?")
 _LIMIT = re.compile(r"[0-9]{1,4}(-[0-9]{1,2}(:[0-9]{2}){0,2}|:[0-9]{2}(:[0-9]{2})?)?")
+_SHOWN_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
 _OURS = (
     *("array", "chdir", "comment", "dependency", "error", "exclusive", "job-name", "nodes", "ntasks"),
     "no-kill",
@@ -102,6 +103,10 @@ class ClusterConfig:
                 f"s3_endpoint is {shown_value(self.s3_endpoint)}; allowed: http(s)://HOST[:PORT], without a password"
             )
 
+    def partition_for(self, *, has_ranks: bool) -> str:
+        """The partition of a job with a process per GPU, or of one without GPUs; empty: Slurm's default."""
+        return (self.cpu_partition if not has_ranks else "") or self.partition
+
 
 def _refuse_ours(option: str) -> None:
     """UserError for an option that patchline depends on, also if it is abbreviated, as sbatch takes it."""
@@ -128,6 +133,30 @@ def refuse_wrong_limit(text: str, *, what: str) -> None:
     """UserError if a time limit is not in Slurm's words."""
     if not _LIMIT.fullmatch(text):
         raise UserError(f"{what} is {shown_value(text)}; allowed: MINUTES, HH:MM:SS or D-HH:MM:SS, such as 24:00:00")
+
+
+def seconds_of(limit: str) -> int | None:
+    """Seconds of a limit as Slurm shows it, such as 1-00:00:00; None for UNLIMITED. Pure."""
+    match = _SHOWN_LIMIT.fullmatch(limit)
+    if not match:
+        return None
+    days, hours, minutes, seconds = (int(match[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def asked_seconds(limit: str) -> int | None:
+    """Seconds of a limit as it is given to sbatch: 90 is minutes, 1-12 days and hours. None if there is none. Pure."""
+    if not limit:
+        return None
+    days, has_days, rest = limit.rpartition("-")
+    numbers = [int(word) for word in rest.split(":")]
+    if has_days:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    elif len(numbers) == 1:
+        hours, minutes, seconds = 0, numbers[0], 0
+    else:
+        hours, minutes, seconds = [0, *numbers][-3:]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def read_cluster(path: Path) -> ClusterConfig:

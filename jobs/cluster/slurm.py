@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 120
 _ENDING_SECONDS, _PAUSE_SECONDS = 90.0, 1.0
 _JOB_LINE = re.compile(r"([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%.-]+\]))?) ([A-Z_]+) (\S+)")
+_FIELD = re.compile(r"(\w+)=(\S*)")
 _SILENCE = re.compile(
     "configuration source|contact slurm controller|timed out|zero bytes were transmitted|connection refused",
     re.IGNORECASE,
@@ -164,6 +165,12 @@ def cancelled(jobs: list[str], environ: Mapping[str, str]) -> None:
     done = ran(["scancel", *jobs], environ)
     if done.returncode != 0:
         raise UserError(f"scancel failed: {done.stderr.strip()[:300]}; try again when Slurm answers")
+
+
+def partitions(environ: Mapping[str, str], name: str = "") -> list[dict[str, str]]:
+    """The fields of every partition, or of the one with this name, in Slurm's words; none if Slurm does not say."""
+    done = ran(["scontrol", "--oneliner", "show", "partition", *([name] if name else [])], environ)
+    return [dict(_FIELD.findall(line)) for line in done.stdout.splitlines()] if done.returncode == 0 else []
 
 
 def most_array_tasks(environ: Mapping[str, str]) -> int:

@@ -1,14 +1,18 @@
 """What `patchline submit` refuses before a job waits in the queue for it: a store or a run directory that cannot work,
-and a time limit in which nothing is saved. Each message says what to do; `--no-check` submits all the same."""
+a time limit in which nothing is saved, and more time or nodes than a partition allows. Each message says what to do;
+`--no-check` submits all the same.
+
+With EnforcePartLimits=NO, Slurm's default, sbatch takes a job that asks for more, and the job waits for ever.
+"""
 
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.cluster.preflight_slurm import asked_seconds
-from jobs.cluster.settings import ClusterConfig
-from jobs.cluster.slurm import ran
+from jobs.cluster.settings import ClusterConfig, asked_seconds, seconds_of
+from jobs.cluster.slurm import partitions, ran
 from jobs.settings.models import PlanJob
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from pipeline.training.reporting.ledger import last_line
@@ -26,7 +30,19 @@ _ON_A_DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "rei
 _EXPORTS = Path("/var/lib/nfs/etab")  # what this machine shares by NFS
 _ROOMIEST = "b200"  # whatever the GPU is, a checkpoint has the same bytes
 _MOST_BYTES = 16 << 20
+_LEAST_GATE_MINUTES, _MOST_GATE_MINUTES = 2, 30  # a gate waits at most 10 of them for Slurm
 _ANYWAY = "or submit with --no-check"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionLimits:
+    """The limits of one partition, or the widest of several, in seconds and nodes; None: no limit, or not known.
+    `default_seconds`: of a job that asks for no time."""
+
+    name: str
+    seconds: int | None = None
+    default_seconds: int | None = None
+    nodes: int | None = None
 
 
 def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig) -> None:
@@ -110,15 +126,6 @@ def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
     return found.stall_seconds + found.checkpoint_bytes / nodes / (plan.writer_gb_per_second * 1e9)
 
 
-def refuse_short_margin(save_seconds: float, margin: int) -> None:
-    """UserError if a save takes longer than what is left for it before the time limit. Pure."""
-    if save_seconds >= margin:
-        raise UserError(
-            f"a save would take about {save_seconds:,.0f} s at {PlanJob().writer_gb_per_second:g} GB/s per node, and "
-            f"margin_seconds is {margin}; raise margin_seconds in your cluster's settings above it, {_ANYWAY}"
-        )
-
-
 def refuse_unprintable(run_dir: str, *, what: str = "--run-dir") -> None:
     """UserError for paths that cannot be in a batch script: of a folder that the flag or field `what` gives, and of the
     current one."""
@@ -159,6 +166,14 @@ def file_system(path: Path, mounts: str) -> str:
     return kind
 
 
+def _mean_stall(run_dir: Path) -> float:
+    """Mean seconds that a save of the run held it up, by its ledger, which has a line for each; 0 without one."""
+    last, path = last_line(run_dir), run_dir / LEDGER
+    if not last:
+        return 0.0
+    return float(last["seconds"]["checkpoint"]) / max(1, path.read_bytes().count(b"\n"))
+
+
 def refuse_short_limit(stall_seconds: float, limit: str, *, margin: int) -> None:
     """UserError if a job would be cut off before it has saved. `stall_seconds`: what a save of this run has held it up
     so far, 0 if not known. Pure."""
@@ -175,9 +190,74 @@ def refuse_short_limit(stall_seconds: float, limit: str, *, margin: int) -> None
         )
 
 
-def _mean_stall(run_dir: Path) -> float:
-    """Mean seconds that a save of the run held it up, by its ledger, which has a line for each; 0 without one."""
-    last, path = last_line(run_dir), run_dir / LEDGER
-    if not last:
-        return 0.0
-    return float(last["seconds"]["checkpoint"]) / max(1, path.read_bytes().count(b"\n"))
+def refuse_short_margin(save_seconds: float, margin: int) -> None:
+    """UserError if a save takes longer than what is left for it before the time limit. Pure."""
+    if save_seconds >= margin:
+        raise UserError(
+            f"a save would take about {save_seconds:,.0f} s at {PlanJob().writer_gb_per_second:g} GB/s per node, and "
+            f"margin_seconds is {margin}; raise margin_seconds in your cluster's settings above it, {_ANYWAY}"
+        )
+
+
+def limits_of(partition: str, environ: Mapping[str, str]) -> PartitionLimits:
+    """Returns the limits of a partition, of several as in `a,b`, or of the default one (empty), as far as Slurm
+    says."""
+    if shutil.which("scontrol", path=environ.get("PATH")) is None:
+        return PartitionLimits(name=partition)
+    names = partition.split(",") if partition else []
+    found = [
+        fields
+        for fields in partitions(environ)
+        if fields.get("PartitionName") in names or (not names and fields.get("Default") == "YES")
+    ]
+    if not found:
+        return PartitionLimits(name=partition)
+    times = [seconds_of(fields.get("MaxTime", "")) for fields in found]
+    nodes = [fields.get("MaxNodes", "") for fields in found]
+    defaults = [seconds_of(fields.get("DefaultTime", "")) for fields in found]
+    return PartitionLimits(
+        name=partition or found[0]["PartitionName"],
+        seconds=_most(times),
+        default_seconds=defaults[0] if len(found) == 1 and defaults[0] is not None else _most(times),
+        nodes=_most([int(each) if each.isascii() and each.isdecimal() else None for each in nodes]),
+    )
+
+
+def _most(limits: list[int | None]) -> int | None:
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if len(known) == len(limits) else None
+
+
+def refuse_over_limits(limits: PartitionLimits, *, nodes: int, time_limit: str, margin: int) -> None:
+    """UserError if a job would wait for ever, or would end before it has saved. `time_limit`: in Slurm's words, empty:
+    the partition's default; `margin`: seconds before the limit at which the ranks are asked to save. Pure."""
+    asked, shown = asked_seconds(time_limit), printable_name(limits.name)
+    if asked is not None and limits.seconds is not None and asked > limits.seconds:
+        raise UserError(
+            f"the time limit is {duration(asked)}, and partition {shown} allows {duration(limits.seconds)}: the job "
+            "would wait for ever; lower --time, since a requeued job continues where it was ended, or choose another "
+            f"partition, {_ANYWAY}"
+        )
+    if limits.nodes is not None and nodes > limits.nodes:
+        raise UserError(
+            f"{nodes:,} nodes are asked for, spares with them, and partition {shown} allows {limits.nodes:,}: the job "
+            f"would wait for ever; lower --nodes, or choose another partition, {_ANYWAY}"
+        )
+    if asked is None and limits.default_seconds is not None and limits.default_seconds <= margin:
+        raise UserError(
+            f"partition {shown} ends a job without a time limit after {duration(limits.default_seconds)}, and the "
+            f"ranks are asked to save {margin} s before; give --time, or lower margin_seconds to no less than a step "
+            f"and a save take, {_ANYWAY}"
+        )
+
+
+def gate_minutes(limits: PartitionLimits) -> int:
+    """The time limit of a chain's gates. UserError if the partition allows less than a gate needs. Pure."""
+    if limits.seconds is None:
+        return _MOST_GATE_MINUTES
+    if limits.seconds < _LEAST_GATE_MINUTES * 60:
+        raise UserError(
+            f"partition {printable_name(limits.name)} allows {duration(limits.seconds)}, and a gate of a chain needs "
+            f"{_LEAST_GATE_MINUTES} minutes; set cpu_partition in your cluster's settings to another one"
+        )
+    return min(_MOST_GATE_MINUTES, limits.seconds // 60)

@@ -3,7 +3,6 @@
 import pytest
 
 from jobs.cluster.preflight_slurm import (
-    asked_seconds,
     fields_of,
     holds,
     judge_config,
@@ -11,7 +10,6 @@ from jobs.cluster.preflight_slurm import (
     judge_nodes,
     judge_partition,
     options_of,
-    seconds_of,
     slurm_checks,
 )
 from jobs.cluster.settings import ClusterConfig
@@ -22,21 +20,6 @@ GOOD = {"KillWait": "30 sec", "SlurmdTimeout": "300 sec", "RequeueExit": "75", "
 def test_lines_of_scontrol() -> None:
     text = "Configuration data\nKillWait                = 30 sec\nRequeueExit             = \n"
     assert fields_of(text) == {"KillWait": "30 sec", "RequeueExit": ""}
-
-
-@pytest.mark.parametrize(
-    ("shown", "seconds"), [("1-00:00:00", 86_400), ("02:30:00", 9000), ("05:00", 300), ("UNLIMITED", None)]
-)
-def test_limits_as_slurm_shows_them(shown: str, seconds: int | None) -> None:
-    assert seconds_of(shown) == seconds
-
-
-@pytest.mark.parametrize(
-    ("given", "seconds"),
-    [("", None), ("90", 5400), ("90:30", 5430), ("24:00:00", 86_400), ("2-12", 216_000), ("1-00:30:00", 88_200)],
-)
-def test_limits_as_sbatch_reads_them(given: str, seconds: int | None) -> None:
-    assert asked_seconds(given) == seconds
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cluster.settings import ClusterConfig, read_cluster
+from jobs.cluster.settings import ClusterConfig, asked_seconds, read_cluster, seconds_of
 from shards.errors import UserError
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "slurm" / "cluster.example.yaml"
@@ -83,3 +83,26 @@ def test_other_options_pass() -> None:
         "--wait-all-nodes=1",
     )
     assert ClusterConfig(options=options).options == options
+
+
+def test_the_partition_of_a_job() -> None:
+    both = ClusterConfig(partition="gpu", cpu_partition="cpu")
+    assert [both.partition_for(has_ranks=each) for each in (True, False)] == ["gpu", "cpu"]
+    assert ClusterConfig(partition="gpu").partition_for(has_ranks=False) == "gpu"
+    with pytest.raises(UserError, match="set `partition:` instead"):
+        ClusterConfig(partition="gpu", options=("--partition=x",))
+
+
+@pytest.mark.parametrize(
+    ("shown", "seconds"), [("1-00:00:00", 86_400), ("02:30:00", 9000), ("05:00", 300), ("UNLIMITED", None)]
+)
+def test_limits_as_slurm_shows_them(shown: str, seconds: int | None) -> None:
+    assert seconds_of(shown) == seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("", None), ("90", 5400), ("90:30", 5430), ("24:00:00", 86_400), ("2-12", 216_000), ("1-00:30:00", 88_200)],
+)
+def test_limits_as_sbatch_reads_them(given: str, seconds: int | None) -> None:
+    assert asked_seconds(given) == seconds
