@@ -4,9 +4,11 @@ import re
 import select
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from shards.output.terminal import printable_name, unescaped
+from shards.output.terminal import wrapped as wrapped_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 _INDENT = "    "
+_PIPE_COLUMNS = 120
+_STATUS_WIDTH = len("warning")
 _COMMANDS = ("patchline ", "rm ", "ls ", "scancel ", "scontrol ", "sinfo ", "squeue ")
 _MORE_WORDS = re.compile(r"[;,`] |; |, then")
 
@@ -56,6 +60,20 @@ def advice(todo: str, width: int = WIDTH, *, most_lines: int = 3) -> list[str]:
         return []
     is_command = todo.startswith(_COMMANDS) and not _MORE_WORDS.search(todo)
     return [f"> {printable_name(todo)}"] if is_command else wrapped(f"> {todo}", width, most_lines=most_lines)
+
+
+def table_of_checks(rows: Sequence[tuple[str, str, str, str]], *, columns: int) -> str:
+    """A line for each check, and below it what to do. `rows`: its status as shown, its name, what was found, what to
+    do. `columns`: 0 for a pipe."""
+    name_width = max(len(name) for _, name, _, _ in rows)
+    indent = " " * (name_width + _STATUS_WIDTH + 4)
+    width, lines = columns or _PIPE_COLUMNS, []
+    for status, name, found, todo in rows:
+        head = f"{status:{_STATUS_WIDTH}}  {printable_name(name):{name_width}}  "
+        lines.append(wrapped_text(head + printable_name(found), width, indent=indent))
+        if todo:
+            lines.append(wrapped_text(f"{indent}> {printable_name(todo)}", width, indent=indent))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def put(text: str) -> None:

@@ -18,16 +18,15 @@ from jobs.cluster.preflight_nodes import deep_checks, shared_checks
 from jobs.cluster.preflight_slurm import slurm_checks
 from jobs.cluster.settings import ClusterConfig, read_cluster, with_command
 from jobs.cluster.slurm import ran
-from jobs.output import put
+from jobs.output import put, table_of_checks
 from jobs.settings.cluster import PreflightJob
 from pipeline.machine.checks import local_checks
 from shards.errors import UserError
 from shards.output.quantities import plural, size
-from shards.output.terminal import columns_of, printable_name, wrapped
+from shards.output.terminal import columns_of, printable_name
 from shards.verifying.s3_probe import probe_store
 from shards.verifying.verdict import Verdict
 
-_PIPE_COLUMNS = 120
 _SHOWN = {"ok": "ok", "warning": "warning", "failed": "FAILED"}
 _PORTS = range(20_000, 32_000)  # of the ranks' meeting place, as in slurm/stage.sbatch
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -116,20 +115,9 @@ def _tell(job: PreflightJob, verdicts: Sequence[Verdict], facts: dict[str, Any])
     if job.json:
         put(text)
         return
-    put(table_of(verdicts, columns=columns_of(sys.stdout) or _PIPE_COLUMNS))
+    rows = [
+        (_SHOWN[one.status], one.name, one.value + (f" (allowed: {one.allowed})" if one.allowed else ""), one.todo)
+        for one in verdicts
+    ]
+    put(table_of_checks(rows, columns=columns_of(sys.stdout)))
     put(f"\n{counts['failed']} failed, {plural(counts['warning'], 'warning')}\n")
-
-
-def table_of(verdicts: Sequence[Verdict], *, columns: int) -> str:
-    """A line for each check, and below it what is allowed and what to do."""
-    name_width = max(len(one.name) for one in verdicts)
-    status_width = max(map(len, _SHOWN.values()))
-    indent = " " * (name_width + status_width + 4)
-    lines = []
-    for one in verdicts:
-        head = f"{_SHOWN[one.status]:{status_width}}  {printable_name(one.name):{name_width}}  "
-        allowed = f" (allowed: {one.allowed})" if one.allowed else ""
-        lines.append(wrapped(head + printable_name(one.value + allowed), columns, indent=indent))
-        if one.todo:
-            lines.append(wrapped(f"{indent}> {printable_name(one.todo)}", columns, indent=indent))
-    return "".join(f"{line}\n" for line in lines)

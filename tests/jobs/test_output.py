@@ -7,7 +7,7 @@ import time
 import pytest
 from rich.cells import cell_len
 
-from jobs.output import fitted, has_no_reader, wrapped
+from jobs.output import fitted, has_no_reader, table_of_checks, wrapped
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,11 @@ def test_a_pipe_without_a_reader() -> None:
         assert has_no_reader(stream)
     assert not has_no_reader(None)
     assert not has_no_reader(io.StringIO())
+
+
+def test_a_table_of_checks_fits_and_nothing_in_it_acts() -> None:
+    long = ("FAULT", "GPU 0", "a\x1b[2J\n" + "word " * 40 + "(allowed: 2)", "do " * 60)
+    text = table_of_checks([long, ("ok", "shared memory", "8 GB", "")], columns=80)
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.splitlines()[-1] == "ok       shared memory  8 GB"

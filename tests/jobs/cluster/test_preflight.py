@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cluster.preflight import judge_locked, judge_ports, table_of
-from shards.verifying.verdict import Verdict
+from jobs.cluster.preflight import judge_locked, judge_ports
 from tests.rigs.processes import patchline
 
 
@@ -49,11 +48,3 @@ def test_locked_memory(soft: int, status: str) -> None:
 @pytest.mark.parametrize(("text", "status"), [("32768\t60999\n", "ok"), ("1024 65535", "warning"), ("", "ok")])
 def test_ports(text: str, status: str) -> None:
     assert judge_ports(text).status == status
-
-
-def test_the_table_fits_and_nothing_in_it_acts() -> None:
-    long = Verdict(name="nodes", status="failed", value="a\x1b[2J\n" + "word " * 40, allowed="2", todo="do " * 60)
-    text = table_of([long, Verdict(name="partition", status="ok", value="gpu is up")], columns=80)
-    assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.splitlines()[-1] == "ok       partition  gpu is up"

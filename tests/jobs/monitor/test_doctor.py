@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.monitor.doctor import table_of
-from pipeline.machine.checks import Check
 from tests.rigs.processes import patchline
 
 NAMES = ["Python", "libraries", "DeepSpeed", "cores", "memory", "shared memory", "open files"]
@@ -54,11 +52,3 @@ def test_mistakes(words: tuple[str, ...], message: str) -> None:
     ended = patchline("doctor", *words)
     assert ended.code == 2
     assert message in " ".join(ended.errors.split())
-
-
-def test_the_table_fits_and_nothing_in_it_acts() -> None:
-    long = Check(name="GPU 0", status="fault", found="a\x1b[2J\n" + "word " * 40, todo="do " * 60)
-    text = table_of([long, Check(name="shared memory", status="ok", found="8 GB")], columns=80)
-    assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.splitlines()[-1] == "ok       shared memory  8 GB"
