@@ -1,21 +1,24 @@
 """Ends a rank in which a library holds the interpreter lock for ever: no thread of it runs Python, its heartbeat
 included.
 
-A small process of its own waits for bytes of the heartbeat. `faulthandler.dump_traceback_later` would do without one,
-but it also counts the time in which the whole run was suspended, and would end all ranks when they continue.
+A small process of its own waits for bytes of the heartbeat. It is this file, started as a script with the standard
+library only, so that it takes neither time nor memory. `faulthandler.dump_traceback_later` would do without one, but it
+also counts the time in which the whole run was suspended, and would end all ranks when they continue.
 """
 
 import faulthandler
 import os
+import select
 import signal
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from pipeline.training.watchdog import last_resort_process
-
 _DUMP_SIGNAL = signal.SIGRTMAX - 1  # no library is known to use it
+_TICK_SECONDS = 0.5
+_DUMP_SECONDS = 2.0
+_STOPPED = ("T", "t")  # by a signal, or by a debugger
 
 
 class LastResort:
@@ -30,7 +33,7 @@ class LastResort:
             read_end, self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             undone.callback(os.close, self._pipe)
             try:
-                self._process = _started([str(os.getpid()), str(seconds), str(int(_DUMP_SIGNAL))], read_end, stderr)
+                self._process = _started([str(os.getpid()), str(seconds)], read_end, stderr)
             finally:
                 os.close(read_end)
             self._undone = undone.pop_all()
@@ -52,7 +55,7 @@ def _started(words: list[str], feed: int, stderr: int) -> subprocess.Popen[bytes
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(last_resort_process.__file__)), *words],
+            [sys.executable, "-I", "-S", __file__, *words],
             stdin=feed,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
@@ -60,3 +63,42 @@ def _started(words: list[str], feed: int, stderr: int) -> subprocess.Popen[bytes
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def watch(pid: int, *, seconds: float, feed: int = 0) -> None:
+    """Kills process `pid`, its parent, if nothing arrives on the descriptor `feed` for `seconds` of this process's own
+    time. Returns when the parent ends.
+
+    Time in which either process is stopped does not count.
+    """
+    left = seconds
+    while os.getppid() == pid:
+        if select.select([feed], [], [], _TICK_SECONDS)[0]:
+            if not os.read(feed, 4096):
+                return
+            left = seconds
+        elif _state(pid) not in _STOPPED:
+            left -= _TICK_SECONDS
+        if left <= 0:
+            _end(pid, seconds=seconds)
+            return
+
+
+def _end(pid: int, *, seconds: float) -> None:
+    with suppress(OSError):
+        os.write(2, f"process {pid} has run no Python for {seconds:.0f} s and is ended; its stacks:\n".encode())
+    with suppress(ProcessLookupError):
+        os.kill(pid, _DUMP_SIGNAL)
+        select.select([], [], [], _DUMP_SECONDS)
+        os.kill(pid, signal.SIGKILL)
+
+
+def _state(pid: int) -> str:
+    """The letter of /proc/PID/stat, after the name in parentheses; empty if it cannot be read."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    return ""
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]), seconds=float(sys.argv[2]))

@@ -1,5 +1,7 @@
-"""A rank in which a library holds the interpreter lock is ended from outside, with its stacks."""
+"""A rank in which a library holds the interpreter lock is ended from outside, with its stacks, by the clock of the
+process that ends it."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,8 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.training.watchdog import last_resort
 from pipeline.training.watchdog.last_resort import LastResort
 
+UNFED = """
+import sys, threading
+from pipeline.training.watchdog.last_resort import LastResort
+
+last_resort = LastResort(seconds=float(sys.argv[1]), stderr=2)
+print("started", flush=True)
+threading.Event().wait(120)
+"""
 HOLDING = """
 import ctypes, sys, threading
 from pipeline.training.watchdog.last_resort import LastResort
@@ -39,12 +50,37 @@ def test_a_rank_that_holds_the_interpreter_lock_is_ended(tmp_path: Path) -> None
     assert "in hold_the_lock" in text
 
 
+def test_its_process_needs_the_standard_library_only() -> None:
+    program = (
+        f"import runpy, sys; runpy.run_path({last_resort.__file__!r}); "
+        "assert not {'torch', 'pipeline', 'shards'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True)
+
+
+def test_a_rank_without_a_beat_is_killed() -> None:
+    done = subprocess.run([sys.executable, "-c", UNFED, "0.5"], check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_time_in_which_the_rank_is_stopped_does_not_count() -> None:
+    rank = subprocess.Popen([sys.executable, "-c", UNFED, "2"], stdout=subprocess.PIPE)
+    assert rank.stdout
+    assert rank.stdout.readline() == b"started\n"
+    os.kill(rank.pid, signal.SIGSTOP)
+    assert not threading.Event().wait(5)
+    assert rank.poll() is None
+    os.kill(rank.pid, signal.SIGKILL)
+    rank.wait()
+    rank.stdout.close()
+
+
 def test_closing_it_ends_its_process() -> None:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    last_resort = LastResort(seconds=60, stderr=2)
-    last_resort.feed()
-    pid = last_resort._process.pid
-    last_resort.close()
+    found = LastResort(seconds=60, stderr=2)
+    found.feed()
+    pid = found._process.pid
+    found.close()
     assert not Path(f"/proc/{pid}").exists()
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
