@@ -125,7 +125,7 @@ DOORS = {
     "tensorboard": ("pipeline/training/reporting/metrics.py",),
     "torch.utils.tensorboard": ("pipeline/training/reporting/metrics.py",),
     "mlflow": ("pipeline/training/reporting/mlflow_logger.py",),
-    "wandb": ("pipeline/training/reporting/wandb_logger.py", "pipeline/training/reporting/wandb_logger.py"),
+    "wandb": ("pipeline/training/reporting/wandb_logger.py",),
     "tyro": ("jobs/cli.py",),
     "torch": ("pipeline/",),
     "simplejpeg": ("pipeline/data/",),
