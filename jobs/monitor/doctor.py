@@ -12,7 +12,7 @@ from jobs.monitor.evidence import Evidence, evidence_of
 from jobs.output import advice, put, table_of_checks
 from jobs.settings.models import DoctorJob
 from pipeline.machine.checks import STATUSES, local_checks
-from pipeline.machine.probing import Probe, run_probes
+from pipeline.machine.probes import Probe, run_probes
 from shards.errors import UserError
 from shards.output.quantities import plural
 from shards.output.terminal import columns_of, printable_name, wrapped

@@ -9,13 +9,14 @@ import torch
 
 from pipeline.machine.node_speed import exchange, product_seconds
 from pipeline.machine.probes import (
+    Probe,
     decoder_checks,
     driver_words,
     judge_gpu,
+    run_probes,
     s3_check,
     torch_checks,
 )
-from pipeline.machine.probing import Probe, run_probes
 from pipeline.ranks.world import World
 from shards.store import open_store
 
