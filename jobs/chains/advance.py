@@ -1,7 +1,7 @@
-"""A chain on its way: what is complete, what is in the queue, and what is submitted next.
+"""Takes a chain further: finds out what is complete and what is in the queue, and submits what comes next.
 
-`advance` is all there is: submission calls it, and so does the gate behind each unit. It looks at the store, the
-markers and the queue, and submits what is missing, so that calling it again submits nothing twice.
+Submission calls `advance`, and so does the gate behind each unit. It looks at the store, the markers and the queue, and
+submits what is missing, so that calling it again submits nothing twice.
 """
 
 import logging
@@ -76,7 +76,8 @@ def open_chain(state: Path, *, environ: Mapping[str, str], override: Override, m
 
 
 def gate(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
-    """`patchline __gate FOLDER UNIT`, in a job behind those of the unit. 0, or 78 if the chain ends before its end."""
+    """`patchline __gate FOLDER UNIT`, in a job behind those of the unit. Returns 0, or 78 if the chain gave up or was
+    cancelled."""
     if len(words) != 2:
         raise UserError(f"__gate takes the folder of a chain and a unit; {plural(len(words), 'word')} were given")
     number = environ.get("SLURM_JOB_ID", "")
@@ -88,7 +89,8 @@ def gate(words: list[str], *, override: Override, environ: Mapping[str, str]) ->
             return advance(chain)
         except (UserError, TransientError) as error:
             is_storage = isinstance(error, UnreachableError | TransientError)
-            refusals += not is_storage and answers(environ)
+            if not is_storage and answers(environ):
+                refusals += 1
             if refusals >= _REFUSALS:
                 return give_up(chain, str(error))
             log.warning("%s; asking again", error)
@@ -99,7 +101,7 @@ def gate(words: list[str], *, override: Override, environ: Mapping[str, str]) ->
 
 
 def advance(chain: Chain) -> int:
-    """Submits what can be submitted now. 0, or 78 with a message in FOLDER/chain/gave-up."""
+    """Submits what can be submitted now. Returns 0, or 78 with a message in FOLDER/chain/gave-up."""
     with alone(chain.state):
         if how := ending(chain.state):
             log.info("the chain is %s: nothing is submitted; see %s", how, chain.state)
@@ -172,7 +174,7 @@ def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) 
 
 
 def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoch: int) -> list[int]:
-    """Submits tasks of a unit, unless the queue has them already; the numbers of their jobs."""
+    """Submits tasks of a unit, unless the queue has them already. Returns the numbers of their jobs."""
     tag = f"{unit.name}.e{epoch}.r{number}"
     most = most_array_tasks(chain.environ) if unit.num_tasks > 1 else 1
     wanted = requests_of(unit, tasks, chain.plan, state=chain.state, tag=tag, most=most)
@@ -196,8 +198,8 @@ def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoc
 
 
 def _submit_gate(chain: Chain, unit: Unit, after: list[int], *, number: int, epoch: int, again: str = "") -> None:
-    """A gate; and a second one behind it, which has nothing to do but if the first was lost with its node, where a
-    lost job is not requeued."""
+    """Submits a gate. Where a lost job is not requeued, a second one waits behind it, which works only if the first was
+    lost with its node."""
     tag = f"{GATE}.{unit.name}.e{epoch}.r{number}{again}"
     for each in (tag,) if chain.cluster.requeue else (tag, f"{tag}.second"):
         request = gate_request(unit, chain.plan, state=chain.state, tag=each, after=after)
@@ -207,7 +209,8 @@ def _submit_gate(chain: Chain, unit: Unit, after: list[int], *, number: int, epo
 def _ensure_gate(
     chain: Chain, unit: Unit, record: Record, queue: list[QueuedJob], *, behind: Sequence[QueuedJob]
 ) -> None:
-    """A gate behind jobs that wait or run: a dependency counts as met if a job is only on its way to be requeued."""
+    """Submits a gate behind jobs that wait or run, unless there is one: a dependency counts as met even if the job is
+    about to be requeued."""
     gates = record.gates_of(unit.name)
     is_gate = re.compile(rf"{GATE}\.{re.escape(unit.name)}\.e[0-9]+\.r")
     if any(one.number != chain.me for one in chain.own(queue) if is_gate.match(one.tag)):

@@ -124,7 +124,7 @@ def plan_json(plan: ChainPlan) -> str:
 
 
 def read_record_of(state: Path) -> Record:
-    """The record since the last beginning; lines that were torn by a crash do not count."""
+    """Reads the record since the last beginning. Lines that a crash tore do not count."""
     epoch, life, jobs, complete = 0, "", list[ChainJob](), set[str]()
     path = state / RECORD
     lines = read_local_file(path, most_bytes=_MOST_BYTES).decode().splitlines() if path.exists() else []
@@ -149,12 +149,12 @@ def read_record_of(state: Path) -> Record:
 
 
 def begin(state: Path) -> None:
-    """A beginning: what was submitted and complete before does not count any more."""
+    """Begins the chain again: what was submitted and complete before no longer counts."""
     add_line(state, began=True, life=f"life-{secrets.token_hex(4)}")
 
 
 def add_line(state: Path, **values: object) -> None:
-    """A line of the record, with the time; a line that a crash tore stays one of its own."""
+    """Adds a line to the record, with the time. A line that a crash tore stays one of its own."""
     append_line(state / RECORD, values | {"unix_time": round(time.time(), 3)})
 
 
@@ -166,7 +166,7 @@ def append_line(path: Path, values: Mapping[str, object]) -> None:
 
 
 def add_job(state: Path, job: ChainJob) -> None:
-    """A submitted job."""
+    """Adds a submitted job to the record."""
     add_line(state, **asdict(job))
 
 
@@ -177,8 +177,8 @@ def ending(state: Path) -> str:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """One process at a time, on this host and wherever the file system passes locks on. TransientError if another one
-    does not end."""
+    """Lets one process at a time work in a folder, on this host and wherever the file system passes locks on.
+    TransientError if another one does not end."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     with (folder / "lock").open("w") as file:
         while True:

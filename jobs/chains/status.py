@@ -151,7 +151,8 @@ def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> li
     for step in status.steps:
         if is_short and step.state == "complete":
             continue
-        tasks = [f"{step.running} running"] * bool(step.running) + [f"{step.queued} in the queue"] * bool(step.queued)
+        counts = ((step.running, "running"), (step.queued, "in the queue"))
+        tasks = [f"{count} {where}" for count, where in counts if count]
         more = f": {', '.join(tasks)}" if step.running + step.queued > 1 else ""
         jobs = f"  ({plural(len(step.jobs), 'job')}, the last {step.jobs[-1]})" if step.jobs else ""
         lines += wrapped(f"    {step.name:<{width}}  {step.state}{more}{jobs}", columns)

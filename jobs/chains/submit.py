@@ -157,7 +157,8 @@ def _check(words: list[str], options: Options, cluster: ClusterConfig, environ: 
 def _refuse_flags_of_runs(options: Options, words: Sequence[str], plain: Options) -> None:
     """UserError for what a chain does not take."""
     given = [f"--{name}" for name in ("nodes", "links", "spares") if getattr(options, name) != getattr(plain, name)]
-    given += ["--time"] * bool(options.time_limit) + [printable_name(word) for word in words]
+    given += ["--time"] if options.time_limit else []
+    given += [printable_name(word) for word in words]
     if given:
         raise UserError(
             f"a chain takes no {given[0]}: its steps have `nodes:`, `time:`, `links:` and `flags:` of their own, and "

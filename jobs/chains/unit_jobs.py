@@ -103,8 +103,8 @@ def _tail(unit: Unit, piece: Piece) -> list[str]:
 
 
 def chain_tasks(run_dir: Path, logs: Iterable[Path] = ()) -> list[ChainTask]:
-    """Those of a run since its chain's last beginning, newest first; empty if no chain started the run, or if its files
-    cannot be read. `logs`: logs of the run that are known, which lead to a chain elsewhere."""
+    """Returns the jobs that a chain has submitted for a run since its last beginning, newest first; none if no chain
+    started the run, or if its files cannot be read. `logs`: known logs of the run, which lead to a chain elsewhere."""
     place = Path(os.path.realpath(run_dir))
     of_logs = [log.parents[2] for log in logs if log.parts[-3:-1] == (STATE, "jobs")]
     for folder in dict.fromkeys((*place.parents[:_LEVELS], *of_logs)):

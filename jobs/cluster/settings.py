@@ -32,13 +32,13 @@ _SETTINGS = {
     "partition": "partition",
     "time": "time_limit",
 }
-# With these sbatch answers something else than a job's number, or only once the job has ended.
+# These options make sbatch print something other than a job's number, or wait for the job.
 _OF_THE_ANSWER = ("help", "parsable", "quiet", "test-only", "usage", "verbose", "version", "wait")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """What is empty is left to the cluster."""
+    """Settings that all jobs on a cluster share. An empty field keeps Slurm's default."""
 
     partition: str = ""
     """Slurm's partition."""

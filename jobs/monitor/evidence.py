@@ -57,11 +57,11 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All of a run's last try. `log`: its lines, at most 4 MiB; `log_name` is relative
-    to the run's folder if it is there. `exits`: the first to end
-    first. `beats`: of all ranks, with the age of each behind the newest in seconds. `last_try`: of tries.jsonl, and
-    `try_number` its line. `stacks`: names of files. `missing`: fields and the local paths that are not there.
-    `complaint`: why Slurm says nothing; `has_slurm`: whether it was asked."""
+    """What is known of a run's last try. `log`: its lines, at most 4 MiB; `log_name`: relative to the run's folder if
+    it is there. `exits`: the first rank to end comes first. `beats`: of all ranks, with the age of each behind the
+    newest in seconds. `last_try`: of tries.jsonl, and `try_number` its line. `stacks`: names of files. `missing`:
+    fields and their local paths that do not exist. `complaint`: why Slurm says nothing; `has_slurm`: whether it was
+    asked."""
 
     run_dir: Path
     facts: ReportFacts
