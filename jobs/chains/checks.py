@@ -46,7 +46,8 @@ def hopeless(unit: Unit, jobs: list[ChainJob], *, state: Path) -> str:
             record = Path(run_dir) / "submit" / "tries.jsonl"
             if run_dir and number in job.tasks and (end := _last_end(record, mark)):
                 return _message(unit, end, state / "jobs")
-        for path in sorted(state_of(state, job).glob("patchline-*/submit/tries.jsonl")):
+        # The records of stages without a run directory:
+        for path in sorted((state / "jobs" / job.tag).glob("patchline-*/submit/tries.jsonl")):
             if end := _last_end(path, 0):
                 return _message(unit, end, state)
     return ""
@@ -59,11 +60,6 @@ def failed_alone(unit: Unit, jobs: Sequence[ChainJob]) -> set[int]:
     records = [Path(run_dir) / "submit" / "tries.jsonl" for run_dir in unit.run_dirs()]
     ends = {task: _last_end(records[task], job.marks[task]) for job in jobs for task in job.tasks}
     return {task for task, end in ends.items() if end in ("at fault", "gave up")}
-
-
-def state_of(state: Path, job: ChainJob) -> Path:
-    """The folder in which the jobs of stages without a run directory leave their records."""
-    return state / "jobs" / job.tag
 
 
 def marks_of(unit: Unit) -> tuple[int, ...]:

@@ -80,14 +80,14 @@ class Record:
         return [job for job in self.jobs if job.unit == unit and job.kind == GATE]
 
 
-def state_folder(word: str) -> Path:
+def state_folder(folder: str | Path) -> Path:
     """FOLDER/chain of a chain's folder, absolute."""
-    return (Path(word) / STATE).absolute()
+    return (Path(folder) / STATE).absolute()
 
 
-def is_chain(word: str) -> bool:
+def is_chain(folder: str | Path) -> bool:
     """Whether a folder is that of a chain which was submitted."""
-    return (state_folder(word) / PLAN).is_file()
+    return (state_folder(folder) / PLAN).is_file()
 
 
 def refuse_chain(word: str, *, hint: str = "") -> None:

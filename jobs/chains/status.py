@@ -62,7 +62,7 @@ class ChainStatus:
 def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainStatus:
     """What the files and, with an environment, Slurm say; the files alone if it does not answer. UserError if the
     frozen chain cannot be read."""
-    state, queue, complaint = state_folder(str(folder)), list[QueuedJob](), ""
+    state, queue, complaint = state_folder(folder), list[QueuedJob](), ""
     plan = read_plan_of(state)
     try:
         queue = queued_with(plan.name, environ) if environ is not None else []
@@ -123,7 +123,7 @@ def _said_of(numbers: Sequence[int], run_dir: str, environ: Mapping[str, str]) -
 
 def runs_of(folder: Path) -> dict[Path, str]:
     """The run directories of its steps that are there, and the unit of each."""
-    plan = read_plan_of(state_folder(str(folder)))
+    plan = read_plan_of(state_folder(folder))
     found = {Path(plan.chdir) / run_dir: unit.name for unit in plan.units for run_dir in unit.run_dirs() if run_dir}
     there = ("job.yaml", "submit")
     return {path: name for path, name in found.items() if any((path / one).exists() for one in there)}

@@ -65,9 +65,8 @@ class Options:
 def run(words: list[str], *, override: Override, environ: MutableMapping[str, str]) -> int:
     """Submits, and returns the exit code. UserError for what Slurm or the stage would refuse."""
     options, words = take_options(words)
-    kept = {"cluster": options.cluster, "is_dry": options.is_dry, "has_checks": options.has_checks}
     if words[:1] and words[0].endswith((".yaml", ".yml")):
-        _refuse_flags_of_runs(options, words[1:], Options(**kept))  # type: ignore[arg-type]
+        _refuse_flags_of_runs(options, words[1:])
         return _submit_chain(read_chain(Path(words[0])), Path(words[0]).read_text(), options, override, environ)
     if words[:1] == ["sweep"]:
         refuse_secret_words(words)
@@ -154,9 +153,10 @@ def _check(words: list[str], options: Options, cluster: ClusterConfig, environ: 
     )
 
 
-def _refuse_flags_of_runs(options: Options, words: Sequence[str], plain: Options) -> None:
+def _refuse_flags_of_runs(options: Options, words: Sequence[str]) -> None:
     """UserError for what a chain does not take."""
-    given = [f"--{name}" for name in ("nodes", "links", "spares") if getattr(options, name) != getattr(plain, name)]
+    flags = ((options.nodes != 1, "--nodes"), (options.links != 1, "--links"), (options.spares is not None, "--spares"))
+    given = [flag for is_given, flag in flags if is_given]
     given += ["--time"] if options.time_limit else []
     given += [printable_name(word) for word in words]
     if given:

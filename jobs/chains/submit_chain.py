@@ -78,7 +78,7 @@ def submit_chain(
         command=cluster.command,
         gate_minutes=gate_minutes(limits_of(cluster.partition_for(has_ranks=False), environ)),
     )
-    state = state_folder(str(Path(config.folder).resolve()))
+    state = state_folder(Path(config.folder).resolve())
     chain = Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override)
     if is_dry:
         return _show(chain)

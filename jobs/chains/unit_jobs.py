@@ -109,13 +109,13 @@ def chain_tasks(run_dir: Path, logs: Iterable[Path] = ()) -> list[ChainTask]:
     of_logs = [log.parents[2] for log in logs if log.parts[-3:-1] == (STATE, "jobs")]
     for folder in dict.fromkeys((*place.parents[:_LEVELS], *of_logs)):
         with suppress(OSError, UserError, ValueError):  # a damaged file of a chain tells nothing of the run
-            if is_chain(str(folder)) and (found := list(_tasks(folder, place))):
+            if is_chain(folder) and (found := list(_tasks(folder, place))):
                 return sorted(found, key=lambda task: int(task.job.partition("_")[0]), reverse=True)
     return []
 
 
 def _tasks(folder: Path, place: Path) -> Iterator[ChainTask]:
-    state = state_folder(str(folder))
+    state = state_folder(folder)
     plan, record = read_plan_of(state), read_record_of(state)
     for unit in plan.units:
         for number, run_dir in enumerate(unit.run_dirs()):

@@ -69,7 +69,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     folders = [Path(word) for word in named if word not in outputs]
     now = time.time()
     asked = environ if has_slurm else None
-    chains = [status_of_chain(folder, asked) for folder in folders if is_chain(str(folder))]
+    chains = [status_of_chain(folder, asked) for folder in folders if is_chain(folder)]
     silence = next((chain.complaint for chain in chains if chain.complaint), "")
     shown = _statuses(_runs(folders, now), asked, silence)
     if silence := silence or next((status.complaint for _, status in shown if status.complaint), ""):
@@ -107,8 +107,8 @@ def _statuses(
 
 def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
     """Those that were named, and those of chains. UserError for a folder that is neither."""
-    named = [(path, path) for path in folders if not is_chain(str(path))]
-    of_chains = [(folder, path) for folder in folders if is_chain(str(folder)) for path in runs_of(folder)]
+    named = [(path, path) for path in folders if not is_chain(path)]
+    of_chains = [(folder, path) for folder in folders if is_chain(folder) for path in runs_of(folder)]
     found = []
     for root, path in named + of_chains:
         is_below = path.is_relative_to(root.absolute()) and path != root

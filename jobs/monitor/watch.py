@@ -55,7 +55,7 @@ class Snapshot:
 def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
     """The snapshot of a run or a chain. `environ`: None without Slurm. UserError if Slurm does not answer about a run,
     or the chain cannot be read."""
-    if not is_chain(str(folder)):
+    if not is_chain(folder):
         return Snapshot(run_dir=folder, status=status_of(folder, environ) if environ is not None else None)
     chain = status_of_chain(folder, environ)
     run_dir, can_ask = run_of(chain), environ is not None and not chain.complaint
@@ -102,7 +102,7 @@ class Asked:
     """The last answer about a run or a chain, renewed in the background."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
-        self.is_chain = is_chain(str(folder))
+        self.is_chain = is_chain(folder)
         has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
         self.answer = Snapshot(run_dir=None if self.is_chain else folder, status=None)
         self.complaint = ""
@@ -154,7 +154,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     """Shows the run or chain until the user leaves; without a terminal until it has ended. UserError for what is
     neither."""
     folder, seconds = _wish(words)
-    if not is_chain(str(folder)):
+    if not is_chain(folder):
         refuse_no_run(folder)
         if view_of(folder) is None:
             command = f"patchline logs {shlex.quote(str(folder))}"
